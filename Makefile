@@ -1,0 +1,77 @@
+# Two commands are all the set-up: `make demo` and `make test`. Both make .venv themselves and use it again.
+# Needs make and Python 3.11 or newer; another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+# More options for pip, such as an index of your own: make demo PIP_FLAGS="--index-url ..."
+PIP_FLAGS ?=
+# A model for the demo other than the one that is shipped: a Hub id or a path
+MODEL ?=
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# One environment for everything, so that demo, tests and docs see the same versions. The stamp says what it was made from.
+STAMP := $(VENV)/.installed
+EXTRAS := demo,bench,docs,dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test lint types contracts unit bench docs format clean
+
+help: ## Show this list
+	@echo "Usage: make TARGET [VARIABLE=value]"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)"
+	@echo "  MODEL=ID_OR_PATH    the model that the demo prunes, instead of the one that is shipped"
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "make: there is no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11" >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: grace_opt needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "      Name a newer one: make PYTHON=python3.11" >&2; \
+		exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "Making $(VENV) ..."; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "Installing into $(VENV) (the first time takes a few minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+install: $(STAMP) ## Make .venv, or bring it up to date
+
+demo: $(STAMP) ## Prune the key cache of a trained model and show what it cost (MODEL=... for another model)
+	@$(BIN)/grace-opt demo $(if $(MODEL),--model "$(MODEL)") $(DEMO_FLAGS)
+
+test: lint types contracts unit docs ## Everything that CI checks: lint, types, import contracts, tests, docs
+
+lint: $(STAMP) ## Lint and formatting, by ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## Types, by mypy
+	$(BIN)/mypy
+
+contracts: $(STAMP) ## Who may import whom, by import-linter
+	$(BIN)/lint-imports
+
+unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+bench: $(STAMP) ## Benchmarks, by pytest-benchmark
+	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group $(PYTEST_FLAGS)
+
+docs: $(STAMP) ## The documentation, into docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs: open docs/_build/html/index.html"
+
+format: $(STAMP) ## Rewrite the sources as ruff wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove what was built; .venv stays
+	rm -rf build dist *.egg-info docs/_build docs/gallery docs/api/generated docs/sg_execution_times.rst
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .coverage
+	find grace_opt solvers tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} +
