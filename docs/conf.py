@@ -1,0 +1,51 @@
+"""Sphinx configuration: Markdown by MyST, docstrings by numpydoc, a gallery that is executed at every build."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+project = "grace_opt"
+author = "The grace_opt maintainers"
+release = version = PROJECT["version"]
+project_copyright = "the grace_opt maintainers"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "numpydoc",
+    "sphinx_gallery.gen_gallery",
+]
+templates_path = ["_templates"]
+# The gallery's sources are executed and rewritten into gallery/; autosummary writes api/generated/.
+exclude_patterns = ["_build", "examples"]
+nitpicky = False
+
+html_theme = "furo"
+html_title = f"grace_opt {version}"
+# Only Markdown and gallery pages are written by hand: no "view source" of generated files.
+html_show_sourcelink = False
+
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+myst_heading_anchors = 3
+
+autosummary_generate = True
+autodoc_typehints = "none"  # the docstrings name the types, in words that fit arrays
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False  # the class template lists them once
+
+sphinx_gallery_conf = {
+    "examples_dirs": ["examples"],
+    "gallery_dirs": ["gallery"],
+    "filename_pattern": r"/plot_",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "write_computation_times": False,
+    "show_memory": False,
+    "remove_config_comments": True,
+}
