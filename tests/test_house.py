@@ -1,0 +1,193 @@
+"""The house stands: what is shipped is what is in the tree, and importing the library is quiet and light."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import types
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import grace_opt
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+
+# Loaded where they are used and not before: each costs its users time, or may not be installed.
+HEAVY = ["cvxpy", "networkx", "numba", "matplotlib", "triton", "transformers", "pandas", "typer"]
+
+
+def python(code: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def tree() -> Iterator[str]:
+    """Every file that belongs to the library, by its installed name."""
+    for folder, installed in (("grace_opt", "grace_opt"), ("solvers", "grace_opt/solvers")):
+        for directory, _, files in os.walk(ROOT / folder, followlinks=False):
+            if "__pycache__" not in directory:
+                inside = Path(directory).relative_to(ROOT / folder)
+                yield from ((installed / inside / file).as_posix() for file in files)
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source distribution, and a wheel that was built from it."""
+    # A copy: setuptools leaves build/ and *.egg-info behind, and would ship a deleted file that is still in build/.
+    work = tmp_path_factory.mktemp("house")
+    source = work / "source"
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("grace_opt", "solvers"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=skip)
+    for name in ("pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]):
+        shutil.copy(ROOT / name, source / name)
+    build = "import sys; from setuptools import build_meta as b; getattr(b, 'build_' + sys.argv[1])(sys.argv[2])"
+    built = python(build, "sdist", str(work), cwd=source)
+    assert built.returncode == 0, built.stderr
+    (sdist,) = work.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(work / "unpacked", filter="data")
+    (unpacked,) = (work / "unpacked").iterdir()
+    built = python(build, "wheel", str(work), cwd=unpacked)
+    assert built.returncode == 0, built.stderr
+    return work
+
+
+def test_wheel_holds_the_tree_and_nothing_else(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = [name for name in archive.namelist() if not name.endswith("/")]
+    library = sorted(name for name in shipped if ".dist-info/" not in name)
+    assert library == sorted(tree()), "is a new folder missing from [tool.setuptools] packages or package-data?"
+    assert {name.split("/")[0] for name in shipped} == {"grace_opt", f"grace_opt-{PROJECT['version']}.dist-info"}
+    assert "grace_opt/py.typed" in library
+    assert any(name.endswith("licenses/LICENSE") for name in shipped)
+
+
+def test_sdist_holds_each_solver_once(dist: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = [Path(member.name) for member in archive.getmembers()]
+    for solver in (ROOT / "solvers").glob("*.py"):
+        assert sum(name.name == solver.name and name.parent.name == "solvers" for name in names) == 1
+
+
+def test_symlink_is_relative_and_leads_to_the_solvers() -> None:
+    link = ROOT / "grace_opt" / "solvers"
+    assert link.is_symlink(), "git made no symlink here: git config core.symlinks true, then check out again"
+    assert os.readlink(link) == "../solvers"
+    assert link.resolve() == ROOT / "solvers"
+
+
+def test_solvers_under_another_name_says_what_to_write() -> None:
+    run = python("import solvers")
+    assert run.returncode == 1
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: this folder is the package grace_opt.solvers, not 'solvers'")
+    assert "import grace_opt.solvers" in last
+
+
+@pytest.mark.parametrize("module", ["grace_opt", "grace_opt.solvers", "grace_opt.testing"])
+def test_import_is_quiet_and_light(module: str) -> None:
+    # What torch itself brings is not ours to avoid.
+    code = f"""if True:
+        import sys, torch
+        before = set(sys.modules)
+        import {module}
+        sys.exit(", ".join(m for m in {HEAVY} if m in sys.modules and m not in before) or 0)
+    """
+    run = python(code)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", ""), f"import {module} loads or prints: {run.stderr}"
+
+
+def test_import_leaves_the_global_state_of_others_alone() -> None:
+    code = """if True:
+        import random, warnings, numpy, torch
+        def state():
+            return [
+                random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist(),
+                torch.get_num_threads(), torch.get_default_dtype(), numpy.geterr(), str(numpy.get_printoptions()),
+                list(warnings.filters),
+            ]
+        before = state()
+        import grace_opt
+        changed = [i for i, (a, b) in enumerate(zip(before, state())) if a != b]
+        raise SystemExit(f"changed: {changed}" if changed else 0)
+    """
+    run = python(code)
+    assert run.returncode == 0, run.stderr
+
+
+def test_every_public_name_exists() -> None:
+    missing = [name for name in grace_opt.__all__ if not hasattr(grace_opt, name)]
+    assert not missing
+    assert len(set(grace_opt.__all__)) == len(grace_opt.__all__)
+
+
+def test_the_version_is_one() -> None:
+    version = PROJECT["version"]
+    assert grace_opt.__version__ == version
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(version)}\]", changelog, re.MULTILINE)
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(rf'^version: "?{re.escape(version)}"?$', citation, re.MULTILINE)
+
+
+def test_constraints_pin_everything_that_make_installs() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pins = {canonicalize_name(requirement.name): requirement for requirement in requirements}
+    extras = PROJECT["optional-dependencies"]
+    wanted = [*PROJECT["dependencies"], *(r for e in ("hf", "demo", "bench", "docs", "dev") for r in extras[e])]
+    for requirement in map(Requirement, wanted):
+        if (name := canonicalize_name(requirement.name)) != PROJECT["name"]:
+            assert name in pins, f"constraints.txt has no pin for {name}"
+            (pin,) = pins[name].specifier
+            assert pin.operator == "=="
+            assert requirement.specifier.contains(pin.version), f"{pins[name]} is outside {requirement}"
+    # A looser request may replace the build of torch that somebody chose, and download gigabytes.
+    assert str(pins["torch"]) == "torch==2.13.0"
+
+
+def python_blocks(path: Path) -> list[str]:
+    """The Python examples of a Markdown file, in order."""
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = python_blocks(ROOT / "README.md")[0]
+    exec(compile(example, "README.md", "exec"), {})
+    assert "mies" in capsys.readouterr().out
+
+
+def test_quickstart_runs() -> None:
+    names: dict[str, object] = {}
+    for block in python_blocks(ROOT / "docs" / "tutorials" / "quickstart.md"):
+        exec(compile(block, "quickstart.md", "exec"), names)
+
+
+def test_the_solver_of_the_walk_through_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    from grace_opt import registry, testing
+
+    solver, check = python_blocks(ROOT / "CONTRIBUTING.md")
+    module = types.ModuleType("drop_greedy_of_contributing")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
+    try:
+        exec(compile(solver, "CONTRIBUTING.md", "exec"), module.__dict__)
+        assert "check_solver" in check
+        testing.check_solver("drop_greedy")
+    finally:
+        registry.unregister("drop_greedy")
