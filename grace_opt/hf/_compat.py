@@ -1,0 +1,58 @@
+"""The one place that knows which transformers is installed, and where its cache interface changed.
+
+The adapter runs on transformers 5.2 to the newest 5.x from one source. Three things differ between them:
+
+========================  =======================================  ==========================================
+what                      5.2, 5.3                                 5.6 and later
+========================  =======================================  ==========================================
+``layer.update``          ``(keys, values, cache_kwargs)``         ``(keys, values, *args, **kwargs)``
+``get_mask_sizes``        takes a ``cache_position`` tensor        takes the query length, an int
+``crop``                  ``max_length``, absolute or negative     ``tokens_to_remove``, zero or negative
+========================  =======================================  ==========================================
+
+The first two are absorbed by accepting either argument; for ``crop`` the meaning of zero differs (*keep nothing*
+against *remove nothing*), so it has to be told which of the two is meant.
+
+Source: ``transformers/cache_utils.py`` of 5.2.0 and 5.23.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+MINIMUM = (5, 2)
+
+_INSTALL = 'write: pip install "grace-opt[hf]"'
+
+
+def require_transformers() -> None:
+    """Raise an ImportError that says what to install, unless transformers 5.2 or newer can be imported."""
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise ImportError(f"grace_opt.hf needs transformers, which is not installed; {_INSTALL}") from error
+    version = str(transformers.__version__)
+    if release(version) < MINIMUM:
+        wanted = ".".join(map(str, MINIMUM))
+        raise ImportError(f"grace_opt.hf needs transformers >= {wanted}, but {version} is installed; {_INSTALL}")
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number of a version string; development and pre-releases count as the release they lead to.
+
+    >>> release("5.23.0"), release("5.6.0.dev0"), release("5.2rc1")
+    ((5, 23), (5, 6), (5, 2))
+    """
+    numbers = []
+    for part in version.split(".")[:2]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        numbers.append(int(digits or 0))
+    return numbers[0], numbers[1] if len(numbers) > 1 else 0
+
+
+def crop_is_relative() -> bool:
+    """Whether this transformers' ``crop`` takes a number of tokens to remove rather than a length to keep."""
+    from transformers.cache_utils import DynamicLayer
+
+    return "tokens_to_remove" in inspect.signature(DynamicLayer.crop).parameters

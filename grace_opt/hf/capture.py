@@ -1,0 +1,184 @@
+"""Post-RoPE queries, keys and values of one forward pass, as the attention saw them.
+
+When: to study weights and masks on a real model (reconstruction errors per layer, heatmaps, calibration) without
+re-implementing its projections, norms and rotary embeddings. For the length of the call, the model's attention is a
+registered function that notes what it is given and then does what ``"sdpa"`` or ``"eager"`` does.
+
+Source: the attention interface of transformers; nothing is patched, and the model's attention implementation is put
+back also when the forward pass raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..errors import CacheError, OptionError
+from .attention import BASES, Attended, AttentionFunction, base_function, key_validity, register
+
+Recorder = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None], None]
+
+# A context variable, so that models in other threads are not recorded. Recording has attention functions of its own,
+# because torch.compile can not trace this variable and the functions for decoding must stay traceable.
+_RECORDER: ContextVar[Recorder | None] = ContextVar("grace_opt_recorder", default=None)
+
+
+@dataclass(frozen=True)
+class CapturedAttention:
+    """What one layer's attention was called with.
+
+    Attributes
+    ----------
+    layer : int
+        Position of the layer in the model.
+    queries : Tensor
+        ``(B, H_q, L, d)``, post-RoPE.
+    keys, values : Tensor
+        ``(B, H_kv, L, d)`` and ``(B, H_kv, L, d_v)``, keys post-RoPE.
+    valid : Tensor or None
+        ``(B, L)`` bool, False at padding; None if nothing is padded. Of a sliding-window layer: what its last token
+        may look at.
+    scaling : float
+        Factor that the model applies to the logits.
+    """
+
+    layer: int
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    valid: Tensor | None
+    scaling: float
+
+
+def capture(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    layers: Iterable[int] | None = None,
+) -> dict[int, CapturedAttention]:
+    """Run the model once, without a cache and without gradients, and keep what its attention layers received.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A decoder whose attention goes through transformers' attention interface.
+    input_ids : Tensor
+        ``(B, L)``.
+    attention_mask : Tensor, optional
+        ``(B, L)``, zero at padding.
+    layers : iterable of int, optional
+        Layers to keep; default all of them. Each holds as much as its queries, keys and values.
+
+    Returns
+    -------
+    dict
+        Layer number to :class:`CapturedAttention`, in the model's order.
+
+    Raises
+    ------
+    OptionError
+        If ``layers`` names one that the model does not have.
+    CacheError
+        If the model's attention does not go through the attention interface.
+    """
+    count = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    wanted = set(range(count)) if layers is None else set(layers)
+    unknown = sorted(wanted - set(range(count)))
+    if unknown:
+        raise OptionError(f"the model has {count} layers and no {unknown}; write numbers from 0 to {count - 1}")
+    captured: dict[int, CapturedAttention] = {}
+
+    def record(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+        index = getattr(module, "layer_idx", None)
+        if index in wanted:
+            valid = key_validity(mask, query.shape[0], key.shape[2])
+            scaling = float(getattr(module, "scaling", query.shape[-1] ** -0.5))
+            tensors = query.detach(), key.detach(), value.detach()
+            captured[index] = CapturedAttention(index, *tensors, valid, scaling)
+
+    with attention_implementation(model, _recording_name(model)), torch.no_grad():
+        token = _RECORDER.set(record)
+        try:
+            # Without the language-model head: the logits of a long prompt would dwarf what is captured.
+            model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        finally:
+            _RECORDER.reset(token)
+    missing = sorted(wanted - captured.keys())
+    if missing:
+        raise CacheError(
+            f"layers {missing} of {type(model).__name__} did not call the attention interface; write layers= with "
+            "those that have attention of their own"
+        )
+    return {index: captured[index] for index in sorted(captured)}
+
+
+@contextmanager
+def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Use another attention implementation inside a ``with`` block and put back the one found, whatever happens.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model.
+    name : str
+        For instance ``"grace_sdpa"``.
+    """
+    found = [(config, config._attn_implementation) for config in _configurations(model)]
+    try:
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
+            raise CacheError(
+                f"{type(model).__name__} does not let its attention be chosen, so grace_opt can not reach it; use a "
+                "model whose attention goes through transformers' attention interface"
+            )
+        yield
+    finally:
+        for config, implementation in found:
+            # What set_attn_implementation itself writes; the property would overwrite sub-configurations as well.
+            config._attn_implementation_internal = implementation
+
+
+def register_capture() -> None:
+    """Register the attention functions that :func:`capture` switches to."""
+    for base in BASES:
+        register(f"grace_capture_{base}", _recording(base), base)
+
+
+def _recording(base_name: str) -> AttentionFunction:
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Attended:
+        recorder = _RECORDER.get()
+        if recorder is not None:
+            recorder(module, query, key, value, attention_mask)
+        return base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
+
+    attend.__name__ = attend.__qualname__ = f"grace_capture_{base_name}_attention"
+    return attend
+
+
+def _recording_name(model: PreTrainedModel) -> str:
+    """The recording function that computes what the model computes now."""
+    config = model.config.get_text_config(decoder=True)
+    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    eager = soft_capped or config._attn_implementation in ("eager", "grace_eager")
+    return "grace_capture_eager" if eager else "grace_capture_sdpa"
+
+
+def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """Every configuration that choosing an attention implementation may write to, each once."""
+    pending: list[Any] = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    found: dict[int, PreTrainedConfig] = {}
+    while pending:
+        config = pending.pop()
+        if isinstance(config, PreTrainedConfig) and id(config) not in found:
+            found[id(config)] = config
+            pending += [getattr(config, name, None) for name in config.sub_configs]
+    return list(found.values())

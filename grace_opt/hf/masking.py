@@ -1,0 +1,154 @@
+"""Between masks and models: which model a mask was made for, static masks, and masks from stored indices.
+
+A `grace_opt.masks.ChannelMask` is plain tensors. Here it meets a model: :func:`fingerprint` reads from a configuration
+what a mask must agree with, :func:`static_sources` turns a mask with one leading entry per layer into the sources of a
+cache (no query is observed, nothing is solved per prompt), and :func:`kept_channels` checks what any source returned
+before keys are cut by it.
+
+Source: ours; LeanK's static channel masks are the use that :func:`static_sources` serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from ..errors import MaskError
+from ..masks import ChannelMask
+
+
+def fingerprint(config: PreTrainedConfig) -> dict[str, int | str]:
+    """What a mask and a model must agree on.
+
+    Parameters
+    ----------
+    config : PreTrainedConfig
+        Configuration of the model; of a composite model, its text decoder's is read.
+
+    Returns
+    -------
+    dict
+        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``.
+    """
+    text = config.get_text_config(decoder=True)
+    heads = int(text.num_attention_heads)
+    return {
+        "model_type": str(text.model_type),
+        "num_hidden_layers": int(text.num_hidden_layers),
+        "num_key_value_heads": int(getattr(text, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+    }
+
+
+@dataclass(frozen=True)
+class StaticMask:
+    """A mask source that ignores queries and keys: the same channels for every prompt.
+
+    Attributes
+    ----------
+    mask : ChannelMask
+        Of one layer, ``(H, d)``, or with a leading batch dimension, ``(B, H, d)``.
+    """
+
+    mask: ChannelMask
+
+    def __call__(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
+        """The mask, once per sequence of the batch."""
+        pruned, batch = self.mask.pruned, keys.shape[0]
+        if pruned.dim() == 3 and pruned.shape[0] != batch:
+            raise MaskError(
+                f"the static mask was made for {pruned.shape[0]} sequences and the batch has {batch}; write a mask "
+                "without a batch dimension, (layers, KV heads, head_dim), to use it for every prompt"
+            )
+        return ChannelMask(pruned.expand(batch, *pruned.shape[-2:]))
+
+
+def static_sources(masks: ChannelMask, config: PreTrainedConfig, prunable: Sequence[int]) -> dict[int, StaticMask]:
+    """Check a mask of a whole model against a configuration and split it into layers.
+
+    Parameters
+    ----------
+    masks : ChannelMask
+        Leading dimension: layers (all of the model, or the prunable ones alone), optionally followed by the batch.
+    config : PreTrainedConfig
+        The model's configuration.
+    prunable : sequence of int
+        The layers that the cache prunes.
+
+    Returns
+    -------
+    dict
+        One source per prunable layer.
+
+    Raises
+    ------
+    MaskError
+        If the mask was made for another model; the message says in what they differ.
+    """
+    model = fingerprint(config)
+    shape = tuple(masks.pruned.shape)
+    if len(shape) not in (3, 4):
+        raise MaskError(
+            f"masks= has shape {shape}; write one entry per layer in front, (layers, KV heads, head_dim), for instance "
+            "with ChannelMask.stack"
+        )
+    known = {"num_key_value_heads": masks.kv_heads, "head_dim": masks.head_dim, **masks.fingerprint}
+    ChannelMask(masks.pruned, known).require_fit(model)
+    if shape[0] not in (len(prunable), model["num_hidden_layers"]):
+        raise MaskError(
+            f"the mask was made for another model: it has {shape[0]} layers, the model {model['num_hidden_layers']}, "
+            f"of which {len(prunable)} can be pruned; make one for this model"
+        )
+    rows = range(len(prunable)) if shape[0] == len(prunable) else prunable
+    return {layer: StaticMask(masks.layer(row)) for layer, row in zip(prunable, rows, strict=True)}
+
+
+def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
+    """Indices of the kept channels as the cache stores them, after checking that they fit the keys.
+
+    Parameters
+    ----------
+    mask : ChannelMask
+        What a mask source returned for these keys.
+    keys : Tensor
+        ``(B, H, S, d)``.
+
+    Returns
+    -------
+    Tensor
+        ``(B, H, d')`` int64, sorted, on the keys' device, owning its memory.
+    """
+    expected = (keys.shape[0], keys.shape[1], keys.shape[3])
+    found = tuple(mask.pruned.shape) if isinstance(mask, ChannelMask) else type(mask).__name__
+    if found != expected:
+        raise MaskError(
+            f"the mask source returned {found} for keys with (batch, KV heads, head_dim) = {expected}; write one that "
+            "returns a ChannelMask with an entry per sequence, KV head and channel"
+        )
+    kept = mask.kept_indices.to(keys.device)
+    if bool((kept < 0).any()):
+        counts = sorted(set((~mask.pruned).sum(-1).flatten().tolist()))
+        raise MaskError(
+            f"the mask keeps between {counts[0]} and {counts[-1]} channels per KV head and this cache stores one "
+            "number for all heads of a layer; write a mask that keeps equally many in every head"
+        )
+    return kept.clone(memory_format=torch.contiguous_format)
+
+
+def mask_from_kept(kept_indices: Tensor, head_dim: int) -> ChannelMask:
+    """The mask that keeps exactly these channels; inverse of :func:`kept_channels`.
+
+    Parameters
+    ----------
+    kept_indices : Tensor
+        ``(B, H, d')`` int64.
+    head_dim : int
+        Width ``d`` of a dense head.
+    """
+    kept = kept_indices.cpu()
+    pruned = torch.ones(*kept.shape[:-1], head_dim, dtype=torch.bool)
+    return ChannelMask(pruned.scatter_(-1, kept, False))
