@@ -37,7 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 		exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "Making $(VENV) ..."; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "Installing into $(VENV) (the first time takes a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[$(EXTRAS)]"
+	@# setuptools warns at length about what editable installs are; pip's own errors still show.
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
 install: $(STAMP) ## Make .venv, or bring it up to date
