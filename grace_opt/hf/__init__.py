@@ -15,7 +15,9 @@ room               what is in it
 =================  ===================================================================================
 ``cache``          :class:`PrunedKeyCache`, what users construct
 ``layer``          one layer's storage: pruned old keys, dense recent keys, all values
-``attention``      the registered attention functions and the two-segment decode attention
+``plan``           how one layer is to be pruned
+``attention``      the registered attention functions
+``segments``       the arithmetic: pruned segment and dense tail under one softmax
 ``report``         :class:`MemoryReport`, the bytes that the tensors really hold
 ``masking``        masks and models: fingerprints, static masks, conversion of stored indices
 ``capture``        post-RoPE queries, keys and values of a forward pass

@@ -22,8 +22,9 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from ..errors import CacheError, OptionError
 from ..masks import ChannelMask
 from ..provider import MaskProvider
-from .layer import LayerPlan, MaskSource, PrunedKeyLayer
+from .layer import PrunedKeyLayer
 from .masking import fingerprint, mask_from_kept, static_sources
+from .plan import LayerPlan, MaskSource
 from .report import MemoryReport, measure
 
 
@@ -199,11 +200,13 @@ def _check_one_source(solving: dict[str, Any], provider: MaskSource | None, mask
 
 def _prunable(config: PreTrainedConfig, layers: list[Any]) -> tuple[int, ...]:
     """Full-attention layers: a plain DynamicLayer that the configuration does not call otherwise."""
-    types = getattr(config, "layer_types", None) or ["full_attention"] * len(layers)
+    # Old transformers give a plain DynamicLayer also to models without any attention.
+    attends = hasattr(config, "num_attention_heads")
+    types = getattr(config, "layer_types", None) or ["full_attention" if attends else "none"] * len(layers)
     plain = [type(layer) is DynamicLayer for layer in layers]
     found = tuple(index for index in range(len(layers)) if plain[index] and types[index] == "full_attention")
     if not found:
-        kinds = sorted({type(layer).__name__ for layer in layers}) or ["no layers at all"]
+        kinds = sorted({type(layer).__name__ for layer in layers}) if attends else ["layers without attention heads"]
         raise CacheError(
             f"{config.model_type} has no full-attention layer whose keys could be pruned, only {', '.join(kinds)}; use "
             "transformers' own DynamicCache for it"

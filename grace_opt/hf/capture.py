@@ -72,7 +72,7 @@ def capture(
     input_ids : Tensor
         ``(B, L)``.
     attention_mask : Tensor, optional
-        ``(B, L)``, zero at padding.
+        ``(B, L)``, zero at padding; positions then count the real tokens, as in ``generate``.
     layers : iterable of int, optional
         Layers to keep; default all of them. Each holds as much as its queries, keys and values.
 
@@ -103,11 +103,15 @@ def capture(
             tensors = query.detach(), key.detach(), value.detach()
             captured[index] = CapturedAttention(index, *tensors, valid, scaling)
 
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    if attention_mask is not None:
+        # As generate() does: positions count real tokens, so that a padded row gets the rotations of the row alone.
+        inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
     with attention_implementation(model, _recording_name(model)), torch.no_grad():
         token = _RECORDER.set(record)
         try:
             # Without the language-model head: the logits of a long prompt would dwarf what is captured.
-            model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+            model.base_model(**inputs, use_cache=False)
         finally:
             _RECORDER.reset(token)
     missing = sorted(wanted - captured.keys())

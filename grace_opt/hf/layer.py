@@ -22,68 +22,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from ..errors import CacheError, OptionError
-from ..masks import ChannelMask
 from ._compat import crop_is_relative
 from .masking import kept_channels
-
-# The attribute by which a key tensor carries its Handoff from `update` to the attention function.
-HANDOFF = "_grace_handoff"
+from .plan import LayerPlan
+from .segments import Handoff, pin, zero_filled
 
 _CROP_IS_RELATIVE = crop_is_relative()
-
-
-class MaskSource(Protocol):
-    """What decides which channels go: a `grace_opt.provider.MaskProvider`, a static mask, a function of yours."""
-
-    def __call__(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask: ...
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """How one layer is to be pruned; layers of one cache may differ in it.
-
-    Attributes
-    ----------
-    index : int
-        Position of the layer in the model, for messages.
-    source : MaskSource
-        Decides the channels when the prompt is over.
-    recent_window : int
-        So many of the prompt's last tokens stay dense.
-    observation_window : int
-        So many of the prompt's last queries are shown to ``source``; clipped to the prompt.
-    fused : bool
-        Whether decoding works on the pruned keys themselves rather than on zero-filled ones.
-    announces : bool
-        Whether this layer tells the user that a prompt was too short to be pruned; one layer per cache does.
-    """
-
-    index: int
-    source: MaskSource
-    recent_window: int = 32
-    observation_window: int = 32
-    fused: bool = True
-    announces: bool = False
-
-
-class Handoff(NamedTuple):
-    """What ``update`` pins to the keys that it returns.
-
-    The tensors stand here, besides the layer, because an offloading cache moves the layer's own ones away between
-    ``update`` and the attention.
-    """
-
-    layer: PrunedKeyLayer
-    pruned_keys: Tensor | None
-    kept_indices: Tensor | None
 
 
 class PrunedKeyLayer(DynamicLayer):
@@ -143,11 +94,8 @@ class PrunedKeyLayer(DynamicLayer):
         keys, values = self._stored()
         if self.pruned_keys is not None and not self.plan.fused:
             return self.full_width_keys(), values
-        # A fresh view each time: the pinned attribute must not outlive this step on the stored tensor.
-        handed = keys.view_as(keys)
-        setattr(handed, HANDOFF, Handoff(self, self.pruned_keys, self.kept_indices))
         self._awaits_attention = True
-        return handed, values
+        return pin(keys, Handoff(self, self.pruned_keys, self.kept_indices)), values
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> None:
         """Add tokens to the dense tail: the only place where storage grows, so that other ways to grow fit in."""
@@ -210,9 +158,6 @@ class PrunedKeyLayer(DynamicLayer):
         """
         keys, _ = self._stored()
         observed = queries[:, :, -self.plan.observation_window :]
-        if valid is not None:
-            # A row shorter than the window would otherwise be judged by the queries of its padding.
-            observed = observed.masked_fill(~valid[:, None, -observed.shape[2] :, None], 0)
         with torch.no_grad():
             mask = self.plan.source(observed, keys, attention_mask=valid)
             kept = kept_channels(mask, keys)
@@ -327,27 +272,3 @@ class PrunedKeyLayer(DynamicLayer):
                 f"layer {self.plan.index} of the cache holds (batch, KV heads, head_dim) = {expected} and the new keys "
                 f"have {found}; use one cache per batch and model, or call reset() in between"
             )
-
-
-def zero_filled(pruned_keys: Tensor | None, kept_indices: Tensor | None, tail: Tensor) -> Tensor:
-    """Keys of full width: the pruned segment with zeros in the channels that it lacks, then the tail.
-
-    Parameters
-    ----------
-    pruned_keys, kept_indices : Tensor or None
-        ``(B, H, S_p, d')`` and ``(B, H, d')``; None before compression.
-    tail : Tensor
-        ``(B, H, S_t, d)``.
-
-    Returns
-    -------
-    Tensor
-        ``(B, H, S_p + S_t, d)``.
-    """
-    if pruned_keys is None or kept_indices is None:
-        return tail
-    batch, heads, length, _ = pruned_keys.shape
-    full = tail.new_zeros(batch, heads, length + tail.shape[2], tail.shape[3])
-    full[:, :, :length].scatter_(-1, kept_indices[:, :, None, :].expand(-1, -1, length, -1), pruned_keys)
-    full[:, :, length:] = tail
-    return full
