@@ -1,0 +1,262 @@
+"""What goes wrong says so: what was wrong, and what to write instead."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from transformers import DynamicCache, MambaConfig, T5Config
+
+import grace_opt
+from grace_opt.errors import CacheError, GraceError, MaskError, OptionError, ProblemError, UnknownSolverError
+from grace_opt.hf import PrunedKeyCache
+from grace_opt.masks import ChannelMask
+from grace_opt.provider import MaskProvider
+
+
+class TestForgottenAttention:
+    SENTENCE = r'write model\.set_attn_implementation\("grace_sdpa"\)'
+
+    @pytest.mark.parametrize("fused", [True, False])
+    def test_is_noticed_in_the_first_forward_pass(self, fused, tiny, prune, prompt, generate):
+        model = tiny(attention="sdpa")
+        with pytest.raises(CacheError, match=self.SENTENCE):
+            generate(model, prune(model, fused=fused), prompt, max_new_tokens=1)
+
+    @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+    def test_is_noticed_with_one_layer_at_the_first_decode_step(self, attention, tiny, prune, prompt, generate):
+        model = tiny(attention=attention, num_hidden_layers=1)
+        cache = prune(model)
+        with pytest.raises(CacheError, match=self.SENTENCE):
+            generate(model, cache, prompt, max_new_tokens=2)
+
+    def test_is_noticed_by_the_report_if_nothing_else_runs(self, tiny, prune, prompt, generate):
+        model = tiny(attention="sdpa", num_hidden_layers=1)
+        cache = prune(model)
+        generate(model, cache, prompt, max_new_tokens=1)
+        for ask in (cache.memory_report, cache.channel_mask):
+            with pytest.raises(CacheError, match=self.SENTENCE):
+                ask()
+
+    def test_is_noticed_when_it_is_taken_away_later(self, tiny, prune, prompt, continuation):
+        model = tiny()
+        cache = prune(model)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+            model.set_attn_implementation("sdpa")
+            with pytest.raises(CacheError, match=self.SENTENCE):
+                model(continuation[:, :1], past_key_values=cache)
+
+    def test_does_not_matter_after_the_prompt_with_zero_filled_keys(self, tiny, prune, prompt, continuation, close):
+        logits = []
+        for attention in ("grace_sdpa", "sdpa"):
+            model = tiny()
+            cache = prune(model, fused=False)
+            with torch.no_grad():
+                model(prompt, past_key_values=cache)
+                model.set_attn_implementation(attention)
+                logits.append(model(continuation[:, :1], past_key_values=cache).logits)
+        assert close(*logits)
+
+    def test_leaves_the_cache_usable_after_reset(self, tiny, prune, prompt, generate):
+        model = tiny(attention="sdpa")
+        cache = prune(model)
+        with pytest.raises(CacheError):
+            generate(model, cache, prompt)
+        model.set_attn_implementation("grace_sdpa")
+        with pytest.raises(CacheError, match=r"reset\(\)"), torch.no_grad():
+            model(prompt, past_key_values=cache)
+        cache.reset()
+        assert torch.equal(generate(model, cache, prompt), generate(model, prune(model), prompt))
+
+
+class TestShortPrompt:
+    def test_stays_dense_and_says_so_once(self, tiny, prune, prompt, generate):
+        model = tiny()
+        cache = prune(model)
+        with pytest.warns(UserWarning, match="the prompt has 8 tokens and the last recent_window=8") as found:
+            tokens = generate(model, cache, prompt[:, :8])
+        assert len(found) == 1
+        dense = generate(model, DynamicCache(config=model.config), prompt[:, :8])
+        assert torch.equal(tokens, dense)
+        with pytest.raises(CacheError, match="nothing is pruned yet: the cache holds 23 tokens"):
+            cache.channel_mask()
+
+    def test_is_pruned_at_a_later_turn_that_is_longer(self, tiny, prune, prompt, continuation, generate):
+        model = tiny()
+        cache = prune(model)
+        with pytest.warns(UserWarning, match="nothing is pruned"):
+            first = generate(model, cache, prompt[:, :6], max_new_tokens=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            generate(model, cache, torch.cat([prompt[:, :6], first, continuation], dim=1), max_new_tokens=3)
+        assert cache.layers[0].pruned_length == 6 + 2 + 12 - 8
+
+    def test_one_token_longer_is_pruned(self, tiny, prune, prompt, generate):
+        model = tiny()
+        cache = prune(model)
+        generate(model, cache, prompt[:, :9])
+        assert cache.layers[0].pruned_length == 1
+
+
+class TestArguments:
+    @pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), "half", True])
+    def test_ratio_out_of_range(self, ratio, tiny):
+        with pytest.raises(OptionError, match="ratio"):
+            PrunedKeyCache(tiny().config, "mies", ratio)
+
+    def test_ratio_that_protection_does_not_leave(self, tiny):
+        with pytest.raises(ProblemError, match="lower ratio"):
+            PrunedKeyCache(tiny().config, "grace", 0.95)
+
+    @pytest.mark.parametrize("name", ["recent_window", "observation_window"])
+    @pytest.mark.parametrize("value", [-1, 1.5, "32", None, True])
+    def test_windows(self, name, value, tiny):
+        with pytest.raises(OptionError, match=f"{name} must be an integer >= "):
+            PrunedKeyCache(tiny().config, **{name: value})
+
+    def test_an_observation_window_of_nothing(self, tiny):
+        with pytest.raises(OptionError, match="observation_window must be an integer >= 1, not 0"):
+            PrunedKeyCache(tiny().config, observation_window=0)
+
+    def test_unknown_method_and_option(self, tiny):
+        with pytest.raises(UnknownSolverError, match="mies"):
+            PrunedKeyCache(tiny().config, "miess")
+        with pytest.raises(OptionError, match="no_such_option"):
+            PrunedKeyCache(tiny().config, "mies", no_such_option=1)
+
+    @pytest.mark.parametrize("extra", [{"ratio": 0.6}, {"method": "mies"}, {"seed": 3}, {"weight": "frobenius"}])
+    def test_a_provider_and_what_it_already_decides(self, extra, tiny):
+        with pytest.raises(
+            OptionError, match=f"provider= already decides which channels go; leave out {next(iter(extra))}"
+        ):
+            PrunedKeyCache(tiny().config, provider=MaskProvider("mies"), **extra)
+
+    def test_a_provider_and_masks(self, tiny):
+        masks = ChannelMask(torch.zeros(2, 2, 16, dtype=torch.bool))
+        with pytest.raises(OptionError, match="leave out masks"):
+            PrunedKeyCache(tiny().config, provider=MaskProvider("mies"), masks=masks)
+
+    def test_a_model_instead_of_its_configuration(self, tiny):
+        with pytest.raises(OptionError, match=r"write PrunedKeyCache\(model\.config"):
+            PrunedKeyCache(tiny())
+
+    def test_all_of_them_are_grace_errors(self, tiny):
+        with pytest.raises(GraceError):
+            PrunedKeyCache(tiny().config, "mies", 7)
+
+
+class TestModels:
+    def test_nothing_but_sliding_layers(self, tiny):
+        model = tiny("Mistral", sliding_window=16)
+        with pytest.raises(CacheError, match=r"mistral has no full-attention layer .* only DynamicSlidingWindowLayer"):
+            PrunedKeyCache(model.config)
+
+    def test_no_attention_at_all(self):
+        with pytest.raises(CacheError, match=r"mamba has no .* only layers without attention heads; use"):
+            PrunedKeyCache(MambaConfig(num_hidden_layers=2, hidden_size=16))
+
+    def test_encoder_decoder(self):
+        with pytest.raises(CacheError, match="decoder-only"):
+            PrunedKeyCache(T5Config(num_layers=1, d_model=16, num_heads=2))
+
+    def test_more_layers_than_the_cache(self, tiny, prune, prompt):
+        cache = prune(tiny(num_hidden_layers=1))
+        with pytest.raises(CacheError, match="writes to layer 1 and this cache was made for 1 layers"):
+            tiny()(prompt, past_key_values=cache)
+
+    def test_another_batch_in_the_same_cache(self, tiny, prune, prompt):
+        model = tiny()
+        cache = prune(model)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+            with pytest.raises(CacheError, match=r"\(2, 2, 16\) and the new keys have \(1, 2, 16\)"):
+                model(prompt[:1], past_key_values=cache)
+
+    def test_soft_capping_needs_eager(self, tiny, prune, prompt):
+        model = tiny("Gemma2", attention="eager", sliding_window=12, query_pre_attn_scalar=16)
+        # Written past set_attn_implementation, because new transformers refuse already there.
+        model.config._attn_implementation = "grace_sdpa"
+        with pytest.raises(CacheError, match=r'write model\.set_attn_implementation\("grace_eager"\)'), torch.no_grad():
+            model(prompt, past_key_values=prune(model))
+
+    def test_what_the_fused_path_can_not_do_is_named(self):
+        from grace_opt.hf.attention import _refuse_unsupported
+
+        with pytest.raises(CacheError, match=r"Identity adds s_aux .* write PrunedKeyCache\(..., fused=False\)"):
+            _refuse_unsupported(torch.nn.Identity(), {"s_aux": torch.zeros(4)})
+
+    def test_a_mask_that_covers_only_the_new_tokens(self, tiny, prune, prompt, continuation):
+        model = tiny()
+        cache = prune(model)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+            with pytest.raises(CacheError, match="covers the whole cache"):
+                model(
+                    continuation[:, :2],
+                    attention_mask=torch.ones(2, 1, 2, 2, dtype=torch.bool),
+                    past_key_values=cache,
+                )
+
+
+class TestMasks:
+    def mask(self, *shape, **fingerprint):
+        pruned = torch.zeros(shape, dtype=torch.bool)
+        pruned[..., :8] = True
+        return ChannelMask(pruned, fingerprint)
+
+    @pytest.mark.parametrize(
+        ("shape", "fingerprint", "says"),
+        [
+            ((3, 2, 16), {}, "it has 3 layers, the model 2"),
+            ((2, 4, 16), {}, "num_key_value_heads: mask 4, model 2"),
+            ((2, 2, 32), {}, "head_dim: mask 32, model 16"),
+            ((2, 2, 16), {"model_type": "qwen2"}, "model_type: mask 'qwen2', model 'llama'"),
+            ((2, 2, 16), {"num_hidden_layers": 30}, "num_hidden_layers: mask 30, model 2"),
+        ],
+    )
+    def test_for_another_model(self, shape, fingerprint, says, tiny, prune):
+        with pytest.raises(MaskError, match="for another model") as error:
+            prune(tiny(), masks=self.mask(*shape, **fingerprint))
+        assert says in str(error.value)
+
+    def test_without_a_layer_dimension(self, tiny, prune):
+        with pytest.raises(MaskError, match=r"write one entry per layer in front"):
+            prune(tiny(), masks=self.mask(2, 16))
+
+    def test_of_the_wrong_type(self, tiny, prune):
+        with pytest.raises(OptionError, match=r"write ChannelMask\.load\(path\)"):
+            prune(tiny(), masks=torch.zeros(2, 2, 16, dtype=torch.bool))
+
+    def test_made_for_another_batch(self, tiny, prune, prompt):
+        model = tiny()
+        cache = prune(model, masks=self.mask(2, 3, 2, 16))
+        with pytest.raises(MaskError, match="made for 3 sequences and the batch has 2"), torch.no_grad():
+            model(prompt, past_key_values=cache)
+
+    @pytest.mark.parametrize("answer", [None, torch.zeros(2, 2, 16, dtype=torch.bool), "(2, 16)", "(1, 2, 16)"])
+    def test_from_a_source_that_returns_something_else(self, answer, tiny, prune, prompt):
+        model = tiny()
+        wrong = self.mask(*map(int, answer.strip("()").split(","))) if isinstance(answer, str) else answer
+        cache = prune(model, provider=lambda queries, keys, attention_mask=None: wrong)
+        with pytest.raises(MaskError, match="the mask source returned"), torch.no_grad():
+            model(prompt, past_key_values=cache)
+
+    def test_with_unequal_heads(self, tiny, prune, prompt):
+        model = tiny()
+        uneven = self.mask(2, 2, 16)
+        uneven.pruned[0, 1, 8:10] = True
+        with pytest.raises(MaskError, match="between 6 and 8 channels"), torch.no_grad():
+            model(prompt, past_key_values=prune(model, masks=uneven))
+
+
+def test_importing_the_adapter_registers_and_changes_nothing_else():
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    for name in ("grace_sdpa", "grace_eager"):
+        assert name in AttentionInterface()
+        assert name in AttentionMaskInterface()
+        assert "flash" not in name
+    assert grace_opt.hf.PrunedKeyCache is PrunedKeyCache

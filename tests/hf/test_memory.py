@@ -1,0 +1,97 @@
+"""The report equals what the tensors hold, and no view keeps a larger tensor alive."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from grace_opt.hf import MemoryReport
+
+
+def storage_bytes(cache):
+    """Bytes of all storages that the cache's tensors keep alive, each once."""
+    storages = {}
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            if isinstance(value, torch.Tensor):
+                storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 0.7])
+def test_the_report_equals_the_storages_and_the_formula(dtype, ratio, tiny, prune, prompt, continuation, step):
+    model = copy.deepcopy(tiny()).to(dtype)
+    cache = prune(model, "mies", ratio)
+    step(model, cache, prompt, continuation)
+    report = cache.memory_report()
+    size, kept = dtype.itemsize, 16 - {0.0: 0, 0.5: 8, 0.7: 12}[ratio]
+    heads = 2 * 2 * 2  # layers, batch, KV heads
+    assert report.pruned_key_bytes == heads * 32 * kept * size
+    assert report.dense_key_bytes == heads * (8 + 12) * 16 * size
+    assert report.index_bytes == heads * kept * 8
+    assert report.value_bytes == report.dense_equivalent_key_bytes == heads * 52 * 16 * size
+    assert report.other_bytes == 0
+    assert report.total_bytes == storage_bytes(cache)
+    assert (report.tokens, report.pruned_tokens) == (52, 32)
+
+
+def test_every_operation_leaves_tensors_that_own_their_bytes(tiny, prune, prompt, continuation):
+    model = tiny()
+    cache = prune(model, "mies", 0.5)
+    changes = [
+        lambda: model(prompt, past_key_values=cache),
+        lambda: model(continuation[:, :1], past_key_values=cache),
+        lambda: model(continuation[:, 1:], past_key_values=cache),
+        lambda: cache.batch_repeat_interleave(3),
+        lambda: cache.reorder_cache(torch.tensor([5, 4, 3, 2, 1, 0])),
+        lambda: cache.batch_select_indices(torch.tensor([1])),
+        lambda: cache.crop(-5),
+        lambda: cache.crop(-25),
+        lambda: [layer.offload() for layer in cache.layers],
+    ]
+    for change in changes:
+        with torch.no_grad():
+            change()
+        assert cache.memory_report().total_bytes == storage_bytes(cache)
+    assert cache.get_seq_length() == 22
+
+
+def test_ratios_and_text():
+    report = MemoryReport(
+        layers=2,
+        prunable_layers=2,
+        tokens=100,
+        pruned_tokens=80,
+        pruned_key_bytes=400,
+        dense_key_bytes=200,
+        index_bytes=10,
+        value_bytes=1000,
+        other_bytes=0,
+        dense_equivalent_key_bytes=1000,
+    )
+    assert report.key_bytes == 610
+    assert report.key_ratio == pytest.approx(0.61)
+    assert report.total_ratio == pytest.approx(0.805)
+    assert "61.0% of dense 1,000" in str(report)
+    assert "80.5% of dense 2,000" in str(report)
+    assert "100 tokens, 80 of them pruned, in 2 of 2 layers" in str(report)
+
+
+def test_an_empty_cache_reports_zeros(tiny, prune):
+    report = prune(tiny()).memory_report()
+    assert report.total_bytes == report.tokens == 0
+    assert report.key_ratio == report.total_ratio == 1.0
+    assert "0 tokens" in str(report)
+
+
+def test_a_short_prompt_reports_a_dense_cache(tiny, prune, prompt, generate):
+    model = tiny()
+    cache = prune(model)
+    with pytest.warns(UserWarning, match="nothing is pruned"):
+        generate(model, cache, prompt[:, :5], max_new_tokens=2)
+    report = cache.memory_report()
+    assert report.key_ratio == report.total_ratio == 1.0
+    assert report.total_bytes == storage_bytes(cache)
