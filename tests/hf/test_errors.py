@@ -72,15 +72,16 @@ class TestForgottenAttention:
 
 
 class TestShortPrompt:
-    def test_stays_dense_and_says_so_once(self, tiny, prune, prompt, generate):
+    @pytest.mark.parametrize("length", [1, 5, 8])
+    def test_stays_dense_and_says_so_once(self, length, tiny, prune, prompt, generate):
         model = tiny()
         cache = prune(model)
-        with pytest.warns(UserWarning, match="the prompt has 8 tokens and the last recent_window=8") as found:
-            tokens = generate(model, cache, prompt[:, :8])
+        with pytest.warns(UserWarning, match=f"the prompt has {length} tokens and the last recent_window=8") as found:
+            tokens = generate(model, cache, prompt[:, :length])
         assert len(found) == 1
-        dense = generate(model, DynamicCache(config=model.config), prompt[:, :8])
+        dense = generate(model, DynamicCache(config=model.config), prompt[:, :length])
         assert torch.equal(tokens, dense)
-        with pytest.raises(CacheError, match="nothing is pruned yet: the cache holds 23 tokens"):
+        with pytest.raises(CacheError, match=f"nothing is pruned yet: the cache holds {length + 15} tokens"):
             cache.channel_mask()
 
     def test_is_pruned_at_a_later_turn_that_is_longer(self, tiny, prune, prompt, continuation, generate):

@@ -1,0 +1,48 @@
+"""grace_opt: minimum-weight k-vertex induced subgraphs, certified, and smaller key caches made of them.
+
+``grace_opt.solve(W, k, method="mies")`` is the whole interface for researchers; `MaskProvider` turns queries and keys into
+channel masks, and ``grace_opt.hf`` applies them to Hugging Face models. Source: GRACE (arXiv 2604.16983).
+"""
+
+from .api import compare, methods, solve
+from .errors import (
+    CacheError,
+    GraceError,
+    MaskError,
+    OptionError,
+    ProblemError,
+    SolverError,
+    UnknownSolverError,
+)
+from .masks import ChannelMask
+from .problem import Problem, symmetrize
+from .provider import MaskProvider
+from .registry import register
+from .solution import Result, Solution, Status
+from .weights import interaction_matrix, prune_count, salient_channels
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheError",
+    "ChannelMask",
+    "GraceError",
+    "MaskError",
+    "MaskProvider",
+    "OptionError",
+    "Problem",
+    "ProblemError",
+    "Result",
+    "Solution",
+    "SolverError",
+    "Status",
+    "UnknownSolverError",
+    "compare",
+    "interaction_matrix",
+    "methods",
+    "prune_count",
+    "register",
+    "salient_channels",
+    "solve",
+    "symmetrize",
+]

@@ -1,0 +1,5 @@
+"""``python -m grace_opt`` is ``grace-opt``."""
+
+from .cli import app
+
+app()

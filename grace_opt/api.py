@@ -1,0 +1,234 @@
+"""The public calls: `solve` one problem by one method, `compare` several methods on it, `methods` to see what there is.
+
+Source: ours; the problem and the methods' references stand with each solver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import bounds, objective, registry
+from .errors import OptionError, SolverError
+from .problem import Problem
+from .registry import Run, SolverSpec
+from .solution import Result, Solution, Status, check_mask, proved, relative_gap
+
+Certify = bool | Literal["fast"]
+
+
+def solve(
+    W: Any,
+    k: Any = None,
+    method: str = "mies",
+    *,
+    protected: Any = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    certify: Certify = False,
+    check: bool = True,
+    **options: Any,
+) -> Solution:
+    r"""Choose k vertices whose induced subgraph has the least weight.
+
+    .. math:: \min_{S \subseteq V,\; |S| = k} \; 1_S^\top W 1_S
+
+    Parameters
+    ----------
+    W : array_like (..., n, n), scipy.sparse matrix, networkx graph, or Problem
+        Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch.
+    k : int, or int array broadcastable to (...)
+        How many vertices to choose. Leave out when W is a `Problem`.
+    method : str
+        A registered name, see `methods`.
+    protected : array_like, optional
+        Vertices that must not be chosen: bool mask (n,) or (..., n), or indices (p,).
+    seed : int
+        All randomness comes from it.
+    time_limit : float, optional
+        Seconds after which to stop with the best choice so far (Status.LIMIT).
+    certify : bool or "fast"
+        Compute a lower bound for methods that bring none (True means "fast").
+    check : bool
+        False skips the checks that read W's data, and leaves the objective in W's own precision: for trusted callers.
+    **options
+        The method's own options; an unknown one raises and names the accepted ones.
+
+    Returns
+    -------
+    Solution
+        numpy in, numpy out; torch in, torch out on the same device.
+
+    Raises
+    ------
+    ProblemError, OptionError, UnknownSolverError, SolverError
+
+    Notes
+    -----
+    Complexity is the method's, plus O(n²) per instance for the checks and the objective.
+
+    References
+    ----------
+    GRACE, arXiv 2604.16983, section 3.
+
+    Examples
+    --------
+    >>> W = [[4.0, 1.0, -2.0], [1.0, 3.0, 0.0], [-2.0, 0.0, 5.0]]
+    >>> sol = solve(W, 2, certify=True)
+    >>> sol.indices, float(sol.objective)
+    (array([0, 2]), 5.0)
+    """
+    problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
+    if isinstance(W, Problem) and (k is not None or protected is not None):
+        raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
+    spec = registry.get(method)
+    made = spec.make_options(options)
+    run = Run(_seed(seed), _deadline(time_limit))
+    level = _level(certify)
+    began = time.perf_counter()
+    return _finish(problem, spec, made, run, level, check, began)
+
+
+def compare(
+    W: Any,
+    k: Any = None,
+    methods: Sequence[str] | None = None,
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    **common: Any,
+) -> list[Solution]:
+    """Solve one problem by several methods and return their solutions, in the order asked for.
+
+    Parameters
+    ----------
+    W, k
+        As in `solve`; the checks run once.
+    methods : sequence of str, optional
+        Registered names; default: every method except those whose requirements are missing or that refuse the instance
+        because of its size.
+    options : mapping, optional
+        Options per method: ``{"local_search": {"start": "think"}}``.
+    **common
+        Arguments of `solve` for all of them: protected, seed, time_limit, certify, check.
+
+    Returns
+    -------
+    list of Solution
+
+    Examples
+    --------
+    >>> [s.method for s in compare([[1.0, 0.0], [0.0, 2.0]], 1, ["think", "mies"])]
+    ['think', 'mies']
+    """
+    check, protected = common.pop("check", True), common.pop("protected", None)
+    problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
+    chosen, per_method = methods, dict(options or {})
+    names = list(chosen) if chosen is not None else sorted(registry.specs())
+    if stray := sorted(set(per_method) - set(names)):
+        raise OptionError(f"options= names {stray[0]!r}, which is not among the methods compared: {', '.join(names)}.")
+    solutions = []
+    for name in names:
+        try:
+            solutions.append(solve(problem, method=name, check=check, **common, **per_method.get(name, {})))
+        except (SolverError, LookupError):
+            if chosen is not None:
+                raise
+    return solutions
+
+
+def methods() -> list[SolverSpec]:
+    """Every registered method, sorted by name.
+
+    Examples
+    --------
+    >>> "mies" in [spec.name for spec in methods()]
+    True
+    """
+    return [spec for _, spec in sorted(registry.specs().items())]
+
+
+def _finish(
+    problem: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool, began: float
+) -> Solution:
+    """Run the solver on the flattened batch and dress its result."""
+    flat = problem.flatten()
+    result = spec.solve(flat, options, run)
+    mask = result.mask
+    if check:
+        check_mask(flat, mask, spec.name)
+    value = objective.evaluate(flat.W, mask)
+    bound = _lower_bound(flat, value, result, level)
+    limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.to(value.device)
+    elapsed = time.perf_counter() - began
+    shape, export = problem.batch_shape, problem.backend.export
+    indices = objective.indices_from_mask(mask, problem.k_max)
+    indices = torch.where(torch.arange(problem.k_max, device=mask.device) < flat.k.unsqueeze(-1), indices, -1)
+    labels = problem.labels
+    return Solution(
+        mask=export(mask.reshape(*shape, problem.n)),
+        indices=export(indices.reshape(*shape, problem.k_max)),
+        objective=export(value.reshape(shape)),
+        lower_bound=export(bound.reshape(shape)),
+        gap=export(relative_gap(flat, value, bound).reshape(shape)),
+        status=_statuses(proved(flat, value, bound), limit, shape),
+        method=spec.name,
+        options=dataclasses.asdict(options),
+        seed=run.seed,
+        stats={"time": elapsed, **result.stats},
+        labels=None if labels is None else [labels[int(i)] for i in indices.flatten()],
+        problem=problem,
+    )
+
+
+def _lower_bound(problem: Problem, value: Tensor, result: Result, level: str | None) -> Tensor:
+    """The best of the solver's own bound, the certificate asked for, and what is known of forced choices."""
+    bound = torch.full_like(value, -math.inf) if result.lower_bound is None else result.lower_bound.to(value)
+    if level is not None:
+        bound = torch.maximum(bound, bounds.certificate(problem, level))
+    forced = (problem.k == 0) | (problem.k == problem.candidates.sum(-1))
+    return torch.where(forced, value, bound)
+
+
+def _statuses(optimal: Tensor, limit: Tensor, shape: tuple[int, ...]) -> Any:
+    names = np.empty(optimal.numel(), dtype=object)
+    for i, (is_optimal, is_limit) in enumerate(zip(optimal.tolist(), limit.tolist(), strict=True)):
+        names[i] = Status.OPTIMAL if is_optimal else Status.LIMIT if is_limit else Status.FEASIBLE
+    return names.reshape(shape) if shape else names[0]
+
+
+def _given(k: Any) -> Any:
+    if k is None:
+        raise OptionError("k is missing: say how many vertices to choose, solve(W, k).")
+    return k
+
+
+def _seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
+        raise OptionError(f"seed={seed!r}: give a non-negative integer.")
+    return int(seed)
+
+
+def _deadline(time_limit: Any) -> float:
+    if time_limit is None:
+        return math.inf
+    if isinstance(time_limit, bool) or not isinstance(time_limit, numbers.Real) or not time_limit > 0:
+        raise OptionError(f"time_limit={time_limit!r}: give a positive number of seconds, or leave it out.")
+    return time.monotonic() + float(time_limit)
+
+
+def _level(certify: Any) -> str | None:
+    if certify is False or certify is None:
+        return None
+    if certify is True:
+        return bounds.LEVELS[0]
+    if certify in bounds.LEVELS:
+        return str(certify)
+    raise OptionError(f"certify={certify!r}: give False, True or one of {', '.join(map(repr, bounds.LEVELS))}.")

@@ -1,0 +1,311 @@
+"""The command line, ``grace-opt``: demo, solve, compare, methods.
+
+Exit codes: 0 answered; 2 bad input or options (the message says what to write instead); 3 a limit stopped the solver, the best
+choice so far is printed; 4 the solver refused or failed. Source: ours, on typer and rich.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from . import api, instances
+from .errors import GraceError, OptionError, SolverError
+from .solution import Solution, Status
+
+app = typer.Typer(
+    help="Minimum-weight k-vertex induced subgraphs, and key caches pruned by them. Start with: grace-opt demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console, errors = Console(), Console(stderr=True)
+#: Instances of a batch that the tables show; --json gives all.
+SHOWN = 20
+
+
+class Exit(IntEnum):
+    """What the exit code means."""
+
+    OK = 0
+    BAD_INPUT = 2
+    LIMIT = 3
+    SOLVER = 4
+
+
+File = Annotated[Path, typer.Argument(help=f"Instance: {', '.join(instances.SUFFIXES)} (k-cluster .dat, MDPLIB .txt).")]
+K = Annotated[int | None, typer.Option("-k", "--k", help="How many vertices to choose; default: as the file states.")]
+Seed = Annotated[int, typer.Option(help="Seed of randomised methods.")]
+TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which to stop with the best choice so far.")]
+Certify = Annotated[bool, typer.Option(help="Compute a certified lower bound, and with it the gap.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of a table.")]
+Protected = Annotated[str | None, typer.Option(help="Vertices that must not be chosen, e.g. 0,3,17.")]
+
+
+@contextmanager
+def _reporting() -> Iterator[None]:
+    """Turn our errors into one line and an exit code; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except SolverError as error:
+        errors.print(f"[red]refused:[/] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(Exit.SOLVER) from None
+    except GraceError as error:
+        errors.print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(Exit.BAD_INPUT) from None
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the solvers: what each guarantees and which options it takes."""
+    rows = [
+        {
+            "method": spec.name,
+            "exact": spec.exact,
+            "guarantee": spec.guarantee,
+            "options": {f: str(v.default) for f, v in spec.options.__dataclass_fields__.items()},
+            "summary": spec.summary,
+        }
+        for spec in api.methods()
+    ]
+    if as_json:
+        _print_json(rows)
+        return
+    table = Table("method", "exact", "guarantee", "options (default)", "summary")
+    for row in rows:
+        options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
+        table.add_row(row["method"], "yes" if row["exact"] else "", row["guarantee"], options, row["summary"])
+    console.print(table)
+
+
+@app.command()
+def solve(
+    file: File,
+    k: K = None,
+    method: Annotated[str, typer.Option(help="A solver's name, see: grace-opt methods")] = "mies",
+    option: Annotated[list[str] | None, typer.Option(help="Option of the method, name=value; repeatable.")] = None,
+    protected: Protected = None,
+    seed: Seed = 0,
+    time_limit: TimeLimit = None,
+    certify: Certify = False,
+    as_json: AsJson = False,
+) -> None:
+    """Solve the instance in FILE by one method.
+
+    Example: grace-opt solve W.npy -k 39 --method local_search --option start=think --certify
+    """
+    with _reporting():
+        instance = instances.read(file)
+        options = dict(_option(text) for text in option or [])
+        common = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit, "certify": certify}
+        solutions = [api.solve(instance.W, _k(k, instance, file), method, **common, **options)]
+    _finish(solutions, as_json, indices=True)
+
+
+@app.command()
+def compare(
+    file: File,
+    k: K = None,
+    method: Annotated[list[str] | None, typer.Option(help="Repeatable; default: every method that accepts the size.")] = None,
+    protected: Protected = None,
+    seed: Seed = 0,
+    time_limit: TimeLimit = None,
+    certify: Certify = True,
+    as_json: AsJson = False,
+) -> None:
+    """Solve the instance in FILE by several methods and show them side by side.
+
+    Example: grace-opt compare W.npz -k 39 --method think --method mies --method local_search
+    """
+    with _reporting():
+        instance = instances.read(file)
+        common = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit, "certify": certify}
+        solutions = api.compare(instance.W, _k(k, instance, file), method or None, **common)
+    _finish(solutions, as_json, indices=False)
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        str | None, typer.Option(help="Hub id, folder or .gguf file of any Llama-like model; default: the pocket model.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 1024,
+    depth: Annotated[float, typer.Option(help="Where the needle is hidden: 0 = at the start, 1 = at the end.")] = 0.5,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
+) -> None:
+    """Prune a trained model's key cache and show what it costs.
+
+    Hides a password in a long text, lets the model answer from a dense cache and from pruned ones, and compares f, logits, bytes and text.
+    """
+    with _reporting():
+        try:
+            from .figures import demo_figure
+            from .hf.demo import RATIOS, providers, run_demo
+            from .hf.models import POCKET, load_model
+        except ImportError as error:
+            raise OptionError(f'the demo needs transformers and matplotlib: pip install "grace-opt[hf,bench]" ({error})') from None
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=errors, transient=True) as progress:
+            bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)))
+            loaded, tokenizer = load_model(model or str(POCKET))
+            report = run_demo(
+                loaded,
+                tokenizer,
+                name=model or "pocket",
+                tokens=tokens,
+                depth=depth,
+                seed=seed,
+                advance=lambda step: progress.update(bar, advance=1, description=step),
+            )
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            _write_json(out / "demo.json", report.to_dict())
+            demo_figure(report, out / "demo.png")
+        except OSError as error:
+            raise OptionError(f"cannot write to {out}: {error}. Choose another folder with --out.") from None
+    _print_demo(report)
+    console.print(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", soft_wrap=True)
+
+
+def _print_demo(report: Any) -> None:
+    console.print(
+        f"[bold]{report.model}[/]: {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} channels; "
+        f"prompt of {report.prompt_tokens} tokens, needle at depth {report.depth:g}\n"
+        f"{report.question} [bold]{report.answer}[/]",
+        soft_wrap=True,
+    )
+    table = Table(title="key cache, beside dense")
+    table.add_column("method")
+    for name in ("λ", "Σ f", "gap ≤", "logit error", "K bytes", "K", "K+V bytes", "K+V"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("needle")
+    table.add_column("generated", overflow="ellipsis", no_wrap=True, max_width=28)
+    last = None
+    for row in report.rows:
+        if last is not None and row.ratio != last:
+            table.add_section()
+        last = row.ratio
+        cost = [f"{row.objective:.4g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"] if row.ratio else ["", "", ""]
+        sizes = [f"{row.key_bytes:,}", f"{row.key_ratio:.1%}", f"{row.total_bytes:,}", f"{row.total_ratio:.1%}"]
+        table.add_row(
+            row.method, f"{row.ratio:g}", *cost, *sizes, "[green]found[/]" if row.found else "[red]lost[/]", row.text
+        )
+    console.print(table)
+    console.print(
+        "Σ f: squared change of the observed logits, over all heads. gap: to a certified lower bound that holds for every "
+        "choice of as many channels. Logit error: relative, over the dense run's continuation. The whole answer is "
+        f"decoded from the pruned cache. {report.seconds:.1f} s.",
+        style="dim",
+    )
+
+
+def _finish(solutions: list[Solution], as_json: bool, *, indices: bool) -> None:
+    if as_json:
+        _print_json([_as_dict(s) for s in solutions])
+    else:
+        console.print(_table(solutions, indices))
+    limited = any(status is Status.LIMIT for s in solutions for status in np.ravel(s.status))
+    if limited:
+        raise typer.Exit(Exit.LIMIT)
+
+
+def _as_dict(solution: Solution) -> dict[str, Any]:
+    return {
+        "method": solution.method,
+        "options": {name: value if _is_plain(value) else str(value) for name, value in solution.options.items()},
+        "seed": solution.seed,
+        "indices": np.asarray(solution.indices).tolist(),
+        "objective": np.asarray(solution.objective).tolist(),
+        "lower_bound": _finite(np.asarray(solution.lower_bound)),
+        "gap": _finite(np.asarray(solution.gap)),
+        "status": np.vectorize(lambda s: s.name, otypes=[object])(np.asarray(solution.status, dtype=object)).tolist(),
+        "stats": dict(solution.stats),
+    }
+
+
+def _table(solutions: list[Solution], indices: bool) -> Table:
+    size = np.asarray(solutions[0].objective).size if solutions else 0
+    batch = size > 1
+    caption = f"{size} instances, the first {SHOWN} shown; --json gives all" if size > SHOWN else None
+    table = Table("method", *(["instance"] if batch else []), "objective", "lower bound", "gap", "status", "time", caption=caption)
+    if indices:
+        table.add_column("chosen vertices", overflow="fold")
+    for s in solutions:
+        rows = zip(
+            np.ravel(s.objective),
+            np.ravel(s.lower_bound),
+            np.ravel(s.gap),
+            np.ravel(np.asarray(s.status, dtype=object)),
+            np.reshape(s.indices, (size, -1)),
+            strict=True,
+        )
+        for b, (f, bound, gap, status, chosen) in enumerate(list(rows)[:SHOWN]):
+            table.add_row(
+                s.method if b == 0 else "",
+                *([str(b)] if batch else []),
+                f"{f:.9g}",
+                f"{bound:.9g}" if math.isfinite(bound) else "none",
+                f"{gap:.3%}" if math.isfinite(gap) else "unknown",
+                status.name,
+                f"{s.stats['time']:.3g} s" if b == 0 else "",
+                *([" ".join(str(i) for i in chosen if i >= 0)] if indices else []),
+            )
+    return table
+
+
+def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:
+    if k is None and instance.k is None:
+        raise OptionError(f"{file} does not state k: say how many vertices to choose, e.g. -k {instance.W.shape[-1] // 2}.")
+    return instance.k if k is None else k
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise OptionError(f"--option {text!r}: write name=value, for instance --option start=think.")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _vertices(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise OptionError(f"--protected {text!r}: write vertex numbers with commas, e.g. 0,3,17.") from None
+
+
+def _finite(values: Any) -> Any:
+    """JSON has no infinities: null stands for 'nothing certified'."""
+    return np.where(np.isfinite(values), values, None).tolist()
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _write_json(path: Path, value: Any) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(aside, path)

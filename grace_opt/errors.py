@@ -1,0 +1,35 @@
+"""Every error that grace_opt raises on purpose: one tree, so that ``except GraceError`` catches them all.
+
+Each subclass also derives from the builtin that a newcomer would expect (``ValueError``, ``TypeError``, ``LookupError``).
+A message says what was wrong, where, and what to write instead.
+"""
+
+from __future__ import annotations
+
+
+class GraceError(Exception):
+    """Base class of all errors raised by grace_opt."""
+
+
+class ProblemError(GraceError, ValueError):
+    """The instance is malformed: W, k, protected, or tensors it is built from."""
+
+
+class OptionError(GraceError, TypeError, ValueError):
+    """An option is unknown, has the wrong type, or lies outside its range."""
+
+
+class UnknownSolverError(GraceError, LookupError):
+    """No solver of that name is registered, or the extra that brings it is not installed."""
+
+
+class SolverError(GraceError, RuntimeError):
+    """A solver could not finish, refused the instance, or returned something that is not a solution."""
+
+
+class MaskError(GraceError, ValueError):
+    """A mask file is corrupt, foreign or of another version, or a mask does not fit the model."""
+
+
+class CacheError(GraceError, RuntimeError):
+    """A pruned key cache is used in a way that would give silently wrong output."""

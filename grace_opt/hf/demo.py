@@ -1,0 +1,244 @@
+"""The main job, measured: one long needle prompt, a dense cache beside pruned ones, and what each costs and answers.
+
+``grace-opt demo`` prints what `run_demo` returns. The prompt except its last token is prefilled, the cache is pruned, and the last token
+is decoded from the pruned cache; so every token of the answer, the first one included, comes from pruned keys.
+Source: the experiments of GRACE (arXiv 2604.16983), figures 3 and 5 and table 3, in small.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from .. import bounds, objective
+from ..needle import NeedlePrompt, make_prompt
+from ..problem import Problem
+from ..provider import MaskProvider
+from ..weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
+from .cache import PrunedKeyCache
+from .capture import attention_implementation, capture
+from .report import MemoryReport
+
+RATIOS = (0.5, 0.6, 0.7)
+OBSERVED = 32
+
+
+def providers(ratio: float) -> dict[str, MaskProvider]:
+    """The methods of the demo's table, at one ratio."""
+    protect = (PROTECT_LOW, PROTECT_HIGH)
+    return {
+        "THINK": MaskProvider("think", ratio),
+        "GRACE": MaskProvider("grace", ratio),
+        "GRACE + local search": MaskProvider("local_search", ratio, protect=protect),
+    }
+
+
+@dataclass(frozen=True)
+class DemoRow:
+    """One cache's line in the table.
+
+    Attributes
+    ----------
+    method, ratio : str, float
+    objective : float
+        Σ over layers and KV heads of f(S), the squared change of the observed logits; 0 for dense.
+    gap : float
+        (Σf - Σbound) / Σf; the bound is certified for every method alike (no protection).
+    logit_error : float
+        Relative Frobenius error of the logits over the dense run's continuation.
+    key_bytes, total_bytes : int
+        K (indices included), and K + V.
+    key_ratio, total_ratio : float
+        The same beside dense.
+    found : bool
+        Whether the answer came back.
+    text : str
+        What was generated, greedily.
+    layer_objective : list of float
+        Σ over KV heads of f(S), per prunable layer.
+    """
+
+    method: str
+    ratio: float
+    objective: float
+    gap: float
+    logit_error: float
+    key_bytes: int
+    total_bytes: int
+    key_ratio: float
+    total_ratio: float
+    found: bool
+    text: str
+    layer_objective: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """Everything that the demo shows; `to_dict` is what goes to JSON."""
+
+    model: str
+    prompt_tokens: int
+    depth: float
+    question: str
+    answer: str
+    layers: list[int]
+    kv_heads: int
+    head_dim: int
+    rows: list[DemoRow]
+    interaction: Tensor
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python values, without the heatmap."""
+        values = asdict(self)
+        del values["interaction"]
+        return values
+
+
+def run_demo(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    *,
+    name: str = "model",
+    tokens: int = 1024,
+    depth: float = 0.5,
+    seed: int = 0,
+    new_tokens: int = 8,
+    ratios: tuple[float, ...] = RATIOS,
+    advance: Callable[[str], None] = lambda step: None,
+) -> DemoReport:
+    """Answer one needle prompt with a dense cache and with pruned ones.
+
+    Parameters
+    ----------
+    model, tokenizer
+        Any Llama-like causal language model.
+    name : str
+        What to call the model in the report.
+    tokens, depth, seed
+        Of the prompt, see `grace_opt.needle.make_prompt`.
+    new_tokens : int
+        How many tokens to generate.
+    ratios : tuple of float
+        Ratios to prune at.
+    advance : callable
+        Told the name of each finished step, for a progress bar.
+
+    Returns
+    -------
+    DemoReport
+    """
+    began = time.perf_counter()
+    prompt = make_prompt(
+        tokens, depth, count=lambda text: len(tokenizer(text, add_special_tokens=False).input_ids), seed=seed
+    )
+    ids = tokenizer(prompt.text, return_tensors="pt").input_ids
+    with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        probe = PrunedKeyCache(model.config, ratio=0.0, protect=(0.0, 0.0))
+        W = _interactions(model, ids, probe.prunable_layers)
+        advance("interaction matrices")
+        run = _Run(model, tokenizer, prompt, ids, new_tokens, W)
+        rows = [run.dense()]
+        advance("dense")
+        for ratio in ratios:
+            bound = _bound(W, ratio)
+            for method, provider in providers(ratio).items():
+                rows.append(run.pruned(method, provider, bound))
+                advance(f"{method} {ratio:g}")
+    return DemoReport(
+        model=name,
+        prompt_tokens=ids.shape[1],
+        depth=depth,
+        question=f"What is the password of {prompt.city}?",
+        answer=prompt.answer,
+        layers=list(probe.prunable_layers),
+        kv_heads=W.shape[1],
+        head_dim=W.shape[-1],
+        rows=rows,
+        interaction=W[W.shape[0] // 2, 0],
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _interactions(model: PreTrainedModel, ids: Tensor, layers: tuple[int, ...]) -> Tensor:
+    """W of every prunable layer and KV head, (layers, H_kv, d, d), as the cache will see it."""
+    captured = capture(model, ids[:, :-1], layers=layers)
+    return torch.stack(
+        [interaction_matrix(c.queries[0, :, -OBSERVED:], c.keys[0]) for _, c in sorted(captured.items())]
+    ).to(torch.float64)
+
+
+def _bound(W: Tensor, ratio: float) -> float:
+    problem = Problem.of(W, prune_count(ratio, W.shape[-1])).flatten()
+    return float(bounds.certificate(problem, "fast").clamp_min(0.0).sum())  # W is positive semidefinite: f >= 0
+
+
+@dataclass
+class _Run:
+    """What all caches of one demo share."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    prompt: NeedlePrompt
+    ids: Tensor
+    new_tokens: int
+    W: Tensor
+    reference: Tensor | None = None
+    continuation: Tensor | None = None
+
+    def dense(self) -> DemoRow:
+        cache = self._prefilled(DynamicCache(config=self.model.config))
+        generated, text = self._generate(cache)
+        self.continuation = torch.cat([self.ids[:, -1:], generated[:, :-1]], dim=1)
+        cache = self._prefilled(DynamicCache(config=self.model.config))
+        size = [sum(t.nbytes for t in pair) for pair in zip(*((x.keys, x.values) for x in cache.layers), strict=True)]
+        self.reference = self.model(self.continuation, past_key_values=cache).logits
+        found = self.prompt.found_in(text)
+        return DemoRow("dense", 0.0, 0.0, 0.0, 0.0, size[0], sum(size), 1.0, 1.0, found, text)
+
+    def pruned(self, method: str, provider: MaskProvider, bound: float) -> DemoRow:
+        if self.reference is None or self.continuation is None:
+            raise RuntimeError("the dense cache runs first: it is what the others are compared to")
+        cache = self._prefilled(PrunedKeyCache(self.model.config, provider=provider))
+        report: MemoryReport = cache.memory_report()
+        f = objective.evaluate(self.W, cache.channel_mask().pruned[:, 0])
+        logits = self.model(self.continuation, past_key_values=cache).logits
+        error = float((logits - self.reference).norm() / self.reference.norm())
+        _, text = self._generate(self._prefilled(PrunedKeyCache(self.model.config, provider=provider)))
+        return DemoRow(
+            method=method,
+            ratio=provider.ratio,
+            objective=float(f.sum()),
+            gap=(float(f.sum()) - bound) / max(float(f.sum()), 1e-300),
+            logit_error=error,
+            key_bytes=report.key_bytes,
+            total_bytes=report.total_bytes,
+            key_ratio=report.key_ratio,
+            total_ratio=report.total_ratio,
+            found=self.prompt.found_in(text),
+            text=text,
+            layer_objective=f.sum(-1).tolist(),
+        )
+
+    def _prefilled(self, cache: Any) -> Any:
+        self.model(self.ids[:, :-1], past_key_values=cache, logits_to_keep=1)
+        return cache
+
+    def _generate(self, cache: Any) -> tuple[Tensor, str]:
+        output = self.model.generate(
+            self.ids,
+            attention_mask=torch.ones_like(self.ids),
+            past_key_values=cache,
+            max_new_tokens=self.new_tokens,
+            do_sample=False,
+            pad_token_id=self.model.config.pad_token_id or 0,
+        )
+        generated = output[:, self.ids.shape[1] :]
+        return generated, self.tokenizer.decode(generated[0], skip_special_tokens=True).strip()

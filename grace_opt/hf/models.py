@@ -1,0 +1,69 @@
+"""Load a causal language model and its tokenizer: the pocket model that ships with grace_opt, a Hub id, a folder or a GGUF file.
+
+Use `load_pocket` for experiments on trained keys without a network. Source: transformers' Auto classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ..errors import GraceError
+
+#: Where the pocket model lies in the installed package.
+POCKET = Path(__file__).parent.parent / "data" / "pocket"
+
+
+class ModelError(GraceError, OSError):
+    """A model could not be loaded from where the user pointed."""
+
+
+def load_pocket() -> tuple[PreTrainedModel, Any]:
+    """The pocket model and its tokenizer, in float32 on the CPU.
+
+    Returns
+    -------
+    model : LlamaForCausalLM
+        Four layers, four query and two KV heads of width 64; see its model card beside the weights.
+    tokenizer : PreTrainedTokenizerFast
+
+    Examples
+    --------
+    >>> model, tokenizer = load_pocket()
+    >>> model.config.head_dim
+    64
+    """
+    return load_model(str(POCKET))
+
+
+def load_model(where: str) -> tuple[PreTrainedModel, Any]:
+    """A model for inference in float32 on the CPU, and its tokenizer.
+
+    Parameters
+    ----------
+    where : str
+        Hub id, folder, or path of a ``.gguf`` file. Code from the Hub is never run.
+
+    Raises
+    ------
+    ModelError
+        Saying what transformers said.
+    """
+    path, options = Path(where), {}
+    source = where
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"no GGUF file at {where}.")
+        source, options = str(path.parent), {"gguf_file": path.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(
+            f"cannot load a model from {where!r}: give a Hub id, a folder with config.json, or a .gguf file. "
+            f"transformers said: {str(error).splitlines()[0]}"
+        ) from error
+    return model.eval(), tokenizer

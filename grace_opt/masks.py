@@ -1,0 +1,150 @@
+"""`ChannelMask`: which key channels are pruned, per KV head, for one layer or a whole model; saved as safetensors.
+
+Use it to carry a selection from where it was made to where it is applied. Source: ours; format documented at `ChannelMask.save`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import MaskError
+from .objective import indices_from_mask
+
+FORMAT, VERSION = "grace_opt.channel_mask", "1"
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelMask:
+    """Pruned and kept key channels of every KV head.
+
+    Attributes
+    ----------
+    pruned : Tensor (..., H_kv, d), bool
+        True = this channel of this head is pruned. Leading dimensions are layers and/or batch.
+    fingerprint : mapping
+        What the mask was made for (model type, layers, KV heads, head_dim, …); empty if unknown.
+
+    Raises
+    ------
+    MaskError
+        If `pruned` is not a bool tensor of at least two dimensions.
+
+    Examples
+    --------
+    >>> mask = ChannelMask(torch.tensor([[True, False, False], [False, False, True]]))
+    >>> mask.kept_indices.tolist()
+    [[1, 2], [0, 1]]
+    """
+
+    pruned: Tensor
+    fingerprint: Mapping[str, str | int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pruned, Tensor) or self.pruned.dtype != torch.bool or self.pruned.ndim < 2:
+            got = f"{self.pruned.dtype} {tuple(self.pruned.shape)}" if isinstance(self.pruned, Tensor) else type(self.pruned)
+            raise MaskError(f"a ChannelMask is a bool tensor (..., KV heads, head_dim), True = pruned; got {got}.")
+
+    @property
+    def head_dim(self) -> int:
+        """Channels per head, d."""
+        return self.pruned.shape[-1]
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads per layer."""
+        return self.pruned.shape[-2]
+
+    @property
+    def pruned_indices(self) -> Tensor:
+        """Sorted pruned channels, int64; shorter rows are padded with -1."""
+        return _indices(self.pruned)
+
+    @property
+    def kept_indices(self) -> Tensor:
+        """Sorted kept channels, int64; shorter rows are padded with -1."""
+        return _indices(~self.pruned)
+
+    def layer(self, i: int) -> ChannelMask:
+        """Entry `i` of the first leading dimension."""
+        if self.pruned.ndim < 3:
+            raise MaskError(f"this mask of shape {tuple(self.pruned.shape)} has no layer dimension.")
+        return ChannelMask(self.pruned[i], self.fingerprint)
+
+    def to(self, device: torch.device | str) -> ChannelMask:
+        """The same mask on another device."""
+        return ChannelMask(self.pruned.to(device), self.fingerprint)
+
+    @staticmethod
+    def stack(masks: Sequence[ChannelMask], fingerprint: Mapping[str, str | int] | None = None) -> ChannelMask:
+        """Stack layers' masks along a new first dimension; they must agree in shape."""
+        shapes = {tuple(m.pruned.shape) for m in masks}
+        if len(shapes) != 1:
+            raise MaskError(f"cannot stack masks of shapes {sorted(shapes)}: give at least one, all of one shape.")
+        return ChannelMask(torch.stack([m.pruned for m in masks]), fingerprint or masks[0].fingerprint)
+
+    def require_fit(self, fingerprint: Mapping[str, str | int]) -> None:
+        """Raise MaskError, naming the difference, if this mask was made for another model than `fingerprint` describes."""
+        other = {key: (self.fingerprint[key], fingerprint[key]) for key in self.fingerprint.keys() & fingerprint.keys()}
+        differ = [f"{key}: mask {a!r}, model {b!r}" for key, (a, b) in sorted(other.items()) if a != b]
+        if differ:
+            raise MaskError(f"the mask was made for another model ({'; '.join(differ)}): make one for this model.")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file: tensor ``pruned`` (bool) and metadata ``format``, ``version``, ``fingerprint`` (JSON).
+
+        The file is written aside and renamed, so a crash leaves no half of it.
+        """
+        path = Path(path)
+        metadata = {"format": FORMAT, "version": VERSION, "fingerprint": json.dumps(dict(self.fingerprint), sort_keys=True)}
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        os.close(handle)
+        try:
+            save_file({"pruned": self.pruned.detach().cpu().contiguous()}, aside, metadata)
+            os.replace(aside, path)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> ChannelMask:
+        """Read a file that `save` wrote.
+
+        Raises
+        ------
+        MaskError
+            If the file is missing, truncated, corrupt, not a channel mask, or of a later format version.
+        """
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                metadata, names = file.metadata() or {}, set(file.keys())
+                if metadata.get("format") != FORMAT or "pruned" not in names:
+                    raise MaskError(f"{path} is a safetensors file, but not a channel mask of grace_opt.")
+                if metadata.get("version") != VERSION:
+                    raise MaskError(
+                        f"{path} has format version {metadata.get('version')!r}; this grace_opt reads {VERSION!r}: update it."
+                    )
+                pruned = file.get_tensor("pruned")
+            fingerprint = json.loads(metadata["fingerprint"])
+        except FileNotFoundError:
+            raise MaskError(f"no mask file at {path}.") from None
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            if isinstance(error, MaskError):
+                raise
+            raise MaskError(f"{path} cannot be read as a channel mask (truncated or not safetensors): {error}") from error
+        if not isinstance(fingerprint, dict):
+            raise MaskError(f"{path}: the fingerprint is not a JSON object.")
+        return ChannelMask(pruned, fingerprint)
+
+
+def _indices(mask: Tensor) -> Tensor:
+    return indices_from_mask(mask, int(mask.sum(-1).max()))

@@ -1,0 +1,122 @@
+"""`MaskProvider`: observed queries and cached keys in, a `ChannelMask` out, by any registered method.
+
+It is what inference code plugs in. A method that somebody registers can be used here at once. Source: GRACE
+(arXiv 2604.16983): the preset ``"grace"`` is salient-channel protection plus MIES.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import registry
+from .arrays import to_tensor
+from .errors import OptionError, ProblemError
+from .masks import ChannelMask
+from .problem import Problem
+from .registry import Run
+from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune_count, salient_channels
+
+#: Presets: name -> (method, protection bounds).
+PRESETS: Mapping[str, tuple[str, tuple[float, float]]] = {"grace": ("mies", (PROTECT_LOW, PROTECT_HIGH))}
+
+
+class MaskProvider:
+    """Chooses which key channels to prune, one KV head at a time.
+
+    Parameters
+    ----------
+    method : str
+        A registered method, or the preset ``"grace"`` (protection and MIES).
+    ratio : float
+        Fraction of channels to prune, in [0, 1); ⌈ratio · d⌉ channels of every head are pruned.
+    protect : (low, high), optional
+        Bounds of the protected proportion, see `salient_channels`; None protects nothing (for the preset: its own bounds).
+    weight : {"frobenius"}
+        Which W to build from queries and keys.
+    seed : int
+        For randomised methods.
+    **options
+        The method's own options.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(1, 4, 32, 64), torch.randn(1, 2, 500, 64)
+    >>> MaskProvider("grace", ratio=0.6)(q, k).kept_indices.shape
+    torch.Size([1, 2, 25])
+    """
+
+    def __init__(
+        self,
+        method: str = "mies",
+        ratio: float = 0.5,
+        *,
+        protect: tuple[float, float] | None = None,
+        weight: str = "frobenius",
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        solver, preset_protect = PRESETS.get(method, (method, None))
+        protect = preset_protect if protect is None else protect
+        if weight not in WEIGHTS:
+            raise OptionError(f"weight={weight!r}: give one of {', '.join(map(repr, WEIGHTS))}.")
+        prune_count(ratio, 1)  # checks the range
+        self.method, self.ratio, self.weight, self.seed = method, float(ratio), weight, seed
+        self.protect = None if protect is None else check_protection(protect)
+        self._spec = registry.get(solver)
+        self._options = self._spec.make_options(options)
+
+    def __repr__(self) -> str:
+        return f"MaskProvider({self.method!r}, ratio={self.ratio:g}, protect={self.protect}, weight={self.weight!r})"
+
+    def count(self, head_dim: int) -> int:
+        """How many of `head_dim` channels are pruned; checks that protection leaves that many.
+
+        Raises
+        ------
+        ProblemError
+            If k + ⌊high · d + ½⌋ > d.
+        """
+        k = prune_count(self.ratio, head_dim)
+        most = 0 if self.protect is None else math.floor(self.protect[1] * head_dim + 0.5)
+        if k + most > head_dim:
+            raise ProblemError(
+                f"ratio={self.ratio:g} prunes {k} of {head_dim} channels, but up to {most} may be protected: "
+                f"lower ratio to at most {(head_dim - most) / head_dim:.3g}, or the protection bound {self.protect}."
+            )
+        return k
+
+    def problem(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> Problem:
+        """The instance that `__call__` solves, one per KV head: for certificates and experiments."""
+        q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
+        W = WEIGHTS[self.weight](q, k, attention_mask)
+        protected = None
+        if self.protect is not None:
+            protected = salient_channels(k, *self.protect, attention_mask=attention_mask)
+        return Problem.of(W, self.count(k.shape[-1]), protected=protected, check=False)
+
+    def __call__(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
+        """Choose the channels to prune.
+
+        Parameters
+        ----------
+        queries : Tensor (..., H_q, L_obs, d)
+            Observed queries, after RoPE.
+        keys : Tensor (..., H_kv, L, d)
+            Cached keys, after RoPE.
+        attention_mask : Tensor (..., L), optional
+            True for real tokens.
+
+        Returns
+        -------
+        ChannelMask
+            ``pruned`` has shape (..., H_kv, d). Nothing in here waits for the device, if the method does not.
+        """
+        problem = self.problem(queries, keys, attention_mask)
+        with torch.no_grad():
+            mask = self._spec.solve(problem.flatten(), self._options, Run(self.seed)).mask
+        return ChannelMask(mask.reshape(problem.candidates.shape))

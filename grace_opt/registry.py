@@ -1,0 +1,216 @@
+"""The solver registry: `register` adds a method by name, `get` finds one, entry points bring other packages' solvers.
+
+A solver is a function ``solve(problem, options, run) -> Result``. With ``batched=True`` the problem has exactly one batch
+dimension; otherwise it is called once per instance, without a batch dimension. Source: ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+
+from .errors import OptionError, UnknownSolverError
+from .problem import Problem
+from .solution import Result
+
+ENTRY_POINT_GROUP = "grace_opt.solvers"
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For solvers that take none."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a call brings besides the instance: the seed and the clock.
+
+    Attributes
+    ----------
+    seed : int
+        Random choices must come from it alone.
+    deadline : float
+        `time.monotonic()` value at which to stop with the best choice so far; infinite without a limit.
+    """
+
+    seed: int = 0
+    deadline: float = float("inf")
+
+    def expired(self) -> bool:
+        """Whether the time limit has passed."""
+        return time.monotonic() >= self.deadline
+
+
+Solver = Callable[[Problem, Any, Run], Result]
+
+
+@dataclass(frozen=True)
+class SolverSpec:
+    """One registered method.
+
+    Attributes
+    ----------
+    name : str
+    solver : callable
+        ``(problem, options, run) -> Result``.
+    options : type
+        A frozen dataclass; its fields are the method's options.
+    exact : bool
+        Whether it proves optimality when it finishes.
+    batched : bool
+        Whether it takes a whole batch at once.
+    requires : tuple of str
+        Modules that must be importable, each as ``"module"`` or ``"module:extra"``.
+    guarantee : str
+        What is known about the answer, in one line.
+    summary : str
+        First line of the solver's docstring.
+    """
+
+    name: str
+    solver: Solver
+    options: type = NoOptions
+    exact: bool = False
+    batched: bool = False
+    requires: tuple[str, ...] = ()
+    guarantee: str = "none"
+    summary: str = ""
+
+    def make_options(self, given: dict[str, Any]) -> Any:
+        """The options dataclass, or OptionError naming the accepted ones."""
+        accepted = [field.name for field in dataclasses.fields(self.options)]
+        for name in given:
+            if name not in accepted:
+                near = difflib.get_close_matches(name, accepted, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                takes = f"accepts {', '.join(accepted)}" if accepted else "takes no options"
+                raise OptionError(f"method {self.name!r} has no option {name!r}; it {takes}.{hint}")
+        return self.options(**given)
+
+    def solve(self, problem: Problem, options: Any, run: Run) -> Result:
+        """Solve a flattened batch, looping over instances where the solver takes one at a time."""
+        if self.batched:
+            return self.solver(problem, options, run)
+        results = [self.solver(problem.instance(b), options, run) for b in range(problem.W.shape[0])]
+        bounds = [r.lower_bound for r in results]
+        limits = [r.limit for r in results]
+        unknown, false = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(False)
+        return Result(
+            torch.stack([r.mask for r in results]),
+            torch.stack([unknown if b is None else torch.as_tensor(b, dtype=torch.float64).cpu() for b in bounds]),
+            torch.stack([false if v is None else torch.as_tensor(v).cpu() for v in limits]),
+            {"instances": len(results)} | _summed([dict(r.stats) for r in results]),
+        )
+
+
+_REGISTRY: dict[str, SolverSpec] = {}
+_loaded = False
+
+
+def register(
+    name: str,
+    *,
+    options: type = NoOptions,
+    exact: bool = False,
+    batched: bool = False,
+    requires: tuple[str, ...] = (),
+    guarantee: str = "none",
+) -> Callable[[Solver], Solver]:
+    """Register the decorated function as method `name`.
+
+    Parameters
+    ----------
+    name : str
+        What users write as ``method=``.
+    options : type
+        Frozen dataclass of the method's options; validate in its ``__post_init__``.
+    exact, batched, requires, guarantee
+        As in `SolverSpec`.
+
+    Raises
+    ------
+    OptionError
+        If the name is taken by another function, or `options` is not a frozen dataclass.
+
+    Examples
+    --------
+    >>> import torch, grace_opt
+    >>> from grace_opt.registry import register, unregister
+    >>> from grace_opt.solution import Result
+    >>> @register("first", batched=True)
+    ... def first(problem, options, run):
+    ...     '''Take the first k unprotected vertices.'''
+    ...     rank = problem.candidates.cumsum(-1)
+    ...     return Result(problem.candidates & (rank <= problem.k.unsqueeze(-1)))
+    >>> grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1, method="first").indices
+    array([0])
+    >>> unregister("first")
+    """
+    if not (dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise OptionError(f"options of {name!r} must be a frozen dataclass: decorate it with @dataclass(frozen=True).")
+
+    def add(solver: Solver) -> Solver:
+        taken = _REGISTRY.get(name)
+        if taken and (taken.solver.__module__, taken.solver.__qualname__) != (solver.__module__, solver.__qualname__):
+            raise OptionError(f"a method named {name!r} is registered already ({taken.solver.__module__}): choose another name.")
+        summary = (solver.__doc__ or "").strip().split("\n")[0]
+        _REGISTRY[name] = SolverSpec(name, solver, options, exact, batched, requires, guarantee, summary)
+        return solver
+
+    return add
+
+
+def unregister(name: str) -> None:
+    """Forget method `name`; for tests and notebooks."""
+    _REGISTRY.pop(name, None)
+
+
+def specs() -> dict[str, SolverSpec]:
+    """All registered methods by name, ours first, entry points of other packages loaded."""
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        importlib.import_module("grace_opt.solvers")
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            point.load()
+    return dict(_REGISTRY)
+
+
+def get(name: str) -> SolverSpec:
+    """The method called `name`.
+
+    Raises
+    ------
+    UnknownSolverError
+        If there is none (the nearest name is suggested), or a module that it requires is missing (the extra is named).
+    """
+    known = specs()
+    spec = known.get(name) if isinstance(name, str) else None
+    if spec is None:
+        near = difflib.get_close_matches(str(name), known, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.")
+    for requirement in spec.requires:
+        module, _, extra = requirement.partition(":")
+        if importlib.util.find_spec(module) is None:
+            what = f"grace-opt[{extra}]" if extra else module
+            raise UnknownSolverError(f'method {name!r} needs {module}, which is not installed: pip install "{what}".')
+    return spec
+
+
+def _summed(stats: list[dict[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for one in stats:
+        for key, value in one.items():
+            if isinstance(value, int | float):
+                total[key] = total.get(key, 0) + value
+    return total

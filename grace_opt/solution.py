@@ -1,0 +1,141 @@
+"""`Status`, `Result` and `Solution`: what a solver hands back, and what a user gets.
+
+A solver returns a `Result` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, which carries the
+objective in float64, the certified bound, the gap and an honest status, and can verify itself. Source: ours.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import objective as f
+from .errors import SolverError
+from .problem import Problem
+
+#: f - bound at most this times max(|f|, sum of W_ii) counts as proved.
+OPTIMALITY_RTOL = 1e-9
+
+
+class Status(enum.Enum):
+    """How much is known about one instance's answer; the value is a sentence for people."""
+
+    OPTIMAL = "proved optimal: the objective equals its certified lower bound"
+    FEASIBLE = "a valid choice of k vertices; optimality is not proved"
+    LIMIT = "stopped at a time or work limit with the best choice so far"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a solver returns.
+
+    Attributes
+    ----------
+    mask : Tensor (..., n), bool
+        Exactly k True per instance, none of them protected.
+    lower_bound : Tensor (...), float64, optional
+        A certified bound that the solver found on its way.
+    limit : Tensor (...), bool, optional
+        Instances that a time or work limit cut short.
+    stats : mapping
+        Counters worth showing: iterations, nodes, …
+    """
+
+    mask: Tensor
+    lower_bound: Tensor | None = None
+    limit: Tensor | None = None
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The answer to `solve`, with one entry per instance; arrays are numpy or torch, as W was.
+
+    Attributes
+    ----------
+    mask : array (..., n), bool
+        Authoritative: True = chosen.
+    indices : array (..., k_max), int64
+        Sorted chosen vertices, padded with -1 where an instance's k is smaller.
+    objective : array (...), float64
+        f(S).
+    lower_bound : array (...), float64
+        Certified: no choice of k vertices has a smaller objective. -inf where nothing was certified.
+    gap : array (...), float64
+        ``(objective - lower_bound) / max(|objective|, 1e-9 sum|W|)``; infinite where uncertified.
+    status : Status, or object array (...) of Status
+    method, options, seed
+        What was asked for.
+    stats : mapping
+        ``time`` in seconds, and the solver's counters.
+    labels : list or None
+        For a networkx graph, the chosen nodes.
+    """
+
+    mask: Any
+    indices: Any
+    objective: Any
+    lower_bound: Any
+    gap: Any
+    status: Any
+    method: str
+    options: Mapping[str, Any]
+    seed: int
+    stats: Mapping[str, Any]
+    labels: list[Any] | None = None
+    problem: Problem | None = field(default=None, repr=False)
+
+    def verify(self) -> Solution:
+        """Recompute everything checkable from W in float64, and return the solution itself.
+
+        Raises
+        ------
+        SolverError
+            If the size is not k, a protected vertex is chosen, or f differs from the recomputed one by more than
+            1e-9 relative to sum |W_ij| over the chosen entries (2e-6 if W is float32 and data checks were off), or lies below its own bound.
+        """
+        if self.problem is None:
+            raise SolverError("this Solution carries no problem to verify against: call solve(...) to get one that does.")
+        p, mask = self.problem, torch.as_tensor(self.mask).to(self.problem.W.device)
+        check_mask(p, mask, self.method)
+        exact = f.evaluate(p.W, mask)
+        size = f.evaluate(p.W.abs(), mask)
+        stored = torch.as_tensor(self.objective, dtype=torch.float64, device=exact.device)
+        bound = torch.as_tensor(self.lower_bound, dtype=torch.float64, device=exact.device)
+        if bool(((stored - exact).abs() > 1e-9 * size).any()):
+            raise SolverError(f"{self.method}: stored objective {stored.tolist()} differs from {exact.tolist()}.")
+        if bool((bound > exact + OPTIMALITY_RTOL * size).any()):
+            raise SolverError(f"{self.method}: lower bound {bound.tolist()} lies above the objective {exact.tolist()}.")
+        return self
+
+
+def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
+    """Raise SolverError unless `mask` is a valid choice for every instance of `problem`."""
+    if mask.dtype != torch.bool or mask.shape != problem.candidates.shape:
+        raise SolverError(
+            f"{method} returned a mask of dtype {mask.dtype} and shape {tuple(mask.shape)}; "
+            f"expected bool {tuple(problem.candidates.shape)}."
+        )
+    if bool((mask.sum(-1) != problem.k).any()):
+        raise SolverError(f"{method} chose {mask.sum(-1).tolist()} vertices where k = {problem.k.tolist()}.")
+    if bool((mask & ~problem.candidates).any()):
+        raise SolverError(f"{method} chose protected vertices.")
+
+
+def proved(problem: Problem, objective: Tensor, lower_bound: Tensor) -> Tensor:
+    """Whether each objective is proved optimal by its bound: within 1e-9, or less than one step for integer W."""
+    scale = torch.maximum(objective.abs(), problem.diagonal.to(torch.float64).sum(-1))
+    slack = torch.full_like(objective, 1 - 1e-6) if problem.integer else torch.zeros_like(objective)
+    return objective - lower_bound <= torch.maximum(OPTIMALITY_RTOL * scale, slack)
+
+
+def relative_gap(problem: Problem, objective: Tensor, lower_bound: Tensor) -> Tensor:
+    """``(f - bound) / max(|f|, 1e-9 sum|W|)``, 0 where both are equal."""
+    floor = 1e-9 * problem.W.abs().to(torch.float64).sum((-1, -2))
+    difference = objective - lower_bound
+    return torch.where(difference == 0, 0.0, difference / torch.maximum(objective.abs(), floor).clamp_min(1e-300))

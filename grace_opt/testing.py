@@ -1,0 +1,179 @@
+"""For people who write solvers: a conformance suite, and hypothesis strategies that draw difficult instances.
+
+``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first breach of the contract:
+exactly k vertices, none protected; honest objective and bound; batch = loop; per-instance k; reproducible; input untouched; dtypes and edge cases. Our
+own tests run it over the whole registry. Needs ``pip install "grace-opt[dev]"`` for hypothesis. Source: ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from . import registry
+from .api import solve
+from .solution import OPTIMALITY_RTOL, Solution, Status
+
+KINDS = ("wishart", "attention", "indefinite", "integer", "ties", "rank one", "zero rows", "diagonal", "scaled")
+
+
+def instance(kind: str, n: int, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A symmetric (n, n) matrix of one of `KINDS`."""
+    rng = np.random.default_rng(seed)
+    G = rng.normal(size=(n, n))
+    if kind == "wishart":
+        return G @ G.T
+    if kind == "attention":
+        Q, K = rng.normal(size=(8, n)) * rng.lognormal(size=n), rng.normal(size=(16, n)) * rng.lognormal(size=n)
+        return (Q.T @ Q) * (K.T @ K)
+    if kind == "indefinite":
+        return G + G.T
+    if kind == "integer":
+        return np.triu(A := rng.integers(-4, 5, (n, n)).astype(float)) + np.triu(A, 1).T
+    if kind == "ties":
+        return np.triu(A := rng.integers(0, 2, (n, n)).astype(float)) + np.triu(A, 1).T
+    if kind == "rank one":
+        v = rng.choice([-1.0, 1.0, 0.9, -0.9], n)
+        return np.outer(v, v)
+    if kind == "zero rows":
+        W = G @ G.T
+        W[: n // 2] = 0.0
+        W[:, : n // 2] = 0.0
+        return W
+    if kind == "diagonal":
+        return np.diag(rng.normal(size=n))
+    if kind == "scaled":
+        return (G @ G.T) * 10.0 ** rng.integers(-30, 30)
+    raise ValueError(f"kind={kind!r}: one of {KINDS}")
+
+
+@st.composite
+def instances(draw: st.DrawFn, max_n: int = 9) -> tuple[np.ndarray[Any, Any], int, list[int]]:
+    """Hypothesis strategy: W (n, n), a feasible k, and protected vertices."""
+    n = draw(st.integers(1, max_n))
+    W = instance(draw(st.sampled_from(KINDS)), n, draw(st.integers(0, 2**32 - 1)))
+    protected = sorted(draw(st.sets(st.integers(0, n - 1), max_size=n // 2)))
+    k = draw(st.integers(0, n - len(protected)))
+    return W, k, protected
+
+
+@st.composite
+def batches(
+    draw: st.DrawFn, max_n: int = 9, max_b: int = 4
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Hypothesis strategy: W (B, n, n), one k per instance, and a protected mask (B, n)."""
+    n, size = draw(st.integers(1, max_n)), draw(st.integers(1, max_b))
+    kinds = [draw(st.sampled_from(KINDS)) for _ in range(size)]
+    W = np.stack([instance(kind, n, draw(st.integers(0, 2**32 - 1))) for kind in kinds])
+    protected = np.array([[draw(st.booleans()) and i % 2 == 0 for i in range(n)] for _ in range(size)])
+    k = np.array([draw(st.integers(0, int(n - row.sum()))) for row in protected])
+    return W, k, protected
+
+
+def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) -> None:
+    """Check one answer against the instance it is for: size, protection, objective, bound, gap, status, indices."""
+    mask = np.asarray(torch.as_tensor(solution.mask).cpu())
+    W = np.asarray(torch.as_tensor(W).to(torch.float64).cpu())
+    n, shape = W.shape[-1], W.shape[:-2]
+    ks = np.broadcast_to(np.asarray(k), shape)
+    blocked = np.zeros((*shape, n), bool)
+    if protected is not None:
+        protected = np.asarray(torch.as_tensor(protected).cpu())
+        blocked = blocked | (protected if protected.dtype == bool else np.isin(np.arange(n), protected))
+    indices = np.asarray(torch.as_tensor(solution.indices).cpu())
+    for at in np.ndindex(*shape):
+        chosen = np.flatnonzero(mask[at])
+        assert mask[at].dtype == bool, f"{solution.method}: the mask is not bool"
+        assert len(chosen) == ks[at], f"{solution.method}: {len(chosen)} vertices chosen, k = {ks[at]}"
+        assert not (mask[at] & blocked[at]).any(), f"{solution.method}: a protected vertex was chosen"
+        row = indices[at]
+        assert row[row >= 0].tolist() == chosen.tolist(), f"{solution.method}: indices {row} do not match the mask {chosen}"
+        exact = W[at][np.ix_(chosen, chosen)]
+        size = np.abs(exact).sum()
+        objective, bound = (float(np.asarray(torch.as_tensor(v).cpu())[at]) for v in (solution.objective, solution.lower_bound))
+        assert abs(objective - exact.sum()) <= 1e-9 * size, f"{solution.method}: objective {objective}, recomputed {exact.sum()}"
+        assert bound <= objective + 1e-9 * size, f"{solution.method}: the bound {bound} is above f = {objective}"
+        status = solution.status[at] if shape else solution.status
+        if status is Status.OPTIMAL:
+            scale = max(abs(objective), np.trace(W[at]))
+            slack = 1.0 if (W[at] == np.round(W[at])).all() else 0.0
+            assert objective - bound <= max(OPTIMALITY_RTOL * scale, slack), f"{solution.method}: OPTIMAL without proof"
+
+
+def check_solver(name: str, *, sizes: tuple[int, ...] = (1, 2, 3, 6, 9), seed: int = 0, **options: Any) -> None:
+    """Run the conformance suite on the registered method `name`.
+
+    Parameters
+    ----------
+    name : str
+        A registered method.
+    sizes : tuple of int
+        Numbers of vertices to try; optima are enumerated, so keep them small.
+    seed : int
+        Seed of the instances and of the method.
+    **options
+        Options passed to the method.
+
+    Raises
+    ------
+    AssertionError
+        Naming the method, the instance and what was wrong.
+
+    Examples
+    --------
+    >>> check_solver("mies", sizes=(3,))
+    """
+    spec = registry.get(name)
+    for n, (which, kind) in itertools.product(sizes, enumerate(KINDS)):
+        W = instance(kind, n, seed + 100 * which + n)
+        for k in sorted({0, 1, n // 2, n}):
+            _check_single(spec, W, k, seed, options)
+        _check_protected(spec, W, seed, options)
+    for n in sizes:
+        _check_batch(spec, np.stack([instance(kind, n, seed + n) for kind in KINDS]), seed, options)
+
+
+def _check_single(spec: registry.SolverSpec, W: np.ndarray[Any, Any], k: int, seed: int, options: dict[str, Any]) -> None:
+    before = W.copy()
+    first = solve(W, k, spec.name, seed=seed, **options)
+    assert (W == before).all(), f"{spec.name} wrote into its input"
+    check_solution(W, k, first)
+    optimum = _optimum(W, k)
+    tolerance = 1e-9 * max(np.abs(W).sum(), 1e-300)
+    assert float(first.lower_bound) <= optimum + tolerance, f"{spec.name}: bound {first.lower_bound} above optimum {optimum}"
+    if spec.exact:
+        assert first.status is Status.OPTIMAL, f"{spec.name} is exact, but answered {first.status} at n = {len(W)}, k = {k}"
+    if first.status is Status.OPTIMAL:
+        assert float(first.objective) <= optimum + tolerance, f"{spec.name}: claims {first.objective}, optimum {optimum}"
+    again = solve(W, k, spec.name, seed=seed, **options)
+    assert (first.mask == again.mask).all(), f"{spec.name}: equal seeds gave different answers"
+    tensor = solve(torch.from_numpy(W), k, spec.name, seed=seed, **options)
+    assert isinstance(tensor.mask, torch.Tensor), f"{spec.name}: torch in, {type(tensor.mask)} out"
+    assert (tensor.mask.numpy() == first.mask).all(), f"{spec.name}: torch and numpy inputs gave different answers"
+
+
+def _check_protected(spec: registry.SolverSpec, W: np.ndarray[Any, Any], seed: int, options: dict[str, Any]) -> None:
+    n = len(W)
+    protected = list(range(0, n, 2)) if n > 1 else []
+    k = (n - len(protected) + 1) // 2
+    check_solution(W, k, solve(W, k, spec.name, protected=protected, seed=seed, **options), protected or None)
+    low = solve(W.astype(np.float32), k, spec.name, protected=protected, seed=seed, **options)
+    check_solution(W.astype(np.float32), k, low, protected or None)
+
+
+def _check_batch(spec: registry.SolverSpec, W: np.ndarray[Any, Any], seed: int, options: dict[str, Any]) -> None:
+    n = W.shape[-1]
+    ks = np.arange(len(W)) % (n + 1)
+    together = solve(W, ks, spec.name, seed=seed, **options)
+    check_solution(W, ks, together)
+    for b, k in enumerate(ks):
+        alone = solve(W[b], int(k), spec.name, seed=seed, **options)
+        assert (together.mask[b] == alone.mask).all(), f"{spec.name}: instance {b} of a batch differs from the same alone"
+
+
+def _optimum(W: np.ndarray[Any, Any], k: int) -> float:
+    return min(float(W[np.ix_(S, S)].sum()) for S in map(list, itertools.combinations(range(len(W)), k)))

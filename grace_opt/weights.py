@@ -1,0 +1,195 @@
+r"""From attention to a problem: the interaction matrix of observed queries and cached keys, and the channels to protect.
+
+Dropping the key channels P changes the logits by :math:`\sum_{i \in P} q_i k_i^\top`, whose squared Frobenius norm is
+:math:`1_P^\top W 1_P` with :math:`W = (Q^\top Q) \circ (K^\top K)`. Source: GRACE (arXiv 2604.16983), sections 3.1 to 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .arrays import backend_of, to_tensor, working_dtype
+from .errors import OptionError, ProblemError
+
+#: Our bounds [a, b] on the protected proportion; the paper gives none.
+PROTECT_LOW, PROTECT_HIGH = 0.05, 0.15
+
+
+def prune_count(ratio: float, d: int) -> int:
+    """How many of d channels a ratio prunes: ⌈ratio · d⌉, as in the paper.
+
+    Parameters
+    ----------
+    ratio : float
+        In [0, 1).
+    d : int
+        Number of channels.
+
+    Raises
+    ------
+    OptionError
+        If `ratio` lies outside [0, 1).
+
+    Examples
+    --------
+    >>> prune_count(0.6, 128), prune_count(0.7, 10)
+    (77, 7)
+    """
+    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 <= ratio < 1:
+        raise OptionError(f"ratio={ratio!r}: give the fraction of channels to prune, 0 <= ratio < 1, for instance 0.6.")
+    # .7 * 10 is 7.000000000000001 in floating point: round away what decimal ratios cannot mean.
+    return math.ceil(round(float(ratio) * d, 9))
+
+
+def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> Any:
+    r"""Interaction matrix of every KV head, :math:`W = (Q^\top Q) \circ (K^\top K)`.
+
+    Parameters
+    ----------
+    queries : array (..., H_q, L_obs, d)
+        Observed queries after RoPE, the last L_obs positions. The query heads of a group are stacked, so grouped-query
+        attention is exact.
+    keys : array (..., H_kv, L, d)
+        Cached keys after RoPE; H_q is a multiple of H_kv.
+    attention_mask : array (..., L), optional
+        True (or 1) for real tokens. Padding is excluded from the keys and, at the last L_obs positions, from the queries.
+
+    Returns
+    -------
+    array (..., H_kv, d, d)
+        float32 (float64 if the inputs are), symmetric, positive semidefinite up to rounding.
+
+    Raises
+    ------
+    ProblemError
+        On shapes that do not fit: L_obs > L, H_q not a multiple of H_kv, different d or leading dimensions.
+
+    Notes
+    -----
+    O(H_q L_obs d² + H_kv L d²). Half-precision inputs are accumulated in float32.
+
+    References
+    ----------
+    GRACE, arXiv 2604.16983, equations 5 to 7.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> W = interaction_matrix(rng.normal(size=(4, 8, 16)), rng.normal(size=(2, 32, 16)))
+    >>> W.shape
+    (2, 16, 16)
+    """
+    backend = backend_of(queries, keys, attention_mask)
+    q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
+    group = _check_shapes(q, k)
+    dtype = torch.promote_types(working_dtype(q.dtype), working_dtype(k.dtype))
+    q, k = q.to(dtype), k.to(dtype)
+    if attention_mask is not None:
+        valid = _valid_tokens(attention_mask, k)
+        k = k.masked_fill(~valid[..., None, :, None], 0.0)
+        q = q.masked_fill(~valid[..., None, -q.shape[-2] :, None], 0.0)
+    stacked = q.reshape(*k.shape[:-2], group * q.shape[-2], q.shape[-1])
+    W = (stacked.mT @ stacked) * (k.mT @ k)
+    return backend.export((W + W.mT) / 2)  # matrix products are symmetric only up to rounding
+
+
+def salient_channels(
+    keys: Any, low: float = PROTECT_LOW, high: float = PROTECT_HIGH, attention_mask: Any = None
+) -> Any:
+    r"""The channels that must not be pruned: those whose key column is unusually large.
+
+    A channel is salient if its L2 norm over the tokens exceeds mean + one standard deviation (ddof 0) of its head's channels.
+    The proportion p of salient channels is clamped to [low, high]; the top ⌊p d + ½⌋ channels by norm are protected.
+
+    Parameters
+    ----------
+    keys : array (..., L, d)
+        Cached keys after RoPE.
+    low, high : float
+        0 <= low <= high <= 1.
+    attention_mask : array, optional
+        True for real tokens, shape (..., L) without the head dimension of `keys` (..., H_kv, L, d).
+
+    Returns
+    -------
+    array (..., d), bool
+        True = protected.
+
+    Notes
+    -----
+    O(L d) per head. Ties go to the lowest index.
+
+    References
+    ----------
+    GRACE, arXiv 2604.16983, section 3.4. The paper does not state [a, b]; the defaults are ours.
+
+    Examples
+    --------
+    >>> keys = np.ones((10, 20)); keys[:, 3] = 50.0
+    >>> salient_channels(keys).nonzero()[0]
+    array([3])
+    """
+    check_protection((low, high))
+    backend = backend_of(keys, attention_mask)
+    k = to_tensor(keys, "keys")
+    if k.ndim < 2:
+        raise ProblemError(f"keys has shape {tuple(k.shape)}: expected (..., L, d).")
+    k = k.to(working_dtype(k.dtype))
+    if attention_mask is not None:
+        k = k.masked_fill(~_valid_tokens(attention_mask, k)[..., None, :, None], 0.0)
+    norms = torch.linalg.vector_norm(k, dim=-2)
+    d = norms.shape[-1]
+    salient = norms > norms.mean(-1, keepdim=True) + norms.std(-1, correction=0, keepdim=True)
+    proportion = salient.to(norms.dtype).mean(-1, keepdim=True).clamp(low, high)
+    count = (proportion * d + 0.5).floor()
+    rank = norms.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return backend.export(rank < count)
+
+
+def check_protection(protect: Any) -> tuple[float, float]:
+    """The bounds (low, high) of the protected proportion, validated."""
+    try:
+        low, high = (float(v) for v in protect)
+    except (TypeError, ValueError):
+        raise OptionError(f"protect={protect!r}: give (low, high), for instance ({PROTECT_LOW}, {PROTECT_HIGH}).") from None
+    if not 0 <= low <= high <= 1:
+        raise OptionError(f"protection bounds low={low}, high={high}: must satisfy 0 <= low <= high <= 1.")
+    return low, high
+
+
+def _check_shapes(q: Tensor, k: Tensor) -> int:
+    """Query heads per KV head."""
+    for name, t, heads in (("queries", q, "H_q, L_obs"), ("keys", k, "H_kv, L")):
+        if t.ndim < 3 or t.numel() == 0:
+            raise ProblemError(f"{name} has shape {tuple(t.shape)}: expected (..., {heads}, d), none of them empty.")
+    if q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
+        raise ProblemError(
+            f"queries {tuple(q.shape)} and keys {tuple(k.shape)} differ in head_dim (last) or in leading dimensions."
+        )
+    if q.shape[-3] % k.shape[-3]:
+        raise ProblemError(f"{q.shape[-3]} query heads are not a multiple of {k.shape[-3]} KV heads.")
+    if q.shape[-2] > k.shape[-2]:
+        raise ProblemError(
+            f"L_obs = {q.shape[-2]} queries are more than L = {k.shape[-2]} keys: pass the last queries only, queries[..., -{k.shape[-2]}:, :]."
+        )
+    return q.shape[-3] // k.shape[-3]
+
+
+def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
+    valid = attention_mask if isinstance(attention_mask, Tensor) else torch.as_tensor(np.asarray(attention_mask))
+    valid = valid.to(keys.device) != 0
+    expected = (*keys.shape[:-3], keys.shape[-2])
+    if valid.shape != expected:
+        raise ProblemError(f"attention_mask has shape {tuple(valid.shape)}: expected {expected}, True for real tokens.")
+    return valid
+
+
+#: The weights that `MaskProvider` can build, by the name given as ``weight=``.
+WEIGHTS: dict[str, Callable[[Any, Any, Any], Any]] = {"frobenius": interaction_matrix}

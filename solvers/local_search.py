@@ -1,0 +1,98 @@
+r"""Local search: best-improvement 1-swap from any start, batched, until no swap improves.
+
+Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W 1_S`; the
+best exchange is made, s is updated in O(n), and the search stops when a freshly computed s shows no improving exchange.
+Complexity O(n²) per step. Guarantee: a verified 1-swap-local optimum (to ``1e-12 max|W|`` relative rounding), never worse
+than its start. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and any
+work on maximum diversity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace_opt import objective, registry
+from grace_opt.arrays import to_tensor
+from grace_opt.errors import OptionError
+from grace_opt.problem import Problem
+from grace_opt.registry import Run, register
+from grace_opt.solution import Result, check_mask
+
+#: Improvements below this, relative to max |W|, are rounding.
+TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class LocalSearchOptions:
+    """Options of `local_search`.
+
+    Attributes
+    ----------
+    start : str, bool mask (..., n), or int indices (..., k)
+        Where to start: a method's name, or a choice of k vertices.
+    max_steps : int or None
+        Largest number of swaps per instance; None: until locally optimal.
+    """
+
+    start: Any = "mies"
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.start == "local_search":
+            raise OptionError("start='local_search' would start from itself: name another method, a mask or indices.")
+        if self.max_steps is not None and (isinstance(self.max_steps, bool) or self.max_steps < 0):
+            raise OptionError(f"max_steps={self.max_steps!r}: give a non-negative integer, or None.")
+
+
+@register("local_search", options=LocalSearchOptions, batched=True, guarantee="1-swap-local optimum")
+def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Result:
+    """Improve a start by the best swap of two vertices until none improves."""
+    mask = _start(problem, options.start, run)
+    W = problem.W.to(torch.float64)
+    scale = W.abs().amax((-1, -2))
+    limit = torch.zeros_like(problem.k, dtype=torch.bool)
+    active = torch.arange(W.shape[0], device=W.device)
+    steps = 0
+    sums = objective.row_sums(W, mask)
+    while active.numel():
+        if run.expired() or (options.max_steps is not None and steps >= options.max_steps):
+            limit[active] = True
+            break
+        cost = objective.swap_costs(W[active], mask[active], sums[active], problem.candidates[active])
+        change, pair = cost.flatten(1).min(-1)
+        improves = change < -TOLERANCE * scale[active]
+        stalled, moving = active[~improves], active[improves]
+        if stalled.numel():  # believe a stop only on sums computed afresh
+            fresh = objective.row_sums(W[stalled], mask[stalled])
+            cost = objective.swap_costs(W[stalled], mask[stalled], fresh, problem.candidates[stalled])
+            again = cost.flatten(1).min(-1).values < -TOLERANCE * scale[stalled]
+            sums[stalled] = fresh
+            active = torch.cat([moving, stalled[again]]).sort().values
+        if moving.numel():
+            leave, enter = pair[improves] // problem.n, pair[improves] % problem.n
+            mask[moving, leave], mask[moving, enter] = False, True
+            sums[moving] += W[moving, enter] - W[moving, leave]
+            steps += 1
+    return Result(mask, limit=limit, stats={"iterations": steps})
+
+
+def _start(problem: Problem, start: Any, run: Run) -> Tensor:
+    """A mask of the start: a method's answer, or the user's own choice, checked."""
+    if isinstance(start, str):
+        spec = registry.get(start)
+        return spec.solve(problem, spec.make_options({}), run).mask.clone()
+    given = start if isinstance(start, Tensor) else torch.as_tensor(start)
+    n = problem.n
+    if given.dtype != torch.bool:
+        given = to_tensor(given, "start").to(torch.int64)
+        if given.numel() and not (-1 <= int(given.min()) and int(given.max()) < n):
+            raise OptionError(f"start holds vertex {int(given.max())}: vertices are 0 to {n - 1}.")
+        given = objective.mask_from_indices(given, n)
+    mask = given.to(problem.W.device)
+    mask = (mask.reshape(-1, n) if mask.ndim > 1 else mask).expand(problem.candidates.shape).clone()
+    check_mask(problem, mask, "start=")
+    return mask

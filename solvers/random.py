@@ -1,0 +1,24 @@
+"""Random: a uniformly random k-subset of the candidates, the baseline that every method has to beat.
+
+Maths: each vertex draws a priority from the seed; the k smallest are taken. The instances of a batch share the priorities
+(common random numbers), so a batch equals a loop and differences between instances are not drowned in noise. Draw several
+sets of one instance with several seeds. Complexity O(n log n). Guarantee: none. Reference: none needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from grace_opt.problem import Problem
+from grace_opt.registry import NoOptions, Run, register
+from grace_opt.solution import Result
+
+
+@register("random", batched=True, guarantee="none")
+def random(problem: Problem, options: NoOptions, run: Run) -> Result:
+    """Take a uniformly random set of k candidates."""
+    priority = torch.from_numpy(np.random.default_rng(run.seed).permutation(problem.n)).to(problem.W.device)
+    priority = torch.where(problem.candidates, priority, torch.full_like(priority, problem.n))
+    rank = priority.argsort(dim=-1, stable=True).argsort(dim=-1)
+    return Result(rank < problem.k.unsqueeze(-1))

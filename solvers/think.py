@@ -1,0 +1,22 @@
+r"""THINK: the k smallest diagonal entries of W, blind to interactions.
+
+Maths: minimises :math:`\sum_{i \in S} W_{ii}`. Complexity O(n log n). Guarantee: optimal for diagonal W. Good as a
+baseline and where interactions are weak. Reference: ThinK (arXiv 2407.21018); on attention's W its score
+``mean(q²) mean(k²)`` orders channels as diag(W) does.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from grace_opt.problem import Problem
+from grace_opt.registry import NoOptions, Run, register
+from grace_opt.solution import Result
+
+
+@register("think", batched=True, guarantee="optimal for diagonal W")
+def think(problem: Problem, options: NoOptions, run: Run) -> Result:
+    """Take the k vertices of least node weight; ties go to the lowest index."""
+    scores = problem.diagonal.masked_fill(~problem.candidates, torch.inf)
+    rank = scores.argsort(dim=-1, stable=True).argsort(dim=-1)
+    return Result(rank < problem.k.unsqueeze(-1))

@@ -1,0 +1,75 @@
+"""The plainest correct versions, in Python and numpy only: what every fast version is tested against. A page, no torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+
+def objective(W, S):
+    """f(S), summed entry by entry with exact rounding."""
+    return math.fsum(float(W[i][j]) for i in S for j in S)
+
+
+def optimum(W, k, protected=()):
+    """The least objective over all k-subsets of the unprotected vertices."""
+    free = [i for i in range(len(W)) if i not in set(protected)]
+    return min(objective(W, S) for S in itertools.combinations(free, k))
+
+
+def think(W, k, protected=()):
+    """The k smallest diagonal entries, ties to the lowest index."""
+    free = [i for i in range(len(W)) if i not in set(protected)]
+    return sorted(sorted(free, key=lambda i: (W[i][i], i))[:k])
+
+
+def mies(W, k, protected=()):
+    """Algorithm 1 of GRACE, line by line; ties to the lowest index."""
+    n = len(W)
+    score = {i: W[i][i] for i in range(n) if i not in set(protected)}
+    S = []
+    for _ in range(k):
+        best = min(score, key=lambda i: (score[i], i))
+        del score[best]
+        S.append(best)
+        for i in score:
+            score[i] += 2 * W[i][best]
+    return sorted(S)
+
+
+def best_swap(W, S, protected=()):
+    """The most negative change of f by exchanging one vertex (0 if no exchange improves)."""
+    S, best = set(S), 0.0
+    base = objective(W, S)
+    for i in S:
+        for j in set(range(len(W))) - S - set(protected):
+            best = min(best, objective(W, S - {i} | {j}) - base)
+    return best
+
+
+def interaction(Q, K, valid=None):
+    """W of every KV head by its definition, ||sum over pruned of q_i k_i^T||^2, entry by entry; Q (Hq, Lo, d), K (Hkv, L, d)."""
+    Q, K = np.asarray(Q, np.float64), np.asarray(K, np.float64)
+    Hq, Lo, d = Q.shape
+    Hkv, L, _ = K.shape
+    valid = np.ones(L, bool) if valid is None else np.asarray(valid, bool)
+    W = np.zeros((Hkv, d, d))
+    for h in range(Hkv):
+        group = range(h * (Hq // Hkv), (h + 1) * (Hq // Hkv))
+        rows = np.concatenate([Q[g][valid[L - Lo :]] for g in group])
+        cols = K[h][valid]
+        for i in range(d):
+            for j in range(d):
+                W[h, i, j] = (rows[:, i] @ rows[:, j]) * (cols[:, i] @ cols[:, j])
+    return W
+
+
+def salient(K, low, high):
+    """Protected channels of one head, K (L, d)."""
+    norms = np.sqrt((np.asarray(K, np.float64) ** 2).sum(0))
+    d = len(norms)
+    p = float(np.mean(norms > norms.mean() + norms.std()))
+    count = math.floor(min(max(p, low), high) * d + 0.5)
+    return sorted(sorted(range(d), key=lambda i: (-norms[i], i))[:count])

@@ -1,0 +1,238 @@
+"""Each kind of bad input gets its own error, of the right class, that says what was wrong and what to write instead."""
+
+import json
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import grace_opt
+from grace_opt import (
+    ChannelMask,
+    MaskError,
+    MaskProvider,
+    OptionError,
+    ProblemError,
+    UnknownSolverError,
+    interaction_matrix,
+    prune_count,
+    salient_channels,
+    solve,
+)
+
+EYE = np.eye(4)
+NAN, INF = EYE.copy(), EYE.copy()
+NAN[1, 2], INF[0, 0] = np.nan, -np.inf
+SKEW = EYE.copy()
+SKEW[0, 1] = 0.5
+DIRECTED = nx.DiGraph([(0, 1)])
+
+PROBLEMS = {
+    "not square": (np.ones((3, 4)), 1, {}, r"\(3, 4\).*square"),
+    "a vector": (np.ones(3), 1, {}, "square"),
+    "ragged": ([[1.0, 2.0], [3.0]], 1, {}, "ragged"),
+    "empty": (np.ones((0, 0)), 0, {}, "empty"),
+    "empty batch": (np.ones((0, 3, 3)), 1, {}, "empty"),
+    "not symmetric": (SKEW, 1, {}, r"\[0, 1\].*= 0\.5.*symmetrize"),
+    "nan": (NAN, 1, {}, r"W\[1, 2\] is nan"),
+    "inf": (INF, 1, {}, r"W\[0, 0\] is -inf.*protected"),
+    "bool W": (np.eye(3, dtype=bool), 1, {}, "bool"),
+    "complex W": (EYE.astype(complex), 1, {}, "complex"),
+    "object W": (EYE.astype(object), 1, {}, "object"),
+    "strings": ([["a", "b"], ["c", "d"]], 1, {}, "dtype"),
+    "integer overflow": (np.full((2, 2), 2**60), 1, {}, r"2\*\*53"),
+    "unsigned overflow": (np.full((2, 2), 2**64 - 1, dtype=np.uint64), 1, {}, r"2\*\*53"),
+    "torch bool": (torch.eye(3, dtype=torch.bool), 1, {}, "bool"),
+    "float64 overflow": (np.full((2, 2), 1e308), 1, {}, "Divide"),
+    "k negative": (EYE, -1, {}, "k = -1"),
+    "k too large": (EYE, 5, {}, "n = 4"),
+    "k float": (EYE, 2.0, {}, "float"),
+    "k bool": (EYE, True, {}, "bool"),
+    "k string": (EYE, "2", {}, "str"),
+    "k not broadcastable": (np.stack([EYE] * 3), [1, 2], {}, r"\(2,\).*\(3,\)"),
+    "k array out of range": (np.stack([EYE] * 2), [1, 9], {}, "1 to 9"),
+    "k float array": (np.stack([EYE] * 2), [1.0, 2.0], {}, "float64"),
+    "too many protected": (EYE, 3, {"protected": [0, 1]}, "only 2 of 4"),
+    "too many protected in one instance": (
+        np.stack([EYE] * 2),
+        2,
+        {"protected": np.array([[0, 0, 0, 0], [1, 1, 1, 0]], bool)},
+        r"instance \[1\].*only 1",
+    ),
+    "protected out of range": (EYE, 1, {"protected": [4]}, "vertex 4"),
+    "protected negative": (EYE, 1, {"protected": [-1]}, "vertex -1"),
+    "protected wrong shape": (EYE, 1, {"protected": np.zeros(5, bool)}, r"\(5,\)"),
+    "protected batch shape": (np.stack([EYE] * 2), 1, {"protected": np.zeros((3, 4), bool)}, r"\(3, 4\)"),
+    "protected float": (EYE, 1, {"protected": [0.5]}, "float"),
+    "protected 0/1": (EYE, 1, {"protected": [0, 1, 1, 0]}, "0/1 mask"),
+    "protected 2-d indices": (EYE, 1, {"protected": [[0], [1]]}, "flat list"),
+    "numpy and torch mixed": (torch.eye(3), 1, {"protected": np.zeros(3, bool)}, "mixed"),
+    "directed graph": (DIRECTED, 1, {}, "to_undirected"),
+    "graph weight": (nx.Graph([(0, 1, {"weight": "heavy"})]), 1, {}, "heavy"),
+    "graph node unknown": (nx.path_graph(3), 1, {"protected": ["z"]}, "'z'"),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS, ids=str)
+def test_problem_errors(case):
+    W, k, extra, message = PROBLEMS[case]
+    with pytest.raises(ProblemError, match=message) as caught:
+        solve(W, k, **extra)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_devices_differ():
+    with pytest.raises(ProblemError, match=r"several devices \(cpu, meta\)"):
+        solve(torch.eye(3), 1, protected=torch.zeros(3, dtype=torch.bool, device="meta"))
+
+
+OPTIONS = {
+    "unknown option": ({"method": "local_search", "strat": "mies"}, "accepts start, max_steps.*'start'"),
+    "takes no options": ({"method": "mies", "x": 1}, "takes no options"),
+    "max_steps": ({"method": "local_search", "max_steps": -1}, "max_steps=-1"),
+    "start itself": ({"method": "local_search", "start": "local_search"}, "itself"),
+    "start vertex": ({"method": "local_search", "start": [99]}, "vertex 99"),
+    "max_subsets": ({"method": "exhaustive", "max_subsets": 0}, "max_subsets=0"),
+    "seed": ({"seed": -1}, "seed=-1"),
+    "seed float": ({"seed": 1.5}, r"seed=1\.5"),
+    "time limit": ({"time_limit": 0}, "time_limit=0"),
+    "time limit nan": ({"time_limit": float("nan")}, "time_limit=nan"),
+    "certify": ({"certify": "loose"}, "'fast'"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS, ids=str)
+def test_option_errors(case):
+    options, message = OPTIONS[case]
+    with pytest.raises(OptionError, match=message) as caught:
+        solve(EYE, 2, **options)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_k_is_missing():
+    with pytest.raises(OptionError, match="k is missing"):
+        solve(EYE)
+
+
+def test_a_start_of_the_wrong_size():
+    with pytest.raises(grace_opt.SolverError, match="start= chose"):
+        solve(EYE, 2, "local_search", start=[1])
+
+
+def test_unknown_method_suggests_the_nearest():
+    with pytest.raises(UnknownSolverError, match="Did you mean 'mies'"):
+        solve(EYE, 1, method="meis")
+
+
+def test_missing_extra_is_named():
+    grace_opt.register("needs_it", requires=("no_such_module:peers",))(lambda p, o, r: None)
+    try:
+        with pytest.raises(UnknownSolverError, match=r'pip install "grace-opt\[peers\]"'):
+            solve(EYE, 1, method="needs_it")
+    finally:
+        grace_opt.registry.unregister("needs_it")
+
+
+def test_compare_names_a_stray_option():
+    with pytest.raises(OptionError, match="'exhaustiv'"):
+        grace_opt.compare(EYE, 1, ["mies"], options={"exhaustiv": {}})
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), "0.5", True, None])
+def test_ratio(ratio):
+    with pytest.raises(OptionError, match="ratio="):
+        prune_count(ratio, 64)
+    with pytest.raises(OptionError, match="ratio="):
+        MaskProvider(ratio=ratio)
+
+
+Q, K = torch.randn(4, 8, 16), torch.randn(2, 20, 16)
+SHAPES = {
+    "L_obs > L": (torch.randn(4, 21, 16), K, None, "L_obs = 21"),
+    "heads": (torch.randn(3, 8, 16), K, None, "3 query heads"),
+    "head_dim": (torch.randn(4, 8, 15), K, None, "head_dim"),
+    "batch": (torch.randn(5, 4, 8, 16), K, None, "leading"),
+    "empty": (torch.randn(4, 0, 16), K, None, "empty"),
+    "mask": (Q, K, torch.ones(19), "attention_mask"),
+    "2-d": (Q[0], K, None, "queries has shape"),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_attention_shapes(case):
+    q, k, mask, message = SHAPES[case]
+    with pytest.raises(ProblemError, match=message):
+        interaction_matrix(q, k, mask)
+
+
+@pytest.mark.parametrize("bounds", [(0.2, 0.1), (-0.1, 0.1), (0.0, 1.1), (0.1,), "ab", 3])
+def test_protection_bounds(bounds):
+    with pytest.raises(OptionError, match=r"protect"):
+        MaskProvider(protect=bounds)
+
+
+def test_protection_that_leaves_too_few():
+    with pytest.raises(ProblemError, match="lower ratio to at most 0.844"):
+        MaskProvider("grace", ratio=0.9)(torch.randn(4, 8, 64), torch.randn(2, 20, 64))
+    with pytest.raises(OptionError, match="low=0.5"):
+        salient_channels(K, 0.5, 0.1)
+
+
+def test_provider_weight_and_options():
+    with pytest.raises(OptionError, match="'frobenius'"):
+        MaskProvider(weight="l1")
+    with pytest.raises(OptionError, match="takes no options"):
+        MaskProvider("grace", start="think")
+    with pytest.raises(UnknownSolverError):
+        MaskProvider("gracce")
+
+
+def test_mask_files(tmp_path):
+    good = tmp_path / "good.safetensors"
+    ChannelMask(torch.eye(4, dtype=torch.bool)).save(good)
+    content = good.read_bytes()
+    (tmp_path / "cut").write_bytes(content[:-3])
+    (tmp_path / "head").write_bytes(content[:9])
+    (tmp_path / "noise").write_bytes(b"\x00\xff" * 200)
+    (tmp_path / "none").write_bytes(b"")
+    save_file({"weight": torch.ones(3)}, tmp_path / "foreign")
+    save_file({"pruned": torch.ones(3, 3)}, tmp_path / "later", {"format": "grace_opt.channel_mask", "version": "9"})
+    bad = {"format": "grace_opt.channel_mask", "version": "1", "fingerprint": "[1]"}
+    save_file({"pruned": torch.eye(3, dtype=torch.bool)}, tmp_path / "json", bad)
+    save_file({"pruned": torch.eye(3)}, tmp_path / "floats", bad | {"fingerprint": "{}"})
+    messages = {
+        "cut": "cannot be read",
+        "head": "cannot be read",
+        "noise": "cannot be read",
+        "none": "cannot be read",
+        "foreign": "not a channel mask",
+        "later": "version '9'",
+        "json": "JSON object",
+        "floats": "bool tensor",
+        "missing": "no mask file",
+    }
+    for name, message in messages.items():
+        with pytest.raises(MaskError, match=message):
+            ChannelMask.load(tmp_path / name)
+    with pytest.raises(MaskError, match="cannot be read"):
+        ChannelMask.load(tmp_path)  # a folder
+
+
+def test_a_mask_for_another_model():
+    mask = ChannelMask(torch.eye(4, dtype=torch.bool), {"model_type": "llama", "head_dim": 4})
+    mask.require_fit({"model_type": "llama", "head_dim": 4, "num_hidden_layers": 3})
+    with pytest.raises(MaskError, match="head_dim: mask 4, model 8"):
+        mask.require_fit({"model_type": "llama", "head_dim": 8})
+    assert json.dumps(dict(mask.fingerprint))
+
+
+def test_channel_mask_shapes():
+    for bad in (torch.eye(3), torch.ones(3, dtype=torch.bool), [[True]]):
+        with pytest.raises(MaskError, match="bool tensor"):
+            ChannelMask(bad)
+    with pytest.raises(MaskError, match="stack"):
+        ChannelMask.stack([ChannelMask(torch.eye(n, dtype=torch.bool)) for n in (3, 4)])
+    with pytest.raises(MaskError, match="no layer dimension"):
+        ChannelMask(torch.eye(3, dtype=torch.bool)).layer(0)
