@@ -63,6 +63,30 @@ def test_eager_equals_sdpa(tiny, prune, padded, continuation, step, close):
     assert close(*logits)
 
 
+def test_eager_returns_its_attention_weights_sdpa_none(tiny, prune, padded, continuation):
+    """While decoding on pruned keys as before: rows that sum to one and look at no padding."""
+    prompt, mask = padded
+    longer = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+    for name in ("grace_eager", "grace_sdpa"):
+        model = tiny(attention=name)
+        cache = prune(model, "mies", 0.5)
+        seen = []
+        with torch.no_grad():
+            model(prompt, attention_mask=mask, past_key_values=cache)
+            hook = model.model.layers[0].self_attn.register_forward_hook(
+                lambda *call, seen=seen: seen.append(call[2][1])
+            )
+            model(continuation[:, :1], attention_mask=longer, past_key_values=cache)
+            hook.remove()
+        (weights,) = seen
+        if name == "grace_sdpa":
+            assert weights is None
+        else:
+            assert weights.shape == (2, 4, 1, 41)
+            torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 1))
+            assert weights[1, :, :, :13].eq(0).all()
+
+
 @pytest.mark.parametrize("width", [2, 12])
 @pytest.mark.parametrize("limit", [32, 1])
 def test_several_new_tokens_at_once_are_causal(
