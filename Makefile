@@ -64,8 +64,10 @@ unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 bench: $(STAMP) ## Benchmarks, by pytest-benchmark
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group $(PYTEST_FLAGS)
 
+# From scratch (-E): a page that is not read again would keep its warnings to itself. Executed examples stay cached.
 docs: $(STAMP) ## The documentation, into docs/_build/html; a warning is an error
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@rm -rf docs/api/generated
+	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs: open docs/_build/html/index.html"
 
 format: $(STAMP) ## Rewrite the sources as ruff wants them
