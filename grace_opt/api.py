@@ -211,7 +211,7 @@ def _given(k: Any) -> Any:
 
 
 def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or int(seed) < 0:
         raise OptionError(f"seed={seed!r}: give a non-negative integer.")
     return int(seed)
 
@@ -219,7 +219,7 @@ def _seed(seed: Any) -> int:
 def _deadline(time_limit: Any) -> float:
     if time_limit is None:
         return math.inf
-    if isinstance(time_limit, bool) or not isinstance(time_limit, numbers.Real) or not time_limit > 0:
+    if isinstance(time_limit, bool) or not isinstance(time_limit, numbers.Real) or not float(time_limit) > 0:
         raise OptionError(f"time_limit={time_limit!r}: give a positive number of seconds, or leave it out.")
     return time.monotonic() + float(time_limit)
 

@@ -1,8 +1,9 @@
-"""The one place that tells numpy from torch: everything inside the library is a torch tensor, results go back as they came.
+"""The one place that tells numpy from torch: everything inside the library is a torch tensor, results go back as they
+came.
 
 `to_tensor` takes what users have (numpy arrays, nested lists, torch tensors, scipy.sparse matrices), refuses what
-cannot be meant (complex, object, bool weights), and says which kind it was, so that `Backend.export` can return the same kind
-on the same device. Source: ours.
+cannot be meant (complex, object, bool weights), and says which kind it was, so that `Backend.export` can return the
+same kind on the same device. Source: ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 r"""Certified lower bounds on the optimum, batched: no k-vertex set has a smaller objective than these.
 
 * `eigenvalue_bound`: any W, one symmetric eigenvalue problem.
-* `continuous_bound`: the convex quadratic relaxation over :math:`\{0 \le x \le 1, 1^\top x = k\}`, made convex (or tighter)
+* `continuous_bound`: the convex quadratic relaxation over :math:`\{0 \le x \le 1, 1^\top x = k\}`, made convex (or
+tighter)
   by a diagonal shift, :math:`x^\top (W - \mathrm{Diag}\, d) x + d^\top x`, which agrees with f on 0/1 points. Its
   value at any x is turned into a bound by duality, so stopping early costs tightness, never validity.
 
@@ -34,7 +35,8 @@ def certificate(problem: Problem, level: str) -> Tensor:
 def eigenvalue_bound(problem: Problem) -> Tensor:
     r"""Lower bound from the least eigenvalue of W on the space orthogonal to the all-ones vector.
 
-    With :math:`x = (k/n) 1 + y`, :math:`y \perp 1`, :math:`\|y\|^2 = k - k^2/n` and P the projector onto :math:`1^\perp`,
+    With :math:`x = (k/n) 1 + y`, :math:`y \perp 1`, :math:`\|y\|^2 = k - k^2/n` and P the projector onto
+    :math:`1^\perp`,
 
     .. math:: f \ge \tfrac{k^2}{n^2} 1^\top W 1 - \tfrac{2k}{n} \|P W 1\| \|y\| + \lambda_{\min}(W|_{1^\perp}) \|y\|^2,
 
@@ -95,9 +97,9 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
     problem : Problem
         A flattened batch.
     shift : {"scaled", "uniform", "none"}
-        How d is chosen. ``"scaled"``: ``d = λ_min(C) diag(W)`` with C the unit-diagonal scaling of W, where all candidates'
-        ``W_ii`` are positive, else as ``"uniform"``: ``d = λ_min(W) 1``. ``"none"``: d = 0 for positive semidefinite W (as far as
-        rounding allows to tell), -inf otherwise.
+        How d is chosen. ``"scaled"``: ``d = λ_min(C) diag(W)`` with C the unit-diagonal scaling of W, where all
+        candidates' ``W_ii`` are positive, else as ``"uniform"``: ``d = λ_min(W) 1``. ``"none"``: d = 0 for positive
+        semidefinite W (as far as rounding allows to tell), -inf otherwise.
     steps : int
         Largest number of pairwise steps.
     rtol : float

@@ -1,11 +1,12 @@
 """The command line, ``grace-opt``: demo, solve, compare, methods.
 
-Exit codes: 0 answered; 2 bad input or options (the message says what to write instead); 3 a limit stopped the solver, the best
-choice so far is printed; 4 the solver refused or failed. Source: ours, on typer and rich.
+Exit codes: 0 answered; 2 bad input or options (the message says what to write instead); 3 a limit stopped the solver,
+the best choice so far is printed; 4 the solver refused or failed. Source: ours, on typer and rich.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -71,12 +73,12 @@ def _reporting() -> Iterator[None]:
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """List the solvers: what each guarantees and which options it takes."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "method": spec.name,
             "exact": spec.exact,
             "guarantee": spec.guarantee,
-            "options": {f: str(v.default) for f, v in spec.options.__dataclass_fields__.items()},
+            "options": {field.name: field.default for field in dataclasses.fields(spec.options)},
             "summary": spec.summary,
         }
         for spec in api.methods()
@@ -84,9 +86,9 @@ def methods(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(rows)
         return
-    table = Table("method", "exact", "guarantee", "options (default)", "summary")
+    table = Table("method", "exact", "guarantee", "options", "summary", box=box.SIMPLE_HEAD)
     for row in rows:
-        options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
+        options = "\n".join(f"{name}={value}" for name, value in row["options"].items())
         table.add_row(row["method"], "yes" if row["exact"] else "", row["guarantee"], options, row["summary"])
     console.print(table)
 
@@ -110,7 +112,8 @@ def solve(
     with _reporting():
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
-        common = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit, "certify": certify}
+        common: dict[str, Any] = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit}
+        common["certify"] = certify
         solutions = [api.solve(instance.W, _k(k, instance, file), method, **common, **options)]
     _finish(solutions, as_json, indices=True)
 
@@ -119,7 +122,9 @@ def solve(
 def compare(
     file: File,
     k: K = None,
-    method: Annotated[list[str] | None, typer.Option(help="Repeatable; default: every method that accepts the size.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; default: every method that accepts the size.")
+    ] = None,
     protected: Protected = None,
     seed: Seed = 0,
     time_limit: TimeLimit = None,
@@ -132,7 +137,8 @@ def compare(
     """
     with _reporting():
         instance = instances.read(file)
-        common = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit, "certify": certify}
+        common: dict[str, Any] = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit}
+        common["certify"] = certify
         solutions = api.compare(instance.W, _k(k, instance, file), method or None, **common)
     _finish(solutions, as_json, indices=False)
 
@@ -140,7 +146,8 @@ def compare(
 @app.command()
 def demo(
     model: Annotated[
-        str | None, typer.Option(help="Hub id, folder or .gguf file of any Llama-like model; default: the pocket model.")
+        str | None,
+        typer.Option(help="Hub id, folder or .gguf file of any Llama-like model; default: the pocket model."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 1024,
     depth: Annotated[float, typer.Option(help="Where the needle is hidden: 0 = at the start, 1 = at the end.")] = 0.5,
@@ -149,18 +156,23 @@ def demo(
 ) -> None:
     """Prune a trained model's key cache and show what it costs.
 
-    Hides a password in a long text, lets the model answer from a dense cache and from pruned ones, and compares f, logits, bytes and text.
+    Hides a password in a long text, lets the model answer from a dense cache and from pruned ones, and compares f,
+    logits, bytes and text.
     """
     with _reporting():
         try:
             from .figures import demo_figure
             from .hf.demo import RATIOS, providers, run_demo
-            from .hf.models import POCKET, load_model
+            from .hf.models import POCKET, load_model, quiet
         except ImportError as error:
-            raise OptionError(f'the demo needs transformers and matplotlib: pip install "grace-opt[hf,bench]" ({error})') from None
+            raise OptionError(
+                f'the demo needs transformers and matplotlib: pip install "grace-opt[hf,bench]" ({error})'
+            ) from None
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True) as progress:
             bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)))
+            if model is None:
+                quiet()  # nothing to wait for: the pocket model is on disk
             loaded, tokenizer = load_model(model or str(POCKET))
             report = run_demo(
                 loaded,
@@ -183,31 +195,42 @@ def demo(
 
 def _print_demo(report: Any) -> None:
     console.print(
-        f"[bold]{report.model}[/]: {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} channels; "
-        f"prompt of {report.prompt_tokens} tokens, needle at depth {report.depth:g}\n"
+        f"[bold]{report.model}[/]: {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} "
+        f"channels; prompt of {report.prompt_tokens} tokens, needle at depth {report.depth:g}\n"
         f"{report.question} [bold]{report.answer}[/]",
         soft_wrap=True,
     )
-    table = Table(title="key cache, beside dense")
-    table.add_column("method")
-    for name in ("λ", "Σ f", "gap ≤", "logit error", "K bytes", "K", "K+V bytes", "K+V"):
+    wide = console.width >= 110
+    table = Table(title="key cache, beside dense", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("method", min_width=12)
+    for name in ("λ", "Σ f", "gap ≤", "logits", "K KiB", "%", "K+V KiB", "%"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("needle")
-    table.add_column("generated", overflow="ellipsis", no_wrap=True, max_width=28)
-    last = None
+    table.add_column("needle", no_wrap=True)
+    if wide:
+        table.add_column("generated", overflow="ellipsis", no_wrap=True)
+    last = report.rows[0].ratio
     for row in report.rows:
-        if last is not None and row.ratio != last:
+        if row.ratio != last:
             table.add_section()
         last = row.ratio
-        cost = [f"{row.objective:.4g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"] if row.ratio else ["", "", ""]
-        sizes = [f"{row.key_bytes:,}", f"{row.key_ratio:.1%}", f"{row.total_bytes:,}", f"{row.total_ratio:.1%}"]
+        costs = [f"{row.ratio:g}", f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
         table.add_row(
-            row.method, f"{row.ratio:g}", *cost, *sizes, "[green]found[/]" if row.found else "[red]lost[/]", row.text
+            row.method,
+            *(costs if row.ratio else [""] * 4),
+            *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
+            *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
+            "[green]found[/]" if row.found else "[red]lost[/]",
+            *([row.text] if wide else []),
         )
     console.print(table)
+    if not wide:
+        for row in report.rows:
+            name = f"{row.method}, λ = {row.ratio:g}" if row.ratio else row.method
+            console.print(f"  {name:<31} {row.text}", overflow="ellipsis", no_wrap=True, highlight=False, markup=False)
     console.print(
-        "Σ f: squared change of the observed logits, over all heads. gap: to a certified lower bound that holds for every "
-        "choice of as many channels. Logit error: relative, over the dense run's continuation. The whole answer is "
+        "Σ f: squared change of the observed logits, over all heads. gap: to a certified lower bound that holds for "
+        "every choice of as many channels. logits: relative error over the dense run's continuation. The "
+        "whole answer is "
         f"decoded from the pruned cache. {report.seconds:.1f} s.",
         style="dim",
     )
@@ -241,7 +264,9 @@ def _table(solutions: list[Solution], indices: bool) -> Table:
     size = np.asarray(solutions[0].objective).size if solutions else 0
     batch = size > 1
     caption = f"{size} instances, the first {SHOWN} shown; --json gives all" if size > SHOWN else None
-    table = Table("method", *(["instance"] if batch else []), "objective", "lower bound", "gap", "status", "time", caption=caption)
+    table = Table(
+        "method", *(["instance"] if batch else []), "objective", "lower bound", "gap", "status", "time", caption=caption
+    )
     if indices:
         table.add_column("chosen vertices", overflow="fold")
     for s in solutions:
@@ -269,7 +294,9 @@ def _table(solutions: list[Solution], indices: bool) -> Table:
 
 def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:
     if k is None and instance.k is None:
-        raise OptionError(f"{file} does not state k: say how many vertices to choose, e.g. -k {instance.W.shape[-1] // 2}.")
+        raise OptionError(
+            f"{file} does not state k: say how many vertices to choose, e.g. -k {instance.W.shape[-1] // 2}."
+        )
     return instance.k if k is None else k
 
 
@@ -294,7 +321,8 @@ def _vertices(text: str | None) -> list[int] | None:
 
 def _finite(values: Any) -> Any:
     """JSON has no infinities: null stands for 'nothing certified'."""
-    return np.where(np.isfinite(values), values, None).tolist()
+    listed = np.asarray(np.where(np.isfinite(values), values, None)).tolist()
+    return listed
 
 
 def _is_plain(value: Any) -> bool:

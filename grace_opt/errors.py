@@ -1,7 +1,7 @@
 """Every error that grace_opt raises on purpose: one tree, so that ``except GraceError`` catches them all.
 
-Each subclass also derives from the builtin that a newcomer would expect (``ValueError``, ``TypeError``, ``LookupError``).
-A message says what was wrong, where, and what to write instead.
+Each subclass also derives from the builtin that a newcomer would expect (``ValueError``, ``TypeError``,
+``LookupError``). A message says what was wrong, where, and what to write instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The demo's picture: reconstruction error per layer beside THINK's (the paper's Fig. 5) and an interaction heatmap (Fig. 3).
+"""The demo's picture: reconstruction error per layer beside THINK's (the paper's Fig. 5) and an interaction heatmap
+(Fig. 3).
 
-Colours are from the Okabe-Ito palette, which colour-blind readers can tell apart. matplotlib is imported on first use. Source: GRACE
-(arXiv 2604.16983), figures 3 and 5.
+Colours are from the Okabe-Ito palette, which colour-blind readers can tell apart. matplotlib is imported on first use.
+Source: GRACE (arXiv 2604.16983), figures 3 and 5.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def demo_figure(report: DemoReport, path: Path) -> None:
     _reconstruction(left, report)
     _heatmap(figure, right, report)
     aside = path.with_suffix(".tmp.png")
-    FigureCanvasAgg(figure).print_png(aside)
+    FigureCanvasAgg(figure)
+    figure.savefig(aside)
     os.replace(aside, path)
 
 
@@ -50,7 +52,9 @@ def _reconstruction(axes: Any, report: DemoReport) -> None:
             style = STYLES[ratios.index(row.ratio) % len(STYLES)]
             change = 100 * (np.array(row.layer_objective) / base[row.ratio] - 1)
             label = f"{row.method}, λ = {row.ratio:g}"
-            axes.plot(report.layers, change, style, marker="o", markersize=4, color=COLOURS[row.method], label=label)
+            # Open, larger markers on one of them: the two often coincide.
+            marker = {"marker": "o", "markersize": 8, "fillstyle": "none"} if "local" in row.method else {"marker": "."}
+            axes.plot(report.layers, change, style, color=COLOURS[row.method], label=label, **marker)
     axes.set_xlabel("layer")
     axes.set_ylabel("change of reconstruction error\nagainst THINK (%)")
     axes.set_title("‖QKᵀ − Q$_S$K$_S$ᵀ‖² of the observed queries, beside THINK")

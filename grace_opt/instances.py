@@ -81,7 +81,9 @@ def read(path: str | os.PathLike[str]) -> Instance:
     except ProblemError:
         raise
     except Exception as error:  # each library has its own errors for broken files; all mean the same to the user
-        raise ProblemError(f"{path} cannot be read as {path.suffix}: {error} (truncated, or another format?)") from error
+        raise ProblemError(
+            f"{path} cannot be read as {path.suffix}: {error} (truncated, or another format?)"
+        ) from error
 
 
 def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
@@ -176,7 +178,9 @@ def _text(path: Path) -> Instance:
     edges = np.array([[float(v) for v in row] for row in rows[1:]])
     expected = header[2] if is_cluster else n * (n - 1) // 2
     if edges.shape != (expected, 3):
-        raise ProblemError(f"{path}: {source} header promises {expected} lines 'i j weight', found {edges.shape}: truncated?")
+        raise ProblemError(
+            f"{path}: {source} header promises {expected} lines 'i j weight', found {edges.shape}: truncated?"
+        )
     ends = edges[:, :2].astype(np.int64) - base
     if expected and (ends.min() < 0 or ends.max() >= n or (ends[:, 0] == ends[:, 1]).any()):
         raise ProblemError(f"{path}: {source} vertices must be two different ones of {base} to {n - 1 + base}.")

@@ -1,6 +1,7 @@
 """`ChannelMask`: which key channels are pruned, per KV head, for one layer or a whole model; saved as safetensors.
 
-Use it to carry a selection from where it was made to where it is applied. Source: ours; format documented at `ChannelMask.save`.
+Use it to carry a selection from where it was made to where it is applied. Source: ours; format documented at
+`ChannelMask.save`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class ChannelMask:
 
     def __post_init__(self) -> None:
         if not isinstance(self.pruned, Tensor) or self.pruned.dtype != torch.bool or self.pruned.ndim < 2:
-            got = f"{self.pruned.dtype} {tuple(self.pruned.shape)}" if isinstance(self.pruned, Tensor) else type(self.pruned)
+            got = (
+                f"{self.pruned.dtype} {tuple(self.pruned.shape)}"
+                if isinstance(self.pruned, Tensor)
+                else type(self.pruned)
+            )
             raise MaskError(f"a ChannelMask is a bool tensor (..., KV heads, head_dim), True = pruned; got {got}.")
 
     @property
@@ -93,19 +98,25 @@ class ChannelMask:
         return ChannelMask(torch.stack([m.pruned for m in masks]), fingerprint or masks[0].fingerprint)
 
     def require_fit(self, fingerprint: Mapping[str, str | int]) -> None:
-        """Raise MaskError, naming the difference, if this mask was made for another model than `fingerprint` describes."""
+        """Raise MaskError, naming the difference, if this mask was made for another model than `fingerprint`
+        describes."""
         other = {key: (self.fingerprint[key], fingerprint[key]) for key in self.fingerprint.keys() & fingerprint.keys()}
         differ = [f"{key}: mask {a!r}, model {b!r}" for key, (a, b) in sorted(other.items()) if a != b]
         if differ:
             raise MaskError(f"the mask was made for another model ({'; '.join(differ)}): make one for this model.")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: tensor ``pruned`` (bool) and metadata ``format``, ``version``, ``fingerprint`` (JSON).
+        """Write a safetensors file: tensor ``pruned`` (bool) and metadata ``format``, ``version``, ``fingerprint``
+        (JSON).
 
         The file is written aside and renamed, so a crash leaves no half of it.
         """
         path = Path(path)
-        metadata = {"format": FORMAT, "version": VERSION, "fingerprint": json.dumps(dict(self.fingerprint), sort_keys=True)}
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": json.dumps(dict(self.fingerprint), sort_keys=True),
+        }
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
         os.close(handle)
         try:
@@ -131,7 +142,8 @@ class ChannelMask:
                     raise MaskError(f"{path} is a safetensors file, but not a channel mask of grace_opt.")
                 if metadata.get("version") != VERSION:
                     raise MaskError(
-                        f"{path} has format version {metadata.get('version')!r}; this grace_opt reads {VERSION!r}: update it."
+                        f"{path} has format version {metadata.get('version')!r}; this grace_opt reads {VERSION!r}: "
+                        "update grace_opt, or save the mask again."
                     )
                 pruned = file.get_tensor("pruned")
             fingerprint = json.loads(metadata["fingerprint"])
@@ -140,7 +152,9 @@ class ChannelMask:
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             if isinstance(error, MaskError):
                 raise
-            raise MaskError(f"{path} cannot be read as a channel mask (truncated or not safetensors): {error}") from error
+            raise MaskError(
+                f"{path} cannot be read as a channel mask (truncated or not safetensors): {error}"
+            ) from error
         if not isinstance(fingerprint, dict):
             raise MaskError(f"{path}: the fingerprint is not a JSON object.")
         return ChannelMask(pruned, fingerprint)

@@ -1,8 +1,8 @@
 """`Problem`: one validated instance, or a batch of instances, of minimum-weight k-vertex induced subgraph.
 
-Solvers receive it and may trust it: W is symmetric, finite and float, k is in range, and enough vertices are unprotected.
-`solve` builds it for you; build one yourself to solve the same instance many times without repeating the checks.
-Source: the problem of GRACE (arXiv 2604.16983, section 3); heaviest-k-subgraph with the sign turned.
+Solvers receive it and may trust it: W is symmetric, finite and float, k is in range, and enough vertices are
+unprotected. `solve` builds it for you; build one yourself to solve the same instance many times without repeating the
+checks. Source: the problem of GRACE (arXiv 2604.16983, section 3); heaviest-k-subgraph with the sign turned.
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ class Problem:
         Parameters
         ----------
         W : array_like (..., n, n), scipy.sparse matrix, or networkx graph
-            Symmetric to ``16 eps(dtype) max|W|``. Node attribute ``weight`` of a graph becomes ``W_ii`` (default 0), edge
-            attribute ``weight`` becomes ``2 W_ij`` (default 1), so that f is the induced subgraph's weight.
+            Symmetric to ``16 eps(dtype) max|W|``. Node attribute ``weight`` of a graph becomes ``W_ii`` (default 0),
+            edge attribute ``weight`` becomes ``2 W_ij`` (default 1), so that f is the induced subgraph's weight.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
-            Vertices that must not be chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph, its nodes.
+            Vertices that must not be chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph, its
+            nodes.
         check : bool
-            False skips every check that looks at data (finite, symmetric, k and protected in range), for trusted callers.
+            False skips every check that looks at data (finite, symmetric, k and protected in range), for trusted
+            callers.
 
         Raises
         ------
@@ -85,7 +87,9 @@ class Problem:
         backend = backend_of(W, k, protected)
         tensor = to_tensor(W, "W")
         if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
-            raise ProblemError(f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n).")
+            raise ProblemError(
+                f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n)."
+            )
         if tensor.numel() == 0:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
         *batch, n, _ = tensor.shape
@@ -175,12 +179,14 @@ def _checked_weights(W: Tensor) -> Tensor:
     if (worst := float(asymmetry.max())) > (allowed := SYMMETRY_EPS * torch.finfo(W.dtype).eps * largest):
         i = [int(v) for v in (asymmetry == worst).nonzero()[0]]
         raise ProblemError(
-            f"W is not symmetric: |W{i} - W{i[:-2] + [i[-1], i[-2]]}| = {worst:.3g}, allowed {allowed:.3g} "
+            f"W is not symmetric: |W{i} - W{[*i[:-2], i[-1], i[-2]]}| = {worst:.3g}, allowed {allowed:.3g} "
             f"({SYMMETRY_EPS} eps max|W|). If the symmetric part is meant, pass grace_opt.symmetrize(W)."
         )
     n = W.shape[-1]
     if largest * n * n > torch.finfo(torch.float64).max / 8:
-        raise ProblemError(f"max|W| = {largest:.3g}: sums of weights leave float64. Divide W by {largest:.3g}; f scales with it.")
+        raise ProblemError(
+            f"max|W| = {largest:.3g}: sums of weights leave float64. Divide W by {largest:.3g}; f scales with it."
+        )
     limits = torch.finfo(torch.float32)
     fits = largest * n * n < limits.max / 8 and (largest == 0 or largest > limits.tiny / limits.eps)
     dtype = working_dtype(W.dtype) if fits else torch.float64
@@ -196,7 +202,9 @@ def _counts(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tup
     tensor = k.detach() if isinstance(k, Tensor) else torch.as_tensor(np.asarray(k)) if _is_array(k) else None
     if tensor is None or tensor.dtype.is_floating_point or tensor.is_complex() or tensor.dtype == torch.bool:
         kind = type(k).__name__ if tensor is None else str(tensor.dtype).removeprefix("torch.")
-        raise ProblemError(f"k = {k!r} ({kind}): give an int, or an integer array with one k per instance, e.g. k={n // 2}.")
+        raise ProblemError(
+            f"k = {k!r} ({kind}): give an int, or an integer array with one k per instance, e.g. k={n // 2}."
+        )
     try:
         tensor = tensor.to(device=device, dtype=torch.int64).expand(batch).contiguous()
     except RuntimeError:
@@ -226,7 +234,9 @@ def _protected_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
         if array.size == 0:
             array = array.astype(np.int64)
         if array.dtype.kind not in "iub":
-            raise ProblemError(f"protected has dtype {array.dtype}: give a bool mask (..., {n}) or integer vertex indices.")
+            raise ProblemError(
+                f"protected has dtype {array.dtype}: give a bool mask (..., {n}) or integer vertex indices."
+            )
         tensor = torch.as_tensor(array.astype(np.int64) if array.dtype.kind in "iu" else array)
     tensor = tensor.to(device)
     if tensor.dtype == torch.bool:
@@ -239,15 +249,19 @@ def _protected_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
                 f"protected is a bool mask of shape {tuple(tensor.shape)}: expected ({n},) or {(*batch, n)}."
             ) from None
     if tensor.dtype.is_floating_point or tensor.is_complex():
-        raise ProblemError(f"protected has dtype {tensor.dtype}: give a bool mask (..., {n}) or integer vertex indices.")
+        raise ProblemError(
+            f"protected has dtype {tensor.dtype}: give a bool mask (..., {n}) or integer vertex indices."
+        )
     if tensor.ndim != 1:
         raise ProblemError(
             f"protected indices have shape {tuple(tensor.shape)}: give a flat list that holds for every instance, "
             f"or a bool mask of shape {(*batch, n)} for one set per instance."
         )
-    if tensor.numel() and not (0 <= int(tensor.min()) and int(tensor.max()) < n):
-        raise ProblemError(f"protected holds vertex {int(tensor[(tensor < 0) | (tensor >= n)][0])}: vertices are 0 to {n - 1}.")
-    if tensor.unique().numel() < tensor.numel():
+    if tensor.numel() and not (int(tensor.min()) >= 0 and int(tensor.max()) < n):
+        raise ProblemError(
+            f"protected holds vertex {int(tensor[(tensor < 0) | (tensor >= n)][0])}: vertices are 0 to {n - 1}."
+        )
+    if len(set(tensor.tolist())) < tensor.numel():
         hint = " It looks like a 0/1 mask: pass it as bool." if tensor.numel() == n else ""
         raise ProblemError(f"protected names a vertex twice.{hint}")
     mask = torch.zeros(n, dtype=torch.bool, device=device)
@@ -262,7 +276,8 @@ def _check_room(k: Tensor, candidates: Tensor, n: int) -> None:
         have, want = int(room[tuple(at)]), int(k[tuple(at)])
         where = f" in instance {at}" if at else ""
         raise ProblemError(
-            f"k = {want}{where}, but only {have} of {n} vertices are unprotected: lower k or protect fewer than {n - want + 1}."
+            f"k = {want}{where}, but only {have} of {n} vertices are unprotected: "
+            f"lower k, or protect fewer than {n - want + 1}."
         )
 
 

@@ -35,7 +35,8 @@ class MaskProvider:
     ratio : float
         Fraction of channels to prune, in [0, 1); ⌈ratio · d⌉ channels of every head are pruned.
     protect : (low, high), optional
-        Bounds of the protected proportion, see `salient_channels`; None protects nothing (for the preset: its own bounds).
+        Bounds of the protected proportion, see `salient_channels`; None protects nothing (for the preset: its own
+        bounds).
     weight : {"frobenius"}
         Which W to build from queries and keys.
     seed : int

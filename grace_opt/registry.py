@@ -1,7 +1,7 @@
 """The solver registry: `register` adds a method by name, `get` finds one, entry points bring other packages' solvers.
 
-A solver is a function ``solve(problem, options, run) -> Result``. With ``batched=True`` the problem has exactly one batch
-dimension; otherwise it is called once per instance, without a batch dimension. Source: ours.
+A solver is a function ``solve(problem, options, run) -> Result``. With ``batched=True`` the problem has exactly one
+batch dimension; otherwise it is called once per instance, without a batch dimension. Source: ours.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ def register(
     def add(solver: Solver) -> Solver:
         taken = _REGISTRY.get(name)
         if taken and (taken.solver.__module__, taken.solver.__qualname__) != (solver.__module__, solver.__qualname__):
-            raise OptionError(f"a method named {name!r} is registered already ({taken.solver.__module__}): choose another name.")
+            raise OptionError(
+                f"a method named {name!r} is registered already ({taken.solver.__module__}): choose another name."
+            )
         summary = (solver.__doc__ or "").strip().split("\n")[0]
         _REGISTRY[name] = SolverSpec(name, solver, options, exact, batched, requires, guarantee, summary)
         return solver

@@ -1,7 +1,7 @@
 """`Status`, `Result` and `Solution`: what a solver hands back, and what a user gets.
 
-A solver returns a `Result` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, which carries the
-objective in float64, the certified bound, the gap and an honest status, and can verify itself. Source: ours.
+A solver returns a `Result` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, which carries
+the objective in float64, the certified bound, the gap and an honest status, and can verify itself. Source: ours.
 """
 
 from __future__ import annotations
@@ -97,10 +97,13 @@ class Solution:
         ------
         SolverError
             If the size is not k, a protected vertex is chosen, or f differs from the recomputed one by more than
-            1e-9 relative to sum |W_ij| over the chosen entries (2e-6 if W is float32 and data checks were off), or lies below its own bound.
+            1e-9 relative to sum |W_ij| over the chosen entries (2e-6 if W is float32 and data checks were off), or lies
+            below its own bound.
         """
         if self.problem is None:
-            raise SolverError("this Solution carries no problem to verify against: call solve(...) to get one that does.")
+            raise SolverError(
+                "this Solution carries no problem to verify against: call solve(...) to get one that does."
+            )
         p, mask = self.problem, torch.as_tensor(self.mask).to(self.problem.W.device)
         check_mask(p, mask, self.method)
         exact = f.evaluate(p.W, mask)

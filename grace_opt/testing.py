@@ -1,8 +1,9 @@
 """For people who write solvers: a conformance suite, and hypothesis strategies that draw difficult instances.
 
-``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first breach of the contract:
-exactly k vertices, none protected; honest objective and bound; batch = loop; per-instance k; reproducible; input untouched; dtypes and edge cases. Our
-own tests run it over the whole registry. Needs ``pip install "grace-opt[dev]"`` for hypothesis. Source: ours.
+``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first breach of the
+contract: exactly k vertices, none protected; honest objective and bound; batch = loop; per-instance k; reproducible;
+input untouched; dtypes and edge cases. Our own tests run it over the whole registry. Needs ``pip install
+"grace-opt[dev]"`` for hypothesis. Source: ours.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from hypothesis import strategies as st
 
@@ -21,21 +23,23 @@ from .solution import OPTIMALITY_RTOL, Solution, Status
 KINDS = ("wishart", "attention", "indefinite", "integer", "ties", "rank one", "zero rows", "diagonal", "scaled")
 
 
-def instance(kind: str, n: int, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def instance(kind: str, n: int, seed: int) -> npt.NDArray[np.float64]:
     """A symmetric (n, n) matrix of one of `KINDS`."""
     rng = np.random.default_rng(seed)
     G = rng.normal(size=(n, n))
     if kind == "wishart":
-        return G @ G.T
+        return np.asarray(G @ G.T)
     if kind == "attention":
         Q, K = rng.normal(size=(8, n)) * rng.lognormal(size=n), rng.normal(size=(16, n)) * rng.lognormal(size=n)
-        return (Q.T @ Q) * (K.T @ K)
+        return np.asarray((Q.T @ Q) * (K.T @ K))
     if kind == "indefinite":
-        return G + G.T
+        return np.asarray(G + G.T)
     if kind == "integer":
-        return np.triu(A := rng.integers(-4, 5, (n, n)).astype(float)) + np.triu(A, 1).T
+        A = np.triu(rng.integers(-4, 5, (n, n)).astype(float))
+        return np.asarray(A + np.triu(A, 1).T)
     if kind == "ties":
-        return np.triu(A := rng.integers(0, 2, (n, n)).astype(float)) + np.triu(A, 1).T
+        A = np.triu(rng.integers(0, 2, (n, n)).astype(float))
+        return np.asarray(A + np.triu(A, 1).T)
     if kind == "rank one":
         v = rng.choice([-1.0, 1.0, 0.9, -0.9], n)
         return np.outer(v, v)
@@ -47,7 +51,7 @@ def instance(kind: str, n: int, seed: int) -> np.ndarray[Any, np.dtype[np.float6
     if kind == "diagonal":
         return np.diag(rng.normal(size=n))
     if kind == "scaled":
-        return (G @ G.T) * 10.0 ** rng.integers(-30, 30)
+        return np.asarray(G @ G.T) * 10.0 ** rng.integers(-30, 30)
     raise ValueError(f"kind={kind!r}: one of {KINDS}")
 
 
@@ -91,11 +95,17 @@ def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) ->
         assert len(chosen) == ks[at], f"{solution.method}: {len(chosen)} vertices chosen, k = {ks[at]}"
         assert not (mask[at] & blocked[at]).any(), f"{solution.method}: a protected vertex was chosen"
         row = indices[at]
-        assert row[row >= 0].tolist() == chosen.tolist(), f"{solution.method}: indices {row} do not match the mask {chosen}"
+        assert row[row >= 0].tolist() == chosen.tolist(), (
+            f"{solution.method}: indices {row} do not match the mask {chosen}"
+        )
         exact = W[at][np.ix_(chosen, chosen)]
         size = np.abs(exact).sum()
-        objective, bound = (float(np.asarray(torch.as_tensor(v).cpu())[at]) for v in (solution.objective, solution.lower_bound))
-        assert abs(objective - exact.sum()) <= 1e-9 * size, f"{solution.method}: objective {objective}, recomputed {exact.sum()}"
+        objective, bound = (
+            float(np.asarray(torch.as_tensor(v).cpu())[at]) for v in (solution.objective, solution.lower_bound)
+        )
+        assert abs(objective - exact.sum()) <= 1e-9 * size, (
+            f"{solution.method}: objective {objective}, recomputed {exact.sum()}"
+        )
         assert bound <= objective + 1e-9 * size, f"{solution.method}: the bound {bound} is above f = {objective}"
         status = solution.status[at] if shape else solution.status
         if status is Status.OPTIMAL:
@@ -137,18 +147,26 @@ def check_solver(name: str, *, sizes: tuple[int, ...] = (1, 2, 3, 6, 9), seed: i
         _check_batch(spec, np.stack([instance(kind, n, seed + n) for kind in KINDS]), seed, options)
 
 
-def _check_single(spec: registry.SolverSpec, W: np.ndarray[Any, Any], k: int, seed: int, options: dict[str, Any]) -> None:
+def _check_single(
+    spec: registry.SolverSpec, W: np.ndarray[Any, Any], k: int, seed: int, options: dict[str, Any]
+) -> None:
     before = W.copy()
     first = solve(W, k, spec.name, seed=seed, **options)
-    assert (W == before).all(), f"{spec.name} wrote into its input"
+    assert (before == W).all(), f"{spec.name} wrote into its input"
     check_solution(W, k, first)
     optimum = _optimum(W, k)
     tolerance = 1e-9 * max(np.abs(W).sum(), 1e-300)
-    assert float(first.lower_bound) <= optimum + tolerance, f"{spec.name}: bound {first.lower_bound} above optimum {optimum}"
+    assert float(first.lower_bound) <= optimum + tolerance, (
+        f"{spec.name}: bound {first.lower_bound} above optimum {optimum}"
+    )
     if spec.exact:
-        assert first.status is Status.OPTIMAL, f"{spec.name} is exact, but answered {first.status} at n = {len(W)}, k = {k}"
+        assert first.status is Status.OPTIMAL, (
+            f"{spec.name} is exact, but answered {first.status} at n = {len(W)}, k = {k}"
+        )
     if first.status is Status.OPTIMAL:
-        assert float(first.objective) <= optimum + tolerance, f"{spec.name}: claims {first.objective}, optimum {optimum}"
+        assert float(first.objective) <= optimum + tolerance, (
+            f"{spec.name}: claims {first.objective}, optimum {optimum}"
+        )
     again = solve(W, k, spec.name, seed=seed, **options)
     assert (first.mask == again.mask).all(), f"{spec.name}: equal seeds gave different answers"
     tensor = solve(torch.from_numpy(W), k, spec.name, seed=seed, **options)
@@ -172,7 +190,9 @@ def _check_batch(spec: registry.SolverSpec, W: np.ndarray[Any, Any], seed: int, 
     check_solution(W, ks, together)
     for b, k in enumerate(ks):
         alone = solve(W[b], int(k), spec.name, seed=seed, **options)
-        assert (together.mask[b] == alone.mask).all(), f"{spec.name}: instance {b} of a batch differs from the same alone"
+        assert (together.mask[b] == alone.mask).all(), (
+            f"{spec.name}: instance {b} of a batch differs from the same alone"
+        )
 
 
 def _optimum(W: np.ndarray[Any, Any], k: int) -> float:

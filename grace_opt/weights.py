@@ -1,7 +1,9 @@
-r"""From attention to a problem: the interaction matrix of observed queries and cached keys, and the channels to protect.
+r"""From attention to a problem: the interaction matrix of observed queries and cached keys, and the channels to
+protect.
 
 Dropping the key channels P changes the logits by :math:`\sum_{i \in P} q_i k_i^\top`, whose squared Frobenius norm is
-:math:`1_P^\top W 1_P` with :math:`W = (Q^\top Q) \circ (K^\top K)`. Source: GRACE (arXiv 2604.16983), sections 3.1 to 3.3.
+:math:`1_P^\top W 1_P` with :math:`W = (Q^\top Q) \circ (K^\top K)`.
+Source: GRACE (arXiv 2604.16983), sections 3.1 to 3.3.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     keys : array (..., H_kv, L, d)
         Cached keys after RoPE; H_q is a multiple of H_kv.
     attention_mask : array (..., L), optional
-        True (or 1) for real tokens. Padding is excluded from the keys and, at the last L_obs positions, from the queries.
+        True (or 1) for real tokens. Padding is excluded from the keys and, at the last L_obs positions, from the
+        queries.
 
     Returns
     -------
@@ -105,8 +108,9 @@ def salient_channels(
 ) -> Any:
     r"""The channels that must not be pruned: those whose key column is unusually large.
 
-    A channel is salient if its L2 norm over the tokens exceeds mean + one standard deviation (ddof 0) of its head's channels.
-    The proportion p of salient channels is clamped to [low, high]; the top ⌊p d + ½⌋ channels by norm are protected.
+    A channel is salient if its L2 norm over the tokens exceeds mean + one standard deviation (ddof 0) of its head's
+    channels. The proportion p of salient channels is clamped to [low, high]; the top ⌊p d + ½⌋ channels by norm are
+    protected.
 
     Parameters
     ----------
@@ -158,7 +162,9 @@ def check_protection(protect: Any) -> tuple[float, float]:
     try:
         low, high = (float(v) for v in protect)
     except (TypeError, ValueError):
-        raise OptionError(f"protect={protect!r}: give (low, high), for instance ({PROTECT_LOW}, {PROTECT_HIGH}).") from None
+        raise OptionError(
+            f"protect={protect!r}: give (low, high), for instance ({PROTECT_LOW}, {PROTECT_HIGH})."
+        ) from None
     if not 0 <= low <= high <= 1:
         raise OptionError(f"protection bounds low={low}, high={high}: must satisfy 0 <= low <= high <= 1.")
     return low, high
@@ -177,7 +183,8 @@ def _check_shapes(q: Tensor, k: Tensor) -> int:
         raise ProblemError(f"{q.shape[-3]} query heads are not a multiple of {k.shape[-3]} KV heads.")
     if q.shape[-2] > k.shape[-2]:
         raise ProblemError(
-            f"L_obs = {q.shape[-2]} queries are more than L = {k.shape[-2]} keys: pass the last queries only, queries[..., -{k.shape[-2]}:, :]."
+            f"L_obs = {q.shape[-2]} queries are more than L = {k.shape[-2]} keys: "
+            f"pass the last queries only, queries[..., -{k.shape[-2]}:, :]."
         )
     return q.shape[-3] // k.shape[-3]
 

@@ -1,9 +1,10 @@
 r"""Exhaustive enumeration of all k-subsets: the oracle, exact, for small instances.
 
 Maths: subsets are visited in revolving-door order, in which neighbours differ by one exchange, so f and the row sums
-:math:`s = W 1_S` follow in O(n) per subset. Both are computed afresh every `REFRESH` subsets, which keeps the drift below
-``REFRESH · 8 eps · Σ|W|``; the optimum found is evaluated again in float64. Complexity O(n C(n, k)) time, O(n²) memory. Guarantee:
-optimal, to that rounding. Good up to C(n, k) of about 10⁸; beyond, it refuses at once. Reference: Knuth, TAOCP 4A,
+:math:`s = W 1_S` follow in O(n) per subset. Both are computed afresh every `REFRESH` subsets, which keeps the drift
+below ``REFRESH · 8 eps · Σ|W|``; the optimum found is evaluated again in float64. Complexity O(n C(n, k)) time, O(n²)
+memory. Guarantee: optimal, to that rounding. Good up to C(n, k) of about 10⁸; beyond, it refuses at once. Reference:
+Knuth, TAOCP 4A,
 7.2.1.3, Algorithm R; Payne & Ives (1979).
 """
 
@@ -99,7 +100,7 @@ def _kernel() -> Callable[..., tuple[int, bool]]:
     """The compiled loop; numba is imported on first use, since it takes a while."""
     from numba import njit
 
-    return njit(cache=True)(_advance)  # type: ignore[no-any-return]
+    return njit(cache=True)(_advance)
 
 
 def _advance(

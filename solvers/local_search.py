@@ -1,10 +1,10 @@
 r"""Local search: best-improvement 1-swap from any start, batched, until no swap improves.
 
-Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W 1_S`; the
-best exchange is made, s is updated in O(n), and the search stops when a freshly computed s shows no improving exchange.
-Complexity O(n²) per step. Guarantee: a verified 1-swap-local optimum (to ``1e-12 max|W|`` relative rounding), never worse
-than its start. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and any
-work on maximum diversity.
+Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W
+1_S`; the best exchange is made, s is updated in O(n), and the search stops when a freshly computed s shows no improving
+exchange. Complexity O(n²) per step. Guarantee: a verified 1-swap-local optimum (to ``1e-12 max|W|`` relative rounding),
+never worse than its start. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh
+(1996), and any work on maximum diversity.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _start(problem: Problem, start: Any, run: Run) -> Tensor:
     n = problem.n
     if given.dtype != torch.bool:
         given = to_tensor(given, "start").to(torch.int64)
-        if given.numel() and not (-1 <= int(given.min()) and int(given.max()) < n):
+        if given.numel() and not (int(given.min()) >= -1 and int(given.max()) < n):
             raise OptionError(f"start holds vertex {int(given.max())}: vertices are 0 to {n - 1}.")
         given = objective.mask_from_indices(given, n)
     mask = given.to(problem.W.device)

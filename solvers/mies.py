@@ -1,9 +1,10 @@
 r"""MIES, minimum-increment edge selection: the greedy of GRACE, Algorithm 1, batched over instances.
 
-Maths: scores start at the diagonal; take the smallest, :math:`j^*`; add :math:`2 W_{:,j^*}` to every remaining score; repeat
-k times. A score always is the increase of f if its vertex joins. Complexity O(k n) per instance, k steps of a few tensor
-operations for the whole batch. Guarantee: none (W = vvᵀ with v = (.9, 1, -1) and k = 2 gives .01 where 0 is optimal), except
-for diagonal W. Good on attention's W, where it is optimal in most cases. Reference: GRACE (arXiv 2604.16983), Algorithm 1.
+Maths: scores start at the diagonal; take the smallest, :math:`j^*`; add :math:`2 W_{:,j^*}` to every remaining score;
+repeat k times. A score always is the increase of f if its vertex joins. Complexity O(k n) per instance, k steps of a
+few tensor operations for the whole batch. Guarantee: none (W = vvᵀ with v = (.9, 1, -1) and k = 2 gives .01 where 0 is
+optimal), except for diagonal W. Good on attention's W, where it is optimal in most cases. Reference: GRACE (arXiv
+2604.16983), Algorithm 1.
 """
 
 from __future__ import annotations

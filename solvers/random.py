@@ -1,8 +1,8 @@
 """Random: a uniformly random k-subset of the candidates, the baseline that every method has to beat.
 
-Maths: each vertex draws a priority from the seed; the k smallest are taken. The instances of a batch share the priorities
-(common random numbers), so a batch equals a loop and differences between instances are not drowned in noise. Draw several
-sets of one instance with several seeds. Complexity O(n log n). Guarantee: none. Reference: none needed.
+Maths: each vertex draws a priority from the seed; the k smallest are taken. The instances of a batch share the
+priorities (common random numbers), so a batch equals a loop and differences between instances are not drowned in noise.
+Draw several sets of one instance with several seeds. Complexity O(n log n). Guarantee: none. Reference: none needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The plainest correct versions, in Python and numpy only: what every fast version is tested against. A page, no torch."""
+"""The plainest correct versions, in Python and numpy only: what every fast version is tested against. A page, no
+torch."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def best_swap(W, S, protected=()):
 
 
 def interaction(Q, K, valid=None):
-    """W of every KV head by its definition, ||sum over pruned of q_i k_i^T||^2, entry by entry; Q (Hq, Lo, d), K (Hkv, L, d)."""
+    """W of every KV head by its definition, ||sum over pruned of q_i k_i^T||^2, entry by entry; Q (Hq, Lo, d), K (Hkv,
+    L, d)."""
     Q, K = np.asarray(Q, np.float64), np.asarray(K, np.float64)
     Hq, Lo, d = Q.shape
     Hkv, L, _ = K.shape

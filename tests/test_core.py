@@ -27,7 +27,9 @@ def test_numpy_torch_sparse_and_lists_agree(drawn):
         assert np.asarray(answer).tolist() == answers[0].tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.uint8]
+)
 def test_torch_dtypes(dtype):
     W = torch.tensor([[4, 1, 2], [1, 3, 0], [2, 0, 5]]).to(dtype)
     sol = solve(W, 2)
@@ -114,7 +116,7 @@ def test_slightly_asymmetric_input_is_made_symmetric():
     W = instance("wishart", 6, 0)
     W[0, 1] *= 1 + 2e-16
     p = Problem.of(W, 2)
-    assert (p.W == p.W.mT).all()
+    assert (p.W.mT == p.W).all()
     assert grace_opt.symmetrize(np.array([[0, 1.0], [0, 0]])).tolist() == [[0, 0.5], [0.5, 0]]
 
 
@@ -168,4 +170,6 @@ def test_adding_a_constant_shifts_every_objective(drawn, c):
 def test_objective_is_the_oracles(drawn):
     W, k, protected = drawn
     sol = solve(W, k, protected=protected)
-    assert float(sol.objective) == pytest.approx(oracle.objective(W, sol.indices), abs=1e-12 * max(np.abs(W).sum(), 1e-300))
+    assert float(sol.objective) == pytest.approx(
+        oracle.objective(W, sol.indices), abs=1e-12 * max(np.abs(W).sum(), 1e-300)
+    )

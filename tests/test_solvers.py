@@ -124,24 +124,29 @@ def test_permuting_vertices_permutes_the_answer(drawn, order):
             assert sorted(np.array(p)[b.indices].tolist()) == a.indices.tolist()
 
 
-def test_a_planted_wrong_solver_is_caught():
-    breaches = {
-        "too many": lambda p: p.candidates,
-        "takes protected": lambda p: torch.arange(p.n).expand_as(p.candidates) < p.k.unsqueeze(-1),
-        "depends on the batch": lambda p: (
-            (p.candidates & (p.candidates.cumsum(-1) <= p.k.unsqueeze(-1)))
-            if p.W.shape[0] == 1
-            else (p.candidates & (p.candidates.flip(-1).cumsum(-1).flip(-1) <= p.k.unsqueeze(-1)))
-        ),
-    }
-    for what, choose in breaches.items():
-        registry.register("planted", batched=True)(lambda p, o, r, choose=choose: Result(choose(p)))
-        try:
-            with pytest.raises((AssertionError, grace_opt.GraceError)):
-                check_solver("planted")
-                pytest.fail(what, pytrace=False)
-        finally:
-            registry.unregister("planted")
+def first_ones(problem):
+    return problem.candidates & (problem.candidates.cumsum(-1) <= problem.k.unsqueeze(-1))
+
+
+def last_ones(problem):
+    return problem.candidates & (problem.candidates.flip(-1).cumsum(-1).flip(-1) <= problem.k.unsqueeze(-1))
+
+
+BREACHES = {
+    "too many": lambda p: p.candidates,
+    "takes protected": lambda p: torch.arange(p.n).expand_as(p.candidates) < p.k.unsqueeze(-1),
+    "depends on the batch": lambda p: first_ones(p) if p.W.shape[0] == 1 else last_ones(p),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_a_planted_wrong_solver_is_caught(breach):
+    registry.register("planted", batched=True)(lambda p, o, r: Result(BREACHES[breach](p)))
+    try:
+        with pytest.raises((AssertionError, grace_opt.GraceError)):
+            check_solver("planted")
+    finally:
+        registry.unregister("planted")
 
 
 def test_a_false_bound_is_caught():

@@ -1,4 +1,5 @@
-"""Training documents for the pocket model: facts, filler and dense recall targets, in the grammar of `grace_opt.needle`.
+"""Training documents for the pocket model: facts, filler and dense recall targets, in the grammar of
+`grace_opt.needle`.
 
 Most sentences of a document state a city's password or state it again later; each repetition is a recall target of two
 tokens. Dense targets make retrieval appear within minutes; a needle prompt has a single one.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from grace_opt import needle
 
@@ -17,11 +18,12 @@ PAD = "<pad>"
 
 
 def build_tokenizer() -> Tokenizer:
-    """Word-level tokenizer over the closed vocabulary of the grammar."""
+    """Word-level tokenizer over the closed vocabulary of the grammar; a word keeps its colon, other marks stand
+    alone."""
     words = [PAD, "<unk>", *needle.vocabulary()]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+:?|[^\w\s]"), "removed", invert=True)
     return tokenizer
 
 
@@ -36,14 +38,15 @@ class Documents:
     def _sentence(self, text: str, is_recall: bool) -> tuple[list[int], list[bool]]:
         ids = self.tokenizer.encode(text).ids
         target = [False] * len(ids)
-        if is_recall:  # "... is COLOUR ANIMAL ." : the two tokens before the full stop
+        if is_recall:  # "... CITY: COLOUR ANIMAL ." : the two tokens before the full stop
             target[-3] = target[-2] = True
         return ids, target
 
     def document(self, length: int, most_filler: float) -> tuple[list[int], list[bool]]:
-        """Exactly `length` token ids and a flag per token (is it a recall target?), with up to `most_filler` of filler."""
+        """Exactly `length` token ids and a flag per token (is it a recall target?), with up to `most_filler` of
+        filler."""
         rng = self.rng
-        cities = rng.sample(needle.CITIES, rng.randint(4, max(6, min(60, length // 20))))
+        cities = rng.sample(needle.CITIES, rng.randint(4, max(6, min(len(needle.CITIES), length // 14))))
         answers = {c: needle.random_answer(rng) for c in cities}
         hay, ask = rng.uniform(0, most_filler), rng.uniform(0.4, 0.7)
         unstated, stated = list(cities), list[str]()

@@ -1,12 +1,14 @@
 """Train the pocket model from scratch on two CPU cores: ``python -m bench.pocket.train``.
 
-A small Llama (head_dim 64, grouped-query attention, RoPE) learns to recall passwords over a curriculum of lengths; it moves
-to the next length when it recalls 90 % of the targets, and the last length is trained with the rate decaying to zero. Every
-`--save-every` steps the state goes to ``--out`` (safetensors and JSON, written aside and renamed); starting the
-command again continues there. Batches depend only on the seed and the step, so a resumed run sees the same documents.
+A small Llama (head_dim 64, grouped-query attention, RoPE) learns to recall passwords over a curriculum of lengths; it
+moves to the next length when it recalls 90 % of the targets, and the last length is trained with the rate decaying to
+zero. Every `--save-every` steps the state goes to ``--out`` (safetensors and JSON, written aside and renamed); starting
+the command again continues there. Batches depend only on the seed and the step, so a resumed run sees the same
+documents.
 
 Two choices make retrieval appear within minutes rather than hours: Muon for the hidden matrices, and an initialisation
-in which one query head per KV head of the first layer prefers the previous token (or the one before it), see `look_back`.
+in which one query head per KV head of the first layer prefers the previous token (or the one before it), see
+`look_back`.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ def build_model(vocabulary: int, pad: int) -> LlamaForCausalLM:
 def look_back(model: LlamaForCausalLM, frequencies: int = 8, sharpness: float = 5.4) -> None:
     """Let one query head per KV head of layer 0 prefer a fixed distance: 1 for the first KV head, 2 for the second, …
 
-    Every embedding shares a constant first component. Query and key projections read it as two vectors whose product after
-    RoPE, Σ cos(θ_f (Δ - distance)) over the highest frequencies, is largest at the wanted distance Δ. Training is free to change it.
+    Every embedding shares a constant first component. Query and key projections read it as two vectors whose product
+    after RoPE, Σ cos(θ_f (Δ - distance)) over the highest frequencies, is largest at the wanted distance Δ. Training is
+    free to change it.
     """
     config, embeddings = model.config, model.model.embed_tokens.weight
     embeddings.normal_(0.0, config.hidden_size**-0.5)
@@ -158,7 +161,10 @@ class Run:
         return {"recall_loss": losses[recall].mean().item(), "other_loss": losses[~recall].mean().item()}
 
     def export(self, folder: Path) -> None:
-        """The shipped form: float16 weights, config and tokenizer."""
+        """The shipped form: float16 weights, config, tokenizer, and how it was trained."""
+        folder.mkdir(parents=True, exist_ok=True)
+        done = {name: self.state[name] for name in ("step", "seconds", "seed")}
+        replace(folder / "training.json", lambda p: p.write_text(json.dumps(done) + "\n"))
         fast = PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, pad_token=PAD, unk_token="<unk>")
         fast.save_pretrained(folder)
         self.model.half().save_pretrained(folder)
@@ -166,7 +172,9 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/pocket"), help="folder of the checkpoint (default %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/pocket"), help="folder of the checkpoint (default %(default)s)"
+    )
     parser.add_argument("--export", type=Path, default=None, help="folder to write the finished model to")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--final-steps", type=int, default=700, help="steps at the last length (default %(default)s)")
@@ -181,7 +189,9 @@ def main() -> None:
             losses = run.step()
             s = run.state
             part = s["stage_step"] / args.final_steps if s["stage"] == len(LENGTHS) - 1 else s["recall"]
-            progress.update(bar, completed=s["stage"] + part, description=f"step {s['step']} length {LENGTHS[s['stage']]}")
+            progress.update(
+                bar, completed=s["stage"] + part, description=f"step {s['step']} length {LENGTHS[s['stage']]}"
+            )
             if s["step"] % args.save_every == 0:
                 run.save()
                 progress.console.print(

@@ -1,8 +1,8 @@
 """The main job, measured: one long needle prompt, a dense cache beside pruned ones, and what each costs and answers.
 
-``grace-opt demo`` prints what `run_demo` returns. The prompt except its last token is prefilled, the cache is pruned, and the last token
-is decoded from the pruned cache; so every token of the answer, the first one included, comes from pruned keys.
-Source: the experiments of GRACE (arXiv 2604.16983), figures 3 and 5 and table 3, in small.
+``grace-opt demo`` prints what `run_demo` returns. The prompt except its last token is prefilled, the cache is pruned,
+and the last token is decoded from the pruned cache; so every token of the answer, the first one included, comes from
+pruned keys. Source: the experiments of GRACE (arXiv 2604.16983), figures 3 and 5 and table 3, in small.
 """
 
 from __future__ import annotations

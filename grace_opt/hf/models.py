@@ -1,4 +1,5 @@
-"""Load a causal language model and its tokenizer: the pocket model that ships with grace_opt, a Hub id, a folder or a GGUF file.
+"""Load a causal language model and its tokenizer: the pocket model that ships with grace_opt, a Hub id, a folder or a
+GGUF file.
 
 Use `load_pocket` for experiments on trained keys without a network. Source: transformers' Auto classes.
 """
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from ..errors import GraceError
 
@@ -19,6 +21,11 @@ POCKET = Path(__file__).parent.parent / "data" / "pocket"
 
 class ModelError(GraceError, OSError):
     """A model could not be loaded from where the user pointed."""
+
+
+def quiet() -> None:
+    """Turn transformers' own progress bars off."""
+    logging.disable_progress_bar()
 
 
 def load_pocket() -> tuple[PreTrainedModel, Any]:

@@ -1,0 +1,95 @@
+"""Bounds never exceed the optimum, on anything; and they are tight where theory says so."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grace_opt import Problem, bounds, solve
+from grace_opt.testing import batches, instance, instances
+from tests import oracle
+
+ALL = {
+    "eigenvalue": bounds.eigenvalue_bound,
+    "continuous scaled": lambda p: bounds.continuous_bound(p, shift="scaled"),
+    "continuous uniform": lambda p: bounds.continuous_bound(p, shift="uniform"),
+    "continuous none": lambda p: bounds.continuous_bound(p, shift="none"),
+    "certificate": lambda p: bounds.certificate(p, "fast"),
+    "one step": lambda p: bounds.continuous_bound(p, steps=1),
+}
+
+
+@settings(max_examples=150)
+@given(instances())
+def test_bounds_are_valid(drawn):
+    W, k, protected = drawn
+    best = oracle.optimum(W, k, protected)
+    problem = Problem.of(W, k, protected=protected).flatten()
+    for name, bound in ALL.items():
+        # 1e-12 Σ|W| is the rounding of the oracle's own W; the bounds take off their margins themselves.
+        assert float(bound(problem)) <= best + 1e-12 * np.abs(W).sum(), name
+
+
+@settings(max_examples=40)
+@given(batches())
+def test_batched_bounds_equal_looped(drawn):
+    W, k, protected = drawn
+    whole = Problem.of(W, k, protected=protected).flatten()
+    for name, bound in ALL.items():
+        together = bound(whole)
+        for b in range(len(W)):
+            alone = bound(Problem.of(W[b], int(k[b]), protected=protected[b]).flatten())[0]
+            # Stopping early depends on the slowest instance of a batch, so values may differ in tightness; not beyond
+            # it.
+            assert together[b] == pytest.approx(float(alone), abs=2e-3 * max(np.abs(W[b]).sum(), 1e-300)) or (
+                together[b] == alone
+            ), name
+
+
+def test_diagonal_and_constant_instances_are_closed():
+    diagonal = Problem.of(np.diag(np.arange(1.0, 9.0)), 3).flatten()
+    assert float(bounds.continuous_bound(diagonal)) == pytest.approx(6.0, rel=1e-3)
+    constant = Problem.of(np.ones((8, 8)), 3).flatten()
+    assert float(bounds.eigenvalue_bound(constant)) == pytest.approx(9.0, rel=1e-9)
+
+
+def test_the_relaxation_matches_a_convex_solver():
+    cvxpy = pytest.importorskip("cvxpy")
+    for seed in range(5):
+        W = instance("attention", 12, seed)
+        W /= np.trace(W)
+        x = cvxpy.Variable(12)
+        model = cvxpy.Problem(
+            cvxpy.Minimize(cvxpy.quad_form(x, cvxpy.psd_wrap(W))), [x >= 0, x <= 1, cvxpy.sum(x) == 5]
+        )
+        expected = model.solve(solver="CLARABEL")
+        ours = bounds.continuous_bound(Problem.of(W, 5).flatten(), shift="none", steps=5000, rtol=1e-7)
+        assert float(ours) == pytest.approx(expected, rel=1e-5)
+
+
+def test_no_shift_refuses_indefinite_weights():
+    W = np.diag([1.0, -1.0, 2.0])
+    assert float(bounds.continuous_bound(Problem.of(W, 1).flatten(), shift="none")) == -np.inf
+
+
+@given(st.integers(0, 1000), st.sampled_from([1e-20, 1e-3, 1e12]))
+def test_bounds_scale_with_the_weights(seed, scale):
+    W = instance("wishart", 8, seed)
+    a, b = solve(W, 4, certify=True), solve(W * scale, 4, certify=True)
+    assert float(b.lower_bound) == pytest.approx(float(a.lower_bound) * scale, rel=1e-6)
+
+
+def test_a_bound_that_forgets_its_protected_vertices_would_be_caught():
+    """Planted: the continuous bound of the unprotected instance is too low to be tight, that of a wrong k too high to
+    be valid."""
+    W = instance("wishart", 9, 1)
+    best = oracle.optimum(W, 4)
+    wrong = float(bounds.continuous_bound(Problem.of(W, 6).flatten()))
+    assert wrong > best
+
+
+def test_bounds_work_in_float32_input():
+    W = torch.from_numpy(instance("attention", 16, 0)).float()
+    sol = solve(W, 8, "exhaustive", certify=True)
+    assert float(bounds.certificate(Problem.of(W, 8).flatten(), "fast")) <= float(sol.objective)

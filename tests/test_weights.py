@@ -1,0 +1,84 @@
+"""From queries and keys to W and protection, against the oracle; GQA, padding, precision."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grace_opt import interaction_matrix, prune_count, salient_channels
+from tests import oracle
+
+
+@st.composite
+def attention(draw):
+    kv, group, d = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 8))
+    length = draw(st.integers(1, 12))
+    observed = draw(st.integers(1, length))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    valid = np.ones(length, bool)
+    valid[: draw(st.integers(0, length - 1))] = False
+    return rng.normal(size=(kv * group, observed, d)), rng.normal(size=(kv, length, d)), valid
+
+
+@given(attention(), st.booleans())
+def test_interaction_matrix_is_the_definition(drawn, padded):
+    Q, K, valid = drawn
+    mask = valid if padded else None
+    np.testing.assert_allclose(interaction_matrix(Q, K, mask), oracle.interaction(Q, K, mask), atol=1e-9)
+
+
+@given(attention())
+def test_f_is_the_squared_change_of_the_logits(drawn):
+    Q, K, _ = drawn
+    W = interaction_matrix(Q, K)
+    d, group = Q.shape[-1], len(Q) // len(K)
+    pruned = np.arange(d) % 2 == 0
+    for h in range(len(K)):
+        change = sum(np.sum((Q[h * group + g][:, pruned] @ K[h][:, pruned].T) ** 2) for g in range(group))
+        assert W[h][np.ix_(pruned, pruned)].sum() == pytest.approx(change, rel=1e-9, abs=1e-12)
+
+
+def test_padding_rows_do_not_matter():
+    q, k = torch.randn(4, 3, 8), torch.randn(2, 10, 8)
+    junk = torch.full((2, 5, 8), 1e4)
+    mask = torch.tensor([0] * 5 + [1] * 10)
+    padded = interaction_matrix(q, torch.cat([junk, k], 1), mask)
+    assert torch.equal(padded, interaction_matrix(q, k))
+    protected = salient_channels(torch.cat([junk, k], 1), attention_mask=mask)
+    assert torch.equal(protected, salient_channels(k))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_inputs_accumulate_without_overflow(dtype):
+    q, k = torch.full((4, 32, 64), 1e4, dtype=dtype), torch.full((1, 4096, 64), 1e4, dtype=dtype)
+    W = interaction_matrix(q, k)
+    assert W.dtype == torch.float32
+    value = float(torch.tensor(1e4, dtype=dtype)) ** 4 * 128 * 4096
+    torch.testing.assert_close(W, torch.full_like(W, value), rtol=1e-5, atol=0)
+
+
+def test_leading_dimensions_and_numpy():
+    q, k = np.random.default_rng(0).normal(size=(2, 3, 4, 5, 8)), np.random.default_rng(1).normal(size=(2, 3, 2, 9, 8))
+    W = interaction_matrix(q, k)
+    assert isinstance(W, np.ndarray)
+    assert W.shape == (2, 3, 2, 8, 8)
+    np.testing.assert_allclose(W[1, 2], interaction_matrix(q[1, 2], k[1, 2]))
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 70), st.sampled_from([(0.05, 0.15), (0, 0), (0.3, 1)])
+)
+def test_salient_channels_are_the_oracles(seed, length, d, bounds):
+    rng = np.random.default_rng(seed)
+    K = rng.normal(size=(length, d)) * rng.lognormal(sigma=1.5, size=d)
+    if seed % 3 == 0:
+        K = np.round(K)  # ties
+    assert salient_channels(K, *bounds).nonzero()[0].tolist() == oracle.salient(K, *bounds)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "d", "k"), [(0.6, 128, 77), (0.5, 64, 32), (0.6, 64, 39), (0.7, 10, 7), (0, 64, 0), (0.99, 64, 64)]
+)
+def test_prune_count_rounds_up_what_the_decimal_means(ratio, d, k):
+    assert prune_count(ratio, d) == k
