@@ -82,9 +82,11 @@ def solve(
     Examples
     --------
     >>> W = [[4.0, 1.0, -2.0], [1.0, 3.0, 0.0], [-2.0, 0.0, 5.0]]
-    >>> sol = solve(W, 2, certify=True)
-    >>> sol.indices, float(sol.objective)
-    (array([0, 2]), 5.0)
+    >>> greedy, best = solve(W, 2), solve(W, 2, method="exhaustive")
+    >>> greedy.indices, float(greedy.objective)
+    (array([1, 2]), 8.0)
+    >>> best.indices, float(best.objective), best.status.name
+    (array([0, 2]), 5.0, 'OPTIMAL')
     """
     problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
     if isinstance(W, Problem) and (k is not None or protected is not None):

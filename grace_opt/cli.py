@@ -201,7 +201,7 @@ def _print_demo(report: Any) -> None:
         soft_wrap=True,
     )
     wide = console.width >= 110
-    table = Table(title="key cache, beside dense", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(title="key cache, beside dense", box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True)
     table.add_column("method", min_width=12)
     for name in ("λ", "Σ f", "gap ≤", "logits", "K KiB", "%", "K+V KiB", "%"):
         table.add_column(name, justify="right", no_wrap=True)

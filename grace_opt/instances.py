@@ -1,15 +1,15 @@
 """Instances on disk: read and write W and k in the formats that people have, by file extension or by looking inside.
 
-=================  ==============================================================================================
-format             what it holds
-=================  ==============================================================================================
-.npy               W (..., n, n)
-.npz, .safetensors W under ``W`` (or the only matrix in the file), optionally ``k``
-.csv               W, one row a line, no header
-.mtx               MatrixMarket: W, symmetric or general
-k-cluster .dat     ``n k m``, then ``i j weight`` with 1-based vertices; the weight is ignored, W = -A: f = -2·(edges)
-MDPLIB .txt        ``n m``, then ``i j d_ij`` with 0-based vertices; W = -d: f = -2·(dispersion)
-=================  ==============================================================================================
+==================  ==============================================================================================
+format              what it holds
+==================  ==============================================================================================
+.npy                W (..., n, n)
+.npz, .safetensors  W under ``W`` (or the only matrix in the file), optionally ``k``
+.csv                W, one row a line, no header
+.mtx                MatrixMarket: W, symmetric or general
+k-cluster .dat      ``n k m``, then ``i j weight`` with 1-based vertices; the weight is ignored, W = -A: f = -2·(edges)
+MDPLIB .txt         ``n m``, then ``i j d_ij`` with 0-based vertices; W = -d: f = -2·(dispersion)
+==================  ==============================================================================================
 
 Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket.
 """
@@ -175,12 +175,13 @@ def _text(path: Path) -> Instance:
     is_cluster = len(header) == 3
     n, k = header[0], header[1]
     base, source = (1, "k-cluster") if is_cluster else (0, "MDPLIB")
-    edges = np.array([[float(v) for v in row] for row in rows[1:]])
     expected = header[2] if is_cluster else n * (n - 1) // 2
-    if edges.shape != (expected, 3):
+    whole = [row for row in rows[1:] if len(row) == 3]
+    if len(whole) != expected or len(rows) - 1 != expected:
         raise ProblemError(
-            f"{path}: {source} header promises {expected} lines 'i j weight', found {edges.shape}: truncated?"
+            f"{path}: the {source} header promises {expected} lines 'i j weight', found {len(whole)}: truncated?"
         )
+    edges = np.array([[float(v) for v in row] for row in whole]).reshape(expected, 3)
     ends = edges[:, :2].astype(np.int64) - base
     if expected and (ends.min() < 0 or ends.max() >= n or (ends[:, 0] == ends[:, 1]).any()):
         raise ProblemError(f"{path}: {source} vertices must be two different ones of {base} to {n - 1 + base}.")

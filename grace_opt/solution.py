@@ -97,8 +97,7 @@ class Solution:
         ------
         SolverError
             If the size is not k, a protected vertex is chosen, or f differs from the recomputed one by more than
-            1e-9 relative to sum |W_ij| over the chosen entries (2e-6 if W is float32 and data checks were off), or lies
-            below its own bound.
+            1e-9 relative to ``sum |W_ij|`` over the chosen entries, or lies below its own bound by more than that.
         """
         if self.problem is None:
             raise SolverError(

@@ -22,7 +22,7 @@ from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result, check_mask
 
-#: Improvements below this, relative to max |W|, are rounding.
+#: Improvements below this, relative to ``max |W|``, are rounding.
 TOLERANCE = 1e-12
 
 
@@ -42,7 +42,7 @@ class LocalSearchOptions:
     max_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.start == "local_search":
+        if isinstance(self.start, str) and self.start == "local_search":
             raise OptionError("start='local_search' would start from itself: name another method, a mask or indices.")
         if self.max_steps is not None and (isinstance(self.max_steps, bool) or self.max_steps < 0):
             raise OptionError(f"max_steps={self.max_steps!r}: give a non-negative integer, or None.")

@@ -44,8 +44,20 @@ def test_a_looped_solver_with_options(forget):
     grace_opt.testing.check_solver("by_degree")
 
 
-def test_entry_points_are_loaded_once_and_lazily(forget, monkeypatch):
-    points = [EntryPoint("other", "tests.plugin", registry.ENTRY_POINT_GROUP)]
+PLUGIN = """
+import torch
+from grace_opt import Result, register
+
+@register("plugged_in", batched=True)
+def plugged_in(problem, options, run):
+    return Result(torch.arange(problem.n).expand_as(problem.candidates) >= problem.n - problem.k.unsqueeze(-1))
+"""
+
+
+def test_entry_points_are_loaded_on_first_use(forget, monkeypatch, tmp_path):
+    (tmp_path / "somebodys_package.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [EntryPoint("other", "somebodys_package", registry.ENTRY_POINT_GROUP)]
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.ENTRY_POINT_GROUP else [])
     monkeypatch.setattr(registry, "_loaded", False)
     assert "plugged_in" in registry.specs()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import grace_opt
 from grace_opt import Status, registry, solve
 from grace_opt.solution import Result
-from grace_opt.testing import batches, check_solution, check_solver, instances
+from grace_opt.testing import batches, check_solution, check_solver, instance, instances
 from tests import oracle
 
 NAMES = sorted(registry.specs())
@@ -79,7 +79,7 @@ def test_local_search_ends_at_a_local_optimum_no_worse_than_its_start(drawn, sta
 
 
 def test_local_search_starts_from_a_mask_or_indices():
-    W = grace_opt.testing.instance("wishart", 12, 0) if hasattr(grace_opt, "testing") else np.diag(np.arange(12.0))
+    W = instance("wishart", 12, 0)
     by_index = solve(W, 4, "local_search", start=[8, 9, 10, 11])
     mask = np.zeros(12, bool)
     mask[8:] = True
