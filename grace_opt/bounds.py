@@ -61,14 +61,14 @@ def eigenvalue_bound(problem: Problem) -> Tensor:
     >>> round(float(eigenvalue_bound(p)), 4)  # the optimum is 3
     2.0755
     """
-    W, alive = _candidate_matrix(problem)
+    W, alive, scale = _candidate_matrix(problem)
     ones, k = alive.to(W), problem.k.to(W)
     m = ones.sum(-1).clamp_min(1.0)
     size = torch.linalg.matrix_norm(W)
     n = W.shape[-1]
     margin = EIGENVALUE_MARGIN * n * _EPS * size
-    # Vertices left out get a large diagonal entry, which never is the least eigenvalue.
-    out = torch.diag_embed((1 - ones) * (4 * size + 1).unsqueeze(-1))
+    # Vertices left out get a large diagonal entry, which never is the least eigenvalue; not so large as to cost digits.
+    out = torch.diag_embed((1 - ones) * (4 * size).unsqueeze(-1))
     plain = k * (torch.linalg.eigvalsh(W + out)[..., 0] - margin)
     sums = W.sum(-1)
     total = sums.sum(-1)
@@ -77,13 +77,13 @@ def eigenvalue_bound(problem: Problem) -> Tensor:
     uWu = total / m
     # P W P + big·uuᵀ: the least eigenvalue is that of W on the complement of u.
     outer = u.unsqueeze(-1) * Wu.unsqueeze(-2)
-    lifted = W - outer - outer.mT + (uWu + 4 * size + 1)[..., None, None] * (u.unsqueeze(-1) * u.unsqueeze(-2))
+    lifted = W - outer - outer.mT + (uWu + 4 * size)[..., None, None] * (u.unsqueeze(-1) * u.unsqueeze(-2))
     least = torch.linalg.eigvalsh(lifted + out)[..., 0] - 4 * margin
     spread = (k - k * k / m).clamp_min(0.0)
     slope = (Wu - uWu.unsqueeze(-1) * u).norm(dim=-1)
     projected = k * k / m * uWu - 2 * k / m.sqrt() * slope * spread.sqrt() + least * spread
     projected = projected - SUM_MARGIN * n * _EPS * size * (k + 1)
-    return torch.maximum(plain, projected)
+    return scale * torch.maximum(plain, projected)
 
 
 def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 400, rtol: float = 1e-3) -> Tensor:
@@ -119,25 +119,31 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
     >>> round(float(continuous_bound(p)), 6)
     2.0
     """
-    W, alive = _candidate_matrix(problem)
+    W, alive, scale = _candidate_matrix(problem)
     d, possible = _diagonal_shift(W, alive, shift)
     A = W - torch.diag_embed(d)
     best = _solve_relaxation(A, d, alive, problem.k, steps, rtol)
-    return torch.where(possible, best, -torch.inf)
+    return torch.where(possible, scale * best, -torch.inf)
 
 
-def _candidate_matrix(problem: Problem) -> tuple[Tensor, Tensor]:
-    """W in float64 with the rows and columns of protected vertices zeroed, and the candidates."""
+def _candidate_matrix(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """W / scale in float64 with the rows and columns of protected vertices zeroed; the candidates; and the scale.
+
+    The scale is a power of two near max |W|: exact, and margins neither underflow nor drown.
+    """
     alive = problem.candidates
     both = alive.unsqueeze(-1) & alive.unsqueeze(-2)
-    return problem.W.to(torch.float64).masked_fill(~both, 0.0), alive
+    W = problem.W.to(torch.float64).masked_fill(~both, 0.0)
+    largest = W.abs().amax((-1, -2))
+    scale = torch.where(largest > 0, torch.exp2(largest.clamp_min(1e-300).log2().floor()), 1.0)
+    return W / scale[..., None, None], alive, scale
 
 
 def _diagonal_shift(W: Tensor, alive: Tensor, shift: str) -> tuple[Tensor, Tensor]:
     """d with W - Diag d positive semidefinite on the candidates, and where such a d of this kind exists."""
     n, diagonal = W.shape[-1], W.diagonal(dim1=-2, dim2=-1)
     size = torch.linalg.matrix_norm(W)
-    big = torch.diag_embed((~alive).to(W) * (4 * size + 1).unsqueeze(-1))
+    big = torch.diag_embed((~alive).to(W) * (4 * size).unsqueeze(-1))
     least = torch.linalg.eigvalsh(W + big)[..., 0] - EIGENVALUE_MARGIN * n * _EPS * size
     if shift == "none":
         # The margin alone makes least negative for singular W; give those away as a shift of the same size.
@@ -150,7 +156,7 @@ def _diagonal_shift(W: Tensor, alive: Tensor, shift: str) -> tuple[Tensor, Tenso
     root = torch.where(alive & positive.unsqueeze(-1), diagonal, 1.0).sqrt()
     C = W / (root.unsqueeze(-1) * root.unsqueeze(-2))
     norm = torch.linalg.matrix_norm(C)
-    big = torch.diag_embed((~alive).to(W) * (4 * norm + 1).unsqueeze(-1))
+    big = torch.diag_embed((~alive).to(W) * (4 * norm).unsqueeze(-1))
     least = torch.linalg.eigvalsh(C + big)[..., 0] - 2 * EIGENVALUE_MARGIN * n * _EPS * norm
     scaled = torch.where(alive, least.unsqueeze(-1) * diagonal, 0.0)
     return torch.where(positive.unsqueeze(-1), scaled, uniform), torch.ones_like(positive)

@@ -100,3 +100,13 @@ def test_bounds_work_in_float32_input():
     W = torch.from_numpy(instance("attention", 16, 0)).float()
     sol = solve(W, 8, "exhaustive", certify=True)
     assert float(bounds.certificate(Problem.of(W, 8).flatten(), "fast")) <= float(sol.objective)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-160, 1e150])
+def test_margins_scale_with_the_weights(scale):
+    """An absolute 1 among the eigenvalues of tiny weights (as once for protected vertices) would be all rounding."""
+    W = instance("wishart", 9, 3)
+    for bound in ALL.values():
+        plain = float(bound(Problem.of(W, 3, protected=[0, 4]).flatten()))
+        small = float(bound(Problem.of(W * scale, 3, protected=[0, 4]).flatten()))
+        assert small / scale == pytest.approx(plain, rel=2e-3)
