@@ -166,20 +166,20 @@ def _finish(
     mask = result.mask
     if check:
         check_mask(flat, mask, spec.name)
-    value = objective.evaluate(flat.W, mask)
+    value = objective.evaluate(flat.W, mask) if check else objective.evaluate_fast(flat.W, mask)
     bound = _lower_bound(flat, value, result, level)
+    uncertified = level is None and result.lower_bound is None
     limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.to(value.device)
     elapsed = time.perf_counter() - began
     shape, export = problem.batch_shape, problem.backend.export
     indices = objective.indices_from_mask(mask, problem.k_max)
-    indices = torch.where(torch.arange(problem.k_max, device=mask.device) < flat.k.unsqueeze(-1), indices, -1)
     labels = problem.labels
     return Solution(
         mask=export(mask.reshape(*shape, problem.n)),
         indices=export(indices.reshape(*shape, problem.k_max)),
         objective=export(value.reshape(shape)),
         lower_bound=export(bound.reshape(shape)),
-        gap=export(relative_gap(flat, value, bound).reshape(shape)),
+        gap=export((_no_gap(value, bound) if uncertified else relative_gap(flat, value, bound)).reshape(shape)),
         status=_statuses(proved(flat, value, bound), limit, shape),
         method=spec.name,
         options=dataclasses.asdict(options),
@@ -197,6 +197,11 @@ def _lower_bound(problem: Problem, value: Tensor, result: Result, level: str | N
         bound = torch.maximum(bound, bounds.certificate(problem, level))
     forced = (problem.k == 0) | (problem.k == problem.candidates.sum(-1))
     return torch.where(forced, value, bound)
+
+
+def _no_gap(value: Tensor, bound: Tensor) -> Tensor:
+    """`relative_gap` where nothing was certified, without a pass over W: 0 for forced choices, else infinite."""
+    return torch.where(value == bound, 0.0, torch.inf).to(value.dtype)
 
 
 def _statuses(optimal: Tensor, limit: Tensor, shape: tuple[int, ...]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from grace_opt.kernels.greedy import greedy_order
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem
 from grace_opt.registry import NoOptions, Run, register
@@ -20,16 +21,6 @@ from grace_opt.solution import Result
 @register("mies", batched=True, guarantee="optimal for diagonal W")
 def mies(problem: Problem, options: NoOptions, run: Run) -> Result:
     """Greedily add the vertex that increases f least; ties go to the lowest index."""
-    W, n = problem.W, problem.n
-    rows = W.reshape(-1, n)
-    first_row = torch.arange(0, rows.shape[0], n, device=W.device)
     scores = problem.diagonal.masked_fill(~problem.candidates, torch.inf)
-    order = torch.empty(scores.shape[0], problem.k_max, dtype=torch.int64, device=W.device)
-    for step in range(problem.k_max):
-        best = scores.argmin(-1)  # torch returns the first minimum: the lowest index
-        scores.add_(rows.index_select(0, first_row + best), alpha=2)
-        scores.scatter_(-1, best.unsqueeze(-1), torch.inf)
-        order[:, step] = best
-    # Greedy sets are nested: an instance with a smaller k keeps its first picks.
-    kept = torch.arange(problem.k_max, device=W.device) < problem.k.unsqueeze(-1)
-    return Result(mask_from_indices(torch.where(kept, order, -1), n))
+    order = greedy_order(problem.W, scores, problem.k, problem.k_max)
+    return Result(mask_from_indices(order, problem.n))

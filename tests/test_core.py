@@ -131,7 +131,7 @@ def test_check_false_gives_the_same_answer():
     W = torch.from_numpy(np.stack([instance("attention", 20, s) for s in range(5)])).float()
     a, b = solve(W, 8), solve(W, 8, check=False)
     assert (a.mask == b.mask).all()
-    assert torch.allclose(a.objective, b.objective, rtol=1e-12)
+    torch.testing.assert_close(a.objective, b.objective, rtol=1e-5, atol=0)
 
 
 def test_verify_catches_a_doctored_solution():
