@@ -161,7 +161,7 @@ def demo(
     """
     with _reporting():
         try:
-            from .figures import demo_figure
+            from .figures import save_demo
             from .hf.demo import RATIOS, providers, run_demo
             from .hf.models import POCKET, load_model, quiet
         except ImportError as error:
@@ -186,7 +186,7 @@ def demo(
         try:
             out.mkdir(parents=True, exist_ok=True)
             _write_json(out / "demo.json", report.to_dict())
-            demo_figure(report, out / "demo.png")
+            save_demo(report, out / "demo.png")
         except OSError as error:
             raise OptionError(f"cannot write to {out}: {error}. Choose another folder with --out.") from None
     _print_demo(report)

@@ -20,7 +20,21 @@ COLOURS = {"THINK": "#000000", "GRACE": "#0072B2", "GRACE + local search": "#D55
 STYLES = ("-", "--", ":")
 
 
-def demo_figure(report: DemoReport, path: Path) -> None:
+def draw_demo(figure: Any, report: DemoReport) -> None:
+    """Draw a demo's report on a matplotlib figure.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        About 11 by 4.4 inches.
+    report : DemoReport
+    """
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    _reconstruction(left, report)
+    _heatmap(figure, right, report)
+
+
+def save_demo(report: DemoReport, path: Path) -> None:
     """Draw a demo's report and write it as PNG, aside and renamed.
 
     Parameters
@@ -33,9 +47,7 @@ def demo_figure(report: DemoReport, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    _reconstruction(left, report)
-    _heatmap(figure, right, report)
+    draw_demo(figure, report)
     aside = path.with_suffix(".tmp.png")
     FigureCanvasAgg(figure)
     figure.savefig(aside)

@@ -1,4 +1,4 @@
-r"""MIES, minimum-increment edge selection: the greedy of GRACE, Algorithm 1, batched over instances.
+r"""MIES, minimum incremental error selection: the greedy of GRACE, Algorithm 1, batched over instances.
 
 Maths: scores start at the diagonal; take the smallest, :math:`j^*`; add :math:`2 W_{:,j^*}` to every remaining score;
 repeat k times. A score always is the increase of f if its vertex joins. Complexity O(k n) per instance, k steps of a

@@ -1,0 +1,131 @@
+"""The pocket model retrieves, and its pruned caches equal zeroing by hand: the same tests, on trained keys."""
+
+import functools
+import json
+
+import pytest
+import torch
+from transformers import DynamicCache
+from typer.testing import CliRunner
+
+from grace_opt import OptionError, instances, interaction_matrix
+from grace_opt.cli import app
+from grace_opt.hf import PrunedKeyCache, attention_implementation, capture
+from grace_opt.hf.demo import run_demo
+from grace_opt.hf.models import ModelError, load_model, load_pocket
+from grace_opt.needle import make_prompt
+from tests import oracle
+
+pocket = functools.cache(load_pocket)
+
+
+def needle_ids(tokens, depth, seed):
+    _, tokenizer = pocket()
+    prompt = make_prompt(tokens, depth, count=lambda text: len(tokenizer(text).input_ids), seed=seed)
+    return prompt, tokenizer(prompt.text, return_tensors="pt").input_ids
+
+
+def test_the_dense_cache_finds_needles():
+    model, tokenizer = pocket()
+    found = 0
+    cells = [(tokens, depth) for tokens in (256, 512, 1024) for depth in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    for seed, (tokens, depth) in enumerate(cells):
+        prompt, ids = needle_ids(tokens, depth, seed)
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False, pad_token_id=0
+        )
+        found += prompt.found_in(tokenizer.decode(output[0, ids.shape[1] :]))
+    assert found == len(cells)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("method", ["think", "grace"])
+def test_logits_equal_zeroing_the_same_channels(fused, method, step, zeroed, close):
+    model, _ = pocket()
+    _, ids = needle_ids(400, 0.5, 3)
+    prompt, continuation = ids[:, :-6], ids[:, -6:]
+    with attention_implementation(model, "grace_sdpa"):
+        cache = PrunedKeyCache(model.config, method=method, ratio=0.6, fused=fused)
+        found = step(model, cache, prompt, continuation)
+        assert close(found, zeroed(model, cache.channel_mask(), prompt, continuation, recent=32))
+
+
+def test_nothing_pruned_gives_the_dense_tokens():
+    model, _ = pocket()
+    _, ids = needle_ids(300, 0.2, 4)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    dense = model.generate(ids, past_key_values=DynamicCache(config=model.config), **options)
+    with attention_implementation(model, "grace_sdpa"):
+        cache = PrunedKeyCache(model.config, ratio=0.0)
+        assert torch.equal(model.generate(ids, past_key_values=cache, **options), dense)
+    assert cache.memory_report().pruned_tokens > 0  # the fused path was taken
+
+
+def test_the_demo_reports_what_the_cache_does():
+    model, tokenizer = pocket()
+    report = run_demo(model, tokenizer, tokens=300, ratios=(0.5,), new_tokens=3)
+    dense, *pruned = report.rows
+    assert dense.found
+    assert [row.method for row in pruned] == ["THINK", "GRACE", "GRACE + local search"]
+    prompt = make_prompt(300, 0.5, count=lambda text: len(tokenizer(text).input_ids))
+    ids = tokenizer(prompt.text, return_tensors="pt").input_ids[:, :-1]
+    total = 0.0
+    for layer in capture(model, ids).values():
+        for head in interaction_matrix(layer.queries[0, :, -32:], layer.keys[0]).double().numpy():
+            total += oracle.objective(head, oracle.think(head, 32))
+    assert pruned[0].objective == pytest.approx(total, rel=1e-5)
+    for row in pruned:
+        assert 0 <= row.gap < 1
+        assert 0 < row.logit_error < 1
+        assert row.key_ratio < 0.65
+        assert row.key_bytes < dense.key_bytes
+        assert row.total_ratio == pytest.approx(row.total_bytes / dense.total_bytes)
+    assert pruned[2].objective <= pruned[1].objective
+    assert sum(pruned[0].layer_objective) == pytest.approx(pruned[0].objective)
+
+
+def test_the_demo_command_writes_its_files(tmp_path):
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["demo", "--tokens", "250", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "GRACE" in done.output
+    assert "found" in done.output
+    report = json.loads((out / "demo.json").read_text())
+    assert len(report["rows"]) == 10
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in out.iterdir()) == ["demo.json", "demo.png"]
+
+
+def test_demo_errors(tmp_path):
+    run = CliRunner().invoke
+    assert run(app, ["demo", "--model", str(tmp_path)]).exit_code == 2
+    assert run(app, ["demo", "--depth", "2"]).exit_code == 2
+    assert run(app, ["demo", "--tokens", "3"]).exit_code == 2
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert run(app, ["demo", "--tokens", "200", "--out", str(blocked)]).exit_code == 2
+
+
+def test_models_that_can_not_be_loaded(tmp_path):
+    with pytest.raises(ModelError, match="cannot load a model"):
+        load_model(str(tmp_path))
+    with pytest.raises(ModelError, match="no GGUF file"):
+        load_model(str(tmp_path / "none.gguf"))
+
+
+def test_a_captured_head_is_an_instance_for_the_command_line(tmp_path):
+    model, _ = pocket()
+    _, ids = needle_ids(200, 0.5, 0)
+    layer = capture(model, ids, layers=[1])[1]
+    W = interaction_matrix(layer.queries[0, :, -32:], layer.keys[0])
+    instances.write(tmp_path / "w.safetensors", W.numpy(), 39)
+    done = CliRunner().invoke(app, ["solve", str(tmp_path / "w.safetensors"), "--certify", "--json"])
+    (answer,) = json.loads(done.output)
+    assert len(answer["objective"]) == 2
+    assert max(answer["gap"]) < 0.9
+
+
+def test_prompts_too_short_for_their_facts():
+    _, tokenizer = pocket()
+    with pytest.raises(OptionError, match="at least that"):
+        make_prompt(20, 0.5, count=lambda text: len(tokenizer(text).input_ids))
