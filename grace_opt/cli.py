@@ -205,7 +205,7 @@ def _print_demo(report: Any) -> None:
     table.add_column("method", min_width=12)
     for name in ("λ", "Σ f", "gap ≤", "logits", "K KiB", "%", "K+V KiB", "%"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("needle", no_wrap=True)
+    table.add_column("found", no_wrap=True)
     if wide:
         table.add_column("generated", overflow="ellipsis", no_wrap=True)
     last = report.rows[0].ratio
@@ -213,13 +213,13 @@ def _print_demo(report: Any) -> None:
         if row.ratio != last:
             table.add_section()
         last = row.ratio
-        costs = [f"{row.ratio:g}", f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
+        costs = [f"{row.ratio:g}".lstrip("0"), f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
         table.add_row(
             row.method,
             *(costs if row.ratio else [""] * 4),
             *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
             *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
-            "[green]found[/]" if row.found else "[red]lost[/]",
+            "[green]yes[/]" if row.found else "[red]no[/]",
             *([row.text] if wide else []),
         )
     console.print(table)

@@ -32,7 +32,7 @@ retrieve, so that demos and tests run on trained keys without a network. It know
 grammar of `grace_opt.needle`, {vocabulary} words.
 
 **Intended use**: demonstrating and testing key-cache pruning. **Not** for language, facts, or conclusions about large
-models: what is seen on a model this small do not carry over (use `make demo MODEL=...` for a real one).
+models: what is seen on a model this small does not carry over (use `make demo MODEL=...` for a real one).
 
 **Training**: `python -m bench.pocket.train`, {steps} steps of about 4,600 tokens, {minutes:.0f} minutes on 2 CPU cores,
 seed {seed}. Synthetic documents of facts, filler and repeated facts; the loss is dominated by the repetitions. Lengths
