@@ -7,6 +7,7 @@ and separate multiply-adds round alike. Source: GRACE (arXiv 2604.16983), Algori
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -45,7 +46,8 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Tensor:
     """
     if W.device.type == "cpu" and W.shape[0] * k_max * W.shape[-1] >= COMPILE_FROM:
         order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
-        _compiled()(W.contiguous().numpy(), scores.to(W.dtype, copy=True).contiguous().numpy(), k.numpy(), order)
+        arrays = W.contiguous().numpy(), scores.to(W.dtype, copy=True).contiguous().numpy(), k.numpy(), order
+        _in_threads(_compiled(), arrays)
         return torch.from_numpy(order)
     return torch_order(W, scores, k, k_max)
 
@@ -65,9 +67,17 @@ def torch_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Tensor:
     return order
 
 
+def _in_threads(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...]) -> None:
+    """Call `kernel` on equal shares of the batch, as many as torch has threads; it releases the interpreter."""
+    shares = list(zip(*(np.array_split(a, torch.get_num_threads()) for a in arrays), strict=True))
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for done in [pool.submit(kernel, *share) for share in shares]:
+            done.result()
+
+
 @cache
 def _compiled() -> Callable[..., None]:
-    """The compiled loop; single-threaded, since numba's threads can not be used from several Python threads."""
+    """The compiled loop. Not parallel itself: numba's threads can not be used from several Python threads at once."""
     from numba import njit
 
     compiled: Callable[..., None] = njit(cache=True, nogil=True)(_loop)
