@@ -151,6 +151,7 @@ def demo(
     ] = None,
     tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 1024,
     depth: Annotated[float, typer.Option(help="Where the needle is hidden: 0 = at the start, 1 = at the end.")] = 0.5,
+    distractors: Annotated[int, typer.Option(help="How many other passwords the text holds.")] = 4,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
 ) -> None:
@@ -180,6 +181,7 @@ def demo(
                 name=model or "pocket",
                 tokens=tokens,
                 depth=depth,
+                distractors=distractors,
                 seed=seed,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
@@ -200,14 +202,14 @@ def _print_demo(report: Any) -> None:
         f"{report.question} [bold]{report.answer}[/]",
         soft_wrap=True,
     )
-    wide = console.width >= 110
+    wide = console.width >= 120
     table = Table(title="key cache, beside dense", box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True)
-    table.add_column("method", min_width=12)
+    table.add_column("method", min_width=12, no_wrap=wide)
     for name in ("λ", "Σ f", "gap ≤", "logits", "K KiB", "%", "K+V KiB", "%"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("found", no_wrap=True)
     if wide:
-        table.add_column("generated", overflow="ellipsis", no_wrap=True)
+        table.add_column("generated", overflow="ellipsis", no_wrap=True, max_width=console.width - 94)
     last = report.rows[0].ratio
     for row in report.rows:
         if row.ratio != last:

@@ -125,7 +125,7 @@ def make_prompt(
     Raises
     ------
     OptionError
-        If `depth` lies outside [0, 1] or `tokens` has no room for the facts and the question.
+        If `depth` or `distractors` is out of range, or `tokens` has no room for the facts and the question.
 
     Examples
     --------
@@ -135,6 +135,8 @@ def make_prompt(
     """
     if not 0.0 <= depth <= 1.0:
         raise OptionError(f"depth={depth!r}: must lie in [0, 1] (0 = first sentence of the haystack, 1 = last).")
+    if not 0 <= distractors < len(CITIES):
+        raise OptionError(f"distractors={distractors!r}: give a number between 0 and {len(CITIES) - 1}.")
     rng = random.Random(seed)
     city, *others = rng.sample(CITIES, distractors + 1)
     answer = random_answer(rng)

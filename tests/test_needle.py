@@ -46,5 +46,7 @@ def test_found_in_forgives_case_and_spacing_only():
 def test_bad_requests():
     with pytest.raises(OptionError, match="depth"):
         make_prompt(200, 1.5, count=words)
+    with pytest.raises(OptionError, match="distractors=48"):
+        make_prompt(2000, 0.5, count=words, distractors=48)
     with pytest.raises(OptionError, match="at least that"):
         make_prompt(10, 0.5, count=words)

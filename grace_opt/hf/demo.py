@@ -109,6 +109,7 @@ def run_demo(
     name: str = "model",
     tokens: int = 1024,
     depth: float = 0.5,
+    distractors: int = 4,
     seed: int = 0,
     new_tokens: int = 8,
     ratios: tuple[float, ...] = RATIOS,
@@ -122,7 +123,7 @@ def run_demo(
         Any Llama-like causal language model.
     name : str
         What to call the model in the report.
-    tokens, depth, seed
+    tokens, depth, distractors, seed
         Of the prompt, see `grace_opt.needle.make_prompt`.
     new_tokens : int
         How many tokens to generate.
@@ -137,7 +138,11 @@ def run_demo(
     """
     began = time.perf_counter()
     prompt = make_prompt(
-        tokens, depth, count=lambda text: len(tokenizer(text, add_special_tokens=False).input_ids), seed=seed
+        tokens,
+        depth,
+        distractors=distractors,
+        count=lambda text: len(tokenizer(text, add_special_tokens=False).input_ids),
+        seed=seed,
     )
     ids = tokenizer(prompt.text, return_tensors="pt").input_ids
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
@@ -241,4 +246,4 @@ class _Run:
             pad_token_id=self.model.config.pad_token_id or 0,
         )
         generated = output[:, self.ids.shape[1] :]
-        return generated, self.tokenizer.decode(generated[0], skip_special_tokens=True).strip()
+        return generated, " ".join(self.tokenizer.decode(generated[0], skip_special_tokens=True).split())
