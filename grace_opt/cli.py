@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from rich.table import Table
 from . import api, instances
 from .errors import GraceError, OptionError, SolverError
 from .solution import Solution, Status
+from .tables import print_demo, solution_values, solutions_table
 
 app = typer.Typer(
     help="Minimum-weight k-vertex induced subgraphs, and key caches pruned by them. Start with: grace-opt demo",
@@ -35,8 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console, errors = Console(), Console(stderr=True)
-#: Instances of a batch that the tables show; --json gives all.
-SHOWN = 20
 
 
 class Exit(IntEnum):
@@ -191,107 +189,18 @@ def demo(
             save_demo(report, out / "demo.png")
         except OSError as error:
             raise OptionError(f"cannot write to {out}: {error}. Choose another folder with --out.") from None
-    _print_demo(report)
+    print_demo(console, report)
     console.print(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", soft_wrap=True)
-
-
-def _print_demo(report: Any) -> None:
-    console.print(
-        f"[bold]{report.model}[/]: {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} "
-        f"channels; prompt of {report.prompt_tokens} tokens, needle at depth {report.depth:g}\n"
-        f"{report.question} [bold]{report.answer}[/]",
-        soft_wrap=True,
-    )
-    wide = console.width >= 120
-    table = Table(title="key cache, beside dense", box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True)
-    table.add_column("method", min_width=12, no_wrap=wide)
-    for name in ("λ", "Σ f", "gap ≤", "logits", "K KiB", "%", "K+V KiB", "%"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("found", no_wrap=True)
-    if wide:
-        table.add_column("generated", overflow="ellipsis", no_wrap=True, max_width=console.width - 94)
-    last = report.rows[0].ratio
-    for row in report.rows:
-        if row.ratio != last:
-            table.add_section()
-        last = row.ratio
-        costs = [f"{row.ratio:g}".lstrip("0"), f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
-        table.add_row(
-            row.method,
-            *(costs if row.ratio else [""] * 4),
-            *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
-            *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
-            "[green]yes[/]" if row.found else "[red]no[/]",
-            *([row.text] if wide else []),
-        )
-    console.print(table)
-    if not wide:
-        for row in report.rows:
-            name = f"{row.method}, λ = {row.ratio:g}" if row.ratio else row.method
-            console.print(f"  {name:<31} {row.text}", overflow="ellipsis", no_wrap=True, highlight=False, markup=False)
-    console.print(
-        "Σ f: squared change of the observed logits, over all heads. gap: to a certified lower bound that holds for "
-        "every choice of as many channels. logits: relative error over the dense run's continuation. The "
-        "whole answer is "
-        f"decoded from the pruned cache. {report.seconds:.1f} s.",
-        style="dim",
-    )
 
 
 def _finish(solutions: list[Solution], as_json: bool, *, indices: bool) -> None:
     if as_json:
-        _print_json([_as_dict(s) for s in solutions])
+        _print_json([solution_values(s) for s in solutions])
     else:
-        console.print(_table(solutions, indices))
+        console.print(solutions_table(solutions, indices))
     limited = any(status is Status.LIMIT for s in solutions for status in np.ravel(s.status))
     if limited:
         raise typer.Exit(Exit.LIMIT)
-
-
-def _as_dict(solution: Solution) -> dict[str, Any]:
-    return {
-        "method": solution.method,
-        "options": {name: value if _is_plain(value) else str(value) for name, value in solution.options.items()},
-        "seed": solution.seed,
-        "indices": np.asarray(solution.indices).tolist(),
-        "objective": np.asarray(solution.objective).tolist(),
-        "lower_bound": _finite(np.asarray(solution.lower_bound)),
-        "gap": _finite(np.asarray(solution.gap)),
-        "status": np.vectorize(lambda s: s.name, otypes=[object])(np.asarray(solution.status, dtype=object)).tolist(),
-        "stats": dict(solution.stats),
-    }
-
-
-def _table(solutions: list[Solution], indices: bool) -> Table:
-    size = np.asarray(solutions[0].objective).size if solutions else 0
-    batch = size > 1
-    caption = f"{size} instances, the first {SHOWN} shown; --json gives all" if size > SHOWN else None
-    table = Table(
-        "method", *(["instance"] if batch else []), "objective", "lower bound", "gap", "status", "time", caption=caption
-    )
-    if indices:
-        table.add_column("chosen vertices", overflow="fold")
-    for s in solutions:
-        rows = zip(
-            np.ravel(s.objective),
-            np.ravel(s.lower_bound),
-            np.ravel(s.gap),
-            np.ravel(np.asarray(s.status, dtype=object)),
-            np.reshape(s.indices, (size, -1)),
-            strict=True,
-        )
-        for b, (f, bound, gap, status, chosen) in enumerate(list(rows)[:SHOWN]):
-            table.add_row(
-                s.method if b == 0 else "",
-                *([str(b)] if batch else []),
-                f"{f:.9g}",
-                f"{bound:.9g}" if math.isfinite(bound) else "none",
-                f"{gap:.3%}" if math.isfinite(gap) else "unknown",
-                status.name,
-                f"{s.stats['time']:.3g} s" if b == 0 else "",
-                *([" ".join(str(i) for i in chosen if i >= 0)] if indices else []),
-            )
-    return table
 
 
 def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:
@@ -319,16 +228,6 @@ def _vertices(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise OptionError(f"--protected {text!r}: write vertex numbers with commas, e.g. 0,3,17.") from None
-
-
-def _finite(values: Any) -> Any:
-    """JSON has no infinities: null stands for 'nothing certified'."""
-    listed = np.asarray(np.where(np.isfinite(values), values, None)).tolist()
-    return listed
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _print_json(value: Any) -> None:

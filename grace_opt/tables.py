@@ -1,0 +1,124 @@
+"""What the command line shows: solutions, methods and the demo's report as tables for people and values for JSON.
+
+Source: ours, on rich.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .solution import Solution
+
+if TYPE_CHECKING:
+    from .hf.demo import DemoReport
+
+#: Instances of a batch that the tables show; JSON gives all.
+SHOWN = 20
+
+
+def print_demo(console: Console, report: DemoReport) -> None:
+    """Print a demo's report: what was asked, a row per cache, and what the columns mean."""
+    console.print(
+        f"[bold]{report.model}[/]: {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} "
+        f"channels; prompt of {report.prompt_tokens} tokens, needle at depth {report.depth:g}\n"
+        f"{report.question} [bold]{report.answer}[/]",
+        soft_wrap=True,
+    )
+    wide = console.width >= 120
+    table = Table(title="key cache, beside dense", box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True)
+    table.add_column("method", min_width=12, no_wrap=wide)
+    for name in ("λ", "Σ f", "gap ≤", "logits", "K KiB", "%", "K+V KiB", "%"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("found", no_wrap=True)
+    if wide:
+        table.add_column("generated", overflow="ellipsis", no_wrap=True, max_width=console.width - 94)
+    last = report.rows[0].ratio
+    for row in report.rows:
+        if row.ratio != last:
+            table.add_section()
+        last = row.ratio
+        costs = [f"{row.ratio:g}".lstrip("0"), f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
+        table.add_row(
+            row.method,
+            *(costs if row.ratio else [""] * 4),
+            *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
+            *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
+            "[green]yes[/]" if row.found else "[red]no[/]",
+            *([row.text] if wide else []),
+        )
+    console.print(table)
+    if not wide:
+        for row in report.rows:
+            name = f"{row.method}, λ = {row.ratio:g}" if row.ratio else row.method
+            console.print(f"  {name:<31} {row.text}", overflow="ellipsis", no_wrap=True, highlight=False, markup=False)
+    console.print(
+        "Σ f: squared change of the observed logits, over all heads. gap: to a certified lower bound that holds for "
+        "every choice of as many channels. logits: relative error over the dense run's continuation. The "
+        "whole answer is "
+        f"decoded from the pruned cache. {report.seconds:.1f} s.",
+        style="dim",
+    )
+
+
+def solution_values(solution: Solution) -> dict[str, Any]:
+    """A solution as plain values for JSON; null where nothing was certified."""
+    return {
+        "method": solution.method,
+        "options": {name: value if _is_plain(value) else str(value) for name, value in solution.options.items()},
+        "seed": solution.seed,
+        "indices": np.asarray(solution.indices).tolist(),
+        "objective": np.asarray(solution.objective).tolist(),
+        "lower_bound": _finite(np.asarray(solution.lower_bound)),
+        "gap": _finite(np.asarray(solution.gap)),
+        "status": np.vectorize(lambda s: s.name, otypes=[object])(np.asarray(solution.status, dtype=object)).tolist(),
+        "stats": dict(solution.stats),
+    }
+
+
+def solutions_table(solutions: list[Solution], indices: bool) -> Table:
+    """Solutions as rows, one per method and instance; with the chosen vertices if `indices`."""
+    size = np.asarray(solutions[0].objective).size if solutions else 0
+    batch = size > 1
+    caption = f"{size} instances, the first {SHOWN} shown; --json gives all" if size > SHOWN else None
+    table = Table(
+        "method", *(["instance"] if batch else []), "objective", "lower bound", "gap", "status", "time", caption=caption
+    )
+    if indices:
+        table.add_column("chosen vertices", overflow="fold")
+    for s in solutions:
+        rows = zip(
+            np.ravel(s.objective),
+            np.ravel(s.lower_bound),
+            np.ravel(s.gap),
+            np.ravel(np.asarray(s.status, dtype=object)),
+            np.reshape(s.indices, (size, -1)),
+            strict=True,
+        )
+        for b, (f, bound, gap, status, chosen) in enumerate(list(rows)[:SHOWN]):
+            table.add_row(
+                s.method if b == 0 else "",
+                *([str(b)] if batch else []),
+                f"{f:.9g}",
+                f"{bound:.9g}" if math.isfinite(bound) else "none",
+                f"{gap:.3%}" if math.isfinite(gap) else "unknown",
+                status.name,
+                f"{s.stats['time']:.3g} s" if b == 0 else "",
+                *([" ".join(str(i) for i in chosen if i >= 0)] if indices else []),
+            )
+    return table
+
+
+def _finite(values: Any) -> Any:
+    """JSON has no infinities: null stands for 'nothing certified'."""
+    listed = np.asarray(np.where(np.isfinite(values), values, None)).tolist()
+    return listed
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
