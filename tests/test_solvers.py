@@ -90,6 +90,13 @@ def test_local_search_starts_from_a_mask_or_indices():
     assert stopped.status is Status.LIMIT
 
 
+def test_local_search_stops_at_the_time_limit_with_its_start():
+    W = instance("wishart", 40, 0)
+    sol = solve(W, 20, "local_search", start="think", time_limit=1e-9)
+    assert sol.status is Status.LIMIT
+    assert (sol.mask == solve(W, 20, "think").mask).all()
+
+
 @settings(max_examples=60)
 @given(batches())
 def test_batched_equals_looped_with_k_and_protection_per_instance(drawn):
