@@ -1,6 +1,6 @@
 """Muon in float32: momentum whose matrix updates are orthogonalised by a Newton-Schulz iteration.
 
-`torch.optim.Muon` iterates in bfloat16, which CPUs without native bfloat16 run a hundred times slower than float32;
+`torch.optim.Muon` iterates in bfloat16, which CPUs without native bfloat16 run far more slowly than float32;
 this is the same method for such machines. Matrices of equal shape go through the iteration together. Source: Jordan et
 al. (2024), "Muon: an optimizer for hidden layers in neural networks".
 """
