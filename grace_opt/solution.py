@@ -7,6 +7,8 @@ the objective in float64, the certified bound, the gap and an honest status, and
 from __future__ import annotations
 
 import enum
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +54,7 @@ class Result:
     stats: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Solution:
     """The answer to `solve`, with one entry per instance; arrays are numpy or torch, as W was.
 
@@ -75,6 +77,14 @@ class Solution:
         ``time`` in seconds, and the solver's counters.
     labels : list or None
         For a networkx graph, the chosen nodes.
+
+    Examples
+    --------
+    >>> import grace_opt
+    >>> grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1)
+    <Solution by mies: f = 1, no bound, FEASIBLE, vertices [1]>
+    >>> grace_opt.solve([[[2.0, 0.0], [0.0, 1.0]]] * 3, 1, "exhaustive")
+    <Solution of 3 instances by exhaustive: 3 OPTIMAL>
     """
 
     mask: Any
@@ -89,6 +99,14 @@ class Solution:
     stats: Mapping[str, Any]
     labels: list[Any] | None = None
     problem: Problem | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        if getattr(self.objective, "ndim", 0):
+            best = ", ".join(f"{count} {name}" for name, count in Counter(s.name for s in self.status.flat).items())
+            return f"<Solution of {self.status.size} instances by {self.method}: {best}>"
+        f, gap = float(self.objective), float(self.gap)
+        certified = f"gap {gap:.3g}" if math.isfinite(gap) else "no bound"
+        return f"<Solution by {self.method}: f = {f:.9g}, {certified}, {self.status.name}, vertices {self.indices.tolist()}>"
 
     def verify(self) -> Solution:
         """Recompute everything checkable from W in float64, and return the solution itself.
