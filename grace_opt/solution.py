@@ -106,7 +106,9 @@ class Solution:
             return f"<Solution of {self.status.size} instances by {self.method}: {best}>"
         f, gap = float(self.objective), float(self.gap)
         certified = f"gap {gap:.3g}" if math.isfinite(gap) else "no bound"
-        return f"<Solution by {self.method}: f = {f:.9g}, {certified}, {self.status.name}, vertices {self.indices.tolist()}>"
+        chosen = self.indices.tolist()
+        listed = str(chosen[:20])[:-1] + (", …]" if len(chosen) > 20 else "]")
+        return f"<Solution by {self.method}: f = {f:.9g}, {certified}, {self.status.name}, vertices {listed}>"
 
     def verify(self) -> Solution:
         """Recompute everything checkable from W in float64, and return the solution itself.
