@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+#: Lists what is changed, results and model cards aside: they are what is being measured.
+DIRTY = ("status", "--porcelain", "-uno", "--", ":/", ":!/docs/results", ":!/grace_opt/data")
 PACKAGES = ("numpy", "scipy", "torch", "numba", "transformers")
 
 
@@ -20,7 +22,7 @@ def provenance() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": "python -m " + module_name() + "".join(f" {Path(a).name if '/' in a else a}" for a in sys.argv[1:]),
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git(*DIRTY) else ""),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),

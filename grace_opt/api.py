@@ -54,7 +54,8 @@ def solve(
     seed : int
         All randomness comes from it.
     time_limit : float, optional
-        Seconds after which to stop with the best choice so far (Status.LIMIT).
+        Seconds after which the method stops with the best choice so far (Status.LIMIT). The checks and the
+        certificate are not counted in it.
     certify : bool or "fast"
         Compute a lower bound for methods that bring none (True means "fast").
     check : bool
@@ -93,10 +94,9 @@ def solve(
         raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
     spec = registry.get(method)
     made = spec.make_options(options)
-    run = Run(_seed(seed), _deadline(time_limit))
-    level = _level(certify)
+    seed, bound = _seed(seed), _certificate(problem, certify)
     began = time.perf_counter()
-    return _finish(problem, spec, made, run, level, check, began)
+    return _finish(problem, spec, made, Run(seed, _deadline(time_limit)), bound, check, began)
 
 
 def compare(
@@ -105,7 +105,11 @@ def compare(
     methods: Sequence[str] | None = None,
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    **common: Any,
+    protected: Any = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    certify: Certify = False,
+    check: bool = True,
 ) -> list[Solution]:
     """Solve one problem by several methods and return their solutions, in the order asked for.
 
@@ -118,8 +122,8 @@ def compare(
         because of its size.
     options : mapping, optional
         Options per method: ``{"local_search": {"start": "think"}}``.
-    **common
-        Arguments of `solve` for all of them: protected, seed, time_limit, certify, check.
+    protected, seed, time_limit, certify, check
+        As in `solve`, for all of them; the certificate is computed once.
 
     Returns
     -------
@@ -130,16 +134,20 @@ def compare(
     >>> [s.method for s in compare([[1.0, 0.0], [0.0, 2.0]], 1, ["think", "mies"])]
     ['think', 'mies']
     """
-    check, protected = common.pop("check", True), common.pop("protected", None)
+    if isinstance(methods, str):
+        raise OptionError(f"methods={methods!r}: give a list of names, [{methods!r}].")
     problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
     chosen, per_method = methods, dict(options or {})
     names = list(chosen) if chosen is not None else sorted(registry.specs())
     if stray := sorted(set(per_method) - set(names)):
         raise OptionError(f"options= names {stray[0]!r}, which is not among the methods compared: {', '.join(names)}.")
-    solutions = []
+    seed, bound, solutions = _seed(seed), _certificate(problem, certify), []  # one certificate serves them all
     for name in names:
         try:
-            solutions.append(solve(problem, method=name, check=check, **common, **per_method.get(name, {})))
+            spec = registry.get(name)
+            made = spec.make_options(dict(per_method.get(name, {})))
+            began = time.perf_counter()
+            solutions.append(_finish(problem, spec, made, Run(seed, _deadline(time_limit)), bound, check, began))
         except (SolverError, LookupError):
             if chosen is not None:
                 raise
@@ -158,7 +166,7 @@ def methods() -> list[SolverSpec]:
 
 
 def _finish(
-    problem: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool, began: float
+    problem: Problem, spec: SolverSpec, options: Any, run: Run, certified: Tensor | None, check: bool, began: float
 ) -> Solution:
     """Run the solver on the flattened batch and dress its result."""
     flat = problem.flatten()
@@ -167,8 +175,8 @@ def _finish(
     if check:
         check_mask(flat, mask, spec.name)
     value = objective.evaluate(flat.W, mask) if check else objective.evaluate_fast(flat.W, mask)
-    bound = _lower_bound(flat, value, result, level)
-    uncertified = level is None and result.lower_bound is None
+    bound = _lower_bound(flat, value, result, certified)
+    uncertified = certified is None and result.lower_bound is None
     limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.to(value.device)
     elapsed = time.perf_counter() - began
     shape, export = problem.batch_shape, problem.backend.export
@@ -190,11 +198,11 @@ def _finish(
     )
 
 
-def _lower_bound(problem: Problem, value: Tensor, result: Result, level: str | None) -> Tensor:
+def _lower_bound(problem: Problem, value: Tensor, result: Result, certified: Tensor | None) -> Tensor:
     """The best of the solver's own bound, the certificate asked for, and what is known of forced choices."""
     bound = torch.full_like(value, -math.inf) if result.lower_bound is None else result.lower_bound.to(value)
-    if level is not None:
-        bound = torch.maximum(bound, bounds.certificate(problem, level))
+    if certified is not None:
+        bound = torch.maximum(bound, certified)
     forced = (problem.k == 0) | (problem.k == problem.candidates.sum(-1))
     return torch.where(forced, value, bound)
 
@@ -231,11 +239,12 @@ def _deadline(time_limit: Any) -> float:
     return time.monotonic() + float(time_limit)
 
 
-def _level(certify: Any) -> str | None:
+def _certificate(problem: Problem, certify: Any) -> Tensor | None:
+    """The lower bounds that ``certify=`` asks for, shape (B,)."""
     if certify is False or certify is None:
         return None
     if certify is True:
-        return bounds.LEVELS[0]
+        certify = bounds.LEVELS[0]
     if certify in bounds.LEVELS:
-        return str(certify)
+        return bounds.certificate(problem.flatten(), str(certify))
     raise OptionError(f"certify={certify!r}: give False, True or one of {', '.join(map(repr, bounds.LEVELS))}.")

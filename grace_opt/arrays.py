@@ -8,6 +8,7 @@ same kind on the same device. Source: ours.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,9 @@ def to_tensor(value: Any, name: str) -> Tensor:
     ProblemError
         For bool, complex and object entries, and for integers beyond 2**53.
     """
+    if value is None or isinstance(value, str | bytes | os.PathLike | dict):
+        hint = f"; to read a file, write grace_opt.instances.read({value!r}).W" if isinstance(value, str) else ""
+        raise ProblemError(f"{name} is a {type(value).__name__}: give an array of numbers{hint}.")
     if isinstance(value, Tensor):
         tensor = value.detach()
         if tensor.layout != torch.strided:

@@ -170,13 +170,16 @@ def _solve_relaxation(A: Tensor, d: Tensor, alive: Tensor, k: Tensor, steps: int
     x = alive * (k / m).to(A).unsqueeze(-1)
     gradient = d + 2 * (A @ x.unsqueeze(-1)).squeeze(-1)
     best = torch.full_like(x[:, 0], -torch.inf)
+    done = torch.zeros_like(best, dtype=torch.bool)
     check_every = 32
     for step in range(steps + 1):
         if step % check_every == 0:
             gradient = d + 2 * (A @ x.unsqueeze(-1)).squeeze(-1)  # no drift in what the certificate is made of
             value, dual = _dual_value(A, d, x, gradient, alive, k)
-            best = torch.maximum(best, dual)
-            if bool((value - best <= rtol * value.abs()).all()):
+            # An instance that is done stays as it is, whatever its batch still has to do.
+            best = torch.where(done, best, torch.maximum(best, dual))
+            done |= value - best <= rtol * value.abs()
+            if bool(done.all()):
                 break
         up = torch.where(alive & (x < 1), gradient, torch.inf)
         low, i = up.min(-1)

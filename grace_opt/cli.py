@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,11 +49,29 @@ class Exit(IntEnum):
 
 File = Annotated[Path, typer.Argument(help=f"Instance: {', '.join(instances.SUFFIXES)} (k-cluster .dat, MDPLIB .txt).")]
 K = Annotated[int | None, typer.Option("-k", "--k", help="How many vertices to choose; default: as the file states.")]
-Seed = Annotated[int, typer.Option(help="Seed of randomised methods.")]
-TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which to stop with the best choice so far.")]
+Seed = Annotated[int, typer.Option(min=0, help="All randomness comes from it.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(help="Seconds after which a method stops with the best choice so far (--certify not counted)."),
+]
 Certify = Annotated[bool, typer.Option(help="Compute a certified lower bound, and with it the gap.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of a table.")]
 Protected = Annotated[str | None, typer.Option(help="Vertices that must not be chosen, e.g. 0,3,17.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"grace-opt {version('grace-opt')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Minimum-weight k-vertex induced subgraphs, and key caches pruned by them. Start with: grace-opt demo"""
 
 
 @contextmanager
@@ -138,6 +157,9 @@ def compare(
         common: dict[str, Any] = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit}
         common["certify"] = certify
         solutions = api.compare(instance.W, _k(k, instance, file), method or None, **common)
+    left_out = sorted({spec.name for spec in api.methods()} - {s.method for s in solutions})
+    if left_out and not method:
+        errors.print(f"left out, as too large or not installed: {', '.join(left_out)}", style="dim")
     _finish(solutions, as_json, indices=False)
 
 

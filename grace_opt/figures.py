@@ -69,7 +69,7 @@ def _reconstruction(axes: Any, report: DemoReport) -> None:
             axes.plot(report.layers, change, style, color=COLOURS[row.method], label=label, **marker)
     axes.set_xlabel("layer")
     axes.set_ylabel("change of reconstruction error\nagainst THINK (%)")
-    axes.set_title("‖QKᵀ − Q$_S$K$_S$ᵀ‖² of the observed queries, beside THINK")
+    axes.set_title("‖Q$_P$K$_P$ᵀ‖² of the pruned channels P, observed queries")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -53,7 +53,12 @@ def protected_mask(protected: Any, batch: tuple[int, ...], n: int, device: torch
     if isinstance(protected, Tensor):
         tensor = protected.detach()
     else:
-        array = np.asarray(list(protected) if isinstance(protected, set | frozenset | range) else protected)
+        try:
+            array = np.asarray(list(protected) if isinstance(protected, set | frozenset | range) else protected)
+        except ValueError:
+            raise ProblemError(
+                f"protected is a ragged sequence: give a bool mask of shape {(*batch, n)} for one set per instance."
+            ) from None
         if array.size == 0:
             array = array.astype(np.int64)
         if array.dtype.kind not in "iub":

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,9 +82,9 @@ def read(path: str | os.PathLike[str]) -> Instance:
     except ProblemError:
         raise
     except Exception as error:  # each library has its own errors for broken files; all mean the same to the user
-        raise ProblemError(
-            f"{path} cannot be read as {path.suffix}: {error} (truncated, or another format?)"
-        ) from error
+        # numpy's advice for what is no array file is to load it unsafely; that is not ours.
+        why = "" if "pickle" in str(error) else f": {error}"
+        raise ProblemError(f"{path} cannot be read as {path.suffix} (truncated, or another format?){why}") from error
 
 
 def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
@@ -155,7 +156,9 @@ def _from_mapping(path: Path, arrays: dict[str, Array], source: str) -> Instance
 
 
 def _csv(path: Path) -> Instance:
-    return Instance(np.loadtxt(path, delimiter=",", ndmin=2), None, "csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy only warns of an empty file
+        return Instance(np.loadtxt(path, delimiter=",", ndmin=2), None, "csv")
 
 
 def _mtx(path: Path) -> Instance:

@@ -112,6 +112,8 @@ class ChannelMask:
         The file is written aside and renamed, so a crash leaves no half of it.
         """
         path = Path(path)
+        if not path.parent.is_dir():
+            raise MaskError(f"cannot save to {path}: there is no folder {path.parent}.")
         metadata = {
             "format": FORMAT,
             "version": VERSION,

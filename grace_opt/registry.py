@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .errors import OptionError, UnknownSolverError
+from .errors import OptionError, SolverError, UnknownSolverError
 from .problem import Problem
 from .solution import Result
 
@@ -99,8 +99,9 @@ class SolverSpec:
     def solve(self, problem: Problem, options: Any, run: Run) -> Result:
         """Solve a flattened batch, looping over instances where the solver takes one at a time."""
         if self.batched:
-            return self.solver(problem, options, run)
-        results = [self.solver(problem.instance(b), options, run) for b in range(problem.W.shape[0])]
+            return self._checked(self.solver(problem, options, run))
+        instances = (problem.instance(b) for b in range(problem.W.shape[0]))
+        results = [self._checked(self.solver(instance, options, run)) for instance in instances]
         bounds = [r.lower_bound for r in results]
         limits = [r.limit for r in results]
         unknown, false = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(False)
@@ -110,6 +111,15 @@ class SolverSpec:
             torch.stack([false if v is None else torch.as_tensor(v).cpu() for v in limits]),
             {"instances": len(results)} | _summed([dict(r.stats) for r in results]),
         )
+
+    def _checked(self, result: Result) -> Result:
+        """The result, if it is one: what a solver's author is likeliest to get wrong."""
+        if not isinstance(result, Result) or not isinstance(result.mask, torch.Tensor):
+            got = f"Result({type(result.mask).__name__})" if isinstance(result, Result) else type(result).__name__
+            raise SolverError(
+                f"method {self.name!r} returned {got}: return Result(mask), the mask a bool torch tensor."
+            )
+        return result
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
@@ -155,6 +165,10 @@ def register(
     array([0])
     >>> unregister("first")
     """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise OptionError(
+            f'{name!r} is no name for a method: write @register("my_method"), letters, digits and underscores.'
+        )
     if not (dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise OptionError(f"options of {name!r} must be a frozen dataclass: decorate it with @dataclass(frozen=True).")
 
@@ -200,6 +214,8 @@ def get(name: str) -> SolverSpec:
     if spec is None:
         near = difflib.get_close_matches(str(name), known, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
+        if name == "grace":
+            hint = " 'grace' is a preset of MaskProvider and PrunedKeyCache: salient channels protected, then 'mies'."
         raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.")
     for requirement in spec.requires:
         module, _, extra = requirement.partition(":")

@@ -59,9 +59,9 @@ def print_demo(console: Console, report: DemoReport) -> None:
             console.print(f"  {name:<31} {row.text}", overflow="ellipsis", no_wrap=True, highlight=False, markup=False)
     console.print(
         "Σ f: squared change of the observed logits, over all heads. gap: to a certified lower bound that holds for "
-        "every choice of as many channels. logits: relative error over the dense run's continuation. The "
-        "whole answer is "
-        f"decoded from the pruned cache. {report.seconds:.1f} s.",
+        "every choice of as many channels. logits: relative error over the dense run's continuation, which "
+        "a smaller f need not make smaller. The whole answer is decoded from the pruned cache. "
+        f"{report.seconds:.1f} s.",
         style="dim",
     )
 

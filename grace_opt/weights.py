@@ -174,7 +174,10 @@ def _check_shapes(q: Tensor, k: Tensor) -> int:
     """Query heads per KV head."""
     for name, t, heads in (("queries", q, "H_q, L_obs"), ("keys", k, "H_kv, L")):
         if t.ndim < 3 or t.numel() == 0:
-            raise ProblemError(f"{name} has shape {tuple(t.shape)}: expected (..., {heads}, d), none of them empty.")
+            raise ProblemError(
+                f"{name} has shape {tuple(t.shape)}: expected (..., {heads}, d), none of them empty. "
+                f"For a single head, write {name}[None]."
+            )
     if q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
         raise ProblemError(
             f"queries {tuple(q.shape)} and keys {tuple(k.shape)} differ in head_dim (last) or in leading dimensions."

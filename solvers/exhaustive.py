@@ -74,9 +74,11 @@ def _refusal(n: int, k: int, count: int, allowed: int) -> str:
     instead = (
         f"method={others[0]!r} proves optimality without enumeration"
         if others
-        else "no other exact method is registered; method='local_search' with certify=True gives a certified gap"
+        else "there is no other exact method yet; method='local_search' with certify=True gives a certified gap"
     )
-    return f"C({n}, {k}) = {count:.6g} subsets are more than max_subsets = {allowed:.6g}: {instead}."
+    # Beyond 1e300 floats overflow, but logarithms of integers do not.
+    size = f"= {count:.6g}" if count < 10**300 else f"= about 10^{math.log10(count):.0f}"
+    return f"C({n}, {k}) {size} subsets are more than max_subsets = {allowed:.6g}: {instead}."
 
 
 def _search(W: np.ndarray[Any, Any], k: int, run: Run) -> tuple[np.ndarray[Any, Any], int, bool]:

@@ -44,7 +44,8 @@ class LocalSearchOptions:
     def __post_init__(self) -> None:
         if isinstance(self.start, str) and self.start == "local_search":
             raise OptionError("start='local_search' would start from itself: name another method, a mask or indices.")
-        if self.max_steps is not None and (isinstance(self.max_steps, bool) or self.max_steps < 0):
+        whole = isinstance(self.max_steps, int) and not isinstance(self.max_steps, bool)
+        if self.max_steps is not None and not (whole and self.max_steps >= 0):
             raise OptionError(f"max_steps={self.max_steps!r}: give a non-negative integer, or None.")
 
 

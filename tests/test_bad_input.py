@@ -67,6 +67,9 @@ PROBLEMS = {
     "protected batch shape": (np.stack([EYE] * 2), 1, {"protected": np.zeros((3, 4), bool)}, r"\(3, 4\)"),
     "protected float": (EYE, 1, {"protected": [0.5]}, "float"),
     "protected 0/1": (EYE, 1, {"protected": [0, 1, 1, 0]}, "0/1 mask"),
+    "protected ragged": (EYE, 1, {"protected": [[0], [1, 2]]}, "ragged"),
+    "a path": ("W.npy", 1, {}, r"instances\.read"),
+    "nothing": (None, 1, {}, "NoneType"),
     "protected 2-d indices": (EYE, 1, {"protected": [[0], [1]]}, "flat list"),
     "numpy and torch mixed": (torch.eye(3), 1, {"protected": np.zeros(3, bool)}, "mixed"),
     "directed graph": (DIRECTED, 1, {}, "to_undirected"),
@@ -92,6 +95,8 @@ OPTIONS = {
     "unknown option": ({"method": "local_search", "strat": "mies"}, "accepts start, max_steps.*'start'"),
     "takes no options": ({"method": "mies", "x": 1}, "takes no options"),
     "max_steps": ({"method": "local_search", "max_steps": -1}, "max_steps=-1"),
+    "max_steps text": ({"method": "local_search", "max_steps": "abc"}, "max_steps='abc'"),
+    "max_steps fraction": ({"method": "local_search", "max_steps": 1.5}, r"max_steps=1\.5"),
     "start itself": ({"method": "local_search", "start": "local_search"}, "itself"),
     "start vertex": ({"method": "local_search", "start": [99]}, "vertex 99"),
     "max_subsets": ({"method": "exhaustive", "max_subsets": 0}, "max_subsets=0"),
@@ -218,6 +223,11 @@ def test_mask_files(tmp_path):
             ChannelMask.load(tmp_path / name)
     with pytest.raises(MaskError, match="cannot be read"):
         ChannelMask.load(tmp_path)  # a folder
+
+
+def test_a_mask_saved_nowhere(tmp_path):
+    with pytest.raises(MaskError, match="no folder"):
+        ChannelMask(torch.eye(4, dtype=torch.bool)).save(tmp_path / "none" / "m.safetensors")
 
 
 def test_a_mask_for_another_model():

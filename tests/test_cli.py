@@ -87,6 +87,17 @@ def test_exit_codes(run, file, tmp_path):
     assert run("nonsense").exit_code == 2
 
 
+def test_compare_says_what_it_leaves_out(run, tmp_path):
+    instances.write(tmp_path / "big.npy", np.diag(np.arange(1.0, 1101.0)))
+    shown = run("compare", tmp_path / "big.npy", "-k", 550)
+    assert shown.exit_code == 0
+    assert "exhaustive" in shown.stderr
+
+
+def test_version(run):
+    assert run("--version").output.startswith("grace-opt 0.")
+
+
 def test_help_teaches(run):
     for command in ("solve", "compare", "demo"):
         shown = run(command, "--help")

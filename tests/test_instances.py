@@ -52,6 +52,7 @@ BROKEN = {
     "cut.npy": (b"\x93NUMPY\x01\x00v\x00{'descr'", "cannot be read"),
     "cut.npz": (b"PK\x03\x04", "cannot be read"),
     "noise.safetensors": (b"\xff" * 50, "cannot be read"),
+    "empty.csv": (b"", "cannot be read"),
     "words.csv": (b"a,b\nc,d\n", "cannot be read"),
     "noise.mtx": (b"hello", "cannot be read"),
     "empty.dat": (b"", "first line"),

@@ -84,6 +84,22 @@ def test_a_solver_that_answers_nonsense_is_reported(forget):
         solve(torch.eye(3), 1, "wrong_size")
 
 
+@pytest.mark.parametrize("answer", [None, torch.ones(1, 3, dtype=torch.bool), Result([True])])
+@pytest.mark.parametrize("batched", [True, False])
+def test_what_is_no_result_is_reported(forget, answer, batched):
+    grace_opt.register("beginner", batched=batched)(lambda p, o, r: answer)
+    with pytest.raises(grace_opt.SolverError, match=r"return Result\(mask\)"):
+        solve(torch.eye(3), 1, "beginner")
+
+
+def test_register_needs_a_name(forget):
+    for name in (lambda p, o, r: None, "a b/", ""):
+        with pytest.raises(grace_opt.OptionError, match="no name for a method"):
+            grace_opt.register(name)
+    with pytest.raises(grace_opt.UnknownSolverError, match="preset of MaskProvider"):
+        solve(torch.eye(3), 1, "grace")
+
+
 def test_methods_describes_them():
     table = {spec.name: spec for spec in grace_opt.methods()}
     assert {"exhaustive", "local_search", "mies", "random", "think"} <= set(table)

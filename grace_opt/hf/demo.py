@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from .. import bounds, objective
+from ..errors import OptionError
 from ..needle import NeedlePrompt, make_prompt
 from ..problem import Problem
 from ..provider import MaskProvider
@@ -137,6 +138,12 @@ def run_demo(
     DemoReport
     """
     began = time.perf_counter()
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if context is not None and tokens + new_tokens > context:
+        raise OptionError(
+            f"tokens={tokens} and {new_tokens} new ones are more than this model's context of {context}: "
+            f"ask for at most {context - new_tokens}."
+        )
     prompt = make_prompt(
         tokens,
         depth,

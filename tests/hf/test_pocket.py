@@ -101,6 +101,10 @@ def test_demo_errors(tmp_path):
     assert run(app, ["demo", "--model", str(tmp_path)]).exit_code == 2
     assert run(app, ["demo", "--depth", "2"]).exit_code == 2
     assert run(app, ["demo", "--tokens", "3"]).exit_code == 2
+    assert run(app, ["demo", "--seed", "-1"]).exit_code == 2
+    beyond = run(app, ["demo", "--tokens", "1500"])
+    assert beyond.exit_code == 2
+    assert "at most 1144" in beyond.stderr
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert run(app, ["demo", "--tokens", "200", "--out", str(blocked)]).exit_code == 2
