@@ -61,8 +61,8 @@ class StaticMask:
         pruned, batch = self.mask.pruned, keys.shape[0]
         if pruned.dim() == 3 and pruned.shape[0] != batch:
             raise MaskError(
-                f"the static mask was made for {pruned.shape[0]} sequences and the batch has {batch}; write a mask "
-                "without a batch dimension, (layers, KV heads, head_dim), to use it for every prompt"
+                f"the static mask was made for {pruned.shape[0]} sequences and the batch has {batch}; to use one "
+                "prompt's mask for all of them, take its batch dimension off: ChannelMask(mask.pruned[:, 0])"
             )
         return ChannelMask(pruned.expand(batch, *pruned.shape[-2:]))
 
