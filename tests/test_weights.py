@@ -82,3 +82,8 @@ def test_salient_channels_are_the_oracles(seed, length, d, bounds):
 )
 def test_prune_count_rounds_up_what_the_decimal_means(ratio, d, k):
     assert prune_count(ratio, d) == k
+
+
+def test_the_threshold_uses_the_population_deviation():
+    keys = np.array([[1.0, 0.52, 0.0]])  # mean + std: .915 with ddof 0, 1.007 with ddof 1
+    assert salient_channels(keys, 0.0, 1.0).tolist() == [True, False, False]
