@@ -77,6 +77,8 @@ def to_tensor(value: Any, name: str) -> Tensor:
         raise ProblemError(f"{name} is a {type(value).__name__}: give an array of numbers{hint}.")
     if isinstance(value, Tensor):
         tensor = value.detach()
+        if tensor.device.type == "meta":
+            raise ProblemError(f"{name} is on the meta device and holds no numbers: give a tensor with data.")
         if tensor.layout != torch.strided:
             tensor = tensor.to_dense()
     else:
@@ -105,8 +107,11 @@ def to_tensor(value: Any, name: str) -> Tensor:
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise _wrong_dtype(name, str(tensor.dtype).removeprefix("torch."))
     if not tensor.dtype.is_floating_point:
-        if tensor.numel() and (worst := int(tensor.to(torch.int64).abs().max())) > EXACT_INTEGER:
-            raise _integer_overflow(name, worst)
+        if tensor.numel():
+            # Not through abs(): the least int64 has no positive counterpart.
+            worst = max(int(tensor.max()), int(tensor.min()), key=abs)
+            if abs(worst) > EXACT_INTEGER:
+                raise _integer_overflow(name, worst)
         return tensor.to(torch.float64)
     raise _wrong_dtype(name, str(tensor.dtype).removeprefix("torch."))
 

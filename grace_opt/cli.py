@@ -129,8 +129,7 @@ def solve(
     with _reporting():
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
-        common: dict[str, Any] = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit}
-        common["certify"] = certify
+        common = _common(protected, seed, time_limit, certify)
         solutions = [api.solve(instance.W, _k(k, instance, file), method, **common, **options)]
     _finish(solutions, as_json, indices=True)
 
@@ -154,8 +153,7 @@ def compare(
     """
     with _reporting():
         instance = instances.read(file)
-        common: dict[str, Any] = {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit}
-        common["certify"] = certify
+        common = _common(protected, seed, time_limit, certify)
         solutions = api.compare(instance.W, _k(k, instance, file), method or None, **common)
     left_out = sorted({spec.name for spec in api.methods()} - {s.method for s in solutions})
     if left_out and not method:
@@ -241,6 +239,11 @@ def _option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def _common(protected: str | None, seed: int, time_limit: float | None, certify: bool) -> dict[str, Any]:
+    """The arguments that `solve` and `compare` share."""
+    return {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit, "certify": certify}
 
 
 def _vertices(text: str | None) -> list[int] | None:

@@ -43,6 +43,8 @@ PROBLEMS = {
     "object W": (EYE.astype(object), 1, {}, "object"),
     "strings": ([["a", "b"], ["c", "d"]], 1, {}, "dtype"),
     "integer overflow": (np.full((2, 2), 2**60), 1, {}, r"2\*\*53"),
+    "least integer": (np.full((2, 2), -(2**63)), 1, {}, r"2\*\*53"),
+    "no data": (torch.empty(3, 3, device="meta"), 1, {}, "meta device"),
     "unsigned overflow": (np.full((2, 2), 2**64 - 1, dtype=np.uint64), 1, {}, r"2\*\*53"),
     "torch bool": (torch.eye(3, dtype=torch.bool), 1, {}, "bool"),
     "float64 overflow": (np.full((2, 2), 1e308), 1, {}, "Divide"),

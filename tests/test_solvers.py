@@ -62,6 +62,15 @@ def test_exhaustive_refuses_what_it_cannot_finish():
         solve(np.eye(1100), 550, "exhaustive")
 
 
+def test_exhaustive_names_the_exact_alternative():
+    registry.register("planted_exact", exact=True)(lambda p, o, r: None)
+    try:
+        with pytest.raises(grace_opt.SolverError, match="method='planted_exact' proves optimality"):
+            solve(np.eye(64), 32, "exhaustive")
+    finally:
+        registry.unregister("planted_exact")
+
+
 def test_exhaustive_stops_at_the_time_limit_with_an_answer():
     W = oracle.np.random.default_rng(0).normal(size=(30, 30))
     sol = solve(W + W.T, 15, "exhaustive", time_limit=0.05)

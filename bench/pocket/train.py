@@ -6,8 +6,8 @@ zero. Every `--save-every` steps the state goes to ``--out`` (safetensors and JS
 the command again continues there. Batches depend only on the seed and the step, so a resumed run sees the same
 documents.
 
-Two choices make retrieval appear within minutes rather than hours: Muon for the hidden matrices, and an initialisation
-in which one query head per KV head of the first layer prefers the previous token (or the one before it), see
+Two choices are meant to make retrieval appear early: Muon for the hidden matrices, and an initialisation in which one
+query head per KV head of the first layer prefers the previous token (or the one before it), see
 `look_back`.
 """
 

@@ -180,6 +180,11 @@ class PrunedKeyLayer(DynamicLayer):
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Length and offset for the mask; old transformers pass the new tokens' positions, not their number."""
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        if count == 0:
+            raise CacheError(
+                f"there are no new tokens: the cache holds {self.get_seq_length()} already, and the input has no more; "
+                "for another prompt, make a new PrunedKeyCache or call reset()"
+            )
         return self.get_seq_length() + count, 0
 
     def get_max_length(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
-from grace_opt import OptionError, instances, interaction_matrix
+from grace_opt import CacheError, OptionError, instances, interaction_matrix
 from grace_opt.cli import app
 from grace_opt.hf import PrunedKeyCache, attention_implementation, capture
 from grace_opt.hf.demo import run_demo
@@ -59,6 +59,17 @@ def test_nothing_pruned_gives_the_dense_tokens():
         cache = PrunedKeyCache(model.config, ratio=0.0)
         assert torch.equal(model.generate(ids, past_key_values=cache, **options), dense)
     assert cache.memory_report().pruned_tokens > 0  # the fused path was taken
+
+
+def test_a_used_cache_refuses_a_prompt_without_new_tokens():
+    """What generate() makes of a shorter prompt on a used cache (transformers 5.2 itself fails before that)."""
+    model, _ = pocket()
+    _, ids = needle_ids(400, 0.2, 4)
+    with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        cache = PrunedKeyCache(model.config)
+        model(ids, past_key_values=cache)
+        with pytest.raises(CacheError, match="no new tokens"):
+            model(ids[:, :0], past_key_values=cache)
 
 
 def test_the_demo_reports_what_the_cache_does():
