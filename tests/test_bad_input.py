@@ -43,7 +43,7 @@ PROBLEMS = {
     "object W": (EYE.astype(object), 1, {}, "object"),
     "strings": ([["a", "b"], ["c", "d"]], 1, {}, "dtype"),
     "integer overflow": (np.full((2, 2), 2**60), 1, {}, r"2\*\*53"),
-    "least integer": (np.full((2, 2), -(2**63)), 1, {}, r"2\*\*53"),
+    "least integer": (np.diag([-(2**63), 0]), 1, {}, r"2\*\*53"),
     "no data": (torch.empty(3, 3, device="meta"), 1, {}, "meta device"),
     "unsigned overflow": (np.full((2, 2), 2**64 - 1, dtype=np.uint64), 1, {}, r"2\*\*53"),
     "torch bool": (torch.eye(3, dtype=torch.bool), 1, {}, "bool"),
