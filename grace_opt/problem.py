@@ -136,6 +136,18 @@ class Problem:
         k = self.k[b]
         return Problem(self.W[b], k, self.candidates[b], int(k), self.backend, self.integer, self.labels)
 
+    def instances(self, rows: Tensor) -> Problem:
+        """Some instances of a flattened batch, as a flattened batch."""
+        return Problem(
+            self.W[rows],
+            self.k[rows],
+            self.candidates[rows],
+            int(self.k[rows].max()) if len(rows) else 0,
+            self.backend,
+            self.integer,
+            self.labels,
+        )
+
 
 def symmetrize(W: Any) -> Any:
     """The symmetric part (W + Wᵀ) / 2, which has the same objective for every vertex set as W.

@@ -10,12 +10,15 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from .errors import OptionError, SolverError, UnknownSolverError
@@ -31,8 +34,33 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """What a method knows so far about one instance; what a ``callback=`` is given.
+
+    Attributes
+    ----------
+    instance : int
+        Number in the flattened batch.
+    time : float
+        Seconds since the call began.
+    objective : float
+        f of the best choice so far.
+    lower_bound : float
+        -inf where nothing is certified yet.
+    mask : ndarray (n,), bool
+        The best choice so far.
+    """
+
+    instance: int
+    time: float
+    objective: float
+    lower_bound: float
+    mask: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class Run:
-    """What a call brings besides the instance: the seed and the clock.
+    """What a call brings besides the instance: the seed, the clock, and who wants to hear of progress.
 
     Attributes
     ----------
@@ -40,14 +68,43 @@ class Run:
         Random choices must come from it alone.
     deadline : float
         `time.monotonic()` value at which to stop with the best choice so far; infinite without a limit.
+    callback : callable, optional
+        Called with a `Progress` now and then, by the methods that search; stops them by returning True.
+    cap : bool
+        The deadline is there for safety only: methods that could go on for ever do what they would do without one.
     """
 
     seed: int = 0
     deadline: float = float("inf")
+    callback: Callable[[Progress], Any] | None = None
+    cap: bool = False
+    began: float = field(default_factory=time.monotonic)
+    _stopped: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def expired(self) -> bool:
-        """Whether the time limit has passed."""
-        return time.monotonic() >= self.deadline
+        """Whether the time limit has passed, or the callback asked to stop."""
+        return time.monotonic() >= self.deadline or self._stopped.is_set()
+
+    @property
+    def limited(self) -> bool:
+        """Whether this call has a time limit that is meant to be used."""
+        return self.deadline < float("inf") and not self.cap
+
+    def until(self, share: float) -> Run:
+        """The same run with only this share of the time that remains."""
+        now = time.monotonic()
+        return replace(self, deadline=now + share * (self.deadline - now))
+
+    def stop(self) -> None:
+        """Let every part of the call see `expired`; for whoever has to end its threads."""
+        self._stopped.set()
+
+    def report(self, instance: int, objective: float, lower_bound: float, mask: npt.NDArray[np.bool_]) -> None:
+        """Tell the callback, if there is one; afterwards `expired` knows what it answered."""
+        if self.callback is not None and not self._stopped.is_set():
+            elapsed = time.monotonic() - self.began
+            if self.callback(Progress(instance, elapsed, objective, lower_bound, mask.copy())) is True:
+                self.stop()
 
 
 Solver = Callable[[Problem, Any, Run], Result]

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from grace_opt import objective, registry
-from grace_opt.arrays import to_tensor
+from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
-from grace_opt.solution import Result, check_mask
+from grace_opt.solution import Result
+from grace_opt.starts import starting_masks
 
 #: Improvements below this, relative to ``max |W|``, are rounding; sums of n terms need a little more for large n.
 TOLERANCE, TOLERANCE_PER_VERTEX = 1e-12, 2e-15
@@ -54,7 +53,7 @@ class LocalSearchOptions:
 @register("local_search", options=LocalSearchOptions, batched=True, guarantee="1-swap-local optimum")
 def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Result:
     """Improve a start by the best swap of two vertices until none improves."""
-    mask = _start(problem, options.start, run)
+    mask = starting_masks(problem, options.start, run)
     W = problem.W.to(torch.float64)
     tolerance = max(TOLERANCE, TOLERANCE_PER_VERTEX * problem.n) * W.abs().amax((-1, -2))
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
@@ -83,21 +82,3 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
             if steps % REFRESH == 0:
                 sums[moving] = objective.row_sums(W[moving], mask[moving])
     return Result(mask, limit=limit, stats={"iterations": steps})
-
-
-def _start(problem: Problem, start: Any, run: Run) -> Tensor:
-    """A mask of the start: a method's answer, or the user's own choice, checked."""
-    if isinstance(start, str):
-        spec = registry.get(start)
-        return spec.solve(problem, spec.make_options({}), run).mask.clone()
-    given = start if isinstance(start, Tensor) else torch.as_tensor(start)
-    n = problem.n
-    if given.dtype != torch.bool:
-        given = to_tensor(given, "start").to(torch.int64)
-        if given.numel() and not (int(given.min()) >= -1 and int(given.max()) < n):
-            raise OptionError(f"start holds vertex {int(given.max())}: vertices are 0 to {n - 1}.")
-        given = objective.mask_from_indices(given, n)
-    mask = given.to(problem.W.device)
-    mask = (mask.reshape(-1, n) if mask.ndim > 1 else mask).expand(problem.candidates.shape).clone()
-    check_mask(problem, mask, "start=")
-    return mask

@@ -1,0 +1,223 @@
+r"""Tabu search over exchanges of one chosen vertex for another, with memetic restarts; compiled.
+
+The change of f by exchanging i ∈ S for j ∉ S is ``leave[i] + enter[j] - 2 W_ij``. The best exchange is found exactly,
+but without looking at every pair: ``leave[i] + min(enter) - 2 max_j W_ij`` already rules many i out. A restart joins
+two elite sets (what they share is kept, the rest is drawn from their union) or shakes the best set. Sources: Palubeckis
+(2007, iterated tabu); Zhou, Hao & Duval (2017, OBMA) for the memetic layer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+#: Rows of the integer state: iteration, restarts done, iterations since the run improved, elites held.
+CLOCK, RESTARTS, STALE, ELITES = 0, 1, 2, 3
+
+
+@njit(cache=True, nogil=True)
+def draw(rng, bound):
+    """A whole number below `bound`, by xorshift64*; the state is rng[0]."""
+    x = rng[0]
+    x ^= x >> uint64(12)
+    x ^= x << uint64(25)
+    x ^= x >> uint64(27)
+    rng[0] = x
+    return int(((x * uint64(0x2545F4914F6CDD1D)) >> uint64(33)) % uint64(bound))
+
+
+@njit(cache=True, nogil=True)
+def fill_sums(W, x, g):
+    """g = W x, and f(x)."""
+    n = W.shape[0]
+    g[:] = 0.0
+    for i in range(n):
+        if x[i]:
+            for j in range(n):
+                g[j] += W[i, j]
+    f = 0.0
+    for i in range(n):
+        if x[i]:
+            f += g[i]
+    return f
+
+
+@njit(cache=True, nogil=True)
+def row_maxima(W):
+    """The largest off-diagonal entry of each row."""
+    n = W.shape[0]
+    top = np.full(n, -np.inf)
+    for i in range(n):
+        for j in range(n):
+            if j != i and W[i, j] > top[i]:
+                top[i] = W[i, j]
+    return top
+
+
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz", "reassoc"})
+def least_entry(price, row):
+    """min over j of ``price[j] - 2 row[j]``; the flags let the compiler take the minimum in parts."""
+    low = np.inf
+    for j in range(price.shape[0]):
+        value = price[j] - 2.0 * row[j]
+        if value < low:
+            low = value
+    return low
+
+
+@njit(cache=True, nogil=True)
+def best_exchange(W, top, x, g, prices, until, now, wish, rng):
+    """The best exchange whose ends are not tabu, or that changes f by less than `wish`; ties are drawn.
+
+    `prices` (4, n) is scratch: the costs of leaving, of entering, of entering where not tabu, and each row's best.
+    Returns (change, i, j), i = -1: none.
+    """
+    n = W.shape[0]
+    leave, enter, allowed, found = prices[0], prices[1], prices[2], prices[3]
+    low, low_allowed = np.inf, np.inf
+    for v in range(n):
+        if x[v]:
+            leave[v] = W[v, v] - 2.0 * g[v]
+            enter[v] = np.inf
+            allowed[v] = np.inf
+        else:
+            enter[v] = W[v, v] + 2.0 * g[v]
+            low = min(low, enter[v])
+            allowed[v] = np.inf if until[v] > now else enter[v]
+            low_allowed = min(low_allowed, allowed[v])
+    best = np.inf
+    for i in range(n):
+        found[i] = np.inf
+        if not x[i]:
+            continue
+        floor = leave[i] - 2.0 * top[i]
+        if until[i] <= now and floor + low_allowed <= best:
+            found[i] = leave[i] + least_entry(allowed, W[i])
+        if floor + low < wish and floor + low <= best:
+            anyway = leave[i] + least_entry(enter, W[i])
+            if anyway < wish:
+                found[i] = min(found[i], anyway)
+        best = min(best, found[i])
+    bi, bj, ties = -1, -1, 0
+    if best == np.inf:
+        return best, bi, bj
+    for i in range(n):
+        if found[i] != best:
+            continue
+        tabu_too = best < wish
+        for j in range(n):
+            price = enter[j] if tabu_too else allowed[j]
+            if price < np.inf and leave[i] + (price - 2.0 * W[i, j]) == best:
+                ties += 1
+                if ties == 1 or draw(rng, ties) == 0:
+                    bi, bj = i, j
+    return best, bi, bj
+
+
+@njit(cache=True, nogil=True)
+def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure):
+    """Search for `budget` iterations from the state in the arrays, which are updated in place.
+
+    Parameters
+    ----------
+    W (n, n), top (n,) row maxima; k
+    x (n,) bool, g (n,) = W x; until (n,) iteration up to which a vertex is tabu
+    best_x (n,) bool; values (3,): f of x, of best_x, and the best of this run
+    elites (E, n) bool, elite_values (E,)
+    state (4,) int64; rng (1,) uint64
+    budget, patience, tenure : iterations now, iterations without improvement before a restart, base tenure
+    """
+    n = W.shape[0]
+    prices = np.empty((4, n))
+    run_x = np.zeros(n, np.bool_)
+    run_x[:] = x
+    tiny = 0.0
+    for i in range(n):
+        for j in range(n):
+            tiny = max(tiny, abs(W[i, j]))
+    tiny *= 1e-13 * n
+    for _ in range(budget):
+        state[CLOCK] += 1
+        now = state[CLOCK]
+        change, i, j = best_exchange(W, top, x, g, prices, until, now, values[1] - tiny - values[0], rng)
+        if i >= 0:
+            x[i], x[j] = False, True
+            values[0] += change
+            for v in range(n):
+                g[v] += W[j, v] - W[i, v]
+            until[i] = now + tenure + draw(rng, tenure + 1)
+            until[j] = now + tenure // 2 + 1 + draw(rng, tenure // 2 + 1)
+        if values[0] < values[2] - tiny:
+            values[2] = values[0]
+            run_x[:] = x
+            state[STALE] = 0
+            if values[0] < values[1] - tiny:
+                values[1] = values[0]
+                best_x[:] = x
+        else:
+            state[STALE] += 1
+        if state[STALE] >= patience:
+            keep_elite(run_x, values[2], tiny, elites, elite_values, state)
+            restart(W, k, x, best_x, elites, state, rng)
+            values[0] = fill_sums(W, x, g)
+            values[2] = values[0]
+            run_x[:] = x
+            until[:] = 0
+            state[STALE] = 0
+            state[RESTARTS] += 1
+
+
+@njit(cache=True, nogil=True)
+def keep_elite(x, value, tiny, elites, elite_values, state):
+    """Keep x among the elites unless it is there already or worse than all of them."""
+    held, worst = state[ELITES], 0
+    for e in range(held):
+        if abs(elite_values[e] - value) <= tiny and (elites[e] == x).all():
+            return
+        if elite_values[e] > elite_values[worst]:
+            worst = e
+    if held < elites.shape[0]:
+        worst = held
+        state[ELITES] += 1
+    elif value >= elite_values[worst]:
+        return
+    elites[worst] = x
+    elite_values[worst] = value
+
+
+@njit(cache=True, nogil=True)
+def restart(W, k, x, best_x, elites, state, rng):
+    """A new set in x: two elites joined, or the best one shaken, by turns."""
+    n = W.shape[0]
+    held = state[ELITES]
+    pool = np.empty(n, np.int64)
+    if held >= 2 and state[RESTARTS] % 2 == 1:
+        a = draw(rng, held)
+        b = (a + 1 + draw(rng, held - 1)) % held
+        size, m = 0, 0
+        for v in range(n):
+            x[v] = elites[a, v] and elites[b, v]
+            if x[v]:
+                size += 1
+            elif elites[a, v] or elites[b, v]:
+                pool[m] = v
+                m += 1
+        while size < k:
+            p = draw(rng, m)
+            x[pool[p]] = True
+            m -= 1
+            pool[p] = pool[m]
+            size += 1
+        shakes = max(1, min(k, n - k) // 16)
+    else:
+        x[:] = best_x
+        strength = 2 + draw(rng, 3)
+        shakes = max(1, min(k, n - k) * strength // 16)
+    for _ in range(shakes):
+        i = draw(rng, n)
+        while not x[i]:
+            i = draw(rng, n)
+        j = draw(rng, n)
+        while x[j]:
+            j = draw(rng, n)
+        x[i], x[j] = False, True

@@ -1,0 +1,68 @@
+"""`starting_masks`: what ``start=`` means, for every method that improves a given choice.
+
+Source: ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import objective, registry
+from .arrays import to_tensor
+from .errors import OptionError
+from .problem import Problem
+from .registry import Run
+from .solution import check_mask
+
+
+def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
+    """Masks to start from: a method's answers, or the user's own choice, checked.
+
+    Parameters
+    ----------
+    problem : Problem
+        A flattened batch.
+    start : str, bool mask (..., n), or int indices (..., k)
+        A registered method's name, or a choice of k vertices, for one instance or for each.
+    run : Run
+        Passed on to the method.
+
+    Returns
+    -------
+    Tensor (B, n), bool
+        The caller's own, to be changed freely.
+
+    Raises
+    ------
+    OptionError
+        If indices are out of range.
+    SolverError
+        If a mask has the wrong size or holds protected vertices.
+
+    Notes
+    -----
+    O(n) per instance beyond the method's own work.
+
+    Examples
+    --------
+    >>> p = Problem.of([[2.0, 0.0], [0.0, 1.0]], 1).flatten()
+    >>> starting_masks(p, [0], Run()).tolist(), starting_masks(p, "mies", Run()).tolist()
+    ([[True, False]], [[False, True]])
+    """
+    if isinstance(start, str):
+        spec = registry.get(start)
+        return spec.solve(problem, spec.make_options({}), run).mask.clone()
+    given = start if isinstance(start, Tensor) else torch.as_tensor(start)
+    n = problem.n
+    if given.dtype != torch.bool:
+        given = to_tensor(given, "start").to(torch.int64)
+        if given.numel() and not (int(given.min()) >= -1 and int(given.max()) < n):
+            raise OptionError(f"start holds vertex {int(given.max())}: vertices are 0 to {n - 1}.")
+        given = objective.mask_from_indices(given, n)
+    mask = given.to(problem.W.device)
+    mask = (mask.reshape(-1, n) if mask.ndim > 1 else mask).expand(problem.candidates.shape).clone()
+    check_mask(problem, mask, "start=")
+    return mask

@@ -1,0 +1,315 @@
+r"""Branch and bound: proves the optimum, or stops at a limit with the best choice and a valid bound.
+
+Maths, in order: (1) an incumbent by tabu search; (2) probing with the dual of the continuous relaxation fixes most
+vertices of attention's W; (3) a diagonal shift by coordinate ascent (QCR-CD) makes the relaxation tighter, or convex in
+the first place; probing again; (4) depth-first search with that relaxation at every node, compiled, for a number of
+nodes; (5) where that does not finish, multipliers of products of pairs (DNN + RLT, by ADMM) tighten the relaxation, and
+the depth-first search is tried again; (6) where that does not finish either, the vertex that the relaxation is least
+sure of is branched on, and the two halves go back to (5), the one with the lowest bound first.
+
+Complexity exponential at worst; O(n³) per relaxation, O(n²) per node. Guarantee: optimal, to 1e-9 of max(f, ΣW_ii),
+or to the last unit for whole numbers; every bound holds under rounding. Good on attention's W up to several hundred
+vertices, on random graphs to about 100. References: Billionnet & Elloumi (2007); Krislock, Malick & Roupin, Comput.
+Oper. Res. 66 (2016), for the strength of such bounds on k-cluster.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from grace_opt import fixing, objective, registry
+from grace_opt.doubly_nonnegative import Multipliers, strengthened
+from grace_opt.errors import OptionError, SolverError
+from grace_opt.problem import Problem
+from grace_opt.registry import Run, register
+from grace_opt.relaxation import MOST_VERTICES, Relaxation, relax, shifted
+from grace_opt.solution import OPTIMALITY_RTOL, Result
+from grace_opt.starts import starting_masks
+from grace_opt.subproblem import Subproblem, objective_step, power_of_two
+
+#: Nodes of a depth-first try before pairs, and with pairs; and with ``bound="sdp"``, which branches on the strong
+#: bound.
+SHIFT_NODES, PAIR_NODES, STRONG_NODES = 2_000, 20_000, 200
+#: Seconds of depth-first search between two looks at the clock, roughly.
+SLICE = 0.05
+#: Rounds of strengthening and probing at one node, while they fix many.
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class BranchAndBoundOptions:
+    """Options of `branch_and_bound`.
+
+    Attributes
+    ----------
+    bound : {"auto", "qp", "sdp"}
+        Bound at the nodes: the convex quadratic relaxation alone, the one with products of pairs at every branching, or
+        the second where the first stalls.
+    start : str, bool mask (..., n), or int indices (..., k)
+        The first incumbent: a method's name, or a choice of k vertices. A bad one makes everything slower.
+    node_limit : int or None
+        Stop an instance after so many nodes.
+    """
+
+    bound: str = "auto"
+    start: Any = "tabu"
+    node_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bound not in ("auto", "qp", "sdp"):
+            raise OptionError(f"bound={self.bound!r}: give 'auto', 'qp' or 'sdp'.")
+        if isinstance(self.start, str) and self.start in ("branch_and_bound", "portfolio"):
+            raise OptionError(f"start={self.start!r} would start from itself: name another method, a mask or indices.")
+        whole = isinstance(self.node_limit, int) and not isinstance(self.node_limit, bool)
+        if self.node_limit is not None and not (whole and self.node_limit > 0):
+            raise OptionError(f"node_limit={self.node_limit!r}: give a positive integer, or None.")
+
+
+@register("branch_and_bound", options=BranchAndBoundOptions, exact=True, batched=True, guarantee="optimal")
+def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run) -> Result:
+    """Prove the optimum by relaxations, fixing and search, or stop at a limit with a valid bound."""
+    if problem.n > MOST_VERTICES:
+        raise SolverError(
+            f"branch_and_bound: n = {problem.n} is beyond {MOST_VERTICES}: a relaxation would take O(n³) time and "
+            f"{8 * 12 * problem.n**2 / 2**30:.1f} GiB. Use method='portfolio' or 'tabu'; certify=True brings a bound."
+        )
+    masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
+    trees = [_Tree(problem.instance(b), masks[b], options, run, b) for b in range(len(masks))]
+    if len(trees) == 1:
+        trees[0].grow()
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            try:
+                list(pool.map(_Tree.grow, trees))
+            except BaseException:  # Ctrl-C, or a callback's error: do not wait for the other trees
+                run.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
+    return Result(
+        torch.from_numpy(np.stack([tree.mask for tree in trees])).to(problem.W.device),
+        torch.tensor([tree.lower_bound for tree in trees], dtype=torch.float64),
+        torch.tensor([not tree.closed for tree in trees]),
+        {"nodes": sum(tree.nodes for tree in trees), "strong_bounds": sum(tree.strong for tree in trees)},
+    )
+
+
+def _incumbents(problem: Problem, start: Any, run: Run) -> torch.Tensor:
+    if start != "tabu":
+        return starting_masks(problem, start, run)
+    spec = registry.get("tabu")
+    # Its own default, but not "as long as the time limit allows".
+    return spec.solve(problem, spec.make_options({"iterations": max(1000, 20 * problem.n)}), run).mask
+
+
+@dataclass(order=True)
+class _Open:
+    """A part of the tree still to search, the one with the lowest bound first, then the oldest."""
+
+    bound: float
+    age: int
+    sub: Subproblem = field(compare=False)
+    pairs: bool = field(compare=False, default=False)
+    warm: Multipliers | None = field(compare=False, default=None)
+
+
+class _Tree:
+    """The search of one instance, on W divided by a power of two near its largest entry."""
+
+    def __init__(
+        self, problem: Problem, mask: npt.NDArray[np.bool_], options: BranchAndBoundOptions, run: Run, number: int
+    ) -> None:
+        self.problem, self.options, self.run, self.number = problem, options, run, number
+        self.mask, self.nodes, self.strong, self.age = mask, 0, 0, 0
+        self.scale = power_of_two(problem.W)
+        self.value = self._exact(mask)
+        self.step = objective_step(problem) / self.scale
+        self.rounding = 0.0  # of the first relaxation, in as far as the tolerance allows for it
+        self.floor = math.inf  # least cutoff that parts were closed with
+        self.open: list[_Open] = []
+        self.at_work = -math.inf  # bound of the part that is being searched
+
+    @property
+    def slack(self) -> float:
+        """By how much a bound may stay below the incumbent and still prove it: almost a step, or half the tolerance."""
+        return self.step * (1 - 1e-6) if self.step else max(0.5 * OPTIMALITY_RTOL * abs(self.value), self.rounding)
+
+    @property
+    def cutoff(self) -> float:
+        return self.value - self.slack
+
+    @property
+    def closed(self) -> bool:
+        return not self.open and self.at_work >= self.cutoff
+
+    @property
+    def stopped(self) -> bool:
+        return self.run.expired() or (self.options.node_limit is not None and self.nodes >= self.options.node_limit)
+
+    @property
+    def lower_bound(self) -> float:
+        least = min([self.at_work, *(part.bound for part in self.open)])
+        if least < self.cutoff:
+            return least * self.scale
+        # Whole-number objectives: nothing lies strictly between the incumbent and the next step below it.
+        return (self.value if self.step else min(self.cutoff, self.floor)) * self.scale
+
+    def grow(self) -> None:
+        """Search until nothing is left, or a limit is reached."""
+        sub = Subproblem.of(self.problem, self.scale)
+        if sub.forced:
+            self.at_work = math.inf
+            return
+        sub, bound = fixing.narrowed(sub, self.value, self.slack, self.run)
+        if not self.step and 0 < sub.k < sub.m:
+            # Where f nearly cancels, rounding decides: the tolerance is then relative to the trace, as far as needed.
+            most = 0.5 * OPTIMALITY_RTOL * float(self.problem.diagonal.double().sum()) / self.scale
+            self.rounding = min(most, 4 * relax(sub).rounding)
+        self._report(bound)
+        self._push(_Open(bound, 0, sub, self.options.bound == "sdp"))
+        self.at_work = math.inf
+        while self.open and not self.stopped:
+            part = heapq.heappop(self.open)
+            self.at_work = part.bound
+            if part.bound < self.cutoff:
+                self._search(part)
+                self._report(self.lower_bound / self.scale)
+            if self.at_work < self.cutoff:  # unfinished: a limit was reached
+                self._push(_Open(self.at_work, part.age, part.sub, part.pairs, part.warm))
+            self.at_work = math.inf
+
+    def _push(self, part: _Open) -> None:
+        """Keep a part, unless it is closed or decided."""
+        if part.bound >= self.cutoff or not 0 <= part.sub.k <= part.sub.m:
+            return
+        if part.sub.forced:
+            self._offer(part.sub, np.full(part.sub.m, part.sub.k > 0))
+            return
+        heapq.heappush(self.open, part)
+
+    def _search(self, part: _Open) -> None:
+        """Bound, fix, search depth first; leave `at_work` at infinity where that settles it (branching included)."""
+        sub, warm, bound = part.sub, part.warm, part.bound
+        for _ in range(ROUNDS):
+            relaxation, warm = self._relaxed(sub, part.pairs, warm)
+            bound = self.at_work = max(bound, relaxation.bound)
+            if bound >= self.cutoff:
+                break
+            verdict = fixing.probed(sub, relaxation, self.cutoff, self.run)
+            if not verdict.any():
+                break
+            sub, free = sub.fixed(verdict), verdict == 0
+            if not 0 < sub.k < sub.m:
+                self._push(_Open(bound, part.age, sub))
+                self.at_work = math.inf
+                return
+            relaxation = relaxation.restricted(sub, free)
+            warm = None if warm is None else warm.restricted(free)
+            if self.stopped or (~free).sum() < fixing.WORTH_ANOTHER * len(free):
+                break
+        if bound >= self.cutoff:
+            self.at_work = math.inf
+            return
+        budget = {"auto": PAIR_NODES if part.pairs else SHIFT_NODES, "qp": 2**62, "sdp": STRONG_NODES}
+        left, x = self._depth_first(sub, relaxation, budget[self.options.bound])
+        if left >= self.cutoff:
+            self.at_work = math.inf
+        elif self.stopped:
+            self.at_work = max(bound, left)
+        elif not part.pairs:
+            self._push(_Open(bound, part.age, sub, True))
+            self.at_work = math.inf
+        else:
+            self._branch(sub, bound, warm, x)
+            self.at_work = math.inf
+
+    def _relaxed(self, sub: Subproblem, pairs: bool, warm: Multipliers | None) -> tuple[Relaxation, Multipliers | None]:
+        if not pairs:
+            return shifted(sub, self.value, run=self.run), None
+        self.strong += 1
+        return strengthened(sub, self.value, warm, run=self.run)
+
+    def _depth_first(
+        self, sub: Subproblem, relaxation: Relaxation, budget: int
+    ) -> tuple[float, npt.NDArray[np.float64]]:
+        """Search a part for at most `budget` nodes. Returns the least bound left (inf: none), and the root's x."""
+        search = _DepthFirst(sub, relaxation)
+        count = 32
+        while search.top and budget > 0 and not self.stopped:
+            seconds, used, found = search.advance(self.value, self.slack, min(count, budget, self._nodes_left()))
+            self.nodes += used
+            budget -= used
+            if found is not None:
+                self._offer(sub, found)
+            count = max(8, int(min(4.0, SLICE / max(seconds, 1e-9)) * count))
+        return search.least_bound(), relaxation.x
+
+    def _nodes_left(self) -> int:
+        limit = self.options.node_limit
+        return 2**62 if limit is None else max(1, limit - self.nodes)
+
+    def _branch(self, sub: Subproblem, bound: float, warm: Multipliers | None, x: npt.NDArray[np.float64]) -> None:
+        """Two parts: the vertex that the relaxation is least sure of in, and out."""
+        share = x if warm is None else np.clip(warm.Y[0].diagonal(), 0.0, 1.0)
+        vertex = int(np.argmax(share * (1 - share)))
+        for inside in (1, 2):
+            verdict = np.zeros(sub.m, np.int8)
+            verdict[vertex] = inside
+            self.age += 1
+            rest = None if warm is None else warm.restricted(verdict == 0)
+            self._push(_Open(bound, self.age, sub.fixed(verdict), True, rest))
+
+    def _offer(self, sub: Subproblem, picked: npt.NDArray[np.bool_]) -> None:
+        """Take a choice as the incumbent if it is better, by its objective computed afresh."""
+        mask = sub.lift(picked, self.problem.n)
+        value = self._exact(mask)
+        if value < self.value:
+            self.floor = min(self.floor, self.cutoff)
+            self.mask, self.value = mask, value
+            self._report(-math.inf)
+
+    def _exact(self, mask: npt.NDArray[np.bool_]) -> float:
+        return float(objective.evaluate(self.problem.W, torch.from_numpy(mask).to(self.problem.W.device))) / self.scale
+
+    def _report(self, bound: float) -> None:
+        self.run.report(self.number, self.value * self.scale, min(bound, self.value) * self.scale, self.mask)
+
+
+class _DepthFirst:
+    """The compiled search of one part, with its stack."""
+
+    def __init__(self, sub: Subproblem, relaxation: Relaxation) -> None:
+        m, depth = sub.m, sub.m + 8
+        self.sub, self.relaxation, self.top = sub, relaxation, 1
+        self.status = np.zeros((depth, m), np.int8)
+        self.x, self.linear, self.pairs = (np.zeros((depth, m)) for _ in range(3))
+        self.constants, self.bounds = np.zeros((depth, 3)), np.full(depth, -np.inf)
+        self.x[0], self.linear[0], self.pairs[0] = relaxation.x, sub.linear, relaxation.F.sum(0)
+        self.constants[0] = sub.constant, relaxation.pairs, sub.k
+        self.bounds[0] = relaxation.bound
+        self.best_x = np.zeros(m, bool)
+        # Branch where most of the objective is relaxed: on the diagonal, or by products of pairs.
+        self.weight = np.abs(relaxation.A - sub.W).sum(1)
+
+    def advance(self, value: float, slack: float, count: int) -> tuple[float, int, npt.NDArray[np.bool_] | None]:
+        """Search `count` nodes: seconds taken, nodes searched, and a better choice than `value` if one was found."""
+        from grace_opt.kernels.compiled.search import search
+
+        r, began = self.relaxation, time.perf_counter()
+        self.top, best, used = search(
+            *(self.sub.W, r.A, r.F, r.H, self.status, self.x, self.linear, self.pairs, self.constants, self.bounds),
+            *(self.top, value, self.best_x, slack - r.rounding, self.weight, count),
+        )
+        return time.perf_counter() - began, used, self.best_x.copy() if best < value else None
+
+    def least_bound(self) -> float:
+        """The least bound of what is left to search; inf if nothing is."""
+        return float(self.bounds[: self.top].min()) - self.relaxation.rounding if self.top else math.inf

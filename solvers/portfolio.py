@@ -1,0 +1,82 @@
+r"""Portfolio: the best answer within the time there is, with a certificate. What to use when in doubt.
+
+Without a time limit: both greedies, tabu search from the better one, and the fast certificate. With one: the same, then
+branch and bound for half of the time that is left (it ends early if it proves the optimum), then tabu search again
+until the limit; beyond 2000 vertices tabu search all the time. Complexity: that of its parts; guarantee: never worse
+than `mies`, `drop_greedy` or a local optimum of exchanges, and always with a bound. Reference: Huberman, Lukose & Hogg,
+Science 275 (1997), for portfolios.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace_opt import bounds, objective, registry
+from grace_opt.errors import OptionError
+from grace_opt.problem import Problem
+from grace_opt.registry import Run, register
+from grace_opt.relaxation import MOST_VERTICES
+from grace_opt.solution import Result, proved
+
+
+@dataclass(frozen=True)
+class PortfolioOptions:
+    """Options of `portfolio`.
+
+    Attributes
+    ----------
+    iterations : int or None
+        Exchanges per instance of the first tabu search; None: 20 n, at least 1000.
+    certify : str
+        The certificate, "fast" or "tight".
+    """
+
+    iterations: int | None = None
+    certify: str = "fast"
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.iterations, int) and not isinstance(self.iterations, bool)
+        if self.iterations is not None and not (whole and self.iterations >= 0):
+            raise OptionError(f"iterations={self.iterations!r}: give a non-negative integer, or None.")
+        if self.certify not in bounds.LEVELS:
+            raise OptionError(f"certify={self.certify!r}: give one of {', '.join(map(repr, bounds.LEVELS))}.")
+
+
+@register("portfolio", options=PortfolioOptions, batched=True, guarantee="never worse than mies and drop_greedy")
+def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
+    """Greedies, tabu search and a certificate; with a time limit, branch and bound and more tabu search."""
+    mask = _better(problem, _call("mies", problem, run).mask, _call("drop_greedy", problem, run).mask)
+    count = max(1000, 20 * problem.n) if options.iterations is None else options.iterations
+    first = _call("tabu", problem, run, start=mask, iterations=count)
+    mask = _better(problem, mask, first.mask)
+    stats = dict(first.stats)
+    bound = bounds.certificate(problem, options.certify)
+    limit = torch.zeros_like(problem.k, dtype=torch.bool)
+    if run.limited:
+        if problem.n <= MOST_VERTICES and not run.expired():
+            exact = _call("branch_and_bound", problem, run.until(0.5), start=mask)
+            mask = _better(problem, mask, exact.mask)
+            bound = torch.maximum(bound, exact.lower_bound.to(bound))  # type: ignore[union-attr]
+            stats |= exact.stats
+        limit = ~proved(problem, objective.evaluate(problem.W, mask), bound)
+        if bool(limit.any()) and not run.expired():
+            open_ = limit.nonzero().squeeze(-1)
+            last = _call("tabu", problem.instances(open_), run, start=mask[open_])
+            mask[open_] = _better(problem.instances(open_), mask[open_], last.mask)
+            stats["iterations"] += last.stats["iterations"]
+    return Result(mask, bound, limit, stats)
+
+
+def _call(name: str, problem: Problem, run: Run, **options: Any) -> Result:
+    spec = registry.get(name)
+    return spec.solve(problem, spec.make_options(options), run)
+
+
+def _better(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
+    """The better of two masks per instance; the first where they are equal."""
+    wins = objective.evaluate(problem.W, b) < objective.evaluate(problem.W, a)
+    return torch.where(wins.unsqueeze(-1), b, a)

@@ -1,0 +1,146 @@
+r"""Tabu search over exchanges, with memetic restarts: the method that finds optima, of either sign, up to thousands of
+vertices.
+
+Maths: every iteration makes the best exchange of one chosen vertex for another whose ends were not moved lately, even
+if f grows; :math:`\Delta f = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W 1_S` kept up to date. After
+`patience` iterations without improvement the search starts again from two elite sets joined, or from the best set
+shaken. Complexity O(n) per iteration plus the pairs that bounds can not rule out, O(n²) at worst. Guarantee: never
+worse than its start. Always exactly k vertices; the same seed gives the same answer unless time ends it. References:
+Palubeckis, Appl. Math. Comput. 189 (2007); Zhou, Hao & Duval, IEEE T. Evol. Comput. 21 (2017); Nogueira et al. (2025)
+for the GPU.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from grace_opt.errors import OptionError
+from grace_opt.problem import Problem
+from grace_opt.registry import Run, register
+from grace_opt.solution import Result
+from grace_opt.starts import starting_masks
+
+#: Sets kept to join at restarts; and iterations without a limit, and before a restart, per vertex.
+ELITES, ITERATIONS_PER_VERTEX, PATIENCE_PER_VERTEX = 8, 20, 2
+#: Vertices rest for this many iterations, and for as many again by lot, unless k or n - k is small.
+TENURE = 10
+#: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
+SLICE = 2_000_000
+
+
+@dataclass(frozen=True)
+class TabuOptions:
+    """Options of `tabu`.
+
+    Attributes
+    ----------
+    start : str, bool mask (..., n), or int indices (..., k)
+        Where to start: a method's name, or a choice of k vertices.
+    iterations : int or None
+        Exchanges per instance; None: 20 n (at least 1000), or as many as the time limit allows.
+    patience : int or None
+        Iterations without improvement before a restart; None: 2 n, at least 100.
+    tenure : int or None
+        Iterations that a moved vertex rests, at least; None: 10, less where k or n - k is below 40.
+    target : float or None
+        Stop at once where f is at most this.
+    """
+
+    start: Any = "mies"
+    iterations: int | None = None
+    patience: int | None = None
+    tenure: int | None = None
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.start, str) and self.start == "tabu":
+            raise OptionError("start='tabu' would start from itself: name another method, a mask or indices.")
+        for name in ("iterations", "patience", "tenure"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (whole and value >= (0 if name == "iterations" else 1)):
+                raise OptionError(f"{name}={value!r}: give a positive integer, or None.")
+        if self.target is not None and (isinstance(self.target, bool) or not isinstance(self.target, int | float)):
+            raise OptionError(f"target={self.target!r}: give the objective at which to stop, or None.")
+
+
+@register("tabu", options=TabuOptions, batched=True, guarantee="never worse than its start")
+def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
+    """Exchange vertices, uphill too, with memory; finds the optimum of most instances, and says nothing of it."""
+    start = starting_masks(problem, options.start, run).cpu().numpy()
+    searches = [_Search(problem.instance(b), start[b], options, run, b) for b in range(len(start))]
+    limit = torch.zeros_like(problem.k, dtype=torch.bool)
+    waiting = [search for search in searches if not search.done]
+    with ThreadPoolExecutor(min(len(searches), torch.get_num_threads())) as pool:
+        while waiting:
+            if run.expired():
+                limit[[search.number for search in waiting]] = True
+                break
+            list(pool.map(_Search.advance, waiting))
+            waiting = [search for search in waiting if not search.done]
+    mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
+    return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
+
+
+class _Search:
+    """One instance's search, which can be advanced slice by slice."""
+
+    def __init__(
+        self, problem: Problem, start: npt.NDArray[np.bool_], options: TabuOptions, run: Run, number: int
+    ) -> None:
+        self.number, self.run, self.n, self.spent = number, run, problem.n, 0
+        alive = problem.candidates.cpu().numpy()
+        self.free, self.k = np.flatnonzero(alive), int(problem.k)
+        m = len(self.free)
+        self.best = start[self.free].copy()
+        least = min(self.k, m - self.k)
+        limitless = options.iterations is None and (run.limited or run.callback is not None or options.target)
+        default = 2**62 if limitless else max(1000, ITERATIONS_PER_VERTEX * m)
+        self.budget = 0 if least == 0 else default if options.iterations is None else options.iterations
+        if self.budget == 0:
+            return
+        self.target = -np.inf if options.target is None else float(options.target)
+        self.patience = options.patience or max(100, PATIENCE_PER_VERTEX * m)
+        self.tenure = options.tenure or max(1, min(TENURE, least // 4))
+        W = problem.W.detach().to("cpu").double().numpy()
+        self.W = np.ascontiguousarray(W if m == problem.n else W[np.ix_(alive, alive)])
+        self.x, self.sums, self.until = self.best.copy(), np.empty(m), np.zeros(m, np.int64)
+        self.values = np.full(3, np.inf)
+        self.elites, self.elite_values = np.zeros((ELITES, m), bool), np.zeros(ELITES)
+        self.state = np.zeros(4, np.int64)
+        entropy = np.random.SeedSequence(run.seed).generate_state(1, np.uint64)
+        self.random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
+        self.top = np.empty(0)
+
+    @property
+    def done(self) -> bool:
+        return self.spent >= self.budget or bool(self.values[1] <= self.target)
+
+    def advance(self) -> None:
+        """Search for one slice."""
+        from grace_opt.kernels.compiled import tabu as compiled
+
+        if not len(self.top):
+            self.top = compiled.row_maxima(self.W)
+            self.values[:] = compiled.fill_sums(self.W, self.x, self.sums)
+        m, before = len(self.free), self.values[1]
+        count = min(self.budget - self.spent, max(16, SLICE // (self.k * (m - self.k) + 8 * m)))
+        compiled.run(
+            *(self.W, self.top, self.k, self.x, self.sums, self.until, self.best, self.values),
+            *(self.elites, self.elite_values, self.state, self.random, count, self.patience, self.tenure),
+        )
+        self.spent += count
+        if self.values[1] < before or self.spent == count:
+            self.run.report(self.number, float(self.values[1]), -np.inf, self.mask())
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """The best choice so far, in the instance's numbering."""
+        whole = np.zeros(self.n, bool)
+        whole[self.free[self.best]] = True
+        return whole
