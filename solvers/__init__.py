@@ -11,6 +11,18 @@ if __name__ != "grace_opt.solvers":
         "write `import grace_opt.solvers`, or just call grace_opt.solve(W, k, method=...)"
     )
 
-from . import exhaustive, local_search, mies, random, think
+from . import beam, branch_and_bound, drop_greedy, exhaustive, local_search, mies, portfolio, random, sdp, tabu, think
 
-__all__ = ["exhaustive", "local_search", "mies", "random", "think"]
+__all__ = [
+    "beam",
+    "branch_and_bound",
+    "drop_greedy",
+    "exhaustive",
+    "local_search",
+    "mies",
+    "portfolio",
+    "random",
+    "sdp",
+    "tabu",
+    "think",
+]

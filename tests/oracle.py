@@ -75,3 +75,53 @@ def salient(K, low, high):
     p = float(np.mean(norms > norms.mean() + norms.std()))
     count = math.floor(min(max(p, low), high) * d + 0.5)
     return sorted(sorted(range(d), key=lambda i: (-norms[i], i))[:count])
+
+
+def drop_greedy(W, k, protected=()):
+    """From all candidates, the one whose removal lowers f most leaves; ties to the lowest index. Sums row by row."""
+    n = len(W)
+    S = [i for i in range(n) if i not in set(protected)]
+    change = {}
+    for i in S:
+        total = 0.0
+        for j in S:  # not sum(), which compensates since Python 3.12
+            total += W[j][i]
+        change[i] = W[i][i] - 2 * total
+    while len(change) > k:
+        worst = min(change, key=lambda i: (change[i], i))
+        del change[worst]
+        for i in change:
+            change[i] += 2 * W[i][worst]
+    return sorted(change)
+
+
+def beam(W, k, width, lookahead=0, protected=()):
+    """The best of MIES and of a beam of `width` sets, each with its f and its increments; every completion is seen."""
+    start = {i: W[i][i] for i in range(len(W)) if i not in set(protected)}
+    level, seen = [(0.0, frozenset(), start)], [frozenset(mies(W, k, protected))]
+    for _ in range(k):
+        base = min(f for f, _, _ in level)
+        children = {}  # a set that was reached before, by a better order, stays
+        for _, f, S, i, rise in sorted(
+            ((f - base + s[i], rank, i), f, S, i, s) for rank, (f, S, s) in enumerate(level) for i in s
+        ):
+            child = {j: rise[j] + 2 * W[j][i] for j in rise if j != i}
+            children.setdefault(S | {i}, (f + rise[i], S | {i}, child))
+        level = list(children.values())[: width * max(1, lookahead)]
+        if lookahead:
+            level = sorted(level, key=lambda one: complete(W, k, one)[0])[:width]
+            seen += [complete(W, k, one)[1] for one in level]
+    return sorted(min([*seen, level[0][1]], key=lambda S: objective(W, S)))
+
+
+def complete(W, k, partial):
+    """What MIES makes of a partial set, and what that costs."""
+    f, S, s = partial[0], set(partial[1]), dict(partial[2])
+    rise = 0.0
+    while len(S) < k:
+        best = min(s, key=lambda i: (s[i], i))
+        rise += s.pop(best)
+        S.add(best)
+        for i in s:
+            s[i] += 2 * W[i][best]
+    return f + rise, frozenset(S)

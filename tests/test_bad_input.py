@@ -95,7 +95,7 @@ def test_devices_differ():
 
 OPTIONS = {
     "unknown option": ({"method": "local_search", "strat": "mies"}, "accepts start, max_steps.*'start'"),
-    "takes no options": ({"method": "mies", "x": 1}, "takes no options"),
+    "takes no options": ({"method": "think", "x": 1}, "takes no options"),
     "max_steps": ({"method": "local_search", "max_steps": -1}, "max_steps=-1"),
     "max_steps text": ({"method": "local_search", "max_steps": "abc"}, "max_steps='abc'"),
     "max_steps fraction": ({"method": "local_search", "max_steps": 1.5}, r"max_steps=1\.5"),
@@ -190,7 +190,7 @@ def test_protection_that_leaves_too_few():
 def test_provider_weight_and_options():
     with pytest.raises(OptionError, match="'frobenius'"):
         MaskProvider(weight="l1")
-    with pytest.raises(OptionError, match="takes no options"):
+    with pytest.raises(OptionError, match="no option 'start'; it accepts path"):
         MaskProvider("grace", start="think")
     with pytest.raises(UnknownSolverError):
         MaskProvider("gracce")

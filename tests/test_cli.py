@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from grace_opt import instances
+import grace_opt
+from grace_opt import generators, instances
 from grace_opt.cli import app
 from grace_opt.testing import instance
 
@@ -14,6 +15,7 @@ from grace_opt.testing import instance
 @pytest.fixture
 def run(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.5)
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 
 
@@ -87,11 +89,82 @@ def test_exit_codes(run, file, tmp_path):
     assert run("nonsense").exit_code == 2
 
 
-def test_compare_says_what_it_leaves_out(run, tmp_path):
+def test_compare_says_what_it_leaves_out(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("grace_opt.conic.free_memory", lambda: 0.0)  # else sdp would take a minute to set itself up
     instances.write(tmp_path / "big.npy", np.diag(np.arange(1.0, 1101.0)))
     shown = run("compare", tmp_path / "big.npy", "-k", 550)
     assert shown.exit_code == 0
     assert "exhaustive" in shown.stderr
+    assert "sdp" in shown.stderr
+
+
+def test_compare_as_table_and_json(run, file):
+    chosen = ("--method", "mies", "--method", "exhaustive")
+    shown = run("compare", file, "-k", 3, *chosen)
+    assert shown.exit_code == 0
+    assert "the best lower bound of all methods" in shown.output
+    mies, exact = json.loads(run("compare", file, "-k", 3, *chosen, "--json").stdout)
+    assert (mies["method"], exact["gap_to_best_bound"]) == ("mies", 0)
+    assert mies["gap_to_best_bound"] == pytest.approx((mies["objective"] - exact["objective"]) / mies["objective"])
+
+
+def test_compare_prints_what_had_finished_before_a_failure(run, tmp_path):
+    instances.write(tmp_path / "w.npy", instance("wishart", 60, 0))
+    shown = run("compare", tmp_path / "w.npy", "-k", 30, "--method", "mies", "--method", "exhaustive")
+    assert shown.exit_code == 4
+    assert "mies" in shown.stdout
+    assert "exhaustive" in shown.stderr
+
+
+def test_compare_interrupted(run, file):
+    def interrupted(problem, options, run):
+        raise KeyboardInterrupt
+
+    grace_opt.register("interrupted")(interrupted)
+    try:
+        shown = run("compare", file, "-k", 3, "--method", "mies", "--method", "interrupted", "--json")
+    finally:
+        grace_opt.registry.unregister("interrupted")
+    assert shown.exit_code == 130
+    assert [s["method"] for s in json.loads(shown.stdout)] == ["mies"]
+    assert "left out: interrupted" in shown.stderr
+
+
+@pytest.mark.parametrize("text", ["0,1,2", "[0, 1, 2]"])
+def test_vertices_as_an_option(run, file, text):
+    options = ("--option", f"start={text}", "--option", "max_steps=0")
+    (answer,) = json.loads(run("solve", file, "-k", 3, "--method", "local_search", *options, "--json").stdout)
+    assert answer["indices"] == [0, 1, 2]
+
+
+def test_the_sources_own_terms(run, tmp_path):
+    (tmp_path / "g.dat").write_text("4 3 4\n1 2 0.5\n2 3 0.5\n1 3 0.5\n3 4 0.5\n")
+    assert "edges: 3" in run("solve", tmp_path / "g.dat", "--method", "exhaustive").stdout
+    chosen = ("--method", "mies", "--method", "exhaustive")
+    assert "best: edges: 3" in run("compare", tmp_path / "g.dat", *chosen).stdout
+    (tmp_path / "d.txt").write_text("3 2\n0 1 1.5\n0 2 2.5\n1 2 0.5\n")
+    assert "dispersion: 2.5" in run("solve", tmp_path / "d.txt", "--method", "exhaustive").stdout
+
+
+def test_generate(run, tmp_path):
+    path = tmp_path / "g.dat"
+    shown = run("generate", "k_cluster", "-n", 12, "-k", 4, "--option", "density=0.25", "--seed", 3, "--out", path)
+    assert (shown.exit_code, shown.stdout) == (0, f"wrote {path}: k_cluster, n = 12, k = 4, seed 3\n")
+    assert np.array_equal(instances.read(path).W, generators.k_cluster(12, 3, k=4, density=0.25).W)
+    assert instances.read(path).k == 4
+    shown = run("generate", "planted", "-n", 10, "-k", 3, "--out", tmp_path / "p.npy")
+    assert "k = 3 (not in the file)" in shown.stdout
+    assert f"planted: {' '.join(map(str, generators.planted(10, 3).planted))}" in shown.stdout
+    for arguments, message in (
+        (("wishart", "-n", 4, "--out", path), "there are attention, planted"),
+        (("ties", "-n", 4, "--option", "size=3", "--out", path), "accepts k, classes, levels"),
+        (("planted", "-n", 8, "--out", path), "-k 4"),
+        (("attention", "-n", 4, "--out", tmp_path / "w.dat"), "cannot write"),
+        (("ties", "-n", 4, "--out", tmp_path / "no" / "w.npy"), "--out"),
+    ):
+        shown = run("generate", *arguments)
+        assert shown.exit_code == 2, shown.output
+        assert message in shown.stderr
 
 
 def test_version(run):
@@ -99,7 +172,7 @@ def test_version(run):
 
 
 def test_help_teaches(run):
-    for command in ("solve", "compare", "demo"):
+    for command in ("solve", "compare", "generate", "demo"):
         shown = run(command, "--help")
         assert shown.exit_code == 0
         assert "Example" in shown.output or "Hides a password" in shown.output

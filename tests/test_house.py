@@ -183,11 +183,11 @@ def test_the_solver_of_the_walk_through_conforms(monkeypatch: pytest.MonkeyPatch
     from grace_opt import registry, testing
 
     solver, check = python_blocks(ROOT / "CONTRIBUTING.md")
-    module = types.ModuleType("drop_greedy_of_contributing")
+    module = types.ModuleType("anticlique_of_contributing")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
     try:
         exec(compile(solver, "CONTRIBUTING.md", "exec"), module.__dict__)
         assert "check_solver" in check
-        testing.check_solver("drop_greedy")
+        testing.check_solver("anticlique")
     finally:
-        registry.unregister("drop_greedy")
+        registry.unregister("anticlique")

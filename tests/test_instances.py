@@ -10,6 +10,7 @@ from grace_opt.testing import instance
 
 CLUSTER = "4 2 3\r\n1 2 0.500000 \r\n2 3 0.5\r\n3 4 0.500000\r\n"
 MDP = "3 2\n0 1 1.5\n0 2 2.5\n1 2 0.5\n"
+CLIQUE = "c a path of three and a vertex alone\np edge 4 2\ne 1 2\ne 3 2\n"
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".csv", ".mtx"])
@@ -60,6 +61,22 @@ BROKEN = {
     "zero.dat": (CLUSTER.replace("1 2", "0 2").encode(), "1 to 4"),
     "far.txt": (MDP.replace("1 2 0.5", "1 3 0.5").encode(), "0 to 2"),
     "self.txt": (MDP.replace("1 2 0.5", "1 1 0.5").encode(), "two different"),
+    "cut.txt": (MDP[:-9].encode(), "promises 3 lines.*found 2: truncated"),
+    "more.dat": ((CLUSTER + "1 3 0.5").encode(), "promises 3 lines.*found 4: more than"),
+    "zero-based.dat": (b"4 2 3\n0 1 .5\n1 2 .5\n2 3 .5\n", r"looks 0-based.*vertex 0.*add 1 to"),
+    "one-based.txt": (b"3 2\n1 2 1.5\n1 3 2.5\n2 3 0.5\n", r"looks 1-based.*vertex 3.*take 1 from"),
+    "zero-based.clq": (b"p edge 3 2\ne 0 1\ne 1 2\n", r"looks 0-based.*vertex 0"),
+    "twice.dat": (CLUSTER.replace("\n2 3", "\n2 1").encode(), "pair [12] [12] stands twice"),
+    "half.dat": (CLUSTER.replace("\n2 3", "\n2.5 3").encode(), "two different.*'2.5 3'"),
+    "big k.dat": (CLUSTER.replace("4 2 3", "4 5 3").encode(), "0 <= k <= n"),
+    "nan.txt": (MDP.replace("2.5", "nan").encode(), "edge 2 holds a value that is not finite"),
+    "words.txt": (MDP.replace("2.5", "abc").encode(), "cannot be read"),
+    "cut.clq": (CLIQUE[:-6].encode(), "promises 2 edges, found 1: truncated"),
+    "no header.clq": (b"c nothing\n", "needs the line 'p edge n m'"),
+    "edges first.clq": (b"e 1 2\np edge 2 1\n", "line 1: 'e 1 2' is none of"),
+    "weights.col": (b"p col 2 1\nn 1 5\ne 1 2\n", "line 2.*vertex weights"),
+    "far.clq": (CLIQUE.replace("e 3 2", "e 3 9").encode(), "1 to 4, found '3 9'"),
+    "binary.clq": (b"p edge 2 1\n\xff\xfe", "cannot be read"),
 }
 
 
@@ -76,6 +93,87 @@ def test_pickles_are_refused(tmp_path):
     np.save(tmp_path / "p.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ProblemError, match="cannot be read"):
         instances.read(tmp_path / "p.npy")
+
+
+def test_dimacs_is_the_complement(tmp_path):
+    (tmp_path / "g.clq").write_text(CLIQUE)
+    made = instances.read(tmp_path / "g.clq")
+    assert made.W.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1], [1, 0, 0, 1], [1, 1, 1, 0]]
+    assert (made.W.dtype.kind, made.k, made.source) == ("i", None, "DIMACS")
+    assert float(solve(made.W, 2, "exhaustive").objective) == 0  # an edge is a clique of two
+    three = solve(made.W, 3, "exhaustive")
+    assert (three.indices.tolist(), float(three.objective)) == ([0, 1, 2], 2)  # no triangle: one edge is missing
+    assert made.describe(float(three.objective)) == "edges missing from a clique: 1"
+    # Some colouring files list both directions; the header counts lines, or edges.
+    both = CLIQUE.replace("p edge", "p col") + "e 2 1\ne 2 3\n"
+    for number in (2, 4):
+        (tmp_path / "g.col").write_text(both.replace("4 2", f"4 {number}"))
+        assert np.array_equal(instances.read(tmp_path / "g.col").W, made.W)
+
+
+@given(n=st.integers(1, 12), seed=st.integers(0, 10**6), density=st.sampled_from([0.0, 0.3, 1.0]))
+def test_round_trip_of_the_literatures_formats(tmp_path_factory, n, seed, density):
+    folder = tmp_path_factory.mktemp("io")
+    rng = np.random.default_rng(seed)
+    A = np.triu(rng.random((n, n)) < density, 1).astype(np.int64)
+    A, k = A + A.T, int(rng.integers(0, n + 1))
+    d = np.triu(rng.normal(size=(n, n)) * 10.0 ** rng.integers(-9, 9), 1)
+    files = {
+        "a.dat": (-A, k),
+        "a.txt": (-3 * A, k),
+        "b.txt": (d + d.T, k),
+        "a.clq": (A, None),
+        "a.col": (A, None),
+        "a.mtx": (A, None),
+        "a.csv": (A, None),
+    }
+    for name, (W, given_k) in files.items():
+        instances.write(folder / name, W, given_k)
+        again = instances.read(folder / name)
+        assert np.array_equal(again.W, W), name
+        assert again.k == given_k
+        if name not in ("b.txt", "a.csv"):
+            assert again.W.dtype.kind == "i", name  # whole numbers stay whole
+    assert {p.name for p in folder.iterdir()} == set(files)
+
+
+def test_a_graph_in_a_mtx_file_is_its_own_adjacency(tmp_path):
+    (tmp_path / "g.mtx").write_text("%%MatrixMarket matrix coordinate pattern symmetric\n3 3 2\n2 1\n3 2\n")
+    made = instances.read(tmp_path / "g.mtx")
+    assert made.W.tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    assert made.W.dtype.kind == "i"
+
+
+def test_objectives_in_the_sources_terms(tmp_path):
+    (tmp_path / "a.dat").write_text(CLUSTER)
+    (tmp_path / "b.txt").write_text(MDP)
+    assert instances.read(tmp_path / "a.dat").describe(-58) == "edges: 29"
+    assert instances.read(tmp_path / "b.txt").describe(-5.0) == "dispersion: 2.5"
+    assert instances.read(tmp_path / "b.txt").describe(0.0) == "dispersion: 0"  # not -0
+    instances.write(tmp_path / "w.npy", np.eye(2))
+    assert instances.read(tmp_path / "w.npy").describe(1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "W", "k", "message"),
+    [
+        ("w.dat", -2 * (1 - np.eye(3)), 1, "as k-cluster: it has other entries.*W = -A"),
+        ("w.dat", np.array([[0, -1], [0, 0]]), 1, "not symmetric"),
+        ("w.txt", np.eye(3), 1, "as MDPLIB: its diagonal is not zero"),
+        ("w.txt", np.array([[0, np.inf], [np.inf, 0]]), 1, "other entries.*finite"),
+        ("w.clq", -(1 - np.eye(3)), None, "as DIMACS: it has other entries.*complement"),
+        ("w.clq", 1 - np.eye(3), 1, "no room for k"),
+        ("w.dat", np.zeros((3, 3)), None, "states k in its first line"),
+        ("w.txt", np.zeros((3, 3)), 4, "0 to 3"),
+        ("w.txt", np.zeros((3, 3)), 1.5, "an integer"),
+        ("w.csv", np.zeros(3), None, "square matrix"),
+        ("w.col", np.zeros((2, 3, 3)), None, "one matrix"),
+    ],
+)
+def test_what_the_literatures_formats_cannot_hold(tmp_path, name, W, k, message):
+    with pytest.raises(ProblemError, match=message):
+        instances.write(tmp_path / name, W, k)
+    assert not list(tmp_path.iterdir())
 
 
 def test_writing_what_a_format_cannot_hold(tmp_path):

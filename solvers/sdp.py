@@ -1,0 +1,222 @@
+r"""Semidefinite relaxation: a certified bound, usually the tightest here, and a rounded and polished choice.
+
+Maths: Shor's relaxation with X1 = kx and diag(X) = x, on the face that these equations leave, so that the cone has an
+interior; ``relaxation="dnn"`` adds X ≥ 0 and ``"rlt"`` also X_ij ≤ x_i and X_ij ≥ x_i + x_j - 1. What a first-order
+solver prints as its objective is no bound; the bound returned is computed from its multipliers in float64, with
+rounding margins, and holds whatever they are (`grace_opt.lifted`). Rounding: the k largest x_i, and Gaussian samples
+with mean x and covariance X - xxᵀ, each polished by `local_search`. Complexity: O(m³) per iteration with SCS, O(m⁶) per
+instance with Clarabel, for m candidates. Guarantee: the bound. Good for one instance, or a few hundred, of up to some
+300 vertices, where the gap of cheaper bounds is too wide: on attention's W ``"rlt"`` often closes it. References: Shor
+(1987); Goemans & Williamson, J. ACM 42 (1995); Rendl & Sotirov, Math. Program. 109 (2007).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grace_opt import conic, lifted, objective, registry
+from grace_opt.errors import OptionError, SolverError
+from grace_opt.problem import Problem
+from grace_opt.registry import Run, register
+from grace_opt.solution import Result
+
+#: "auto" takes Clarabel up to so many candidates: there it is the faster one, and always the more accurate.
+CLARABEL_UP_TO = 12
+SOLVERS = ("auto", "clarabel", "scs")
+
+
+@dataclass(frozen=True)
+class SdpOptions:
+    """Options of `sdp`.
+
+    Attributes
+    ----------
+    relaxation : {"rlt", "dnn", "shor"}
+        From the tightest to the one with the fewest constraints. The tightest often takes the fewest iterations, too.
+    solver : {"auto", "clarabel", "scs"}
+        ``"auto"``: Clarabel for a dozen candidates or fewer, else SCS, and the other one where the first fails.
+    eps : float or None
+        The solver's tolerance, which costs tightness only; None: 1e-8 (Clarabel), 1e-6 (SCS).
+    max_iters : int or None
+        None: 200 (Clarabel), 5000 (SCS).
+    roundings : int
+        Random roundings beside the k largest x_i.
+    polish : bool
+        Improve every rounding by `local_search`.
+    max_memory : float or None
+        Refuse what would need more GiB than this; None: more than is free now.
+    """
+
+    relaxation: str = "rlt"
+    solver: str = "auto"
+    eps: float | None = None
+    max_iters: int | None = None
+    roundings: int = 8
+    polish: bool = True
+    max_memory: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("relaxation", conic.RELAXATIONS), ("solver", SOLVERS)):
+            if getattr(self, name) not in accepted:
+                raise OptionError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, accepted))}.")
+        if self.eps is not None and not (_is_number(self.eps) and 0 < self.eps < 1):
+            raise OptionError(f"eps={self.eps!r}: give a tolerance between 0 and 1, such as 1e-6, or None.")
+        if self.max_iters is not None and not (_is_whole(self.max_iters) and self.max_iters >= 1):
+            raise OptionError(f"max_iters={self.max_iters!r}: give a positive integer, or None.")
+        if not (_is_whole(self.roundings) and self.roundings >= 0):
+            raise OptionError(f"roundings={self.roundings!r}: give a non-negative integer.")
+        if not isinstance(self.polish, bool):
+            raise OptionError(f"polish={self.polish!r}: give True or False.")
+        if self.max_memory is not None and not (_is_number(self.max_memory) and self.max_memory > 0):
+            raise OptionError(f"max_memory={self.max_memory!r}: give a positive number of GiB, or None.")
+
+
+@register("sdp", options=SdpOptions, batched=True, requires=("cvxpy",), guarantee="certified lower bound")
+def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
+    """Certified bound by semidefinite relaxation (shor, dnn, rlt), rounded and polished."""
+    counts = zip(problem.candidates.sum(-1).tolist(), problem.k.tolist(), strict=True)
+    sizes = [m for m, k in counts if 1 < k < m - 1]
+    if sizes:
+        _check_memory(max(sizes), options)
+    found = [_one(problem.instance(b), options, run) for b in range(problem.W.shape[0])]
+    masks, bounds, limits, each = zip(*found, strict=True)
+    stats: dict[str, Any] = {key: [one[key] for one in each] for key in ("relaxation", "solver", "solver_status")}
+    stats["iterations"] = sum(one["iterations"] for one in each)
+    return Result(torch.stack(masks), torch.tensor(bounds, dtype=torch.float64), torch.tensor(limits), stats)
+
+
+def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float, bool, dict[str, Any]]:
+    """One instance: relax the candidates' part of W, certify, round, polish; mask, bound, limit, stats."""
+    vertices, k = problem.candidates.nonzero().squeeze(-1), problem.k_max
+    part = problem.W[vertices][:, vertices].to("cpu", torch.float64).numpy()
+    scale, m = lifted.power_of_two(part), len(vertices)
+    W = part / scale
+
+    def result(choices: Any, bound: float, stats: dict[str, Any], limit: bool = False) -> tuple[Any, ...]:
+        masks = torch.zeros(len(choices), problem.n, dtype=torch.bool, device=problem.W.device)
+        masks[:, vertices] = torch.as_tensor(np.asarray(choices), device=problem.W.device)
+        best, stopped = _best(problem, masks, options.polish and 1 < k < m - 1, run)
+        return best, scale * bound, limit or stopped, stats
+
+    stats: dict[str, Any] = {"relaxation": None, "solver": None, "solver_status": "not needed", "iterations": 0}
+    if not (1 < k < m - 1) or not W.any():
+        return result(*_trivial(W, k), stats)
+    fallback = np.argsort(np.diag(W), kind="stable")[:k]
+    if run.expired():
+        return result([_mask(m, fallback)], -math.inf, stats | {"solver_status": "no time left"}, limit=True)
+    found = _relax(W, k, options, run)
+    # Without any multipliers the bound is k λ_min(W): better than what a solver stopped early may have.
+    bound = max(lifted.dual_bound(W, k, each) for each in (found.multipliers, lifted.Multipliers.zero(m)))
+    value = None if math.isnan(found.value) else found.value * scale
+    stats = {"relaxation": value, "solver": found.solver, "solver_status": found.status}
+    return result(
+        _round(found.X, k, options.roundings, run.seed) if np.isfinite(found.X).all() else [_mask(m, fallback)],
+        bound,
+        stats | {"iterations": found.iterations},
+        limit=not found.converged,
+    )
+
+
+def _trivial(W: np.ndarray[Any, Any], k: int) -> tuple[list[np.ndarray[Any, Any]], float]:
+    """The optimum where at most m sets have k vertices, or where all of W is zero; its value is the bound."""
+    m = len(W)
+    if not W.any() or k in (0, m):
+        return [_mask(m, np.arange(k))], float(W.sum()) if k == m and m else 0.0
+    if k == 1:
+        return [_mask(m, [int(np.diag(W).argmin())])], float(np.diag(W).min())
+    # k = m - 1: leaving i out leaves the total less its row, its column, and W_ii counted twice.
+    left = W.sum() - 2 * W.sum(1) + np.diag(W)
+    margin = lifted.SUM_MARGIN * m * float(np.finfo(np.float64).eps) * float(np.abs(W).sum())
+    return [~_mask(m, [int(left.argmin())])], float(left.min()) - margin
+
+
+def _relax(W: np.ndarray[Any, Any], k: int, options: SdpOptions, run: Run) -> conic.Relaxation:
+    """The first answer with multipliers; SolverError with every solver's status if there is none."""
+    failures = []
+    for solver in _order(len(W), options):
+        try:
+            return conic.relax(
+                W,
+                k,
+                options.relaxation,
+                solver=solver,
+                eps=options.eps,
+                max_iters=options.max_iters,
+                time_limit=max(run.deadline - time.monotonic(), 1e-3),
+            )
+        except SolverError as error:
+            failures.append(str(error))
+    raise SolverError(
+        f"{' '.join(failures)} Try another solver= or a larger eps=, or method='local_search' with certify=True "
+        f"(n = {len(W)}, k = {k}, relaxation={options.relaxation!r})."
+    )
+
+
+def _order(m: int, options: SdpOptions) -> tuple[str, ...]:
+    if options.solver != "auto":
+        return (options.solver,)
+    return ("clarabel", "scs") if m <= CLARABEL_UP_TO else ("scs",)
+
+
+def _round(X: np.ndarray[Any, Any], k: int, count: int, seed: int) -> np.ndarray[Any, Any]:
+    """Masks of the k largest of x, and of Gaussian samples with mean x and covariance X - xxᵀ."""
+    m, x = len(X), np.diag(X).copy()
+    values, vectors = np.linalg.eigh((X + X.T) / 2 - np.outer(x, x))
+    noise = np.random.default_rng(seed).standard_normal((count, m)) * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+    scores = np.concatenate([x[None], x + noise])
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.stack([_mask(m, row[:k]) for row in order])
+
+
+def _best(problem: Problem, masks: Tensor, polish: bool, run: Run) -> tuple[Tensor, bool]:
+    """The best of the masks, each polished first, and whether polishing was cut short."""
+    stopped = False
+    W = problem.W.expand(len(masks), -1, -1)
+    if polish:
+        copies = Problem(
+            W, problem.k.expand(len(masks)), problem.candidates.expand(len(masks), -1), problem.k_max, problem.backend
+        )
+        search = registry.get("local_search")
+        polished = search.solve(copies, search.make_options({"start": masks}), run)
+        masks, stopped = polished.mask, polished.limit is not None and bool(polished.limit.any())
+    return masks[int(objective.evaluate(W, masks).argmin())], stopped
+
+
+def _mask(m: int, chosen: Any) -> np.ndarray[Any, Any]:
+    mask = np.zeros(m, bool)
+    mask[chosen] = True
+    return mask
+
+
+def _check_memory(m: int, options: SdpOptions) -> None:
+    """Refuse before anything is allocated."""
+    solver, gib = _order(m, options)[0], 2.0**30
+    needed = conic.memory_needed(m, options.relaxation, solver) / gib
+    allowed = conic.free_memory() / gib if options.max_memory is None else options.max_memory
+    if needed <= allowed:
+        return
+    frugal = conic.memory_needed(m, options.relaxation, "scs") / gib
+    instead = (
+        f"solver='scs' needs {frugal:.2g} GiB"
+        if solver != "scs" and frugal <= allowed
+        else "method='local_search' with certify=True gives a certified gap in O(n²) memory"
+    )
+    raise SolverError(
+        f"sdp with relaxation={options.relaxation!r} on n = {m} candidates needs about {needed:.2g} GiB with {solver}, "
+        f"and {'max_memory =' if options.max_memory is not None else 'free are'} {allowed:.2g} GiB: {instead}."
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
