@@ -5,6 +5,7 @@ into channel masks, and ``grace_opt.hf`` applies them to Hugging Face models. So
 """
 
 from .api import compare, methods, solve
+from .comparison import Comparison, ComparisonError
 from .errors import (
     CacheError,
     GraceError,
@@ -26,6 +27,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheError",
     "ChannelMask",
+    "Comparison",
+    "ComparisonError",
     "GraceError",
     "MaskError",
     "MaskProvider",

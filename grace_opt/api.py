@@ -9,7 +9,7 @@ import dataclasses
 import math
 import numbers
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,12 +17,17 @@ import torch
 from torch import Tensor
 
 from . import bounds, objective, registry
-from .errors import OptionError, SolverError
+from .comparison import Comparison, ComparisonError
+from .errors import GraceError, OptionError, UnknownSolverError
 from .problem import Problem
-from .registry import Run, SolverSpec
+from .progress import progress_bar
+from .registry import Progress, Run, SolverSpec
 from .solution import Result, Solution, Status, check_mask, proved, relative_gap
 
-Certify = bool | Literal["fast"]
+#: Seconds that `compare` gives each method where neither methods nor a limit were named.
+DEFAULT_LIMIT = 10.0
+
+Certify = bool | Literal["fast", "tight"]
 
 
 def solve(
@@ -35,6 +40,7 @@ def solve(
     time_limit: float | None = None,
     certify: Certify = False,
     check: bool = True,
+    callback: Callable[[Progress], Any] | None = None,
     **options: Any,
 ) -> Solution:
     r"""Choose k vertices whose induced subgraph has the least weight.
@@ -56,10 +62,13 @@ def solve(
     time_limit : float, optional
         Seconds after which the method stops with the best choice so far (Status.LIMIT). The checks and the
         certificate are not counted in it.
-    certify : bool or "fast"
-        Compute a lower bound for methods that bring none (True means "fast").
+    certify : bool, "fast" or "tight"
+        Compute a lower bound for methods that bring none; see `grace_opt.bounds.certificate` (True means "fast").
     check : bool
         False skips the checks that read W's data, and leaves the objective in W's own precision: for trusted callers.
+    callback : callable, optional
+        Called with a `Progress` now and then by the methods that search (tabu, branch_and_bound, portfolio), one call
+        at a time per instance; returning True stops them with the best choice so far (Status.LIMIT).
     **options
         The method's own options; an unknown one raises and names the accepted ones.
 
@@ -96,7 +105,7 @@ def solve(
     made = spec.make_options(options)
     seed, bound = _seed(seed), _certificate(problem, certify)
     began = time.perf_counter()
-    return _finish(problem, spec, made, Run(seed, _deadline(time_limit)), bound, check, began)
+    return _finish(problem, spec, made, Run(seed, _deadline(time_limit), callback), bound, check, began)
 
 
 def compare(
@@ -110,48 +119,101 @@ def compare(
     time_limit: float | None = None,
     certify: Certify = False,
     check: bool = True,
-) -> list[Solution]:
-    """Solve one problem by several methods and return their solutions, in the order asked for.
+    progress: bool | None = None,
+) -> Comparison:
+    """Solve one problem by several methods: their solutions side by side, in the order asked for.
 
     Parameters
     ----------
     W, k
         As in `solve`; the checks run once.
     methods : sequence of str, optional
-        Registered names; default: every method except those whose requirements are missing or that refuse the instance
-        because of its size.
+        Registered names; default: every method, except those whose requirements are missing or that refuse the
+        instance, which `Comparison.left_out` lists with the reasons.
     options : mapping, optional
         Options per method: ``{"local_search": {"start": "think"}}``.
-    protected, seed, time_limit, certify, check
-        As in `solve`, for all of them; the certificate is computed once.
+    protected, seed, certify, check
+        As in `solve`, for all of them; the certificate is computed once and serves all.
+    time_limit : float, optional
+        As in `solve`, for each method. Default: none for methods that were named; `DEFAULT_LIMIT` seconds each where
+        none was, since some of them would search for hours.
+    progress : bool, optional
+        A progress bar on stderr; default: where stderr is a terminal and it takes longer than a second or two.
 
     Returns
     -------
-    list of Solution
+    Comparison
+        A sequence of `Solution`, with a table, a DataFrame and JSON. Ctrl-C stops the comparison and returns the
+        solutions that are there, if there is any, with ``interrupted`` set.
+
+    Raises
+    ------
+    ComparisonError
+        If a method named in `methods` fails or refuses the instance; its ``partial`` is the `Comparison` of what had
+        finished.
+    ProblemError, OptionError, UnknownSolverError
+        As in `solve`, before any method runs.
+
+    Notes
+    -----
+    Complexity is the sum of the methods'. All methods solve the same instance, so that the best lower bound of all of
+    them holds for each; gaps in the table are to it.
 
     Examples
     --------
-    >>> [s.method for s in compare([[1.0, 0.0], [0.0, 2.0]], 1, ["think", "mies"])]
-    ['think', 'mies']
+    >>> both = compare([[4.0, 1.0, -2.0], [1.0, 3.0, 0.0], [-2.0, 0.0, 5.0]], 2, ["mies", "exhaustive"])
+    >>> [float(s.objective) for s in both], both.best.method
+    ([8.0, 5.0], 'exhaustive')
     """
     if isinstance(methods, str):
         raise OptionError(f"methods={methods!r}: give a list of names, [{methods!r}].")
     problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
-    chosen, per_method = methods, dict(options or {})
-    names = list(chosen) if chosen is not None else sorted(registry.specs())
+    if isinstance(W, Problem) and (k is not None or protected is not None):
+        raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
+    asked, per_method = methods is not None, dict(options or {})
+    names = sorted(registry.specs()) if methods is None else list(methods)
     if stray := sorted(set(per_method) - set(names)):
         raise OptionError(f"options= names {stray[0]!r}, which is not among the methods compared: {', '.join(names)}.")
-    seed, bound, solutions = _seed(seed), _certificate(problem, certify), []  # one certificate serves them all
+    cap = methods is None and time_limit is None
+    limit = DEFAULT_LIMIT if cap else time_limit
+    _deadline(limit)  # wrong ones are refused before anything runs
+    plan, left_out = [], {}
     for name in names:
         try:
             spec = registry.get(name)
-            made = spec.make_options(dict(per_method.get(name, {})))
-            began = time.perf_counter()
-            solutions.append(_finish(problem, spec, made, Run(seed, _deadline(time_limit)), bound, check, began))
-        except (SolverError, LookupError):
-            if chosen is not None:
+        except UnknownSolverError as error:
+            if asked:
                 raise
-    return solutions
+            left_out[name] = str(error)
+        else:
+            plan.append((spec, spec.make_options(dict(per_method.get(name, {})))))
+    seed, bound = _seed(seed), _certificate(problem, certify)  # one certificate serves them all
+    done: list[Solution] = []
+    interrupted = False
+    with progress_bar(progress, len(plan)) as show:
+        for at, (spec, made) in enumerate(plan):
+            try:
+                show(spec.name, at)
+                began = time.perf_counter()
+                run = Run(seed, _deadline(limit), cap=cap)
+                done.append(_finish(problem, spec, made, run, bound, check, began))
+            except KeyboardInterrupt:
+                if not done:
+                    raise
+                interrupted = True
+                left_out |= {later.name: "interrupted" for later, _ in plan[at:]}
+                break
+            except (GraceError, MemoryError) as error:
+                why = str(error) or type(error).__name__
+                if asked:
+                    kept = f" What had finished is in the error's .partial: {_names(done)}." if done else ""
+                    raise ComparisonError(f"{spec.name}: {why}{kept}", Comparison(tuple(done), left_out)) from error
+                left_out[spec.name] = why
+            except Exception as error:  # a bug of the solver's: it keeps its type and traceback, the user the results
+                error.partial = Comparison(tuple(done), left_out)  # type: ignore[attr-defined]
+                error.add_note(f"compare() was at method {spec.name!r}; the error's .partial has what had finished.")
+                raise
+    return Comparison(tuple(done), left_out, interrupted)
 
 
 def methods() -> list[SolverSpec]:
@@ -192,10 +254,15 @@ def _finish(
         method=spec.name,
         options=dataclasses.asdict(options),
         seed=run.seed,
-        stats={"time": elapsed, **result.stats},
+        stats={"time": elapsed, **{name: _shaped(value, shape, export) for name, value in result.stats.items()}},
         labels=None if labels is None else [labels[int(i)] for i in indices.flatten()],
         problem=problem,
     )
+
+
+def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any]) -> Any:
+    """A statistic as users see it: a tensor, whose first dimension is the flattened batch, in their kind and shape."""
+    return export(value.reshape(*shape, *value.shape[1:])) if isinstance(value, Tensor) else value
 
 
 def _lower_bound(problem: Problem, value: Tensor, result: Result, certified: Tensor | None) -> Tensor:
@@ -217,6 +284,10 @@ def _statuses(optimal: Tensor, limit: Tensor, shape: tuple[int, ...]) -> Any:
     for i, (is_optimal, is_limit) in enumerate(zip(optimal.tolist(), limit.tolist(), strict=True)):
         names[i] = Status.OPTIMAL if is_optimal else Status.LIMIT if is_limit else Status.FEASIBLE
     return names.reshape(shape) if shape else names[0]
+
+
+def _names(solutions: Sequence[Solution]) -> str:
+    return ", ".join(s.method for s in solutions)
 
 
 def _given(k: Any) -> Any:

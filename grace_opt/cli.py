@@ -1,16 +1,18 @@
-"""The command line, ``grace-opt``: demo, solve, compare, methods.
+"""The command line, ``grace-opt``: demo, solve, compare, generate, methods.
 
 Exit codes: 0 answered; 2 bad input or options (the message says what to write instead); 3 a limit stopped the solver,
-the best choice so far is printed; 4 the solver refused or failed. Source: ours, on typer and rich.
+the best choice so far is printed; 4 the solver refused or failed; 130 Ctrl-C stopped a comparison, what had finished is
+printed. Source: ours, on typer and rich.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
-import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from importlib.metadata import version
@@ -24,10 +26,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import api, instances
+from . import api, generators, instances
+from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, SolverError
 from .solution import Solution, Status
-from .tables import print_demo, solution_values, solutions_table
+from .tables import print_demo, solution_table
+from .values import solution_values, to_text
 
 app = typer.Typer(
     help="Minimum-weight k-vertex induced subgraphs, and key caches pruned by them. Start with: grace-opt demo",
@@ -45,9 +49,13 @@ class Exit(IntEnum):
     BAD_INPUT = 2
     LIMIT = 3
     SOLVER = 4
+    INTERRUPTED = 130
 
 
-File = Annotated[Path, typer.Argument(help=f"Instance: {', '.join(instances.SUFFIXES)} (k-cluster .dat, MDPLIB .txt).")]
+File = Annotated[
+    Path,
+    typer.Argument(help=f"Instance: {', '.join(instances.SUFFIXES)} (k-cluster .dat, MDPLIB .txt, DIMACS .clq, .col)."),
+]
 K = Annotated[int | None, typer.Option("-k", "--k", help="How many vertices to choose; default: as the file states.")]
 Seed = Annotated[int, typer.Option(min=0, help="All randomness comes from it.")]
 TimeLimit = Annotated[
@@ -130,8 +138,12 @@ def solve(
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
         common = _common(protected, seed, time_limit, certify)
-        solutions = [api.solve(instance.W, _k(k, instance, file), method, **common, **options)]
-    _finish(solutions, as_json, indices=True)
+        solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
+    if as_json:
+        _print_json([solution_values(solution)])
+    else:
+        console.print(solution_table(solution, _in_source_terms(instance, solution)))
+    _exit_if_limited([solution])
 
 
 @app.command()
@@ -149,16 +161,59 @@ def compare(
 ) -> None:
     """Solve the instance in FILE by several methods and show them side by side.
 
+    Every method gets 10 seconds, unless --method or --time-limit is given.
+
     Example: grace-opt compare W.npz -k 39 --method think --method mies --method local_search
     """
     with _reporting():
         instance = instances.read(file)
         common = _common(protected, seed, time_limit, certify)
-        solutions = api.compare(instance.W, _k(k, instance, file), method or None, **common)
-    left_out = sorted({spec.name for spec in api.methods()} - {s.method for s in solutions})
-    if left_out and not method:
-        errors.print(f"left out, as too large or not installed: {', '.join(left_out)}", style="dim")
-    _finish(solutions, as_json, indices=False)
+        try:
+            compared = api.compare(instance.W, _k(k, instance, file), method or None, **common)
+        except ComparisonError as error:
+            _show(instance, error.partial, as_json)
+            raise
+    _show(instance, compared, as_json)
+    if compared.interrupted:
+        raise typer.Exit(Exit.INTERRUPTED)
+    if method or time_limit is not None:  # where nobody asked for a method or a limit, none was missed
+        _exit_if_limited(compared)
+
+
+@app.command()
+def generate(
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(generators.GENERATORS)}.")],
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="How many vertices.")],
+    out: Annotated[Path, typer.Option(help="The file to write; its suffix names the format.")],
+    k: Annotated[int | None, typer.Option("-k", "--k", help="How many to choose; default: the kind's own.")] = None,
+    seed: Seed = 0,
+    option: Annotated[list[str] | None, typer.Option(help="Option of the kind, name=value; repeatable.")] = None,
+) -> None:
+    """Write a seeded instance of KIND to a file.
+
+    Example: grace-opt generate k_cluster -n 40 -k 10 --option density=0.25 --out graph.dat
+    """
+    with _reporting():
+        make = generators.GENERATORS.get(kind)
+        if make is None:
+            raise OptionError(f"no kind is called {kind!r}; there are {', '.join(generators.GENERATORS)}.")
+        given = dict(_option(text) for text in option or []) | ({} if k is None else {"k": k})
+        accepted = [name for name in inspect.signature(make).parameters if name not in ("n", "seed")]
+        if unknown := sorted(set(given) - set(accepted)):
+            raise OptionError(f"kind {kind!r} has no option {unknown[0]!r}; it accepts {', '.join(accepted)}.")
+        if kind == "planted" and k is None:
+            raise OptionError(f"k is missing: say how many vertices to plant, e.g. -k {max(1, n // 2)}.")
+        made = make(n, seed=seed, **given)
+        has_room = out.suffix.lower() in instances.HOLD_K
+        try:
+            instances.write(out, made.W, made.k if has_room else None)
+        except OSError as error:
+            raise OptionError(f"cannot write to {out}: {error}. Choose another file with --out.") from None
+    # Where the file has no room for k, the reader of this line has.
+    stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
+    console.print(f"wrote {out}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True, highlight=False)
+    if made.planted is not None:
+        console.print(f"planted: {' '.join(map(str, made.planted))}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -205,7 +260,7 @@ def demo(
             )
         try:
             out.mkdir(parents=True, exist_ok=True)
-            _write_json(out / "demo.json", report.to_dict())
+            to_text(report.to_dict(), out / "demo.json")
             save_demo(report, out / "demo.png")
         except OSError as error:
             raise OptionError(f"cannot write to {out}: {error}. Choose another folder with --out.") from None
@@ -213,13 +268,23 @@ def demo(
     console.print(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", soft_wrap=True)
 
 
-def _finish(solutions: list[Solution], as_json: bool, *, indices: bool) -> None:
+def _show(instance: instances.Instance, compared: Comparison, as_json: bool) -> None:
+    for name, why in compared.left_out.items():
+        errors.print(f"left out: {name}: {why}", style="dim", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        _print_json([solution_values(s) for s in solutions])
-    else:
-        console.print(solutions_table(solutions, indices))
-    limited = any(status is Status.LIMIT for s in solutions for status in np.ravel(s.status))
-    if limited:
+        _print_json(compared.values()["solutions"])
+    elif compared:
+        console.print(compared.table())
+        if note := _in_source_terms(instance, compared.best):
+            console.print(f"best: {note}", style="dim", highlight=False)
+
+
+def _in_source_terms(instance: instances.Instance, solution: Solution) -> str | None:
+    return instance.describe(float(solution.objective)) if np.ndim(solution.objective) == 0 else None
+
+
+def _exit_if_limited(solutions: Sequence[Solution]) -> None:
+    if any(status is Status.LIMIT for s in solutions for status in np.ravel(s.status)):
         raise typer.Exit(Exit.LIMIT)
 
 
@@ -235,6 +300,8 @@ def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise OptionError(f"--option {text!r}: write name=value, for instance --option start=think.")
+    if re.fullmatch(r"-?\d+(,-?\d+)+", value):
+        return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:
@@ -256,10 +323,4 @@ def _vertices(text: str | None) -> list[int] | None:
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(aside, path)
+    sys.stdout.write(to_text(value))

@@ -9,15 +9,20 @@ format              what it holds
 .mtx                MatrixMarket: W, symmetric or general
 k-cluster .dat      ``n k m``, then ``i j weight`` with 1-based vertices; the weight is ignored, W = -A: f = -2·(edges)
 MDPLIB .txt         ``n m``, then ``i j d_ij`` with 0-based vertices; W = -d: f = -2·(dispersion)
+DIMACS .clq, .col   ``p edge n m``, then ``e i j`` with 1-based vertices; W = adjacency of the *complement*:
+                    f = 2·(edges missing), so that S is a clique exactly where f = 0
 ==================  ==============================================================================================
 
-Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket.
+All of them can be written as well. W is int64 where the format makes all weights whole numbers: objectives then
+differ by whole steps, which proofs can use. A graph in a .mtx file stays the matrix that it is, its own adjacency
+matrix.
+
+Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket; DIMACS's second challenge.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,27 +32,54 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import formats
 from .errors import ProblemError
+from .files import aside
 
 Array = npt.NDArray[Any]
-SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".mtx", ".dat", ".txt")
+SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".mtx", ".dat", ".txt", ".clq", ".col")
+#: Formats with room for k.
+HOLD_K = (".npz", ".safetensors", ".dat", ".txt")
+#: What an objective counts in the terms of the source: how often, and of what.
+TERMS = {"k-cluster": (-0.5, "edges"), "MDPLIB": (-0.5, "dispersion"), "DIMACS": (0.5, "edges missing from a clique")}
 
 
 @dataclass(frozen=True)
 class Instance:
-    """W, and k where the file states it.
+    """W, and k where the file or the generator states it.
 
     Attributes
     ----------
     W : ndarray (..., n, n)
     k : int, ndarray or None
     source : str
-        The format it was read from.
+        The format it was read from, or the generator that made it.
+    planted : tuple of int or None
+        A set of k vertices that is optimal by construction, where a generator planted one.
     """
 
     W: Array
     k: Any
     source: str
+    planted: tuple[int, ...] | None = None
+
+    def describe(self, objective: float) -> str | None:
+        """An objective in the source's own terms, "edges: 29" for f = -58; None where f has no other name.
+
+        Parameters
+        ----------
+        objective : float
+            f(S).
+
+        Examples
+        --------
+        >>> Instance(np.zeros((2, 2)), 1, "k-cluster").describe(-58.0)
+        'edges: 29'
+        """
+        if self.source not in TERMS:
+            return None
+        factor, name = TERMS[self.source]
+        return f"{name}: {0.0 + factor * float(objective):.12g}"
 
 
 def read(path: str | os.PathLike[str]) -> Instance:
@@ -88,29 +120,60 @@ def read(path: str | os.PathLike[str]) -> Instance:
 
 
 def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
-    """Write W (and k, where the format has room for it) to .npy, .npz, .safetensors, .csv or .mtx, aside and renamed.
+    """Write W (and k, where the format has room for it) in the format that the suffix names, aside and renamed.
+
+    Parameters
+    ----------
+    path : path
+        Its suffix is one of `SUFFIXES`; .dat is k-cluster and .txt is MDPLIB.
+    W : array_like (..., n, n)
+        .dat needs W = -A with a 0/1 matrix A, .txt a zero diagonal, .clq and .col the 0/1 matrix of a complement graph;
+        a batch fits into .npy, .npz and .safetensors.
+    k : int or array, optional
+        Fits into .npz and .safetensors, and must be given for .dat and .txt, whose headers state it.
 
     Raises
     ------
     ProblemError
-        If the format is not one of these, or has no room for k or for a batch.
+        If the format is not one of these, cannot hold this W, or has no room for k or for a batch.
+
+    Examples
+    --------
+    >>> import tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "triangle.clq")
+    >>> write(path, [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    >>> print(open(path).read().splitlines()[1:])
+    ['p edge 3 2', 'e 1 2', 'e 2 3']
     """
     path, W = Path(path), np.asarray(W)
     suffix = path.suffix.lower()
-    if suffix not in (".npy", ".npz", ".safetensors", ".csv", ".mtx"):
-        raise ProblemError(f"{path}: cannot write {suffix!r}; write .npy, .npz, .safetensors, .csv or .mtx.")
-    if k is not None and suffix not in (".npz", ".safetensors"):
+    if suffix not in SUFFIXES:
+        raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
+    if k is not None and suffix not in HOLD_K:
         raise ProblemError(f"{path}: {suffix} has no room for k; write .npz or .safetensors.")
-    if W.ndim != 2 and suffix in (".csv", ".mtx"):
+    if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
+        raise ProblemError(f"W has shape {W.shape}: give a square matrix (n, n) or a batch (..., n, n).")
+    if W.ndim != 2 and suffix not in (".npy", ".npz", ".safetensors"):
         raise ProblemError(f"{path}: {suffix} holds one matrix, not shape {W.shape}; write .npz or .safetensors.")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=suffix)
-    os.close(handle)
-    try:
-        _write(Path(name), suffix, W, k)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    text = _text_of(path, suffix, W, k)
+    with aside(path) as name:
+        if text is None:
+            _write(name, suffix, W, k)
+        else:
+            name.write_text(text)
+
+
+def _text_of(path: Path, suffix: str, W: Array, k: Any) -> str | None:
+    """The file's text in the literature's formats; None for the others."""
+    if suffix in (".clq", ".col"):
+        return formats.dimacs_text(W)
+    if suffix not in (".dat", ".txt"):
+        return None
+    is_whole = isinstance(k, int | np.integer) or (isinstance(k, np.ndarray) and k.ndim == 0 and k.dtype.kind in "iu")
+    text = (formats.k_cluster_text if suffix == ".dat" else formats.mdplib_text)(W, int(k) if is_whole else 0)
+    if not is_whole or not 0 <= int(k) <= len(W):
+        raise ProblemError(f"{path}: {suffix} states k in its first line: give k= an integer from 0 to {len(W)}.")
+    return text
 
 
 def _write(path: Path, suffix: str, W: Array, k: Any) -> None:
@@ -124,7 +187,7 @@ def _write(path: Path, suffix: str, W: Array, k: Any) -> None:
 
         save_file(arrays, path)
     elif suffix == ".csv":
-        np.savetxt(path, W, delimiter=",", fmt="%.17g")
+        np.savetxt(path, W, delimiter=",", fmt="%d" if W.dtype.kind in "iu" else "%.17g")
     else:
         from scipy.io import mmwrite
 
@@ -162,37 +225,20 @@ def _csv(path: Path) -> Instance:
 
 
 def _mtx(path: Path) -> Instance:
-    from scipy.io import mmread
+    from scipy.io import mminfo, mmread
 
     matrix = mmread(path)
     dense = matrix.toarray() if hasattr(matrix, "toarray") else np.asarray(matrix)
-    return Instance(dense, None, "mtx")
+    # A pattern has no values: its ones are integers, whose objectives differ by whole steps.
+    return Instance(dense.astype(np.int64) if mminfo(path)[4] == "pattern" else dense, None, "mtx")
 
 
 def _text(path: Path) -> Instance:
-    """k-cluster and MDPLIB, told apart by the number of entries in the header."""
-    rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
-    if not rows or len(rows[0]) not in (2, 3):
-        raise ProblemError(f"{path}: the first line must be 'n k m' (k-cluster) or 'n m' (MDPLIB).")
-    header = [int(v) for v in rows[0]]
-    is_cluster = len(header) == 3
-    n, k = header[0], header[1]
-    base, source = (1, "k-cluster") if is_cluster else (0, "MDPLIB")
-    expected = header[2] if is_cluster else n * (n - 1) // 2
-    whole = [row for row in rows[1:] if len(row) == 3]
-    if len(whole) != expected or len(rows) - 1 != expected:
-        raise ProblemError(
-            f"{path}: the {source} header promises {expected} lines 'i j weight', found {len(whole)}: truncated?"
-        )
-    edges = np.array([[float(v) for v in row] for row in whole]).reshape(expected, 3)
-    ends = edges[:, :2].astype(np.int64) - base
-    if expected and (ends.min() < 0 or ends.max() >= n or (ends[:, 0] == ends[:, 1]).any()):
-        raise ProblemError(f"{path}: {source} vertices must be two different ones of {base} to {n - 1 + base}.")
-    # Integers where the format has them: objectives then differ by whole steps, which proofs can use.
-    weight = np.ones(expected, np.int64) if is_cluster else edges[:, 2]
-    W = np.zeros((n, n), weight.dtype)
-    W[ends[:, 0], ends[:, 1]] = W[ends[:, 1], ends[:, 0]] = -weight
-    return Instance(W, k, source)
+    return Instance(*formats.read_pairs(path))
+
+
+def _dimacs(path: Path) -> Instance:
+    return Instance(*formats.read_dimacs(path))
 
 
 _READERS: dict[str, Callable[[Path], Instance]] = {
@@ -203,4 +249,6 @@ _READERS: dict[str, Callable[[Path], Instance]] = {
     ".mtx": _mtx,
     ".dat": _text,
     ".txt": _text,
+    ".clq": _dimacs,
+    ".col": _dimacs,
 }

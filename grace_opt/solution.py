@@ -45,7 +45,7 @@ class Result:
     limit : Tensor (...), bool, optional
         Instances that a time or work limit cut short.
     stats : mapping
-        Counters worth showing: iterations, nodes, …
+        Counters worth showing: iterations, nodes, …; a tensor has one entry (row, …) per instance.
     """
 
     mask: Tensor

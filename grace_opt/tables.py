@@ -1,4 +1,4 @@
-"""What the command line shows: solutions, methods and the demo's report as tables for people and values for JSON.
+"""What the command line shows: a solution and the demo's report as tables for people.
 
 Source: ours, on rich.
 """
@@ -6,7 +6,7 @@ Source: ours, on rich.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
@@ -66,59 +66,33 @@ def print_demo(console: Console, report: DemoReport) -> None:
     )
 
 
-def solution_values(solution: Solution) -> dict[str, Any]:
-    """A solution as plain values for JSON; null where nothing was certified."""
-    return {
-        "method": solution.method,
-        "options": {name: value if _is_plain(value) else str(value) for name, value in solution.options.items()},
-        "seed": solution.seed,
-        "indices": np.asarray(solution.indices).tolist(),
-        "objective": np.asarray(solution.objective).tolist(),
-        "lower_bound": _finite(np.asarray(solution.lower_bound)),
-        "gap": _finite(np.asarray(solution.gap)),
-        "status": np.vectorize(lambda s: s.name, otypes=[object])(np.asarray(solution.status, dtype=object)).tolist(),
-        "stats": dict(solution.stats),
-    }
-
-
-def solutions_table(solutions: list[Solution], indices: bool) -> Table:
-    """Solutions as rows, one per method and instance; with the chosen vertices if `indices`."""
-    size = np.asarray(solutions[0].objective).size if solutions else 0
+def solution_table(s: Solution, note: str | None = None) -> Table:
+    """A solution as rows, one per instance, with the chosen vertices; `note` goes below."""
+    size = np.asarray(s.objective).size
     batch = size > 1
-    caption = f"{size} instances, the first {SHOWN} shown; --json gives all" if size > SHOWN else None
+    notes = [f"{size} instances, the first {SHOWN} shown; --json gives all"] if size > SHOWN else []
     table = Table(
-        "method", *(["instance"] if batch else []), "objective", "lower bound", "gap", "status", "time", caption=caption
+        *("method", *(["instance"] if batch else []), "objective", "lower bound", "gap", "status", "time"),
+        caption="; ".join([*notes, *([note] if note else [])]) or None,
     )
-    if indices:
-        table.add_column("chosen vertices", overflow="fold")
-    for s in solutions:
-        rows = zip(
-            np.ravel(s.objective),
-            np.ravel(s.lower_bound),
-            np.ravel(s.gap),
-            np.ravel(np.asarray(s.status, dtype=object)),
-            np.reshape(s.indices, (size, -1)),
-            strict=True,
+    table.add_column("chosen vertices", overflow="fold")
+    rows = zip(
+        np.ravel(s.objective),
+        np.ravel(s.lower_bound),
+        np.ravel(s.gap),
+        np.ravel(np.asarray(s.status, dtype=object)),
+        np.reshape(s.indices, (size, -1)),
+        strict=True,
+    )
+    for b, (f, bound, gap, status, chosen) in enumerate(list(rows)[:SHOWN]):
+        table.add_row(
+            s.method if b == 0 else "",
+            *([str(b)] if batch else []),
+            f"{f:.9g}",
+            f"{bound:.9g}" if math.isfinite(bound) else "none",
+            f"{gap:.3%}" if math.isfinite(gap) else "unknown",
+            status.name,
+            f"{s.stats['time']:.3g} s" if b == 0 else "",
+            " ".join(str(i) for i in chosen if i >= 0),
         )
-        for b, (f, bound, gap, status, chosen) in enumerate(list(rows)[:SHOWN]):
-            table.add_row(
-                s.method if b == 0 else "",
-                *([str(b)] if batch else []),
-                f"{f:.9g}",
-                f"{bound:.9g}" if math.isfinite(bound) else "none",
-                f"{gap:.3%}" if math.isfinite(gap) else "unknown",
-                status.name,
-                f"{s.stats['time']:.3g} s" if b == 0 else "",
-                *([" ".join(str(i) for i in chosen if i >= 0)] if indices else []),
-            )
     return table
-
-
-def _finite(values: Any) -> Any:
-    """JSON has no infinities: null stands for 'nothing certified'."""
-    listed = np.asarray(np.where(np.isfinite(values), values, None)).tolist()
-    return listed
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
