@@ -83,14 +83,15 @@ def row_bound(problem: Problem) -> Tensor:
     6.0
     """
     n, alive = problem.n, problem.candidates
-    taken = torch.arange(n, device=alive.device) < (problem.k - 1).unsqueeze(-1)
+    most = max(problem.k_max - 1, 0)
+    taken = torch.arange(most, device=alive.device) < (problem.k - 1).unsqueeze(-1)
     cost = torch.empty_like(problem.diagonal, dtype=torch.float64)
     block = max(1, ROW_BLOCK // (problem.W.shape[0] * n))
     for first in range(0, n, block):
         rows = problem.W[:, first : first + block].to(torch.float64, copy=True)
         diagonal = rows[:, range(rows.shape[1]), range(first, first + rows.shape[1])]
         rows[:, range(rows.shape[1]), range(first, first + rows.shape[1])] = torch.inf
-        least = rows.masked_fill_(~alive.unsqueeze(-2), torch.inf).sort(-1).values
+        least = rows.masked_fill_(~alive.unsqueeze(-2), torch.inf).topk(most, largest=False).values
         least = torch.where(taken.unsqueeze(-2), least, 0.0)
         sums = diagonal + least.sum(-1)
         margin = SUM_MARGIN * n * _EPS * (diagonal.abs() + least.abs().sum(-1))

@@ -50,11 +50,14 @@ class PortfolioOptions:
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     """Greedies, tabu search and a certificate; with a time limit, branch and bound and more tabu search."""
     mask = _better(problem, _call("mies", problem, run).mask, _call("drop_greedy", problem, run).mask)
+    # Before the searches, which know how to stop: a bound takes what it takes.
+    bound = torch.full_like(problem.k, -torch.inf, dtype=torch.float64)
+    if not run.expired():
+        bound = bounds.certificate(problem, options.certify)
     count = max(1000, 20 * problem.n) if options.iterations is None else options.iterations
     first = _call("tabu", problem, run, start=mask, iterations=count)
     mask = _better(problem, mask, first.mask)
     stats = dict(first.stats)
-    bound = bounds.certificate(problem, options.certify)
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     if run.limited:
         if problem.n <= MOST_VERTICES and not run.expired():

@@ -29,6 +29,8 @@ from grace_opt.solution import Result
 
 #: "auto" takes Clarabel up to so many candidates: there it is the faster one, and always the more accurate.
 CLARABEL_UP_TO = 12
+#: Times m³: what building the model and the first steps of SCS take, so that a shorter limit is not overrun.
+SECONDS_TO_START = 4e-8
 SOLVERS = ("auto", "clarabel", "scs")
 
 
@@ -109,7 +111,7 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
     if not (1 < k < m - 1) or not W.any():
         return result(*_trivial(W, k), stats)
     fallback = np.argsort(np.diag(W), kind="stable")[:k]
-    if run.expired():
+    if run.expired() or run.deadline - time.monotonic() < SECONDS_TO_START * m**3:
         return result([_mask(m, fallback)], -math.inf, stats | {"solver_status": "no time left"}, limit=True)
     found = _relax(W, k, options, run)
     # Without any multipliers the bound is k λ_min(W): better than what a solver stopped early may have.

@@ -116,7 +116,7 @@ class _Search:
         self.state = np.zeros(4, np.int64)
         entropy = np.random.SeedSequence(run.seed).generate_state(1, np.uint64)
         self.random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
-        self.top = np.empty(0)
+        self.top, self.size = np.empty(0), 0.0
 
     @property
     def done(self) -> bool:
@@ -128,12 +128,13 @@ class _Search:
 
         if not len(self.top):
             self.top = compiled.row_maxima(self.W)
+            self.size = max(float(self.W.max()), -float(self.W.min()))
             self.values[:] = compiled.fill_sums(self.W, self.x, self.sums)
         m, before = len(self.free), self.values[1]
         count = min(self.budget - self.spent, max(16, SLICE // (self.k * (m - self.k) + 8 * m)))
         compiled.run(
             *(self.W, self.top, self.k, self.x, self.sums, self.until, self.best, self.values),
-            *(self.elites, self.elite_values, self.state, self.random, count, self.patience, self.tenure),
+            *(self.elites, self.elite_values, self.state, self.random, count, self.patience, self.tenure, self.size),
         )
         self.spent += count
         if self.values[1] < before or self.spent == count:

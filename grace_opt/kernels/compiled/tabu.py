@@ -66,26 +66,30 @@ def least_entry(price, row):
 
 
 @njit(cache=True, nogil=True)
-def best_exchange(W, top, x, g, prices, until, now, wish, rng):
+def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     """The best exchange whose ends are not tabu, or that changes f by less than `wish`; ties are drawn.
 
-    `prices` (4, n) is scratch: the costs of leaving, of entering, of entering where not tabu, and each row's best.
+    `weight` (n,) holds the diagonal, `top` (n,) the row maxima; `prices` (4, n) is scratch: the costs of leaving, of entering, of entering where not tabu, and each row's best.
     Returns (change, i, j), i = -1: none.
     """
     n = W.shape[0]
     leave, enter, allowed, found = prices[0], prices[1], prices[2], prices[3]
-    low, low_allowed = np.inf, np.inf
+    low, low_allowed, first = np.inf, np.inf, -1
     for v in range(n):
         if x[v]:
-            leave[v] = W[v, v] - 2.0 * g[v]
+            leave[v] = weight[v] - 2.0 * g[v]
             enter[v] = np.inf
             allowed[v] = np.inf
+            if until[v] <= now and (first < 0 or leave[v] < leave[first]):
+                first = v
         else:
-            enter[v] = W[v, v] + 2.0 * g[v]
+            enter[v] = weight[v] + 2.0 * g[v]
             low = min(low, enter[v])
             allowed[v] = np.inf if until[v] > now else enter[v]
             low_allowed = min(low_allowed, allowed[v])
     best = np.inf
+    if first >= 0:  # a good exchange early rules out more
+        best = leave[first] + least_entry(allowed, W[first])
     for i in range(n):
         found[i] = np.inf
         if not x[i]:
@@ -115,7 +119,7 @@ def best_exchange(W, top, x, g, prices, until, now, wish, rng):
 
 
 @njit(cache=True, nogil=True)
-def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure):
+def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure, size):
     """Search for `budget` iterations from the state in the arrays, which are updated in place.
 
     Parameters
@@ -126,20 +130,19 @@ def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng
     elites (E, n) bool, elite_values (E,)
     state (4,) int64; rng (1,) uint64
     budget, patience, tenure : iterations now, iterations without improvement before a restart, base tenure
+    size : the largest |W_ij|; changes below 1e-13 n of it are rounding
     """
     n = W.shape[0]
-    prices = np.empty((4, n))
+    prices, weight = np.empty((4, n)), np.empty(n)
+    for i in range(n):
+        weight[i] = W[i, i]
     run_x = np.zeros(n, np.bool_)
     run_x[:] = x
-    tiny = 0.0
-    for i in range(n):
-        for j in range(n):
-            tiny = max(tiny, abs(W[i, j]))
-    tiny *= 1e-13 * n
+    tiny = 1e-13 * n * size
     for _ in range(budget):
         state[CLOCK] += 1
         now = state[CLOCK]
-        change, i, j = best_exchange(W, top, x, g, prices, until, now, values[1] - tiny - values[0], rng)
+        change, i, j = best_exchange(W, weight, top, x, g, prices, until, now, values[1] - tiny - values[0], rng)
         if i >= 0:
             x[i], x[j] = False, True
             values[0] += change
