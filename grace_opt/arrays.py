@@ -8,6 +8,7 @@ same kind on the same device. Source: ours.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -129,6 +130,12 @@ def first_argmin(tensor: Tensor) -> Tensor:
     if tensor.device.type == "cpu":
         return torch.from_numpy(np.argmin(tensor.numpy(), axis=-1))
     return tensor.argmin(-1)
+
+
+def power_of_two(W: Any) -> float:
+    """A power of two near max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow."""
+    largest = float(abs(W).max()) if len(W) else 0.0
+    return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
 
 
 def _wrong_dtype(name: str, dtype: str) -> ProblemError:

@@ -299,4 +299,5 @@ def _least_eigenvalue(W: Tensor) -> Tensor:
     """The least eigenvalue per instance; on the CPU one by one, for a batched call may round differently."""
     if W.device.type == "cpu":
         return torch.stack([torch.linalg.eigvalsh(one)[0] for one in W])
-    return torch.linalg.eigvalsh(W)[..., 0]
+    values: Tensor = torch.linalg.eigvalsh(W)
+    return values[..., 0]

@@ -63,6 +63,7 @@ TimeLimit = Annotated[
     typer.Option(help="Seconds after which a method stops with the best choice so far (--certify not counted)."),
 ]
 Certify = Annotated[bool, typer.Option(help="Compute a certified lower bound, and with it the gap.")]
+Tight = Annotated[bool, typer.Option("--tight", help="Compute a tighter bound, which takes longer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of a table.")]
 Protected = Annotated[str | None, typer.Option(help="Vertices that must not be chosen, e.g. 0,3,17.")]
 
@@ -128,6 +129,7 @@ def solve(
     seed: Seed = 0,
     time_limit: TimeLimit = None,
     certify: Certify = False,
+    tight: Tight = False,
     as_json: AsJson = False,
 ) -> None:
     """Solve the instance in FILE by one method.
@@ -137,7 +139,7 @@ def solve(
     with _reporting():
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
-        common = _common(protected, seed, time_limit, certify)
+        common = _common(protected, seed, time_limit, "tight" if tight else certify)
         solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
     if as_json:
         _print_json([solution_values(solution)])
@@ -157,6 +159,7 @@ def compare(
     seed: Seed = 0,
     time_limit: TimeLimit = None,
     certify: Certify = True,
+    tight: Tight = False,
     as_json: AsJson = False,
 ) -> None:
     """Solve the instance in FILE by several methods and show them side by side.
@@ -167,7 +170,7 @@ def compare(
     """
     with _reporting():
         instance = instances.read(file)
-        common = _common(protected, seed, time_limit, certify)
+        common = _common(protected, seed, time_limit, "tight" if tight else certify)
         try:
             compared = api.compare(instance.W, _k(k, instance, file), method or None, **common)
         except ComparisonError as error:
@@ -308,7 +311,7 @@ def _option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _common(protected: str | None, seed: int, time_limit: float | None, certify: bool) -> dict[str, Any]:
+def _common(protected: str | None, seed: int, time_limit: float | None, certify: bool | str) -> dict[str, Any]:
     """The arguments that `solve` and `compare` share."""
     return {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit, "certify": certify}
 

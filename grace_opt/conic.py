@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import power_of_two
 from .errors import SolverError, UnknownSolverError
-from .lifted import Multipliers, power_of_two
+from .lifted import Multipliers
 
 Array = npt.NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from .problem import Problem
 from .registry import Run
 from .relaxation import RTOL, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
 from .solution import OPTIMALITY_RTOL
-from .subproblem import Subproblem, power_of_two
+from .subproblem import Subproblem
 
 #: Probing stops refining where fewer than this share of the vertices was fixed by a round.
 WORTH_ANOTHER = 0.1
@@ -105,10 +105,10 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
     mask = spec.solve(problem.flatten(), spec.make_options({}), run).mask[0].cpu().numpy()
     W64 = problem.W.detach().to("cpu").double().numpy()
     objective = math.fsum(W64[np.ix_(mask, mask)].ravel().tolist())
-    scale = power_of_two(problem.W)
+    sub, scale = Subproblem.of(problem)
     # Ties must stay: only what costs clearly more than the known choice is ruled out.
     tie = OPTIMALITY_RTOL * (abs(objective) + float(np.abs(W64.diagonal()).sum())) / scale
-    left, bound = narrowed(Subproblem.of(problem, scale), objective / scale, -tie, run)
+    left, bound = narrowed(sub, objective / scale, -tie, run)
     inside, outside = np.zeros(problem.n, bool), ~problem.candidates.cpu().numpy()
     inside[left.chosen] = True
     outside |= ~inside & ~np.isin(np.arange(problem.n), left.vertices)

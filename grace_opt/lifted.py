@@ -33,6 +33,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import power_of_two
+
 Array = npt.NDArray[np.float64]
 
 #: Forming M and computing its least eigenvalue err by at most this times m·eps·‖ |terms of M| ‖_F.
@@ -129,12 +131,6 @@ def dual_bound(W: Array, k: int, multipliers: Multipliers) -> float:
         separable = unchosen.sum() + np.sort(chosen - unchosen)[:k].sum() - H.sum() - y * k * k
         bound = scale * float(k * least + separable - SUM_MARGIN * m * _EPS * weight)
     return math.nextafter(bound, -math.inf) if math.isfinite(bound) else -math.inf  # tiny W: the product rounds, too
-
-
-def power_of_two(W: Array) -> float:
-    """A power of two near max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow."""
-    largest = float(np.abs(W).max(initial=0.0))
-    return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
 
 
 def _row_minima(A: Array, off: npt.NDArray[np.bool_], count: int) -> Array:

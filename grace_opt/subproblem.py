@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
+from .arrays import power_of_two
 from .problem import Problem
 
 Array = npt.NDArray[np.float64]
@@ -50,14 +50,16 @@ class Subproblem:
     chosen: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, problem: Problem, scale: float = 1.0) -> Subproblem:
-        """The unprotected vertices of one instance (no batch dimension), with W divided by `scale`."""
+    def of(cls, problem: Problem) -> tuple[Subproblem, float]:
+        """The unprotected vertices of one instance (no batch dimension), and the power of two that W was divided by."""
         alive = problem.candidates.cpu().numpy()
-        full = problem.W.detach().to("cpu").double().numpy()[np.ix_(alive, alive)] / scale
+        full = problem.W.detach().to("cpu").double().numpy()[np.ix_(alive, alive)]
+        scale = power_of_two(full)
+        full = full / scale
         linear = full.diagonal().copy()
         np.fill_diagonal(full, 0.0)
-        free = np.flatnonzero(alive)
-        return cls(np.ascontiguousarray(full), linear, 0.0, int(problem.k), free, np.empty(0, np.int64))
+        sub = cls(full, linear, 0.0, int(problem.k), np.flatnonzero(alive), np.empty(0, np.int64))
+        return sub, scale
 
     @property
     def m(self) -> int:
@@ -88,12 +90,6 @@ class Subproblem:
         mask[self.chosen] = True
         mask[self.vertices[picked]] = True
         return mask
-
-
-def power_of_two(W: Tensor) -> float:
-    """A power of two near the largest entry: dividing by it is exact, and keeps tolerances and margins in range."""
-    largest = float(W.abs().max())
-    return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
 
 
 def objective_step(problem: Problem) -> float:

@@ -26,7 +26,7 @@ from .errors import SolverError
 from .problem import Problem
 from .registry import Run
 from .relaxation import MOST_VERTICES, shifted
-from .subproblem import Subproblem, objective_step, power_of_two
+from .subproblem import Subproblem, objective_step
 
 #: `tight_bound` probes so often with the shifted relaxation, and goes on to so many steps of the method of multipliers
 #: where the gap is still larger than this: chosen on attention's W for about 10 ms per instance.
@@ -128,8 +128,7 @@ def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], f
 
     def one(b: int) -> float:
         instance = problem.instance(b)
-        scale = power_of_two(instance.W)
-        sub = Subproblem.of(instance, scale)
+        sub, scale = Subproblem.of(instance)
         if sub.forced:
             return float(values[b])
         value = values[b] / scale

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from grace_opt import fixing, objective, registry
+from grace_opt.depth_first import DepthFirst
 from grace_opt.doubly_nonnegative import Multipliers, strengthened
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.problem import Problem
@@ -34,7 +34,7 @@ from grace_opt.registry import Run, register
 from grace_opt.relaxation import MOST_VERTICES, Relaxation, relax, shifted
 from grace_opt.solution import OPTIMALITY_RTOL, Result
 from grace_opt.starts import starting_masks
-from grace_opt.subproblem import Subproblem, objective_step, power_of_two
+from grace_opt.subproblem import Subproblem, objective_step
 
 #: Nodes of a depth-first try before pairs, and with pairs; and with ``bound="sdp"``, which branches on the strong
 #: bound.
@@ -129,7 +129,7 @@ class _Tree:
     ) -> None:
         self.problem, self.options, self.run, self.number = problem, options, run, number
         self.mask, self.nodes, self.strong, self.age = mask, 0, 0, 0
-        self.scale = power_of_two(problem.W)
+        self.sub, self.scale = Subproblem.of(problem)
         self.value = self._exact(mask)
         self.step = objective_step(problem) / self.scale
         self.rounding = 0.0  # of the first relaxation, in as far as the tolerance allows for it
@@ -164,11 +164,10 @@ class _Tree:
 
     def grow(self) -> None:
         """Search until nothing is left, or a limit is reached."""
-        sub = Subproblem.of(self.problem, self.scale)
-        if sub.forced:
+        if self.sub.forced:
             self.at_work = math.inf
             return
-        sub, bound = fixing.narrowed(sub, self.value, self.slack, self.run)
+        sub, bound = fixing.narrowed(self.sub, self.value, self.slack, self.run)
         if not self.step and 0 < sub.k < sub.m:
             # Where f nearly cancels, rounding decides: the tolerance is then relative to the trace, as far as needed.
             most = 0.5 * OPTIMALITY_RTOL * float(self.problem.diagonal.double().sum()) / self.scale
@@ -241,7 +240,7 @@ class _Tree:
         self, sub: Subproblem, relaxation: Relaxation, budget: int
     ) -> tuple[float, npt.NDArray[np.float64]]:
         """Search a part for at most `budget` nodes. Returns the least bound left (inf: none), and the root's x."""
-        search = _DepthFirst(sub, relaxation)
+        search = DepthFirst(sub, relaxation)
         count = 32
         while search.top and budget > 0 and not self.stopped:
             seconds, used, found = search.advance(self.value, self.slack, min(count, budget, self._nodes_left()))
@@ -281,35 +280,3 @@ class _Tree:
 
     def _report(self, bound: float) -> None:
         self.run.report(self.number, self.value * self.scale, min(bound, self.value) * self.scale, self.mask)
-
-
-class _DepthFirst:
-    """The compiled search of one part, with its stack."""
-
-    def __init__(self, sub: Subproblem, relaxation: Relaxation) -> None:
-        m, depth = sub.m, sub.m + 8
-        self.sub, self.relaxation, self.top = sub, relaxation, 1
-        self.status = np.zeros((depth, m), np.int8)
-        self.x, self.linear, self.pairs = (np.zeros((depth, m)) for _ in range(3))
-        self.constants, self.bounds = np.zeros((depth, 3)), np.full(depth, -np.inf)
-        self.x[0], self.linear[0], self.pairs[0] = relaxation.x, sub.linear, relaxation.F.sum(0)
-        self.constants[0] = sub.constant, relaxation.pairs, sub.k
-        self.bounds[0] = relaxation.bound
-        self.best_x = np.zeros(m, bool)
-        # Branch where most of the objective is relaxed: on the diagonal, or by products of pairs.
-        self.weight = np.abs(relaxation.A - sub.W).sum(1)
-
-    def advance(self, value: float, slack: float, count: int) -> tuple[float, int, npt.NDArray[np.bool_] | None]:
-        """Search `count` nodes: seconds taken, nodes searched, and a better choice than `value` if one was found."""
-        from grace_opt.kernels.compiled.search import search
-
-        r, began = self.relaxation, time.perf_counter()
-        self.top, best, used = search(
-            *(self.sub.W, r.A, r.F, r.H, self.status, self.x, self.linear, self.pairs, self.constants, self.bounds),
-            *(self.top, value, self.best_x, slack - r.rounding, self.weight, count),
-        )
-        return time.perf_counter() - began, used, self.best_x.copy() if best < value else None
-
-    def least_bound(self) -> float:
-        """The least bound of what is left to search; inf if nothing is."""
-        return float(self.bounds[: self.top].min()) - self.relaxation.rounding if self.top else math.inf

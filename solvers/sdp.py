@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from grace_opt import conic, lifted, objective, registry
+from grace_opt.arrays import power_of_two
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
@@ -98,7 +99,7 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
     """One instance: relax the candidates' part of W, certify, round, polish; mask, bound, limit, stats."""
     vertices, k = problem.candidates.nonzero().squeeze(-1), problem.k_max
     part = problem.W[vertices][:, vertices].to("cpu", torch.float64).numpy()
-    scale, m = lifted.power_of_two(part), len(vertices)
+    scale, m = power_of_two(part), len(vertices)
     W = part / scale
 
     def result(choices: Any, bound: float, stats: dict[str, Any], limit: bool = False) -> tuple[Any, ...]:

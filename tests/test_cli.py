@@ -44,6 +44,12 @@ def test_solve_prints_a_table_or_json(run, file):
     assert plain["lower_bound"] is None  # JSON has no infinity
 
 
+def test_tight_gives_a_tighter_bound(run, file):
+    (loose,) = json.loads(run("solve", file, "-k", 3, "--certify", "--json").output)
+    (tight,) = json.loads(run("solve", file, "-k", 3, "--tight", "--json").output)
+    assert loose["lower_bound"] < tight["lower_bound"] <= tight["objective"]
+
+
 def test_solve_passes_options_protection_and_seed(run, file):
     (answer,) = json.loads(
         run(

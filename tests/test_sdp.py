@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import OptionError, SolverError, Status, UnknownSolverError, conic, lifted, solve
+from grace_opt.arrays import power_of_two
 from grace_opt.conic import relax
 from grace_opt.lifted import Multipliers, dual_bound
 from grace_opt.testing import KINDS, check_solution, instance, instances
@@ -74,7 +75,7 @@ def test_without_the_eigenvalue_the_bound_is_the_separable_minimum(monkeypatch, 
     seen = {}
     monkeypatch.setattr(lifted.np.linalg, "eigvalsh", lambda M: seen.update(M=M) or np.zeros(1))
     separable = dual_bound(W, k, given_)
-    M, zero = seen["M"] * lifted.power_of_two(W), np.zeros((m, m))
+    M, zero = seen["M"] * power_of_two(W), np.zeros((m, m))
     B, C, H = (
         zero if part is None else part * ~np.eye(m, dtype=bool) for part in (given_.both, given_.one, given_.neither)
     )

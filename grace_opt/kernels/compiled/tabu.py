@@ -69,8 +69,8 @@ def least_entry(price, row):
 def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     """The best exchange whose ends are not tabu, or that changes f by less than `wish`; ties are drawn.
 
-    `weight` (n,) holds the diagonal, `top` (n,) the row maxima; `prices` (4, n) is scratch: the costs of leaving, of entering, of entering where not tabu, and each row's best.
-    Returns (change, i, j), i = -1: none.
+    `weight` (n,) holds the diagonal, `top` (n,) the row maxima; `prices` (4, n) is scratch: the costs of leaving, of
+    entering, of entering where not tabu, and each row's best. Returns (change, i, j), i = -1: none.
     """
     n = W.shape[0]
     leave, enter, allowed, found = prices[0], prices[1], prices[2], prices[3]
