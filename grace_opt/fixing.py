@@ -22,6 +22,7 @@ from .registry import Run
 from .relaxation import RTOL, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
 from .solution import OPTIMALITY_RTOL
 from .subproblem import Subproblem
+from .threads import in_threads
 
 #: Probing stops refining where fewer than this share of the vertices was fixed by a round.
 WORTH_ANOTHER = 0.1
@@ -108,7 +109,7 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
     sub, scale = Subproblem.of(problem)
     # Ties must stay: only what costs clearly more than the known choice is ruled out.
     tie = OPTIMALITY_RTOL * (abs(objective) + float(np.abs(W64.diagonal()).sum())) / scale
-    left, bound = narrowed(sub, objective / scale, -tie, run)
+    ((left, bound),) = in_threads(lambda part: narrowed(part, objective / scale, -tie, run), [sub])
     inside, outside = np.zeros(problem.n, bool), ~problem.candidates.cpu().numpy()
     inside[left.chosen] = True
     outside |= ~inside & ~np.isin(np.arange(problem.n), left.vertices)

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any
@@ -94,6 +94,13 @@ class Run:
         """The same run with only this share of the time that remains."""
         now = time.monotonic()
         return replace(self, deadline=now + share * (self.deadline - now))
+
+    def renumbered(self, numbers: Sequence[int]) -> Run:
+        """The same run for some instances of the batch, of these numbers: the callback hears the numbers it knows."""
+        tell = self.callback
+        if tell is None:
+            return self
+        return replace(self, callback=lambda p: tell(replace(p, instance=numbers[p.instance])))
 
     def stop(self) -> None:
         """Let every part of the call see `expired`; for whoever has to end its threads."""

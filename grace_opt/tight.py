@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from .problem import Problem
 from .registry import Run
 from .relaxation import MOST_VERTICES, shifted
 from .subproblem import Subproblem, objective_step
+from .threads import in_threads
 
 #: `tight_bound` probes so often with the shifted relaxation, and goes on to so many steps of the method of multipliers
 #: where the gap is still larger than this: chosen on attention's W for about 10 ms per instance.
@@ -138,6 +138,4 @@ def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], f
             found = max(found, min(value, step * math.ceil(found / step - 1e-6)))
         return found * scale
 
-    with ThreadPoolExecutor(min(len(values), torch.get_num_threads())) as pool:
-        found = list(pool.map(one, range(len(values))))
-    return torch.tensor(found, dtype=torch.float64, device=problem.W.device)
+    return torch.tensor(in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)

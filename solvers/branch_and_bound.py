@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from grace_opt import fixing, objective, registry
+from grace_opt import bounds, fixing, objective, registry
 from grace_opt.depth_first import DepthFirst
 from grace_opt.doubly_nonnegative import Multipliers, strengthened
 from grace_opt.errors import OptionError, SolverError
@@ -35,6 +34,7 @@ from grace_opt.relaxation import MOST_VERTICES, Relaxation, relax, shifted
 from grace_opt.solution import OPTIMALITY_RTOL, Result
 from grace_opt.starts import starting_masks
 from grace_opt.subproblem import Subproblem, objective_step
+from grace_opt.threads import in_threads
 
 #: Nodes of a depth-first try before pairs, and with pairs; and with ``bound="sdp"``, which branches on the strong
 #: bound.
@@ -83,17 +83,9 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
             f"{8 * 12 * problem.n**2 / 2**30:.1f} GiB. Use method='portfolio' or 'tabu'; certify=True brings a bound."
         )
     masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
-    trees = [_Tree(problem.instance(b), masks[b], options, run, b) for b in range(len(masks))]
-    if len(trees) == 1:
-        trees[0].grow()
-    else:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            try:
-                list(pool.map(_Tree.grow, trees))
-            except BaseException:  # Ctrl-C, or a callback's error: do not wait for the other trees
-                run.stop()
-                pool.shutdown(cancel_futures=True)
-                raise
+    rows = bounds.row_bound(problem).tolist()
+    trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run, b) for b in range(len(masks))]
+    in_threads(_Tree.grow, trees, run)
     return Result(
         torch.from_numpy(np.stack([tree.mask for tree in trees])).to(problem.W.device),
         torch.tensor([tree.lower_bound for tree in trees], dtype=torch.float64),
@@ -125,17 +117,23 @@ class _Tree:
     """The search of one instance, on W divided by a power of two near its largest entry."""
 
     def __init__(
-        self, problem: Problem, mask: npt.NDArray[np.bool_], options: BranchAndBoundOptions, run: Run, number: int
+        self,
+        problem: Problem,
+        mask: npt.NDArray[np.bool_],
+        bound: float,
+        options: BranchAndBoundOptions,
+        run: Run,
+        number: int,
     ) -> None:
         self.problem, self.options, self.run, self.number = problem, options, run, number
         self.mask, self.nodes, self.strong, self.age = mask, 0, 0, 0
         self.sub, self.scale = Subproblem.of(problem)
-        self.value = self._exact(mask)
+        self.value, self.first_bound = self._exact(mask), bound / self.scale
         self.step = objective_step(problem) / self.scale
         self.rounding = 0.0  # of the first relaxation, in as far as the tolerance allows for it
         self.floor = math.inf  # least cutoff that parts were closed with
         self.open: list[_Open] = []
-        self.at_work = -math.inf  # bound of the part that is being searched
+        self.at_work = self.first_bound  # bound of the part that is being searched
 
     @property
     def slack(self) -> float:
@@ -164,10 +162,11 @@ class _Tree:
 
     def grow(self) -> None:
         """Search until nothing is left, or a limit is reached."""
-        if self.sub.forced:
+        if self.sub.forced or self.first_bound >= self.cutoff:
             self.at_work = math.inf
             return
         sub, bound = fixing.narrowed(self.sub, self.value, self.slack, self.run)
+        bound = max(bound, self.first_bound)
         if not self.step and 0 < sub.k < sub.m:
             # Where f nearly cancels, rounding decides: the tolerance is then relative to the trace, as far as needed.
             most = 0.5 * OPTIMALITY_RTOL * float(self.problem.diagonal.double().sum()) / self.scale

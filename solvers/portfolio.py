@@ -68,7 +68,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
         limit = ~proved(problem, objective.evaluate(problem.W, mask), bound)
         if bool(limit.any()) and not run.expired():
             open_ = limit.nonzero().squeeze(-1)
-            last = _call("tabu", problem.instances(open_), run, start=mask[open_])
+            last = _call("tabu", problem.instances(open_), run.renumbered(open_.tolist()), start=mask[open_])
             mask[open_] = _better(problem.instances(open_), mask[open_], last.mask)
             stats["iterations"] += last.stats["iterations"]
     return Result(mask, bound, limit, stats)

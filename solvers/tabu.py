@@ -12,7 +12,6 @@ for the GPU.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
+from grace_opt.threads import in_threads
 
 #: Sets kept to join at restarts; and iterations without a limit, and before a restart, per vertex.
 ELITES, ITERATIONS_PER_VERTEX, PATIENCE_PER_VERTEX = 8, 20, 2
@@ -77,13 +77,12 @@ def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     searches = [_Search(problem.instance(b), start[b], options, run, b) for b in range(len(start))]
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     waiting = [search for search in searches if not search.done]
-    with ThreadPoolExecutor(min(len(searches), torch.get_num_threads())) as pool:
-        while waiting:
-            if run.expired():
-                limit[[search.number for search in waiting]] = True
-                break
-            list(pool.map(_Search.advance, waiting))
-            waiting = [search for search in waiting if not search.done]
+    while waiting:
+        if run.expired():
+            limit[[search.number for search in waiting]] = True
+            break
+        in_threads(_Search.advance, waiting, run)
+        waiting = [search for search in waiting if not search.done]
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
     return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
 
