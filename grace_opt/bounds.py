@@ -5,7 +5,8 @@ r"""Certified lower bounds on the optimum, batched: no k-vertex set has a smalle
 * `continuous_bound`: the convex quadratic relaxation over :math:`\{0 \le x \le 1, 1^\top x = k\}`, made convex or
   tighter by a diagonal shift, :math:`x^\top (W - \mathrm{Diag}\, d) x + d^\top x`, which agrees with f on 0/1 points.
   Its value at any x is turned into a bound by duality, so stopping early costs tightness, never validity.
-* `qcr_bound`, `dnn_bound`, `tight_bound`: tighter and dearer, from `grace_opt.tight`.
+* `plain_bound`, `qcr_bound`, `dnn_bound`, `tight_bound`: compiled, on the CPU; ever tighter and dearer, from
+  `grace_opt.tight`.
 
 All arithmetic is in float64. Rounding is covered by explicit margins (`EIGENVALUE_MARGIN`, `SUM_MARGIN`), subtracted
 from every returned value. Sources: Billionnet & Elloumi, Math. Program. 109 (2007) for the shift; Platt (1998) for the
@@ -20,7 +21,7 @@ from torch import Tensor
 from .errors import OptionError
 from .problem import Problem
 from .relaxation import EIGENVALUE_MARGIN
-from .tight import dnn_bound, qcr_bound, tight_bound
+from .tight import dnn_bound, plain_bound, qcr_bound, tight_bound
 
 __all__ = [
     "LEVELS",
@@ -28,6 +29,7 @@ __all__ = [
     "continuous_bound",
     "dnn_bound",
     "eigenvalue_bound",
+    "plain_bound",
     "qcr_bound",
     "row_bound",
     "tight_bound",

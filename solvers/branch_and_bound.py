@@ -128,12 +128,12 @@ class _Tree:
         self.problem, self.options, self.run, self.number = problem, options, run, number
         self.mask, self.nodes, self.strong, self.age = mask, 0, 0, 0
         self.sub, self.scale = Subproblem.of(problem)
-        self.value, self.first_bound = self._exact(mask), bound / self.scale
+        self.value, self.known_bound = self._exact(mask), bound / self.scale
         self.step = objective_step(problem) / self.scale
         self.rounding = 0.0  # of the first relaxation, in as far as the tolerance allows for it
         self.floor = math.inf  # least cutoff that parts were closed with
         self.open: list[_Open] = []
-        self.at_work = self.first_bound  # bound of the part that is being searched
+        self.at_work = self.known_bound  # bound of the part that is being searched
 
     @property
     def slack(self) -> float:
@@ -162,11 +162,11 @@ class _Tree:
 
     def grow(self) -> None:
         """Search until nothing is left, or a limit is reached."""
-        if self.sub.forced or self.first_bound >= self.cutoff:
+        if self.sub.forced or self.known_bound >= self.cutoff:
             self.at_work = math.inf
             return
         sub, bound = fixing.narrowed(self.sub, self.value, self.slack, self.run)
-        bound = max(bound, self.first_bound)
+        bound = max(bound, self.known_bound)
         if not self.step and 0 < sub.k < sub.m:
             # Where f nearly cancels, rounding decides: the tolerance is then relative to the trace, as far as needed.
             most = 0.5 * OPTIMALITY_RTOL * float(self.problem.diagonal.double().sum()) / self.scale
@@ -272,10 +272,11 @@ class _Tree:
         if value < self.value:
             self.floor = min(self.floor, self.cutoff)
             self.mask, self.value = mask, value
-            self._report(-math.inf)
+            self._report()
 
     def _exact(self, mask: npt.NDArray[np.bool_]) -> float:
         return float(objective.evaluate(self.problem.W, torch.from_numpy(mask).to(self.problem.W.device))) / self.scale
 
-    def _report(self, bound: float) -> None:
-        self.run.report(self.number, self.value * self.scale, min(bound, self.value) * self.scale, self.mask)
+    def _report(self, bound: float = -math.inf) -> None:
+        self.known_bound = max(self.known_bound, min(bound, self.value))
+        self.run.report(self.number, self.value * self.scale, self.known_bound * self.scale, self.mask)

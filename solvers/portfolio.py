@@ -51,9 +51,11 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     """Greedies, tabu search and a certificate; with a time limit, branch and bound and more tabu search."""
     mask = _better(problem, _call("mies", problem, run).mask, _call("drop_greedy", problem, run).mask)
     # Before the searches, which know how to stop: a bound takes what it takes.
-    bound = torch.full_like(problem.k, -torch.inf, dtype=torch.float64)
-    if not run.expired():
-        bound = bounds.certificate(problem, options.certify)
+    bound = bounds.row_bound(problem)
+    if problem.n <= bounds.MOST_FAST and not run.expired():
+        # The plain relaxation, compiled as all else here is, is what the fast certificate computes in torch.
+        better = bounds.plain_bound if options.certify == "fast" else bounds.tight_bound
+        bound = torch.maximum(bound, better(problem))
     count = max(1000, 20 * problem.n) if options.iterations is None else options.iterations
     first = _call("tabu", problem, run, start=mask, iterations=count)
     mask = _better(problem, mask, first.mask)
