@@ -69,7 +69,7 @@ class Run:
     deadline : float
         `time.monotonic()` value at which to stop with the best choice so far; infinite without a limit.
     callback : callable, optional
-        Called with a `Progress` now and then, by the methods that search; stops them by returning True.
+        Called with a `Progress` now and then, by the methods that search; stops them by a true answer.
     cap : bool
         The deadline is there for safety only: methods that could go on for ever do what they would do without one.
     """
@@ -110,7 +110,7 @@ class Run:
         """Tell the callback, if there is one; afterwards `expired` knows what it answered."""
         if self.callback is not None and not self._stopped.is_set():
             elapsed = time.monotonic() - self.began
-            if self.callback(Progress(instance, elapsed, objective, lower_bound, mask.copy())) is True:
+            if self.callback(Progress(instance, elapsed, objective, lower_bound, mask.copy())):
                 self.stop()
 
 

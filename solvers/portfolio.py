@@ -31,19 +31,19 @@ class PortfolioOptions:
     ----------
     iterations : int or None
         Exchanges per instance of the first tabu search; None: 20 n, at least 1000.
-    certify : str
-        The certificate, "fast" or "tight".
+    bound : {"fast", "tight"}
+        How the bound that comes with the answer is computed.
     """
 
     iterations: int | None = None
-    certify: str = "fast"
+    bound: str = "fast"
 
     def __post_init__(self) -> None:
         whole = isinstance(self.iterations, int) and not isinstance(self.iterations, bool)
         if self.iterations is not None and not (whole and self.iterations >= 0):
             raise OptionError(f"iterations={self.iterations!r}: give a non-negative integer, or None.")
-        if self.certify not in bounds.LEVELS:
-            raise OptionError(f"certify={self.certify!r}: give one of {', '.join(map(repr, bounds.LEVELS))}.")
+        if self.bound not in bounds.LEVELS:
+            raise OptionError(f"bound={self.bound!r}: give one of {', '.join(map(repr, bounds.LEVELS))}.")
 
 
 @register("portfolio", options=PortfolioOptions, batched=True, guarantee="never worse than mies and drop_greedy")
@@ -54,7 +54,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     bound = bounds.row_bound(problem)
     if problem.n <= bounds.MOST_FAST and not run.expired():
         # The plain relaxation, compiled as all else here is, is what the fast certificate computes in torch.
-        better = bounds.plain_bound if options.certify == "fast" else bounds.tight_bound
+        better = bounds.plain_bound if options.bound == "fast" else bounds.tight_bound
         bound = torch.maximum(bound, better(problem))
     count = max(1000, 20 * problem.n) if options.iterations is None else options.iterations
     first = _call("tabu", problem, run, start=mask, iterations=count)

@@ -99,7 +99,7 @@ class _Search:
         m = len(self.free)
         self.best = start[self.free].copy()
         least = min(self.k, m - self.k)
-        limitless = options.iterations is None and (run.limited or run.callback is not None or options.target)
+        limitless = run.limited or options.target is not None
         default = 2**62 if limitless else max(1000, ITERATIONS_PER_VERTEX * m)
         self.budget = 0 if least == 0 else default if options.iterations is None else options.iterations
         if self.budget == 0:
