@@ -17,12 +17,12 @@ EXTRAS := demo,bench,docs,dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint types contracts unit bench docs format clean
+.PHONY: help install demo test test-deep lint types contracts unit bench docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)"
 	@echo "  MODEL=ID_OR_PATH    the model that the demo prunes, instead of the one that is shipped"
@@ -60,6 +60,9 @@ contracts: $(STAMP) ## Who may import whom, by import-linter
 
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, half an hour; log in docs/results
+	GRACE_TEST_INSTANCES=100000 $(BIN)/python -m pytest tests/test_against_exhaustive.py $(PYTEST_FLAGS)
 
 bench: $(STAMP) ## Benchmarks, by pytest-benchmark
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group $(PYTEST_FLAGS)

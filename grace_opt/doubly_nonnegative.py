@@ -26,6 +26,8 @@ from .subproblem import Array, Subproblem
 RELAXATION = 1.6
 #: Steps between two looks at the balance of the residuals, and the imbalance and factor of a change of penalty.
 BALANCE_EVERY, IMBALANCE, CHANGE = 20, 4.0, 1.5
+#: Multipliers that are larger than this times the weights are not started from.
+OUTGROWN = 1e6
 #: Steps of a cold and of a warm start, unless the caller knows better.
 COLD_STEPS, WARM_STEPS = 150, 60
 
@@ -80,10 +82,12 @@ def strengthened(
     -----
     O(m³) per step: one symmetric eigenvalue problem and one product of m×m matrices.
     """
-    count = steps if steps is not None else COLD_STEPS if warm is None else WARM_STEPS
-    state = Multipliers.cold(sub) if warm is None else warm
     full = sub.W + np.diag(sub.linear)
     size = max(float(np.linalg.norm(full)) / sub.m, float(np.finfo(np.float64).tiny))
+    if warm is not None and max(float(np.abs(block).max()) for block in warm.Z) > OUTGROWN * size:
+        warm = None  # what is left is of another size altogether: its parent's multipliers would only drown it
+    count = steps if steps is not None else COLD_STEPS if warm is None else WARM_STEPS
+    state = Multipliers.cold(sub) if warm is None else warm
     state = _iterate(full / size, sub.k, Multipliers(state.Y, _scaled(state.Z, 1 / size), state.penalty), count, run)
     state = Multipliers(state.Y, _scaled(state.Z, size), state.penalty)
     X, M, N = state.Z
