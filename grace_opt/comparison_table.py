@@ -43,7 +43,8 @@ def comparison_table(
     if size > 1 and not summed:
         names = (names[0], "instance", *names[1:])
     for name in (*names, "certified", "status", "time", *(["nodes"] if has_nodes else [])):
-        table.add_column(name, justify="left" if name in ("method", "certified", "status") else "right")
+        left = name in ("method", "certified", "status")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name in ("method", "status", "time"))
     f = np.array([row["objective"] for row in rows]).reshape(len(methods), size)
     for at, method in enumerate(methods):
         mine = rows[at * size : (at + 1) * size]
@@ -58,7 +59,7 @@ def comparison_table(
                 *cells,
                 f"{counts[0]} optimal" if counts[0] else f"{counts[1]} bounded" if counts[1] else "no",
                 ", ".join(f"{count} {name}" for name, count in statuses.items()),
-                f"{mine[0]['time']:.3g} s",
+                f"{mine[0]['time']:.2g} s",
                 *([_count(nodes[at])] if has_nodes else []),
             )
             continue
@@ -70,7 +71,7 @@ def comparison_table(
                 *(f"{row['objective']:.9g}", _percent(row["gap"])),
                 "optimal" if row["optimal"] else "bounded" if row["certified"] else "no",
                 row["status"],
-                f"{row['time']:.3g} s" if first else "",
+                f"{row['time']:.2g} s" if first else "",
                 *([_count(row["nodes"])] if has_nodes else []),
             )
     return table
