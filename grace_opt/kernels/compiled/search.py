@@ -83,7 +83,7 @@ def leaf(W, status, C, const, chosen):
 
 @njit(cache=True, nogil=True)
 def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack, weight, budget):
-    """Work on the stack for at most `budget` nodes.
+    """Work on the stack for at most `budget` nodes, or until a better set is found.
 
     Parameters
     ----------
@@ -103,7 +103,8 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
     small, c, x = np.empty(m * m), np.empty(m), np.empty(m)
     g, ordered = np.empty(m), np.empty(m)
     chosen = np.empty(m, np.bool_)
-    while top > 0 and nodes < budget and top < status.shape[0] - 2:
+    known = best  # a better set ends the slice: the caller's slack belongs to the old one
+    while top > 0 and nodes < budget and best == known and top < status.shape[0] - 2:
         top -= 1
         nodes += 1
         if bounds[top] >= best - slack:
