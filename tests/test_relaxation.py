@@ -280,6 +280,27 @@ def test_the_compiled_search_finds_the_optimum_and_its_bounds_hold_at_every_stop
     assert low - margin(sub) <= best <= low + slack + 2 * search.relaxation.rounding + margin(sub)
 
 
+@pytest.mark.parametrize("interaction", [1e-3, 0.03, 0.3, 3.0])
+def test_what_is_open_holds_every_better_choice_after_every_node(interaction):
+    """Nearly linear instances, too: there reduced costs are exact, and a vertex fixed too early loses a choice."""
+    for seed in range(60):
+        rng, n, k = np.random.default_rng(seed), 10, 2 + seed % 7
+        sub = part_of(np.diag(rng.normal(size=n)) + interaction * instance("indefinite", n, seed), k)
+        x = np.array([np.isin(np.arange(n), S) for S in choices(sub)], float)
+        values = np.einsum("si,ij,sj->s", x, sub.W, x) + x @ sub.linear
+        low, high = values.min(), values.max()
+        relaxation = relax(sub) if seed % 3 else strengthened(sub, float(high), steps=20)[0]
+        best, slack = low + rng.uniform(0, 1) * (high - low), 0.01 * (seed % 2) * (high - low)
+        search = DepthFirst(sub, relaxation)
+        while search.top:
+            _, _, picked = search.advance(best, slack, 1)
+            best = best if picked is None else value(sub, np.flatnonzero(picked))
+            inside, outside = (search.status[: search.top] == what for what in (nodes.IN, nodes.OUT))
+            open_ = ((x @ outside.T + (1 - x) @ inside.T) == 0).any(1)
+            assert open_[values < best - slack - margin(sub, relaxation)].all(), seed
+        assert best <= low + slack + margin(sub, relaxation)
+
+
 @settings(max_examples=60)
 @given(subproblems(max_n=7), st.integers(0, 2**32 - 1))
 def test_fixing_one_vertex_after_the_other_keeps_both_objectives(drawn, seed):
