@@ -31,7 +31,7 @@ from .threads import in_threads
 
 #: `tight_bound` probes so often with the shifted relaxation, and goes on to so many steps of the method of multipliers
 #: where the gap is still larger than this: chosen on attention's W for about 10 ms per instance.
-SHIFTS, ENOUGH, STEPS = 1, 0.05, 75
+SHIFTS, ENOUGH, STEPS = 1, 0.08, 60
 #: Length of the search for the known choice.
 ITERATIONS_PER_VERTEX = 5
 
