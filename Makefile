@@ -61,7 +61,7 @@ contracts: $(STAMP) ## Who may import whom, by import-linter
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
-test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, half an hour; log in docs/results
+test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, about an hour; log in docs/results
 	GRACE_TEST_INSTANCES=100000 $(BIN)/python -m pytest tests/test_against_exhaustive.py $(PYTEST_FLAGS)
 
 bench: $(STAMP) ## Benchmarks, by pytest-benchmark
