@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .errors import OptionError
+from .errors import OptionError, ProblemError
 from .problem import Problem
 from .relaxation import EIGENVALUE_MARGIN
 from .tight import dnn_bound, plain_bound, qcr_bound, tight_bound
@@ -170,8 +170,8 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
         A flattened batch.
     shift : {"scaled", "uniform", "none"}
         How d is chosen. ``"scaled"``: ``d = λ_min(C) diag(W)`` with C the unit-diagonal scaling of W, where all
-        candidates' ``W_ii`` are positive, else as ``"uniform"``: ``d = λ_min(W) 1``. ``"none"``: d = 0 for positive
-        semidefinite W (as far as rounding allows to tell), -inf otherwise.
+        candidates' ``W_ii`` are positive, else as ``"uniform"``: ``d = λ_min(W) 1``. ``"none"``: d = 0, which needs W
+        to be positive semidefinite, as far as rounding allows to tell.
     steps : int
         Largest number of pairwise steps.
     rtol : float
@@ -180,6 +180,11 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
     Returns
     -------
     Tensor, shape (B,), float64
+
+    Raises
+    ------
+    ProblemError
+        With ``shift="none"``, if W is not positive semidefinite.
 
     Notes
     -----
@@ -196,9 +201,15 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
         raise OptionError(f"shift={shift!r}: give 'scaled', 'uniform' or 'none'.")
     W, alive, scale = _candidate_matrix(problem)
     d, possible = _diagonal_shift(W, alive, shift)
+    if not bool(possible.all()):
+        b = int((~possible).nonzero()[0])
+        raise ProblemError(
+            f"shift='none' needs a positive semidefinite W; the least eigenvalue of instance {b} is "
+            f"{float(scale[b] * d[b].min()):.3g}. Write shift='scaled' or 'uniform', which move its diagonal."
+        )
     A = W - torch.diag_embed(d)
     best = _solve_relaxation(A, d, alive, problem.k, steps, rtol)
-    return torch.where(possible, scale * best, -torch.inf)
+    return scale * best
 
 
 def _candidate_matrix(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

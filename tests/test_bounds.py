@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import Problem, bounds, solve
+from grace_opt import Problem, ProblemError, bounds, solve
 from grace_opt.testing import batches, instance, instances
 from tests import oracle
 
@@ -14,7 +14,6 @@ ALL = {
     "eigenvalue": bounds.eigenvalue_bound,
     "continuous scaled": lambda p: bounds.continuous_bound(p, shift="scaled"),
     "continuous uniform": lambda p: bounds.continuous_bound(p, shift="uniform"),
-    "continuous none": lambda p: bounds.continuous_bound(p, shift="none"),
     "certificate": lambda p: bounds.certificate(p, "fast"),
     "one step": lambda p: bounds.continuous_bound(p, steps=1),
 }
@@ -65,8 +64,17 @@ def test_the_relaxation_matches_a_convex_solver():
 
 
 def test_no_shift_refuses_indefinite_weights():
-    W = np.diag([1.0, -1.0, 2.0])
-    assert float(bounds.continuous_bound(Problem.of(W, 1).flatten(), shift="none")) == -np.inf
+    W = np.stack([np.eye(3), np.diag([4.0, -4.0, 2.0])])
+    with pytest.raises(ProblemError, match=r"least eigenvalue of instance 1 is -4\. Write shift=.scaled."):
+        bounds.continuous_bound(Problem.of(W, 1).flatten(), shift="none")
+
+
+@given(st.sampled_from(["wishart", "attention", "rank one", "zero rows"]), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_no_shift_is_valid_for_semidefinite_weights(kind, n, seed):
+    W = instance(kind, n, seed)
+    for k in range(n + 1):
+        bound = float(bounds.continuous_bound(Problem.of(W, k).flatten(), shift="none"))
+        assert bound <= oracle.optimum(W, k) + 1e-12 * np.abs(W).sum()
 
 
 @given(st.integers(0, 1000), st.sampled_from([2.0**-66, 2.0**40]))

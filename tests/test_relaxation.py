@@ -243,7 +243,24 @@ def test_probing_never_excludes_a_choice_below_the_cutoff(drawn, name, share):
     if low < cutoff - margin(sub):
         best = set(sub.vertices[list(min(values, key=values.get))]) | set(sub.chosen)
         assert set(left.chosen) <= best <= set(left.chosen) | set(left.vertices)
-        assert not left.forced or value(left, np.arange(left.m) if left.k else np.array([], int)) <= low + margin(sub)
+        if left.forced:
+            assert fixing.value_if_forced(left) == pytest.approx(low, abs=margin(sub))
+        else:
+            assert fixing.value_if_forced(left) == -np.inf
+
+
+def test_probing_where_one_vertex_or_all_but_one_are_chosen():
+    """There the minimum with a vertex fixed is a sum, and the cutoff may lie between any two of them."""
+    for seed in range(40):
+        for k in (1, 4):
+            sub = part_of(instance("indefinite", 5, seed), k)
+            values = {tuple(S): value(sub, S) for S in choices(sub)}
+            for cutoff in values.values():
+                verdict = fixing.probed(sub, relax(sub), cutoff + 1e-9)
+                for S, f in values.items():
+                    if f <= cutoff:
+                        assert set(np.flatnonzero(verdict == 1)) <= set(S), (seed, k)
+                        assert not set(np.flatnonzero(verdict == 2)) & set(S), (seed, k)
 
 
 def test_probing_decides_what_is_plain():
@@ -296,8 +313,10 @@ def test_what_is_open_holds_every_better_choice_after_every_node(interaction):
             _, _, picked = search.advance(best, slack, 1)
             best = best if picked is None else value(sub, np.flatnonzero(picked))
             inside, outside = (search.status[: search.top] == what for what in (nodes.IN, nodes.OUT))
-            open_ = ((x @ outside.T + (1 - x) @ inside.T) == 0).any(1)
-            assert open_[values < best - slack - margin(sub, relaxation)].all(), seed
+            held = (x @ outside.T + (1 - x) @ inside.T) == 0
+            assert held.any(1)[values < best - slack - margin(sub, relaxation)].all(), seed
+            for bound, part in zip(search.bounds, held.T, strict=False):  # the stack is longer than it is full
+                assert bound <= values[part].min(initial=np.inf) + relaxation.rounding + margin(sub), seed
         assert best <= low + slack + margin(sub, relaxation)
 
 
