@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import MaskError
+from .files import aside
 from .objective import indices_from_mask
 
 FORMAT, VERSION = "grace_opt.channel_mask", "1"
@@ -119,14 +119,8 @@ class ChannelMask:
             "version": VERSION,
             "fingerprint": json.dumps(dict(self.fingerprint), sort_keys=True),
         }
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        os.close(handle)
-        try:
-            save_file({"pruned": self.pruned.detach().cpu().contiguous()}, aside, metadata)
-            os.replace(aside, path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        with aside(path) as name:
+            save_file({"pruned": self.pruned.detach().cpu().contiguous()}, name, metadata)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> ChannelMask:

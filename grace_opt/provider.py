@@ -34,6 +34,8 @@ class MaskProvider:
         A registered method, or the preset ``"grace"`` (protection and MIES).
     ratio : float
         Fraction of channels to prune, in [0, 1); ⌈ratio · d⌉ channels of every head are pruned.
+    kept_channels : int, optional
+        An absolute budget that replaces `ratio`: so many channels of every head are kept.
     protect : (low, high), optional
         Bounds of the protected proportion, see `salient_channels`; None protects nothing (for the preset: its own
         bounds).
@@ -56,6 +58,7 @@ class MaskProvider:
         method: str = "mies",
         ratio: float = 0.5,
         *,
+        kept_channels: int | None = None,
         protect: tuple[float, float] | None = None,
         weight: str = "frobenius",
         seed: int = 0,
@@ -66,13 +69,19 @@ class MaskProvider:
         if weight not in WEIGHTS:
             raise OptionError(f"weight={weight!r}: give one of {', '.join(map(repr, WEIGHTS))}.")
         prune_count(ratio, 1)  # checks the range
+        if kept_channels is not None and (
+            isinstance(kept_channels, bool) or not isinstance(kept_channels, int) or kept_channels < 1
+        ):
+            raise OptionError(f"kept_channels={kept_channels!r}: give an integer >= 1, or leave it out for ratio.")
         self.method, self.ratio, self.weight, self.seed = method, float(ratio), weight, seed
+        self.kept_channels = kept_channels
         self.protect = None if protect is None else check_protection(protect)
         self._spec = registry.get(solver)
         self._options = self._spec.make_options(options)
 
     def __repr__(self) -> str:
-        return f"MaskProvider({self.method!r}, ratio={self.ratio:g}, protect={self.protect}, weight={self.weight!r})"
+        size = f"ratio={self.ratio:g}" if self.kept_channels is None else f"kept_channels={self.kept_channels}"
+        return f"MaskProvider({self.method!r}, {size}, protect={self.protect}, weight={self.weight!r})"
 
     def count(self, head_dim: int) -> int:
         """How many of `head_dim` channels are pruned; checks that protection leaves that many.
@@ -80,14 +89,22 @@ class MaskProvider:
         Raises
         ------
         ProblemError
-            If k + ⌊high · d + ½⌋ > d.
+            If k + ⌊high · d + ½⌋ > d, or if `kept_channels` is more than there are.
         """
-        k = prune_count(self.ratio, head_dim)
         most = 0 if self.protect is None else math.floor(self.protect[1] * head_dim + 0.5)
+        if self.kept_channels is not None:
+            k = head_dim - self.kept_channels
+            setting, advice = f"kept_channels={self.kept_channels}", f"raise kept_channels to at least {most}"
+            if k < 0:
+                raise ProblemError(f"{setting}: the heads have {head_dim} channels; give at most {head_dim}.")
+        else:
+            k = prune_count(self.ratio, head_dim)
+            setting = f"ratio={self.ratio:g}"
+            advice = f"lower ratio to at most {(head_dim - most) / head_dim:.3g}"
         if k + most > head_dim:
             raise ProblemError(
-                f"ratio={self.ratio:g} prunes {k} of {head_dim} channels, but up to {most} may be protected: "
-                f"lower ratio to at most {(head_dim - most) / head_dim:.3g}, or the protection bound {self.protect}."
+                f"{setting} prunes {k} of {head_dim} channels, but up to {most} may be protected: {advice}, or the "
+                f"protection bound {self.protect}."
             )
         return k
 
@@ -117,7 +134,10 @@ class MaskProvider:
         ChannelMask
             ``pruned`` has shape (..., H_kv, d). Nothing in here waits for the device, if the method does not.
         """
-        problem = self.problem(queries, keys, attention_mask)
+        return self.choose(self.problem(queries, keys, attention_mask))
+
+    def choose(self, problem: Problem) -> ChannelMask:
+        """Solve instances that were built elsewhere, from an average of several W for instance."""
         with torch.no_grad():
             mask = self._spec.solve(problem.flatten(), self._options, Run(self.seed)).mask
         return ChannelMask(mask.reshape(problem.candidates.shape))

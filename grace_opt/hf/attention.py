@@ -1,8 +1,8 @@
 """The attention functions ``"grace_sdpa"`` and ``"grace_eager"``: dense over the prompt, two segments afterwards.
 
 Prompt: the base function (sdpa, or the model's own eager one) runs on dense keys as ever. Then the layer is handed the
-post-RoPE queries and the padding that it saw, and compresses itself. Nothing is re-projected, so query norms, biases
-and scaling are right by construction.
+post-RoPE queries and the padding that it saw, and compresses itself when the prompt is over. Nothing is re-projected,
+so query norms, biases and scaling are right by construction.
 
 Decoding: the two-segment attention of :mod:`grace_opt.hf.segments`. For many new tokens at once (a further turn of a
 conversation) its logits would take as much memory as eager attention's, so above ``MAX_FUSED_QUERIES`` the keys are
@@ -27,7 +27,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import CacheError
-from .segments import check_covers, pinned, segmented_attention, zero_filled
+from .prompt import Observation
+from .segments import check_covers, pinned, segmented_attention, stored_columns, widened
 
 Attended = tuple[Tensor, Tensor | None]
 AttentionFunction = Callable[..., Attended]
@@ -84,8 +85,15 @@ def base_function(name: str, module: nn.Module) -> AttentionFunction:
 
 def _pruning(base_name: str) -> AttentionFunction:
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,  # by position, if kvpress has wrapped the function
+        **kwargs: Any,
     ) -> Attended:
+        kwargs["dropout"] = dropout
         if base_name == "sdpa" and kwargs.get("softcap") is not None:
             raise CacheError(
                 f"{type(module).__name__} soft-caps its attention logits, which sdpa can not do (old transformers "
@@ -94,18 +102,29 @@ def _pruning(base_name: str) -> AttentionFunction:
         handoff = pinned(key)
         if handoff is None:
             return base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
-        layer = handoff.layer
+        layer, old = handoff.layer, handoff.compressed
         layer.attended()
-        if layer.plan.fused:
+        if layer.plan.config.fused:
             _refuse_unsupported(module, kwargs)
-        if handoff.pruned_keys is not None and query.shape[2] <= MAX_FUSED_QUERIES:
-            output, weights = segmented_attention(module, query, key, value, attention_mask, handoff, **kwargs)
+        if old is None:
+            attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
+            now = Observation(
+                query,
+                key_validity(attention_mask, query.shape[0], key.shape[2]),
+                key.shape[2],
+                float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
+                kwargs.get("softcap"),
+            )
+            layer.observe(now, key, value)
+            return attended
+        if layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES:
+            output, weights = segmented_attention(module, query, key, value, attention_mask, old, **kwargs)
             return output, weights if base_name == "eager" else None
-        keys = zero_filled(handoff.pruned_keys, handoff.kept_indices, key)
-        attended = base_function(base_name, module)(module, query, keys, value, attention_mask, **kwargs)
-        if layer.prompt_is_over(query.shape[2]):
-            layer.compress(query, key_validity(attention_mask, query.shape[0], keys.shape[2]))
-        return attended
+        if attention_mask is not None:
+            check_covers(attention_mask, old.length + key.shape[2])
+            attention_mask = stored_columns(attention_mask, old, query.shape[1])
+        keys, values = widened(old, key, value)
+        return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
 
     attend.__name__ = attend.__qualname__ = f"grace_{base_name}_attention"
     return attend

@@ -12,20 +12,24 @@ Source: GRACE (arXiv 2604.16983), Algorithm 1; the layout of ThinK (arXiv 2407.2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from ..errors import CacheError, OptionError
+from ..errors import CacheError, GraceError, OptionError
 from ..masks import ChannelMask
 from ..provider import MaskProvider
+from .config import PruningConfig
 from .layer import PrunedKeyLayer
-from .masking import fingerprint, mask_from_kept, static_sources
+from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
 from .plan import LayerPlan, MaskSource
 from .report import MemoryReport, measure
+from .saving import load_about, restore_layers, save_layers
 
 
 class PrunedKeyCache(Cache):
@@ -33,33 +37,30 @@ class PrunedKeyCache(Cache):
 
     Parameters
     ----------
-    config : PreTrainedConfig
-        ``model.config``.
-    method : str
-        ``"grace"`` (salient-channel protection and MIES) or any registered solver.
-    ratio : float
-        Share of the channels to prune, in [0, 1); 0 keeps every channel but still takes the two-segment path.
+    model : PreTrainedModel or PreTrainedConfig
+        The model, or ``model.config``. From the model itself the cache also learns the size of prefill chunks, and
+        which weights its masks and saved states belong to.
+    method, ratio
+        As in `PruningConfig`.
+    pruning : PruningConfig, optional
+        All settings at once, instead of ``method``, ``ratio`` and ``settings``.
     provider : MaskSource, optional
-        Decides the channels instead of ``method``, ``ratio``, ``protect``, ``seed`` and ``options``: a
+        Decides the channels instead of ``method``, ``ratio``, ``protect``, ``seed`` and options: a
         `grace_opt.provider.MaskProvider`, or any function ``(queries, keys, attention_mask) -> ChannelMask``.
     masks : ChannelMask, optional
         Static masks with one leading entry per layer: the same channels for every prompt. Replaces the same arguments.
-    recent_window : int
-        So many of the prompt's last tokens stay dense, as do all tokens after the prompt.
-    observation_window : int
-        So many of the prompt's last queries the weights are built from; clipped to the prompt.
-    fused : bool
-        True decodes on the pruned keys. False hands zero-filled keys of full width to the attention, one layer at a
-        time: the storage is the same, and what the model adds to its logits (attention sinks, say) works.
-    protect : (float, float), optional
-        Bounds of the share of salient channels that can not be pruned; None is the method's own default.
-    seed : int
-        For methods that draw random numbers.
-    **options
-        The method's own options, and ``weight=`` of the mask provider.
+    prompt_length : int, optional
+        Tokens of the prompt, padding included: for prompts that come in chunks, and for assisted decoding, which feeds
+        candidates along with it. By default the first forward pass of several tokens is the prompt.
+    offloading : bool
+        Keep the layers on the CPU and fetch each when it is due, as ``DynamicCache(offloading=True)`` does.
+    **settings
+        The other settings of `PruningConfig`; what is none of them is an option of the method.
 
     Attributes
     ----------
+    pruning : PruningConfig
+        The settings.
     prunable_layers : tuple of int
         The layers that are pruned, by their position in the model.
 
@@ -82,43 +83,75 @@ class PrunedKeyCache(Cache):
 
     def __init__(
         self,
-        config: PreTrainedConfig,
+        model: PreTrainedModel | PreTrainedConfig,
         method: str = "grace",
-        ratio: float = 0.5,
+        ratio: float | Sequence[float] = 0.5,
         *,
+        pruning: PruningConfig | None = None,
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
-        recent_window: int = 32,
-        observation_window: int = 32,
-        fused: bool = True,
-        protect: tuple[float, float] | None = None,
-        seed: int = 0,
-        **options: Any,
+        prompt_length: int | None = None,
+        offloading: bool = False,
+        **settings: Any,
     ) -> None:
-        text = _text_config(config)
-        solving = {"method": method, "ratio": ratio, "protect": protect, "seed": seed, **options}
-        _check_one_source(solving, provider, masks)
+        text = _text_config(model)
+        given = {"method": method, "ratio": ratio, **settings}
+        if pruning is not None:
+            _check_no_settings(given, "pruning=")
+        self.pruning = PruningConfig.of(given) if pruning is None else pruning
+        _check_one_source(self.pruning, provider, masks)
+        if self.pruning.quantize is not None:
+            self.pruning.quantize.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
-        self.prunable_layers = _prunable(text, layers)
-        self._fingerprint = fingerprint(text)
-        sources: Mapping[int, MaskSource]
-        if masks is not None:
-            sources = static_sources(masks, text, self.prunable_layers)
-        else:
-            chooser = provider if provider is not None else MaskProvider(**solving)
-            if isinstance(chooser, MaskProvider):
-                # Now rather than after a long prompt: does protection leave enough channels to prune?
-                chooser.count(int(self._fingerprint["head_dim"]))
-            sources = dict.fromkeys(self.prunable_layers, chooser)
-        windows = {
-            "recent_window": _count("recent_window", recent_window, 0),
-            "observation_window": _count("observation_window", observation_window, 1),
-        }
-        for index, source in sources.items():
+        self.prunable_layers = tuple(i for i in _prunable(text, layers) if i >= self.pruning.dense_layers)
+        if not self.prunable_layers:
+            raise CacheError(
+                f"dense_layers={self.pruning.dense_layers} leaves no layer to prune; write fewer: the last layer that "
+                f"could be pruned is {_prunable(text, layers)[-1]}"
+            )
+        self._shape = fingerprint(text)
+        # Not the model itself: copying a cache must not copy the model.
+        self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
+        chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
+        for index, source in self._sources(text, len(layers), provider, masks).items():
             announces = index == self.prunable_layers[0]
-            layers[index] = PrunedKeyLayer(LayerPlan(index, source, **windows, fused=bool(fused), announces=announces))
+            layers[index] = PrunedKeyLayer(LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces))
         self._last_updated: PrunedKeyLayer | None = None
-        super().__init__(layers=layers)
+        super().__init__(layers=layers, offloading=offloading)
+        if prompt_length is not None:
+            self.declare_prompt(prompt_length)
+
+    def _sources(
+        self, text: PreTrainedConfig, count: int, provider: MaskSource | None, masks: ChannelMask | None
+    ) -> Mapping[int, MaskSource]:
+        self._own_source = provider is None and masks is None
+        if masks is not None:
+            return static_sources(masks, self.fingerprint() if masks.fingerprint else self._shape, self.prunable_layers)
+        self.pruning.ratios(count)
+        sources = {i: self.pruning.provider(i) if provider is None else provider for i in self.prunable_layers}
+        for source in sources.values():
+            if isinstance(source, MaskProvider):
+                # Now rather than after a long prompt: does protection leave enough channels to prune?
+                source.count(int(self._shape["head_dim"]))
+        return sources
+
+    def declare_prompt(self, length: int) -> None:
+        """Say how many tokens the next prompt has, padding included; before the model runs on it.
+
+        Parameters
+        ----------
+        length : int
+            For instance ``inputs.input_ids.shape[1]``.
+        """
+        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            raise OptionError(f"prompt_length must be an integer >= 1, not {length!r}")
+        for layer in self._pruned_layers():
+            if layer.get_seq_length():
+                raise CacheError(
+                    f"the cache holds {layer.get_seq_length()} tokens already; declare the prompt before the model "
+                    "runs on it, or call reset()"
+                )
+            layer.prompt.declared = length
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -153,14 +186,79 @@ class PrunedKeyCache(Cache):
         """
         masks = []
         for layer in self._pruned_layers():
-            if layer.kept_indices is None:
+            if layer.compressed is None:
                 raise CacheError(
                     f"nothing is pruned yet: the cache holds {layer.get_seq_length()} tokens and prunes after a prompt "
-                    f"of more than recent_window={layer.plan.recent_window}; run the model on a longer prompt, or "
+                    f"of more than recent_window={self.pruning.recent_window}; run the model on a longer prompt, or "
                     "write a smaller recent_window"
                 )
-            masks.append(mask_from_kept(layer.kept_indices, layer.head_dim))
-        return ChannelMask.stack(masks, fingerprint=self._fingerprint)
+            masks.append(mask_from_kept(layer.compressed.kept_indices, layer.head_dim))
+        return ChannelMask.stack(masks, fingerprint=self.fingerprint())
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """Which model this cache is for; with its weights, if it was made from the model and that still exists."""
+        model = None if self._model is None else self._model()
+        return self._shape if model is None else fingerprint(model)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything that is cached to a safetensors file, for `load` in another process.
+
+        The file is written aside and renamed, so a crash leaves no half of it. A cache that was made from the model
+        rather than from its configuration also records which weights the keys came from.
+        """
+        self._pruned_layers()
+        about = {
+            "fingerprint": self.fingerprint(),
+            "pruning": self.pruning.to_dict(),
+            "chosen_by": "method" if self._own_source else "provider or masks",
+        }
+        save_layers(path, self.layers, about)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: PreTrainedModel | PreTrainedConfig,
+        *,
+        provider: MaskSource | None = None,
+        masks: ChannelMask | None = None,
+    ) -> PrunedKeyCache:
+        """A cache that `save` wrote, bit for bit.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+        model : PreTrainedModel or PreTrainedConfig
+            What it was made for. Given the model, the tensors go to the devices of its layers, and its weights are
+            compared as well; given the configuration, to the CPU.
+        provider, masks
+            What chose the channels, if it was not a method; only asked for after a `reset`.
+
+        Raises
+        ------
+        CacheError
+            If the file can not be read, or was saved for another model.
+        """
+        about, tensors = load_about(path)
+        try:
+            pruning = PruningConfig.from_dict(about["pruning"])
+        except (KeyError, GraceError) as error:
+            raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
+        deciding: dict[str, Any] = {"provider": provider, "masks": masks}
+        if about["chosen_by"] != "method" and provider is None and masks is None:
+            deciding["provider"] = _forgotten_source
+        cache = cls(model, pruning=pruning, **deciding)
+        here = cache.fingerprint()
+        differ = [
+            f"{name}: {value!r} there, {here[name]!r} here"
+            for name, value in about["fingerprint"].items()
+            if name in here and here[name] != value
+        ]
+        if differ:
+            raise CacheError(f"{path} was saved for another model ({'; '.join(differ)}); run this one on the prompt")
+        restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
+        return cache
 
     def memory_report(self) -> MemoryReport:
         """Bytes that the cache holds now, by part, beside the dense equivalent."""
@@ -173,11 +271,19 @@ class PrunedKeyCache(Cache):
         return found
 
 
-def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+def _forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
+    raise CacheError(
+        "the channels of this saved cache were chosen by a provider or by masks, which are not part of the file; to "
+        "prune another prompt, write PrunedKeyCache.load(path, model, provider=...) or masks=..."
+    )
+
+
+def _text_config(model: PreTrainedModel | PreTrainedConfig) -> PreTrainedConfig:
+    config = model.config if isinstance(model, PreTrainedModel) else model
     if not isinstance(config, PreTrainedConfig):
         raise OptionError(
-            f"config must be a transformers configuration, not {type(config).__name__}; write "
-            "PrunedKeyCache(model.config, ...)"
+            f"model must be a transformers model or its configuration, not {type(model).__name__}; write "
+            "PrunedKeyCache(model, ...)"
         )
     if config.is_encoder_decoder:
         raise CacheError(
@@ -186,14 +292,23 @@ def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return config.get_text_config(decoder=True)
 
 
-def _check_one_source(solving: dict[str, Any], provider: MaskSource | None, masks: ChannelMask | None) -> None:
+def _check_no_settings(given: Mapping[str, Any], source: str) -> None:
+    """Refuse settings that would be ignored."""
+    defaults = PruningConfig()
+    ignored = [name for name, value in given.items() if value != getattr(defaults, name, ...)]
+    if ignored:
+        raise OptionError(f"{source} already decides which channels go; leave out {', '.join(ignored)}")
+
+
+def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks: ChannelMask | None) -> None:
     """Refuse arguments that would be ignored, because ``provider`` or ``masks`` already decides the channels."""
-    defaults = {"method": "grace", "ratio": 0.5, "protect": None, "seed": 0}
     chosen = [name for name, value in (("provider", provider), ("masks", masks)) if value is not None]
-    ignored = [name for name in solving if name not in defaults or solving[name] != defaults[name]]
-    if len(chosen) > 1 or (chosen and ignored):
-        first, *others = chosen + ignored
-        raise OptionError(f"{first}= already decides which channels go; leave out {', '.join(others)}")
+    if len(chosen) > 1:
+        raise OptionError("provider= already decides which channels go; leave out masks")
+    if chosen:
+        deciding = ("method", "ratio", "kept_channels", "protect", "weight", "seed")
+        given = {name: getattr(pruning, name) for name in deciding}
+        _check_no_settings({**given, **pruning.options}, f"{chosen[0]}=")
     if masks is not None and not isinstance(masks, ChannelMask):
         raise OptionError(f"masks must be a ChannelMask, not {type(masks).__name__}; write ChannelMask.load(path)")
 
@@ -212,9 +327,3 @@ def _prunable(config: PreTrainedConfig, layers: list[Any]) -> tuple[int, ...]:
             "transformers' own DynamicCache for it"
         )
     return found
-
-
-def _count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name} must be an integer >= {least}, not {value!r}")
-    return value

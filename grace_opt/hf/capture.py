@@ -157,8 +157,15 @@ def register_capture() -> None:
 
 def _recording(base_name: str) -> AttentionFunction:
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,  # by position, if kvpress has wrapped the function
+        **kwargs: Any,
     ) -> Attended:
+        kwargs["dropout"] = dropout
         recorder = _RECORDER.get()
         if recorder is not None:
             recorder(module, query, key, value, attention_mask)
@@ -168,11 +175,15 @@ def _recording(base_name: str) -> AttentionFunction:
     return attend
 
 
+def soft_capped(model: PreTrainedModel) -> bool:
+    """Whether the model caps its attention logits, which sdpa can not do."""
+    return getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
+
+
 def _recording_name(model: PreTrainedModel) -> str:
     """The recording function that computes what the model computes now."""
     config = model.config.get_text_config(decoder=True)
-    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
-    eager = soft_capped or config._attn_implementation in ("eager", "grace_eager")
+    eager = soft_capped(model) or config._attn_implementation in ("eager", "grace_eager")
     return "grace_capture_eager" if eager else "grace_capture_sdpa"
 
 

@@ -1,19 +1,20 @@
 """One layer of the pruned key cache: what is stored, and how it grows, shrinks and is re-ordered.
 
-Storage, for ``B`` sequences, ``H`` KV heads, head width ``d`` and ``S`` cached tokens, ``S_p`` of them pruned::
+Life of a layer: ``update`` appends to the dense tail and hands it to the attention function
+(:mod:`grace_opt.hf.attention`); after the prompt's attention has run dense, that function tells :meth:`observe` what it
+saw. When the prompt is over (:mod:`grace_opt.hf.prompt`), its older tokens are compressed: tokens are evicted if that
+was asked for, the channels are chosen, and what is kept is stored (:mod:`grace_opt.hf.storage`). From then on
+``update`` hands out the dense tail with the compressed part pinned to it.
 
-    pruned_keys   (B, H, S_p, d')     only the kept channels of the old tokens
-    kept_indices  (B, H, d')          which channels these are, sorted
-    keys          (B, H, S - S_p, d)  the recent tokens, dense: the recent window and all that came after it
-    values        (B, H, S, d_v)      all of them, dense
+For ``B`` sequences, ``H`` KV heads, head width ``d`` and ``S`` cached tokens::
 
-Life of a layer: ``update`` appends and hands the keys to the attention function (:mod:`grace_opt.hf.attention`); after
-the prompt's attention has run dense, that function calls :meth:`PrunedKeyLayer.compress` with the last queries it saw.
-From then on ``update`` returns the dense tail only, with the pruned segment pinned to it (the fused path), or keys of
-full width whose pruned channels are zero (``fused=False``, which suits any attention function).
+    sink_keys     (B, H, s, d)          the first tokens' keys, dense
+    pruned_keys   (B, H, S_p, d')       only the kept channels of the old tokens
+    kept_indices  (B, H, d')            which channels these are, sorted
+    tail          (B, H, S_t, d)        the recent tokens, dense: the recent window and all that came after it
+    values        (B, H, s + S_p, d_v) and (B, H, S_t, d_v)
 
-Every stored tensor owns exactly its bytes: slices are copied, because a view would keep the whole original alive and
-the memory report would lie.
+with ``s + S_p + S_t = S``, or less than ``S`` if tokens were evicted.
 
 Source: ``DynamicLayer`` of transformers, whose contract this class keeps; ThinK (arXiv 2407.21018) for two segments.
 """
@@ -21,7 +22,6 @@ Source: ``DynamicLayer`` of transformers, whose contract this class keeps; ThinK
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,9 +30,11 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
-from .masking import kept_channels
+from .compression import compress
 from .plan import LayerPlan
-from .segments import Handoff, pin, zero_filled
+from .prompt import Observation, Prompt
+from .segments import Handoff, pin, widened
+from .storage import Compressed, Stored, Tail
 
 _CROP_IS_RELATIVE = crop_is_relative()
 
@@ -48,18 +50,17 @@ class PrunedKeyLayer(DynamicLayer):
 
     is_sliding = False
     is_croppable = True
-    TENSORS = ("pruned_keys", "kept_indices", "keys", "values")
 
     def __init__(self, plan: LayerPlan) -> None:
         super().__init__()
         self.plan = plan
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.pruned_keys: Tensor | None = None
-        self.kept_indices: Tensor | None = None
+        self.prompt = Prompt(plan)
+        self.tail: Tail | None = None
+        self.compressed: Compressed | None = None
         self.head_dim = 0
         self._awaits_attention = False
         self._announced = False
+        self._fresh = False  # compressed, and nothing has happened since
 
     # ------------------------------------------------------------ growing
 
@@ -67,8 +68,7 @@ class PrunedKeyLayer(DynamicLayer):
         """Take type, device and shape from the first keys and values; stores nothing yet."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.head_dim = key_states.shape[-1]
-        self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[-1])
-        self.values = value_states.new_empty(*value_states.shape[:2], 0, value_states.shape[-1])
+        self.tail = Tail(key_states[:, :, :0], value_states[:, :, :0])
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -77,8 +77,8 @@ class PrunedKeyLayer(DynamicLayer):
         Returns
         -------
         keys, values : Tensor
-            Before the prompt is compressed: everything, dense. Afterwards, fused: the dense tail alone, with the
-            pruned segment pinned to it; otherwise keys of full width with zeros in the pruned channels.
+            The dense tail; before the prompt is compressed that is everything, afterwards the compressed part is
+            pinned to the keys. With ``fused=False``, everything at full width, unless tokens stand in another order.
 
         Raises
         ------
@@ -89,24 +89,31 @@ class PrunedKeyLayer(DynamicLayer):
         self.check_attended()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._check_continues(key_states)
-        self._append(key_states, value_states)
-        keys, values = self._stored()
-        if self.pruned_keys is not None and not self.plan.fused:
-            return self.full_width_keys(), values
+        tail = self._stored()
+        self._check_continues(tail, key_states)
+        over = self.prompt.pending(key_states.shape[-2])
+        if over is not None:
+            tail = self._compress(over, tail.keys, tail.values)
+        if self._fresh and self.compressed is not None:
+            self.compressed, self._fresh = self.compressed.owned(), False
+        tail.append(key_states, value_states)
+        self._move_old_tail()
+        tail, old = self._stored(), self.compressed
+        if old is not None and old.positions is None and not self.plan.config.fused:
+            return widened(old, tail.keys, tail.values)  # which suits any attention function
         self._awaits_attention = True
-        return pin(keys, Handoff(self, self.pruned_keys, self.kept_indices)), values
+        return pin(tail.keys, Handoff(self, self.compressed)), tail.values
 
-    def _append(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Add tokens to the dense tail: the only place where storage grows, so that other ways to grow fit in."""
-        keys, values = self._stored()
-        self.keys = torch.cat([keys, key_states], dim=-2)
-        self.values = torch.cat([values, value_states], dim=-2)
-
-    def full_width_keys(self) -> Tensor:
-        """All cached keys at full width, pruned channels as zeros; costs one dense layer while it lives."""
-        keys, _ = self._stored()
-        return zero_filled(self.pruned_keys, self.kept_indices, keys)
+    def _move_old_tail(self) -> None:
+        """Prune what has left the recent window, whenever a block of it has gathered."""
+        block, tail = self.plan.config.tail_block, self._stored()
+        if block is None or self.compressed is None:
+            return
+        spare = tail.length - self.plan.config.recent_window
+        if spare >= block:
+            moved = spare // block * block
+            self.compressed = self.compressed.extended(tail.cut(0, moved))
+            self.tail = tail.cut(moved, tail.length)
 
     # --------------------------------------- with the attention function
 
@@ -123,59 +130,56 @@ class PrunedKeyLayer(DynamicLayer):
         """Note that the attention function has received what ``update`` handed out."""
         self._awaits_attention = False
 
-    def prompt_is_over(self, query_length: int) -> bool:
-        """Whether to compress now: after the first forward pass of several tokens that outgrows the recent window.
+    def observe(self, now: Observation, keys: Tensor, values: Tensor) -> None:
+        """Take in what the attention function saw, and compress if the prompt is over.
 
-        The single place that decides it, so that prompts in declared chunks can decide otherwise.
+        Parameters
+        ----------
+        now : Observation
+            Queries and padding of this forward pass.
+        keys, values : Tensor
+            Everything cached, as ``update`` returned it; not read from the layer, which may have been offloaded since.
         """
-        if self.pruned_keys is not None:
-            return False
-        length = self.get_seq_length()
-        if length <= self.plan.recent_window:
-            self._announce_short(length)
-            return False
-        return query_length > 1
+        over = self.prompt.observe(now)
+        if over is not None:
+            self._compress(over, keys, values)
+        elif now.length == 1:
+            self._announce_short(1)
+
+    def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
+        found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
+        if found is None:
+            self._announce_short(over.length)
+            return self._stored()
+        home = self._stored().keys.device  # where an offloading cache has put the rest
+        self.compressed = found if found.kept_indices.device == home else found.to(home)
+        self.tail = self._stored().beyond(found.length)
+        self._fresh = True
+        return self.tail
 
     def _announce_short(self, length: int) -> None:
         if self.plan.announces and not self._announced:
             self._announced = True
+            config = self.plan.config
+            sinks = f" and the first sink_tokens={config.sink_tokens}" if config.sink_tokens else ""
             warnings.warn(
-                f"the prompt has {length} tokens and the last recent_window={self.plan.recent_window} stay dense, so "
-                "nothing is pruned; write a smaller recent_window to prune prompts as short as this",
+                f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense, "
+                "so nothing is pruned; write a smaller recent_window to prune prompts as short as this",
                 UserWarning,
                 stacklevel=2,
             )
-
-    def compress(self, queries: Tensor, valid: Tensor | None) -> None:
-        """Choose channels from all cached keys and store the tokens before the recent window without the others.
-
-        Parameters
-        ----------
-        queries : Tensor
-            ``(B, H_q, L, d)``, the last post-RoPE queries of the prompt; the last ``observation_window`` are used.
-        valid : Tensor or None
-            ``(B, S)`` bool, False at padding; None means no padding.
-        """
-        keys, _ = self._stored()
-        observed = queries[:, :, -self.plan.observation_window :]
-        with torch.no_grad():
-            mask = self.plan.source(observed, keys, attention_mask=valid)
-            kept = kept_channels(mask, keys)
-        old = keys.shape[-2] - self.plan.recent_window
-        self.pruned_keys = keys[:, :, :old].gather(-1, kept[:, :, None, :].expand(-1, -1, old, -1))
-        self.kept_indices = kept
-        self.keys = keys[:, :, old:].clone(memory_format=torch.contiguous_format)
 
     # -------------------------------------------------------------- sizes
 
     @property
     def pruned_length(self) -> int:
         """Number of tokens in the pruned segment."""
-        return 0 if self.pruned_keys is None else self.pruned_keys.shape[-2]
+        return 0 if self.compressed is None else self.compressed.pruned_keys.shape[-2]
 
     def get_seq_length(self) -> int:
-        """Number of cached tokens, pruned and dense together."""
-        return 0 if self.keys is None else self.pruned_length + self.keys.shape[-2]
+        """Number of tokens that went in and were not cropped: pruned, dense and evicted together."""
+        old = 0 if self.compressed is None else self.compressed.length
+        return old + (0 if self.tail is None else self.tail.length)
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Length and offset for the mask; old transformers pass the new tokens' positions, not their number."""
@@ -195,11 +199,23 @@ class PrunedKeyLayer(DynamicLayer):
         """No maximum, under the name that old transformers use."""
         return -1
 
-    def stored_tensors(self) -> dict[str, Tensor]:
-        """All tensors that the layer keeps alive, by name."""
-        return {name: tensor for name in self.TENSORS if (tensor := getattr(self, name)) is not None}
+    def stored_parts(self) -> dict[str, Stored]:
+        """All that the layer keeps alive, by name; the tail's buffers have room to grow."""
+        parts: dict[str, Stored] = {} if self.compressed is None else self.compressed.parts()
+        if self.tail is not None:
+            parts["tail_keys"], parts["tail_values"] = self.tail.buffers
+        return parts
+
+    def full_width(self) -> tuple[Tensor, Tensor]:
+        """All stored keys at full width, pruned channels as zeros, and all values; costs one dense layer."""
+        tail = self._stored()
+        return widened(self.compressed, tail.keys, tail.values)
 
     # --------------------------------------- shrinking, re-ordering, moving
+
+    def activate_past_recording(self) -> None:
+        """Called by transformers before assisted decoding."""
+        self.prompt.assisted = True
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the newest tokens, across the border of the segments if need be.
@@ -224,52 +240,72 @@ class PrunedKeyLayer(DynamicLayer):
         if keep <= 0:
             self.reset()
             return
-        keys, values = self._stored()
-        self.values = values[:, :, :keep].clone()
-        self.keys = keys[:, :, : max(keep - self.pruned_length, 0)].clone()
-        if self.pruned_keys is not None and keep < self.pruned_length:
-            self.pruned_keys = self.pruned_keys[:, :, :keep].clone()
+        if self._fresh and self.prompt.declared is None and tokens_to_remove >= 0:
+            # How generate() of old transformers drops the candidates that assisted decoding did not accept.
+            raise CacheError(
+                f"crop({tokens_to_remove}) right after an undeclared prompt: assisted decoding has fed its candidates "
+                "together with the prompt, and they were taken for observed queries. Declare the prompt's end, "
+                "PrunedKeyCache(..., prompt_length=inputs.input_ids.shape[1]), or generate inside `with "
+                f"grace_opt.hf.attach(model):`; to shorten the prompt yourself, write crop({keep - length})"
+            )
+        tail = self._stored()
+        old = 0 if self.compressed is None else self.compressed.length
+        if self.compressed is not None and keep < old:
+            self.compressed = self.compressed.cropped(keep)
+        self.tail = tail.cut(0, max(keep - old, 0))
 
     def reset(self) -> None:
         """Forget everything; the layer can then be used for another prompt."""
-        self.keys = self.values = self.pruned_keys = self.kept_indices = None
+        self.tail = self.compressed = None
+        self.prompt.reset()
         self.is_initialized = False
-        self._awaits_attention = False
+        self._awaits_attention = self._fresh = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Follow the beams of beam search."""
-        self._map(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+        self._select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence ``repeats`` times."""
-        self._map(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+        if self.tail is not None:
+            self._select(torch.arange(self.tail.keys.shape[0]).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these sequences only."""
-        self._map(lambda tensor: tensor[indices, ...])
+        if self.tail is not None:
+            self._select(torch.arange(self.tail.keys.shape[0])[torch.as_tensor(indices).cpu()])
+
+    def _select(self, rows: Tensor) -> None:
+        if self.tail is not None:
+            self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+        if self.compressed is not None:
+            self.compressed = self.compressed.select(rows)
+        self.prompt.map_rows(rows)
 
     def offload(self) -> None:
         """Move everything to the CPU."""
-        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
+        self._move("cpu")
 
     def prefetch(self) -> None:
         """Move everything back to where it came from."""
         if self.is_initialized:
-            self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
+            self._move(self.device)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        for name, tensor in self.stored_tensors().items():
-            setattr(self, name, change(tensor))
+    def _move(self, device: torch.device | str) -> None:
+        if self.tail is not None:
+            self.tail.map(lambda tensor: tensor.to(device, non_blocking=True))
+        if self.compressed is not None:
+            self.compressed = self.compressed.to(device)
 
     # ------------------------------------------------------------- checks
 
-    def _stored(self) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.values is None:
+    def _stored(self) -> Tail:
+        if self.tail is None:
             raise CacheError(f"layer {self.plan.index} of the cache is empty; run the model on a prompt first")
-        return self.keys, self.values
+        return self.tail
 
-    def _check_continues(self, key_states: Tensor) -> None:
-        keys, _ = self._stored()
+    def _check_continues(self, tail: Tail, key_states: Tensor) -> None:
+        keys = tail.keys
         expected = (keys.shape[0], keys.shape[1], keys.shape[3])
         found = (key_states.shape[0], key_states.shape[1], key_states.shape[3])
         if expected != found:

@@ -10,38 +10,71 @@ Source: ours; LeanK's static channel masks are the use that :func:`static_source
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import MaskError
 from ..masks import ChannelMask
 
 
-def fingerprint(config: PreTrainedConfig) -> dict[str, int | str]:
-    """What a mask and a model must agree on.
+def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | str]:
+    """What a mask (or a saved cache) and a model must agree on.
 
     Parameters
     ----------
-    config : PreTrainedConfig
-        Configuration of the model; of a composite model, its text decoder's is read.
+    model : PreTrainedModel or PreTrainedConfig
+        The model, or its configuration alone; of a composite model, its text decoder's is read.
 
     Returns
     -------
     dict
-        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``.
+        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``; of a model also ``weights``, a
+        digest of a sample of every parameter. It is the same in every floating-point type that holds bfloat16.
     """
+    config = model.config if isinstance(model, PreTrainedModel) else model
     text = config.get_text_config(decoder=True)
     heads = int(text.num_attention_heads)
-    return {
+    found: dict[str, int | str] = {
         "model_type": str(text.model_type),
         "num_hidden_layers": int(text.num_hidden_layers),
         "num_key_value_heads": int(getattr(text, "num_key_value_heads", None) or heads),
         "head_dim": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
     }
+    if isinstance(model, PreTrainedModel):
+        found["weights"] = weights_digest(model)
+    return found
+
+
+SAMPLED = 16
+
+
+def weights_digest(model: PreTrainedModel) -> str:
+    """SHA-256 over names, shapes and ``SAMPLED`` evenly spread entries of every parameter, as bfloat16."""
+    sampled = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().reshape(-1)
+        sampled.update(f"{name} {tuple(parameter.shape)}".encode())
+        if not flat.is_meta:
+            places = torch.linspace(0, max(flat.numel() - 1, 0), min(SAMPLED, flat.numel())).long()
+            sampled.update(flat[places.to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
+    return sampled.hexdigest()
+
+
+def layer_devices(model: PreTrainedModel | PreTrainedConfig, layers: int) -> dict[int, torch.device]:
+    """Where the keys of every layer arise: by its attention's projections; the CPU for a configuration."""
+    found = dict.fromkeys(range(layers), torch.device("cpu"))
+    if isinstance(model, PreTrainedModel):
+        found = dict.fromkeys(range(layers), model.device)
+        for module in model.modules():
+            index, parameter = getattr(module, "layer_idx", None), next(module.parameters(), None)
+            if isinstance(index, int) and parameter is not None and not parameter.is_meta:
+                found[index] = parameter.device
+    return found
 
 
 @dataclass(frozen=True)
@@ -67,15 +100,17 @@ class StaticMask:
         return ChannelMask(pruned.expand(batch, *pruned.shape[-2:]))
 
 
-def static_sources(masks: ChannelMask, config: PreTrainedConfig, prunable: Sequence[int]) -> dict[int, StaticMask]:
-    """Check a mask of a whole model against a configuration and split it into layers.
+def static_sources(
+    masks: ChannelMask, model: Mapping[str, int | str], prunable: Sequence[int]
+) -> dict[int, StaticMask]:
+    """Check a mask of a whole model against a model's fingerprint and split it into layers.
 
     Parameters
     ----------
     masks : ChannelMask
         Leading dimension: layers (all of the model, or the prunable ones alone), optionally followed by the batch.
-    config : PreTrainedConfig
-        The model's configuration.
+    model : mapping
+        The model's `fingerprint`.
     prunable : sequence of int
         The layers that the cache prunes.
 
@@ -89,7 +124,6 @@ def static_sources(masks: ChannelMask, config: PreTrainedConfig, prunable: Seque
     MaskError
         If the mask was made for another model; the message says in what they differ.
     """
-    model = fingerprint(config)
     shape = tuple(masks.pruned.shape)
     if len(shape) not in (3, 4):
         raise MaskError(

@@ -1,7 +1,6 @@
-"""How a layer is to be pruned: who chooses the channels, and which tokens stay dense.
+"""How a layer is to be pruned: who chooses the channels, which tokens stay dense, and when the prompt is over.
 
-A plan is frozen and belongs to one layer, so layers of one cache may be pruned differently. Source: the windows are
-ThinK's (arXiv 2407.21018).
+A plan is frozen and belongs to one layer, so layers of one cache may be pruned differently. Source: ours.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..masks import ChannelMask
+from .config import PruningConfig
 
 
 class MaskSource(Protocol):
@@ -30,23 +30,27 @@ class LayerPlan:
 
     Attributes
     ----------
-    index : int
-        Position of the layer in the model, for messages.
+    index, layers : int
+        Position of the layer in the model, and how many the model has.
     source : MaskSource
         Decides the channels when the prompt is over.
-    recent_window : int
-        So many of the prompt's last tokens stay dense.
-    observation_window : int
-        So many of the prompt's last queries are shown to ``source``; clipped to the prompt.
-    fused : bool
-        Whether decoding works on the pruned keys themselves rather than on zero-filled ones.
+    config : PruningConfig
+        Windows, sinks, growth, eviction and quantisation.
+    chunk_size : int, optional
+        A forward pass of exactly so many tokens may be a part of a longer prompt.
     announces : bool
         Whether this layer tells the user that a prompt was too short to be pruned; one layer per cache does.
     """
 
     index: int
+    layers: int
     source: MaskSource
-    recent_window: int = 32
-    observation_window: int = 32
-    fused: bool = True
+    config: PruningConfig
+    chunk_size: int | None = None
     announces: bool = False
+
+    @property
+    def observed(self) -> int | None:
+        """So many of the prompt's last queries are needed; None means all of them."""
+        needed = 0 if self.config.evict is None else self.config.evict.queries_needed
+        return None if needed is None else max(needed, self.config.observation_window)

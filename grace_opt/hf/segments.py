@@ -1,14 +1,17 @@
 r"""Two segments of keys, one softmax: the arithmetic of decoding on pruned keys.
 
-For a query row :math:`q`, kept channels :math:`C`, pruned keys :math:`K_p` of the old tokens and the dense tail
-:math:`K_t`:
+For a query row :math:`q`, kept channels :math:`C`, dense keys :math:`K_s` of the sink tokens, pruned keys :math:`K_p`
+of the old tokens and the dense tail :math:`K_t`:
 
-.. math:: o = \operatorname{softmax}\bigl(s\,[\,q_C K_p^\top \mid q K_t^\top\,] + m\bigr)\, V
+.. math:: o = \operatorname{softmax}\bigl(s\,[\,q K_s^\top \mid q_C K_p^\top \mid q K_t^\top\,] + m\bigr)\, V
 
 in float32 (or float64) from the logits on. The queries of a group share their KV head's keys without repeating them.
-It equals attention on keys whose pruned channels are zero, which is what :func:`zero_filled` makes.
+It equals attention on keys whose pruned channels are zero, which is what :func:`widened` makes.
 
-Source: ThinK (arXiv 2407.21018) decodes on these two segments; per KV head and batched here.
+Masks are made for the sequence as it went in. Where tokens were evicted, or stand in another order,
+:func:`stored_columns` picks the columns of those that are stored.
+
+Source: ThinK (arXiv 2407.21018) decodes on two segments; per KV head and batched here.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CacheError
+from .storage import Compressed, dense, narrowed
 
 if TYPE_CHECKING:
     from .layer import PrunedKeyLayer
@@ -30,13 +34,12 @@ _ATTRIBUTE = "_grace_handoff"
 class Handoff(NamedTuple):
     """What ``update`` pins to the keys that it returns.
 
-    The tensors stand here, besides the layer, because an offloading cache moves the layer's own ones away between
+    The compressed part stands here, besides the layer, because an offloading cache moves the layer's own away between
     ``update`` and the attention.
     """
 
     layer: PrunedKeyLayer
-    pruned_keys: Tensor | None
-    kept_indices: Tensor | None
+    compressed: Compressed | None
 
 
 def pin(keys: Tensor, handoff: Handoff) -> Tensor:
@@ -57,14 +60,14 @@ def segmented_attention(
     tail: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    handoff: Handoff,
+    old: Compressed,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over a pruned segment and a dense tail with one softmax.
+    """Attention over what is compressed and a dense tail with one softmax.
 
     Parameters
     ----------
@@ -73,11 +76,12 @@ def segmented_attention(
     query : Tensor
         ``(B, H_q, L, d)``, post-RoPE.
     tail, value : Tensor
-        ``(B, H, S_t, d)`` and ``(B, H, S, d_v)``.
+        ``(B, H, S_t, d)`` and ``(B, H, S_t, d_v)``.
     attention_mask : Tensor or None
-        ``(B or 1, H_q or 1, L, S)``, bool (True attends) or additive; None means causal, nothing padded.
-    handoff : Handoff
-        Carries the pruned segment.
+        ``(B or 1, H_q or 1, L, S)``, bool (True attends) or additive, for all tokens that went in; None means causal,
+        nothing padded.
+    old : Compressed
+        The older tokens.
     scaling, dropout, softcap, is_causal
         As in transformers' attention functions.
 
@@ -86,17 +90,16 @@ def segmented_attention(
     output : Tensor
         ``(B, L, H_q, d_v)``.
     weights : Tensor
-        ``(B, H_q, L, S)``.
+        ``(B, H_q, L, stored tokens)``.
     """
-    pruned, kept = handoff.pruned_keys, handoff.kept_indices
-    if pruned is None or kept is None:
-        raise CacheError("there is no pruned segment yet; run the model on a prompt of several tokens first")
     batch, query_heads, length, head_dim = query.shape
     heads = tail.shape[1]
     rows = query_heads // heads * length
     grouped = query.reshape(batch, heads, rows, head_dim)
-    narrowed = grouped.gather(-1, kept[:, :, None, :].expand(-1, -1, rows, -1))
-    logits = torch.cat([narrowed @ pruned.transpose(-1, -2), grouped @ tail.transpose(-1, -2)], dim=-1)
+    parts = [narrowed(grouped, old.kept_indices) @ dense(old.pruned_keys).mT, grouped @ tail.mT]
+    if old.sink_keys.shape[2]:
+        parts.insert(0, grouped @ old.sink_keys.mT)
+    logits = torch.cat(parts, dim=-1)
     logits = logits.view(batch, query_heads, length, -1).to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits * (head_dim**-0.5 if scaling is None else scaling)
     if softcap is not None:
@@ -104,12 +107,17 @@ def segmented_attention(
     if attention_mask is None and length > 1:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         attention_mask = causal_mask(length, logits.shape[-1], logits.device) if causal else None
+    elif attention_mask is not None:
+        check_covers(attention_mask, old.length + tail.shape[2])
+        attention_mask = stored_columns(attention_mask, old, query_heads)
     if attention_mask is not None:
         logits = _masked(logits, attention_mask)
     weights = torch.softmax(logits, dim=-1).to(query.dtype)
     if dropout:
         weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    output = (weights.view(batch, heads, rows, -1) @ value).view(batch, query_heads, length, -1)
+    grouped_weights = weights.view(batch, heads, rows, -1)
+    output = grouped_weights[..., : old.stored] @ dense(old.values) + grouped_weights[..., old.stored :] @ value
+    output = output.view(batch, query_heads, length, -1)
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -118,28 +126,45 @@ def causal_mask(length: int, total: int, device: torch.device) -> Tensor:
     return torch.ones(length, total, dtype=torch.bool, device=device).tril(total - length)[None, None]
 
 
-def zero_filled(pruned_keys: Tensor | None, kept_indices: Tensor | None, tail: Tensor) -> Tensor:
-    """Keys of full width: the pruned segment with zeros in the channels that it lacks, then the tail.
+def widened(old: Compressed | None, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys of full width, with zeros in the channels that the pruned ones lack, and all values.
 
     Parameters
     ----------
-    pruned_keys, kept_indices : Tensor or None
-        ``(B, H, S_p, d')`` and ``(B, H, d')``; None before compression.
-    tail : Tensor
-        ``(B, H, S_t, d)``.
+    old : Compressed or None
+        The older tokens; None before compression.
+    tail, value : Tensor
+        ``(B, H, S_t, d)`` and ``(B, H, S_t, d_v)``.
 
     Returns
     -------
-    Tensor
-        ``(B, H, S_p + S_t, d)``.
+    keys, values : Tensor
+        ``(B, H, stored tokens, d)`` and ``(B, H, stored tokens, d_v)``.
     """
-    if pruned_keys is None or kept_indices is None:
-        return tail
-    batch, heads, length, _ = pruned_keys.shape
-    full = tail.new_zeros(batch, heads, length + tail.shape[2], tail.shape[3])
-    full[:, :, :length].scatter_(-1, kept_indices[:, :, None, :].expand(-1, -1, length, -1), pruned_keys)
-    full[:, :, length:] = tail
-    return full
+    if old is None:
+        return tail, value
+    pruned = dense(old.pruned_keys)
+    sinks, border = old.sink_keys.shape[2], old.stored
+    full = tail.new_zeros(*tail.shape[:2], border + tail.shape[2], tail.shape[3])
+    full[:, :, :sinks] = old.sink_keys
+    index = old.kept_indices[:, :, None, :].expand(-1, -1, pruned.shape[2], -1)
+    full[:, :, sinks:border].scatter_(-1, index, pruned)
+    full[:, :, border:] = tail
+    return full, torch.cat([dense(old.values), value], dim=2)
+
+
+def stored_columns(attention_mask: Tensor, old: Compressed, query_heads: int) -> Tensor:
+    """The columns of a mask ``(B or 1, H_q or 1, L, S)`` that belong to the tokens that are stored, in their order."""
+    if old.positions is None:
+        return attention_mask
+    positions = old.positions.long()
+    batch, heads, count = positions.shape
+    if heads > 1:
+        positions = positions.repeat_interleave(query_heads // heads, dim=1)
+    rows = max(positions.shape[1], attention_mask.shape[1])
+    mask = attention_mask.expand(batch, rows, -1, -1)
+    older = mask.gather(-1, positions[:, :, None].expand(batch, rows, mask.shape[2], count))
+    return torch.cat([older, mask[..., old.length :]], dim=-1)
 
 
 def check_covers(attention_mask: Tensor, length: int) -> None:
@@ -152,7 +177,6 @@ def check_covers(attention_mask: Tensor, length: int) -> None:
 
 
 def _masked(logits: Tensor, attention_mask: Tensor) -> Tensor:
-    check_covers(attention_mask, logits.shape[-1])
     # The smallest number instead of -inf: a row that sees nothing stays finite.
     if attention_mask.dtype == torch.bool:
         return logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)

@@ -6,13 +6,14 @@ The wrong implementations at the end show that these comparisons would notice.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import DynamicCache
 
 from grace_opt.hf import attention, segments
-from grace_opt.hf.segments import Handoff
+from grace_opt.hf.storage import Compressed
 
 
 @pytest.fixture
@@ -125,7 +126,8 @@ def test_one_kv_head_and_equal_heads(tiny, prune, prompt, continuation, step, ze
 
 @pytest.mark.parametrize("kind", ["none", "bool", "additive", "per head"])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_segmented_attention_entry_by_entry(kind, softcap):
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_segmented_attention_entry_by_entry(sinks, kind, softcap):
     """Against a transcription of the definition with Python loops over heads and queries."""
     generator = torch.Generator().manual_seed(3)
     batch, heads, group, length, d, old, recent = 2, 2, 3, 4, 8, 5, 6
@@ -135,7 +137,8 @@ def test_segmented_attention_entry_by_entry(kind, softcap):
         return torch.randn(shape, generator=generator)
 
     query, tail = draw(batch, heads * group, length, d), draw(batch, heads, recent, d)
-    value, pruned = draw(batch, heads, total, 7), draw(batch, heads, old, 3)
+    value, pruned = draw(batch, heads, total, 7), draw(batch, heads, old - sinks, 3)
+    sink_keys = draw(batch, heads, sinks, d)
     kept = torch.stack([torch.randperm(d, generator=generator)[:3].sort().values for _ in range(batch * heads)])
     kept = kept.view(batch, heads, 3)
     causal = segments.causal_mask(length, total, torch.device("cpu"))
@@ -147,15 +150,17 @@ def test_segmented_attention_entry_by_entry(kind, softcap):
     mask = {"none": None, "bool": allowed[:, :1], "per head": allowed}.get(kind, allowed[:, :1])
     if kind == "additive":
         mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    stored = Compressed(old, sink_keys, pruned, kept, value[:, :, :old])
     output, weights = attention.segmented_attention(
-        torch.nn.Identity(), query, tail, value, mask, Handoff(None, pruned, kept), scaling=0.4, softcap=softcap
+        torch.nn.Identity(), query, tail, value[:, :, old:], mask, stored, scaling=0.4, softcap=softcap
     )
     for b in range(batch):
         for h in range(heads * group):
             kv = h // group
             for i in range(length):
                 q = query[b, h, i]
-                logits = [q[kept[b, kv]] @ key for key in pruned[b, kv]] + [q @ key for key in tail[b, kv]]
+                logits = [q @ key for key in sink_keys[b, kv]] + [q[kept[b, kv]] @ key for key in pruned[b, kv]]
+                logits += [q @ key for key in tail[b, kv]]
                 logits = [0.4 * float(x) for x in logits]
                 if softcap:
                     logits = [softcap * math.tanh(x / softcap) for x in logits]
@@ -165,28 +170,27 @@ def test_segmented_attention_entry_by_entry(kind, softcap):
                 torch.testing.assert_close(output[b, i, h], expected @ value[b, kv], rtol=1e-5, atol=1e-5)
 
 
-def forget_to_gather(module, query, tail, value, mask, handoff, **kwargs):
-    kept = torch.arange(handoff.kept_indices.shape[-1]).expand_as(handoff.kept_indices)
-    return RIGHT(module, query, tail, value, mask, handoff._replace(kept_indices=kept), **kwargs)
+def forget_to_gather(module, query, tail, value, mask, old, **kwargs):
+    kept = torch.arange(old.kept_indices.shape[-1]).expand_as(old.kept_indices)
+    return RIGHT(module, query, tail, value, mask, replace(old, kept_indices=kept), **kwargs)
 
 
-def forget_padding(module, query, tail, value, mask, handoff, **kwargs):
-    return RIGHT(module, query, tail, value, None, handoff, **kwargs)
+def forget_padding(module, query, tail, value, mask, old, **kwargs):
+    return RIGHT(module, query, tail, value, None, old, **kwargs)
 
 
-def forget_scaling(module, query, tail, value, mask, handoff, scaling, **kwargs):
-    return RIGHT(module, query, tail, value, mask, handoff, scaling=1.0, **kwargs)
+def forget_scaling(module, query, tail, value, mask, old, scaling, **kwargs):
+    return RIGHT(module, query, tail, value, mask, old, scaling=1.0, **kwargs)
 
 
-def forget_the_old_tokens(module, query, tail, value, mask, handoff, **kwargs):
-    nothing = handoff._replace(pruned_keys=handoff.pruned_keys[:, :, :0])
-    recent = value[:, :, -tail.shape[2] :]
-    return RIGHT(module, query, tail, recent, mask[..., -tail.shape[2] :], nothing, **kwargs)
+def forget_the_old_tokens(module, query, tail, value, mask, old, **kwargs):
+    nothing = replace(old, length=0, pruned_keys=old.pruned_keys[:, :, :0], values=old.values[:, :, :0])
+    return RIGHT(module, query, tail, value, mask[..., -tail.shape[2] :], nothing, **kwargs)
 
 
-def mix_up_the_groups(module, query, tail, value, mask, handoff, **kwargs):
+def mix_up_the_groups(module, query, tail, value, mask, old, **kwargs):
     swapped = query[:, torch.arange(query.shape[1]).view(-1, tail.shape[1]).T.flatten()]
-    return RIGHT(module, swapped, tail, value, mask, handoff, **kwargs)
+    return RIGHT(module, swapped, tail, value, mask, old, **kwargs)
 
 
 RIGHT = attention.segmented_attention

@@ -127,21 +127,24 @@ class TestArguments:
         with pytest.raises(OptionError, match="no_such_option"):
             PrunedKeyCache(tiny().config, "mies", no_such_option=1)
 
-    @pytest.mark.parametrize("extra", [{"ratio": 0.6}, {"method": "mies"}, {"seed": 3}, {"weight": "frobenius"}])
+    @pytest.mark.parametrize(
+        "extra", [{"ratio": 0.6}, {"method": "mies"}, {"seed": 3}, {"kept_channels": 8}, {"start": "think"}]
+    )
     def test_a_provider_and_what_it_already_decides(self, extra, tiny):
-        with pytest.raises(
-            OptionError, match=f"provider= already decides which channels go; leave out {next(iter(extra))}"
-        ):
-            PrunedKeyCache(tiny().config, provider=MaskProvider("mies"), **extra)
+        method = {"method": "local_search"} if "start" in extra else {}
+        with pytest.raises(OptionError, match=f"provider= already decides .* leave out .*{next(iter(extra))}"):
+            PrunedKeyCache(tiny().config, provider=MaskProvider("mies"), **method, **extra)
 
     def test_a_provider_and_masks(self, tiny):
         masks = ChannelMask(torch.zeros(2, 2, 16, dtype=torch.bool))
         with pytest.raises(OptionError, match="leave out masks"):
             PrunedKeyCache(tiny().config, provider=MaskProvider("mies"), masks=masks)
 
-    def test_a_model_instead_of_its_configuration(self, tiny):
-        with pytest.raises(OptionError, match=r"write PrunedKeyCache\(model\.config"):
-            PrunedKeyCache(tiny())
+    def test_neither_a_model_nor_its_configuration(self):
+        with pytest.raises(
+            OptionError, match=r"must be a transformers model or its configuration, not str; write Prun"
+        ):
+            PrunedKeyCache("a-model")
 
     def test_all_of_them_are_grace_errors(self, tiny):
         with pytest.raises(GraceError):

@@ -88,7 +88,7 @@ def test_bfloat16(family, tiny, prune, padded, continuation, step):
     assert (fused - filled).abs().max() < 0.04 * filled.abs().max()
     cache = prune(model, "grace", 0.5)
     model.generate(prompt, attention_mask=mask, past_key_values=cache, max_new_tokens=3)
-    assert cache.layers[0].pruned_keys.dtype == torch.bfloat16
+    assert cache.layers[0].compressed.pruned_keys.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
@@ -141,9 +141,8 @@ def test_crop_forgets_the_newest_tokens(removed, tiny, prune, prompt, continuati
     cropped.crop(-removed)
     step(model, kept, prompt, continuation[:, :4])
     assert cropped.get_seq_length() == 44 - removed
-    reference = kept.layers[0].full_width_keys()[:, :, : 44 - removed]
-    assert torch.equal(cropped.layers[0].full_width_keys(), reference)
-    assert torch.equal(cropped.layers[0].values, kept.layers[0].values[:, :, : 44 - removed])
+    for found, reference in zip(cropped.layers[0].full_width(), kept.layers[0].full_width(), strict=True):
+        assert torch.equal(found, reference[:, :, : 44 - removed])
     with torch.no_grad():
         logits = model(continuation[:, 4:5], past_key_values=cropped).logits
     assert logits.isfinite().all()

@@ -11,12 +11,21 @@ from grace_opt.hf import MemoryReport
 
 
 def storage_bytes(cache):
-    """Bytes of all storages that the cache's tensors keep alive, each once."""
-    storages = {}
-    for layer in cache.layers:
-        for value in vars(layer).values():
-            if isinstance(value, torch.Tensor):
-                storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    """Bytes of all storages that can be reached from the cache, each once; found without knowing how it stores."""
+    storages, seen, pending = {}, set(), [cache.layers]
+    while pending:
+        thing = pending.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+        elif isinstance(thing, (list, tuple)):
+            pending += thing
+        elif isinstance(thing, dict):
+            pending += thing.values()
+        elif type(thing).__module__.startswith(("grace_opt", "transformers.cache_utils")):
+            pending.append(vars(thing))
     return sum(storages.values())
 
 
@@ -33,6 +42,7 @@ def test_the_report_equals_the_storages_and_the_formula(dtype, ratio, tiny, prun
     assert report.dense_key_bytes == heads * (8 + 12) * 16 * size
     assert report.index_bytes == heads * kept * 8
     assert report.value_bytes == report.dense_equivalent_key_bytes == heads * 52 * 16 * size
+    assert report.spare_bytes == heads * 53 * 32 * size  # room was made for 8 + 1 + 64 tokens, and 20 are there
     assert report.other_bytes == 0
     assert report.total_bytes == storage_bytes(cache)
     assert (report.tokens, report.pruned_tokens) == (52, 32)
@@ -69,11 +79,14 @@ def test_ratios_and_text():
         dense_key_bytes=200,
         index_bytes=10,
         value_bytes=1000,
+        spare_bytes=300,
         other_bytes=0,
         dense_equivalent_key_bytes=1000,
+        dense_equivalent_value_bytes=1000,
     )
     assert report.key_bytes == 610
     assert report.key_ratio == pytest.approx(0.61)
+    assert report.total_bytes == 1910
     assert report.total_ratio == pytest.approx(0.805)
     assert "61.0% of dense 1,000" in str(report)
     assert "80.5% of dense 2,000" in str(report)

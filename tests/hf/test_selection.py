@@ -41,9 +41,9 @@ def test_tokens_before_the_recent_window_are_pruned_and_no_others(tiny, prune, p
     cache = prune(model, "mies", 0.5)
     generate(model, cache, prompt, max_new_tokens=5)
     layer = cache.layers[0]
-    assert layer.pruned_keys.shape == (2, 2, 32, 8)
-    assert layer.keys.shape == (2, 2, 8 + 4, 16)
-    assert layer.values.shape == (2, 2, 44, 16)
+    assert layer.compressed.pruned_keys.shape == (2, 2, 32, 8)
+    assert layer.tail.keys.shape == (2, 2, 8 + 4, 16)
+    assert layer.compressed.values.shape == (2, 2, 32, 16)
 
 
 @pytest.mark.parametrize("real", [27, 12, 9, 4])

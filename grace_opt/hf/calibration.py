@@ -1,0 +1,123 @@
+r"""Static masks: the channels of every head, chosen once from a few texts, and then used for any prompt.
+
+When: prompts are of one kind, and nothing is to be observed, computed or waited for per prompt. The masks do not follow
+a prompt; compare both on your own texts.
+
+Every prompt contributes its W, the squared change of the logits per pair of channels, divided by its number of tokens,
+so that a long text counts no more than a short one; the mean of these is what the method minimises, and the squared key
+norms that decide what is protected are averaged alike.
+
+Source: static per-head masks are LeanK's row (arXiv 2508.02215); how they are chosen here is GRACE's (arXiv
+2604.16983).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import OptionError
+from ..masks import ChannelMask
+from ..problem import Problem
+from ..weights import WEIGHTS, salient_channels
+from .cache import PrunedKeyCache
+from .capture import capture
+from .config import PruningConfig
+from .masking import fingerprint
+
+
+def calibrate(
+    model: PreTrainedModel,
+    texts: Sequence[str | Tensor],
+    tokenizer: Any = None,
+    method: str = "grace",
+    ratio: Any = 0.5,
+    *,
+    pruning: PruningConfig | None = None,
+    observation_window: int | None = None,
+    advance: Callable[[int], None] = lambda done: None,
+    **settings: Any,
+) -> ChannelMask:
+    """Choose the channels of every KV head once, from several texts.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A decoder whose attention goes through transformers' attention interface.
+    texts : sequence of str or Tensor
+        Texts, or their token numbers ``(L,)`` or ``(1, L)``.
+    tokenizer : callable, optional
+        Needed for texts.
+    method, ratio, pruning, **settings
+        As in `PrunedKeyCache`.
+    observation_window : int, optional
+        So many of each text's last queries count; None means all of them, as a static mask serves them all.
+    advance : callable
+        Told how many texts are done, for a progress bar.
+
+    Returns
+    -------
+    ChannelMask
+        ``(prunable layers, H, d)``, with the model's fingerprint, for ``PrunedKeyCache(model, masks=...)``.
+
+    Raises
+    ------
+    OptionError
+        If there is no text, or one of them has no tokens, or texts come without a tokenizer.
+
+    Notes
+    -----
+    One forward pass per text, without a cache: O(L²) of attention and the queries, keys and values of every layer.
+
+    Examples
+    --------
+    >>> from grace_opt.hf.models import load_pocket
+    >>> model, tokenizer = load_pocket()
+    >>> masks = calibrate(model, ["the quiet river runs", "a late singer"], tokenizer, ratio=0.5)
+    >>> masks.kept_indices.shape
+    torch.Size([4, 2, 32])
+    """
+    if isinstance(texts, str) or not len(texts):
+        raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
+    # The same checks, layers and settings as the cache that will use the masks.
+    cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
+    device = model.get_input_embeddings().weight.device
+    means: dict[int, Tensor] = {}
+    squares: dict[int, Tensor] = {}
+    for done, text in enumerate(texts, 1):
+        ids = _tokens(text, tokenizer, done).to(device)
+        captured = capture(model, ids, layers=cache.prunable_layers)
+        for layer, seen in captured.items():
+            queries = seen.queries if observation_window is None else seen.queries[:, :, -observation_window:]
+            share = 1 / (len(texts) * ids.shape[1])
+            W = WEIGHTS[cache.pruning.weight](queries[0], seen.keys[0], None) * share
+            squared = seen.keys[0].float().square().sum(-2) * share
+            means[layer] = means[layer] + W if layer in means else W
+            squares[layer] = squares[layer] + squared if layer in squares else squared
+        advance(done)
+    masks = []
+    for layer in cache.prunable_layers:
+        provider = cache.pruning.provider(layer)
+        protected = None
+        if provider.protect is not None:
+            # One token whose entries are the norms has these norms.
+            protected = salient_channels(squares[layer].sqrt()[:, None, :], *provider.protect)
+        count = provider.count(means[layer].shape[-1])
+        masks.append(ChannelMask(provider.choose(Problem.of(means[layer], count, protected=protected)).pruned.cpu()))
+    return ChannelMask.stack(masks, fingerprint(model))
+
+
+def _tokens(text: str | Tensor, tokenizer: Any, number: int) -> Tensor:
+    if isinstance(text, Tensor):
+        ids = text[None] if text.dim() == 1 else text
+    elif tokenizer is None:
+        raise OptionError("texts need their tokenizer; write calibrate(model, texts, tokenizer)")
+    else:
+        ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
+    if ids.shape[0] != 1 or not ids.shape[1]:
+        raise OptionError(f"text {number} has token numbers of shape {tuple(ids.shape)}; each must be one sequence")
+    return ids

@@ -1,0 +1,119 @@
+"""From a prompt's keys and values to what is stored of them: evict tokens, choose channels, cut, quantise.
+
+The order is the paper's (and ThinK's): tokens first, then the channels of those that are left. The recent window and
+the sink tokens stay dense, whatever is evicted. Of a padded row, the sink tokens are its first real ones, so that the
+row is treated as it would be alone.
+
+Source: GRACE (arXiv 2604.16983), Algorithm 1; ThinK (arXiv 2407.21018); KIVI (arXiv 2402.02750) for what is quantised
+along which dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .eviction import kept_tokens
+from .masking import kept_channels
+from .plan import LayerPlan
+from .prompt import Observation
+from .storage import Compressed, Stored, narrowed
+
+
+@torch.no_grad()
+def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Compressed | None:
+    """Everything of a prompt but its recent window, as it is to be stored.
+
+    Parameters
+    ----------
+    plan : LayerPlan
+        How.
+    over : Observation
+        The prompt's last queries, and its padding.
+    keys, values : Tensor
+        ``(B, H, S, d)`` and ``(B, H, S, d_v)``, of exactly the prompt.
+
+    Returns
+    -------
+    Compressed or None
+        None if the prompt is too short for anything to be pruned. Values that are neither evicted nor quantised are a
+        view of ``values``: copying them now would take a layer's V on top of everything.
+    """
+    config, sinks, length = plan.config, plan.config.sink_tokens, over.length
+    count = length if config.evict is None else config.evict.tokens(plan.index, plan.layers, length)
+    recent = config.recent_window
+    if config.quantize is not None and config.quantize.keys is not None:
+        # What does not fill a group stays dense, with the recent window.
+        recent += max(count - recent - sinks, 0) % config.quantize.group_size
+    if length <= recent + sinks:
+        return None
+    old = length - recent
+    evicted = _evicted(plan, over, keys, recent)
+    order = _sinks_first(over.valid, evicted, keys, old, sinks)
+    stored_keys, stored_values = keys[:, :, :old], values[:, :, :old]
+    seen, valid = keys, over.valid
+    if order is not None:
+        stored_keys, stored_values = _take(stored_keys, order), _take(stored_values, order)
+    if order is not None and evicted is not None:
+        seen = torch.cat([stored_keys, keys[:, :, old:]], dim=2)
+        if valid is not None:  # padded entries are the same in every head: see kept_tokens
+            valid = torch.cat([valid[:, :old].gather(-1, order[:, 0]), valid[:, old:]], dim=-1)
+    observed = over.queries[:, :, -min(config.observation_window, seen.shape[2]) :]
+    kept = kept_channels(plan.source(observed, seen, attention_mask=valid), seen)
+    channels = narrowed(stored_keys[:, :, sinks:], kept)
+    pruned: Stored
+    kept_values: Stored
+    pruned, kept_values = channels, stored_values
+    if config.quantize is not None:
+        pruned, kept_values = config.quantize.apply(channels, stored_values)
+    return Compressed(
+        length=old,
+        sink_keys=stored_keys[:, :, :sinks].clone(),
+        pruned_keys=pruned,
+        kept_indices=kept,
+        values=kept_values,
+        positions=None if order is None else order.to(torch.int32),
+    )
+
+
+def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int) -> Tensor | None:
+    """Positions before the recent tokens that each KV head keeps, ``(B, H, n)`` ascending; None if it keeps all."""
+    if plan.config.evict is None:
+        return None
+    kept = kept_tokens(
+        plan.config.evict,
+        over.queries,
+        keys,
+        over.valid,
+        over.scaling,
+        plan.index,
+        plan.layers,
+        over.softcap,
+        first=plan.config.sink_tokens,
+        last=recent,
+    )
+    return None if kept is None else kept[..., : kept.shape[-1] - recent]
+
+
+def _sinks_first(valid: Tensor | None, kept: Tensor | None, keys: Tensor, old: int, sinks: int) -> Tensor | None:
+    """Positions in the order in which the old tokens are stored, ``(B, 1 or H, n)``; None for one after the other.
+
+    The sink tokens come first. In a padded row they are not the first ones, but the first that are no padding.
+    """
+    if kept is None and (valid is None or sinks == 0):
+        return None
+    order = torch.arange(old, device=keys.device).expand(keys.shape[0], 1, -1) if kept is None else kept
+    if valid is not None and sinks:
+        count = order.shape[-1]
+        padding = (~valid[:, :old].gather(-1, order[:, 0])).sum(-1, keepdim=True).clamp(max=count - sinks)
+        place = torch.arange(count, device=keys.device)
+        others = (place < padding) | (place >= padding + sinks)
+        by_sink = others.to(torch.uint8).argsort(dim=-1, stable=True)
+        order = order.gather(-1, by_sink[:, None].expand(-1, order.shape[1], -1))
+    return order
+
+
+def _take(tensor: Tensor, order: Tensor) -> Tensor:
+    """Tokens of ``(B, H, S, C)`` in the order ``(B, 1 or H, n)``."""
+    index = order.expand(-1, tensor.shape[1], -1)[..., None].expand(-1, -1, -1, tensor.shape[-1])
+    return tensor.gather(2, index)

@@ -1,0 +1,189 @@
+"""`PruningConfig`: everything that can be chosen about a pruned key cache, in one frozen, JSON-able value.
+
+Use it to keep a setting beside a result, to give several caches the same one, or to read one from a file. The same
+names can be written directly: ``PrunedKeyCache(model, ratio=0.6, sink_tokens=4)`` makes the configuration itself.
+
+Source: GRACE (arXiv 2604.16983) for protection, ThinK (arXiv 2407.21018) for the windows, StreamingLLM (arXiv
+2309.17453) for sink tokens.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import OptionError
+from ..provider import MaskProvider
+from ..weights import check_protection, prune_count
+from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
+from .quantization import Quantization
+
+
+@dataclass(frozen=True)
+class PruningConfig:
+    """How a key cache is pruned.
+
+    Attributes
+    ----------
+    method : str
+        ``"grace"`` (salient-channel protection and MIES) or any registered solver.
+    ratio : float or sequence of float
+        Share of the channels to prune, in [0, 1); ⌈ratio · d⌉ channels go. One number, or one per layer of the model
+        (those of layers that are not pruned are ignored).
+    kept_channels : int, optional
+        An absolute budget instead of ``ratio``: so many channels stay in every KV head.
+    protect : (float, float), optional
+        Bounds [a, b] of the share of salient channels that can not be pruned; None is the method's own default.
+    weight : str
+        Which W the method minimises, see `grace_opt.provider.MaskProvider`.
+    seed : int
+        For methods that draw random numbers.
+    options : mapping
+        The method's own options.
+    recent_window : int
+        So many of the prompt's last tokens stay dense, as do all tokens after the prompt.
+    observation_window : int
+        So many of the prompt's last queries W is built from; clipped to the prompt.
+    sink_tokens : int
+        So many of the prompt's first (real) tokens stay dense. The paper keeps none; means and regressions need four.
+    dense_layers : int
+        So many of the model's first layers are not pruned at all.
+    tail_block : int, optional
+        None: tokens after the prompt stay dense, as in the paper. A number: whenever so many tokens have gathered
+        beyond the recent window, they move into the pruned segment, with the channels chosen for the prompt.
+    fused : bool
+        True decodes on the pruned keys. False widens them with zeros first, one layer at a time: the same storage, and
+        what a model adds to its logits works.
+    evict : TokenEviction, optional
+        Which tokens to drop before channels are chosen, for instance ``SnapKV(budget=512)``.
+    quantize : Quantization, optional
+        In how many bits the pruned keys, and the values beside them, are stored.
+
+    Raises
+    ------
+    OptionError
+        If a value has the wrong type or range.
+
+    Examples
+    --------
+    >>> config = PruningConfig(ratio=0.6, sink_tokens=4)
+    >>> PruningConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    method: str = "grace"
+    ratio: float | Sequence[float] = 0.5
+    kept_channels: int | None = None
+    protect: tuple[float, float] | None = None
+    weight: str = "frobenius"
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    recent_window: int = 32
+    observation_window: int = 32
+    sink_tokens: int = 0
+    dense_layers: int = 0
+    tail_block: int | None = None
+    fused: bool = True
+    evict: TokenEviction | None = None
+    quantize: Quantization | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("recent_window", 0),
+            ("observation_window", 1),
+            ("sink_tokens", 0),
+            ("dense_layers", 0),
+            ("tail_block", 1),
+            ("kept_channels", 1),
+        ):
+            value = getattr(self, name)
+            if value is None and name in ("tail_block", "kept_channels"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise OptionError(f"{name} must be an integer >= {least}, not {value!r}")
+        if not isinstance(self.ratio, numbers.Real):
+            if isinstance(self.ratio, str) or not isinstance(self.ratio, Sequence):
+                raise OptionError(f"ratio={self.ratio!r}: write one number in [0, 1), or a list with one per layer")
+            object.__setattr__(self, "ratio", tuple(self.ratio))
+        for layer, ratio in enumerate(self.ratios(1 if isinstance(self.ratio, numbers.Real) else None)):
+            try:
+                prune_count(ratio, 1)
+            except OptionError as error:
+                where = "" if isinstance(self.ratio, numbers.Real) else f"of layer {layer}: "
+                raise OptionError(where + str(error)) from None
+        if self.kept_channels is not None and self.ratio != PruningConfig.ratio:
+            raise OptionError(f"ratio={self.ratio!r} and kept_channels={self.kept_channels}: write one of the two")
+        if self.protect is not None:
+            object.__setattr__(self, "protect", check_protection(self.protect))
+        object.__setattr__(self, "fused", bool(self.fused))
+        object.__setattr__(self, "options", dict(self.options))
+        self.provider(0)  # unknown methods and options are told now, not after a long prompt
+
+    def ratios(self, layers: int | None = None) -> tuple[float, ...]:
+        """The ratio of every layer.
+
+        Parameters
+        ----------
+        layers : int, optional
+            How many layers the model has; None takes the list that was given.
+        """
+        if isinstance(self.ratio, Sequence):
+            if layers is not None and len(self.ratio) != layers:
+                raise OptionError(
+                    f"ratio has {len(self.ratio)} entries and the model {layers} layers; write one number, or one per "
+                    "layer of the model"
+                )
+            return tuple(self.ratio)
+        return (self.ratio,) * (layers or 1)
+
+    def provider(self, layer: int) -> MaskProvider:
+        """What chooses the channels of a layer."""
+        ratio = self.ratio[layer] if isinstance(self.ratio, Sequence) else self.ratio
+        return MaskProvider(
+            self.method,
+            ratio,
+            kept_channels=self.kept_channels,
+            protect=self.protect,
+            weight=self.weight,
+            seed=self.seed,
+            **self.options,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; the inverse of `from_dict`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["options"] = dict(self.options)
+        values["evict"] = None if self.evict is None else eviction_to_dict(self.evict)
+        values["quantize"] = None if self.quantize is None else self.quantize.to_dict()
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PruningConfig:
+        """The configuration that `to_dict` wrote.
+
+        Raises
+        ------
+        OptionError
+            If there are names that no configuration has.
+        """
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise OptionError(f"a pruning configuration has no {', '.join(unknown)}; known are {', '.join(known)}")
+        found = dict(values)
+        if found.get("evict") is not None:
+            found["evict"] = eviction_from_dict(found["evict"])
+        if found.get("quantize") is not None:
+            found["quantize"] = Quantization.from_dict(found["quantize"])
+        if found.get("protect") is not None:
+            found["protect"] = tuple(found["protect"])
+        return cls(**found)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> PruningConfig:
+        """From keyword arguments: what is no name of the configuration is an option of the method."""
+        known = {f.name for f in fields(cls)}
+        options = {**settings.get("options", {}), **{n: v for n, v in settings.items() if n not in known}}
+        return cls(**{**{n: v for n, v in settings.items() if n in known}, "options": options})

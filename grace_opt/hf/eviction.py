@@ -1,0 +1,443 @@
+"""Token eviction: which of a prompt's tokens each KV head keeps, before channels are pruned.
+
+When: the cache should hold a fixed number of tokens per head, however long the prompt; pruning channels then works on
+what is left. Functions of queries and keys only: storing the outcome is the cache's business.
+
+================  ==========================================================================================
+SnapKV            attention of the last queries, pooled along the tokens (arXiv 2404.14469)
+PyramidKV         the scores of SnapKV, more tokens in early layers than in late ones (arXiv 2406.02069)
+H2O               accumulated attention (arXiv 2306.14048), or of the last queries, as ThinK's experiments have it
+StreamingLLM      the first tokens and the last ones (arXiv 2309.17453)
+================  ==========================================================================================
+
+Source: the papers, and ThinK (arXiv 2407.21018) for ``H2O(observed=32)``; one score per KV head, the mean over the
+query heads of its group, as in kvpress.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..arrays import working_dtype
+from ..errors import OptionError, ProblemError
+
+#: At most so many logits exist at once (256 MiB in float32, and a few temporaries of that size).
+MAX_LOGITS = 2**26
+
+
+class TokenEviction(Protocol):
+    """What decides which tokens stay; the four classes below, or one of yours."""
+
+    @property
+    def queries_needed(self) -> int | None:
+        """How many of the prompt's last queries `scores` reads; None means all of them, 0 none."""
+        ...
+
+    def tokens(self, layer: int, layers: int, length: int) -> int:
+        """How many of `length` tokens every KV head keeps in this layer of so many."""
+        ...
+
+    def scores(
+        self, queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None = None
+    ) -> Tensor:
+        """Scores (B, H, S), float32: higher is kept first, +inf always, -inf is padding.
+
+        Parameters
+        ----------
+        queries : Tensor (B, H_q, L, d)
+            The last L queries of the prompt, after RoPE.
+        keys : Tensor (B, H, S, d)
+            All keys of the prompt, after RoPE.
+        valid : Tensor (B, S), bool, optional
+            False at padding, which stands on the left.
+        scaling : float
+            Factor of the logits.
+        softcap : float, optional
+            Logits become ``softcap * tanh(logits / softcap)``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """The same number of tokens in every layer."""
+
+    budget: int = 512
+
+    def __post_init__(self) -> None:
+        _check_integers(self, budget=1)
+
+    def tokens(self, layer: int, layers: int, length: int) -> int:
+        """The budget, or every token if there are fewer."""
+        return min(length, self.budget)
+
+
+@dataclass(frozen=True)
+class SnapKV(_Budget):
+    """Keep what the last queries attend to: their attention, summed, pooled along the tokens, one mean per group.
+
+    Attributes
+    ----------
+    budget : int
+        Tokens that every KV head keeps, the window among them.
+    window : int
+        So many of the last tokens observe, and are always kept.
+    kernel : int
+        Width of the pooling, odd; 1 does not pool.
+    pooling : {"max", "avg"}
+        How neighbours are pooled, per query head. Beyond the prompt's first token and the window there is nothing.
+
+    Examples
+    --------
+    >>> SnapKV(budget=64).tokens(layer=0, layers=2, length=500)
+    64
+    """
+
+    window: int = 32
+    kernel: int = 7
+    pooling: Literal["max", "avg"] = "max"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_integers(self, window=1, kernel=1)
+        _check_fits(self, "window")
+        if self.kernel % 2 == 0:
+            raise OptionError(f"kernel={self.kernel}: give an odd width, for instance {self.kernel + 1}.")
+        if self.pooling not in ("max", "avg"):
+            raise OptionError(f"pooling={self.pooling!r}: give 'max' or 'avg'.")
+
+    @property
+    def queries_needed(self) -> int | None:
+        """The window."""
+        return self.window
+
+    def scores(
+        self, queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None = None
+    ) -> Tensor:
+        """See `TokenEviction.scores`."""
+        received = _received(queries, keys, valid, scaling, softcap, self.window)
+        older = received[..., : max(keys.shape[2] - self.window, 0)]
+        if older.shape[-1]:
+            rows, side = older.flatten(0, 2), self.kernel // 2  # padding received nothing, so zeros pool as at the edge
+            if self.pooling == "max":
+                rows = functional.max_pool1d(rows, self.kernel, stride=1, padding=side)
+            else:
+                rows = functional.avg_pool1d(rows, self.kernel, stride=1, padding=side)
+            older = rows.view(older.shape)
+        return _finish(older.mean(2), keys, valid, self.window)
+
+
+@dataclass(frozen=True)
+class PyramidKV(SnapKV):
+    """SnapKV with more tokens in early layers: falling linearly, on average `budget` of them.
+
+    Of the m = budget - window tokens beside the window, the last layer keeps m / beta and the first 2m - m / beta; if
+    the prompt has fewer, the first keeps all of it and the last so much more.
+
+    Attributes
+    ----------
+    budget, window, kernel, pooling
+        As in `SnapKV`; the budget is the mean over the layers.
+    beta : int
+        Steepness, at least 1, which gives every layer the same.
+
+    Notes
+    -----
+    The budgets of KVCache-Factory, unrounded on the way. There, prompts shorter than 2m get a flat budget; here, as in
+    kvpress, a gentler slope. In kvpress the window is not added, and the slope is given up if m / beta < window.
+
+    Examples
+    --------
+    >>> [PyramidKV(budget=64, window=8, beta=4).tokens(layer, 3, 500) for layer in range(3)]
+    [106, 64, 22]
+    """
+
+    beta: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_integers(self, beta=1)
+
+    def tokens(self, layer: int, layers: int, length: int) -> int:
+        """The share of this layer; every token, if they are no more than the budget."""
+        if not 0 <= layer < layers:
+            raise OptionError(f"layer={layer} of layers={layers}: give 0 <= layer < layers.")
+        if length <= self.budget or layers == 1:
+            return min(length, self.budget)
+        mean = self.budget - self.window
+        most = min(2 * mean - mean / self.beta, length - self.window)
+        step = 2 * (most - mean) / (layers - 1)
+        return self.window + round(most - layer * step)
+
+
+@dataclass(frozen=True)
+class H2O(_Budget):
+    """Keep the heavy hitters, the tokens that received most attention, and the last ones.
+
+    Attributes
+    ----------
+    budget : int
+        Tokens that every KV head keeps, the window among them.
+    window : int or None
+        So many of the last tokens are always kept; None means half of the budget, as in the H2O paper.
+    observed : int or None
+        Whose attention counts: that of so many last queries, as in ThinK's code, or None for all, as in the paper.
+
+    Examples
+    --------
+    >>> H2O(budget=64, window=None).recent
+    32
+    """
+
+    window: int | None = 32
+    observed: int | None = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is not None:
+            _check_integers(self, window=0)
+            _check_fits(self, "window")
+        if self.observed is not None:
+            _check_integers(self, observed=1)
+
+    @property
+    def recent(self) -> int:
+        """How many of the last tokens are always kept."""
+        return self.budget // 2 if self.window is None else self.window
+
+    @property
+    def queries_needed(self) -> int | None:
+        """Those that are observed."""
+        return self.observed
+
+    def scores(
+        self, queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None = None
+    ) -> Tensor:
+        """See `TokenEviction.scores`."""
+        received = _received(queries, keys, valid, scaling, softcap, self.observed).mean(2)
+        return _finish(received[..., : max(keys.shape[2] - self.recent, 0)], keys, valid, self.recent)
+
+
+@dataclass(frozen=True)
+class StreamingLLM(_Budget):
+    """Keep the first tokens, the attention sinks, and the last ones, whatever the model attends to.
+
+    Attributes
+    ----------
+    budget : int
+        Tokens that every KV head keeps.
+    sinks : int
+        So many of them are the first ones that are no padding.
+
+    Notes
+    -----
+    The kept keys keep their positions, as everywhere in this module; the paper renumbers them.
+    """
+
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_integers(self, sinks=0)
+        _check_fits(self, "sinks")
+
+    @property
+    def queries_needed(self) -> int | None:
+        """None of them, which is 0."""
+        return 0
+
+    def scores(
+        self, queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None = None
+    ) -> Tensor:
+        """See `TokenEviction.scores`; the queries are not read."""
+        _check_valid(keys, valid)
+        batch, heads, length, _ = keys.shape
+        real = torch.ones(batch, length, dtype=torch.bool, device=keys.device) if valid is None else valid
+        number = real.cumsum(-1)
+        row = (number - 1).float().masked_fill(number <= self.sinks, torch.inf)
+        return _finish(row[:, None].repeat(1, heads, 1), keys, valid, 0)
+
+
+def kept_tokens(
+    eviction: TokenEviction,
+    queries: Tensor,
+    keys: Tensor,
+    valid: Tensor | None,
+    scaling: float,
+    layer: int,
+    layers: int,
+    softcap: float | None = None,
+    *,
+    first: int = 0,
+    last: int = 0,
+) -> Tensor | None:
+    """The positions that each KV head keeps, ascending; None if it keeps every one.
+
+    Parameters
+    ----------
+    eviction : TokenEviction
+        Scores the tokens and knows how many stay.
+    queries, keys, valid, scaling, softcap
+        As in `TokenEviction.scores`.
+    layer, layers : int
+        Which layer of how many.
+    first, last : int
+        So many of the first real tokens and of the last tokens stay, whatever their scores.
+
+    Returns
+    -------
+    Tensor (B, H, tokens), int64, or None
+        Of equal scores the lowest position stays. Padding goes before any real token; a row with too few real tokens
+        keeps its last padding, the same in every head.
+    """
+    length = keys.shape[2]
+    count = eviction.tokens(layer, layers, length)
+    if length <= count:
+        return None
+    if count <= first + last:
+        raise OptionError(
+            f"layer {layer} keeps {count} tokens, of which {first + last} stay dense (sink tokens, recent window, what "
+            "does not fill a group): nothing would be left to prune. Give a larger budget."
+        )
+    _check_valid(keys, valid)
+    scores = eviction.scores(queries, keys, valid, scaling, softcap).clamp(min=torch.finfo(torch.float32).min)
+    number = torch.arange(1, length + 1, device=keys.device)[None] if valid is None else valid.cumsum(-1)
+    place = torch.arange(length, device=keys.device)
+    scores = scores.masked_fill(((number <= first) | (place >= length - last))[:, None], torch.inf)
+    if valid is not None:
+        scores = scores.masked_fill(~valid[:, None], -torch.inf)
+    chosen = scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
+    keep = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
+    if valid is not None:
+        missing = count - valid.sum(-1, keepdim=True)
+        from_the_end = (~valid).flip(-1).cumsum(-1).flip(-1)
+        keep = (keep & valid[:, None]) | (~valid & (from_the_end <= missing))[:, None]
+    return keep.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :count]
+
+
+_NAMES: dict[str, type[SnapKV | H2O | StreamingLLM]] = {
+    "snapkv": SnapKV,
+    "pyramidkv": PyramidKV,
+    "h2o": H2O,
+    "streaming_llm": StreamingLLM,
+}
+
+
+def eviction_to_dict(eviction: TokenEviction) -> dict[str, Any]:
+    """An eviction as plain values for JSON; `eviction_from_dict` reads them back.
+
+    Examples
+    --------
+    >>> eviction_to_dict(StreamingLLM(budget=64))
+    {'name': 'streaming_llm', 'budget': 64, 'sinks': 4}
+    """
+    for name, kind in _NAMES.items():
+        if type(eviction) is kind:
+            return {"name": name, **dataclasses.asdict(eviction)}
+    known = ", ".join(kind.__name__ for kind in _NAMES.values())
+    raise OptionError(f"eviction={eviction!r} can not be saved: give one of {known}.")
+
+
+def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM:
+    """The eviction that `eviction_to_dict` wrote; fields that are missing have their defaults.
+
+    Raises
+    ------
+    OptionError
+        If the name or a field is unknown, or a value out of range.
+    """
+    known = ", ".join(map(repr, _NAMES))
+    name = values.get("name") if isinstance(values, Mapping) else None
+    if not isinstance(name, str) or name not in _NAMES:
+        raise OptionError(f'eviction {values!r}: give {{"name": ..., "budget": ...}}, the name one of {known}.')
+    given = {key: value for key, value in values.items() if key != "name"}
+    fields = [field.name for field in dataclasses.fields(_NAMES[name])]
+    unknown = [key for key in given if key not in fields]
+    if unknown:
+        raise OptionError(f"{name!r} has no {', '.join(map(repr, unknown))}: its fields are {fields}.")
+    return _NAMES[name](**given)
+
+
+def _received(
+    queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None, needed: int | None
+) -> Tensor:
+    """Attention that every key receives from the last `needed` queries, summed: (B, H, group, S)."""
+    queries = _last_queries(queries, keys, valid, needed)
+    (batch, heads, length, width), observed = keys.shape, queries.shape[2]
+    dtype = torch.promote_types(working_dtype(queries.dtype), working_dtype(keys.dtype))
+    grouped, transposed = queries.detach().reshape(batch, heads, -1, observed, width), keys.detach().to(dtype).mT
+    place = torch.arange(length, device=keys.device)
+    total = torch.zeros(*grouped.shape[:3], length, dtype=dtype, device=keys.device)
+    step = max(MAX_LOGITS // total.numel(), 1)
+    for first in range(0, observed, step):
+        part = grouped[:, :, :, first : first + step].to(dtype)
+        position = place[length - observed + first :][: part.shape[3]]
+        logits = (part.flatten(2, 3) @ transposed).view(*part.shape[:4], length).mul_(scaling)
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap).mul_(softcap)
+        hidden = (place > position[:, None])[None]
+        if valid is not None:
+            hidden = hidden | ~valid[:, None]
+        # The smallest number instead of -inf: a row that sees nothing stays finite.
+        weights = torch.softmax(logits.masked_fill_(hidden[:, None, None], torch.finfo(dtype).min), dim=-1)
+        if valid is not None:
+            weights.masked_fill_(~valid[:, None, None, position, None], 0.0)
+        total += weights.sum(3)
+    return total.float()
+
+
+def _finish(older: Tensor, keys: Tensor, valid: Tensor | None, always: int) -> Tensor:
+    """Scores of all tokens from those of the older ones: the others are always kept, and padding never wanted."""
+    scores = functional.pad(older, (0, min(always, keys.shape[2])), value=torch.inf)
+    return scores if valid is None else scores.masked_fill(~valid[:, None], -torch.inf)
+
+
+def _check_integers(eviction: Any, **least: int) -> None:
+    for name, low in least.items():
+        value = getattr(eviction, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise OptionError(f"{type(eviction).__name__}({name}={value!r}): give an integer of at least {low}.")
+
+
+def _check_fits(eviction: Any, name: str) -> None:
+    value = getattr(eviction, name)
+    if value > eviction.budget:
+        raise OptionError(
+            f"{type(eviction).__name__}({name}={value}, budget={eviction.budget}): these tokens are always kept, so "
+            f"give a budget of at least {value}, or a smaller {name}."
+        )
+
+
+def _check_valid(keys: Tensor, valid: Tensor | None) -> None:
+    if keys.ndim != 4 or not keys.shape[2]:
+        raise ProblemError(f"keys has shape {tuple(keys.shape)}: expected (B, H, S, d), of at least one token.")
+    if valid is not None and (valid.dtype != torch.bool or valid.shape != (keys.shape[0], keys.shape[2])):
+        raise ProblemError(
+            f"valid is {valid.dtype} of shape {tuple(valid.shape)}: expected bool {(keys.shape[0], keys.shape[2])}, "
+            "False at padding."
+        )
+
+
+def _last_queries(queries: Tensor, keys: Tensor, valid: Tensor | None, needed: int | None) -> Tensor:
+    """The last `needed` queries."""
+    _check_valid(keys, valid)
+    batch, heads, length, width = keys.shape
+    if queries.ndim != 4 or (queries.shape[0], queries.shape[3]) != (batch, width) or queries.shape[1] % heads:
+        raise ProblemError(
+            f"queries has shape {tuple(queries.shape)}, keys {tuple(keys.shape)}: expected (B, H_q, L, d) and "
+            "(B, H, S, d), H_q a multiple of H."
+        )
+    wanted = length if needed is None else min(needed, length)
+    if not wanted <= queries.shape[2] <= length:
+        raise ProblemError(
+            f"{queries.shape[2]} queries for {length} keys, but the scores read the last {wanted}: give at least that "
+            f"many, and at most {length}."
+        )
+    return queries[:, :, queries.shape[2] - wanted :]

@@ -1,0 +1,130 @@
+"""When is the prompt over, and which queries has it shown? The one place that decides it.
+
+The first forward pass of several tokens is the prompt, unless something says otherwise:
+
+* a declared length (``prompt_length=``): the prompt ends exactly there, in however many passes it comes, and whatever
+  else the last pass carries (candidates of assisted decoding) is not part of it;
+* a chunk size (the model's ``generation_config.prefill_chunk_size``): a pass of exactly that many tokens may be
+followed
+  by more of the prompt, and whether it is shows in the next pass.
+
+Source: ours; ``_prefill`` and ``_assisted_decoding`` of transformers' ``generation/utils.py`` are what it has to tell
+apart.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import CacheError
+from .plan import LayerPlan
+
+
+class Observation(NamedTuple):
+    """What is known about a prompt when it is over.
+
+    Attributes
+    ----------
+    queries : Tensor
+        ``(B, H_q, L, d)``, the last ones of the prompt.
+    valid : Tensor or None
+        ``(B, length)`` bool, False at padding.
+    length : int
+        Tokens of the prompt.
+    scaling, softcap : float or None
+        What the model does to its logits.
+    """
+
+    queries: Tensor
+    valid: Tensor | None
+    length: int
+    scaling: float
+    softcap: float | None
+
+
+class Prompt:
+    """Collects a layer's last queries until the prompt is over.
+
+    Parameters
+    ----------
+    plan : LayerPlan
+        Says how many queries are needed.
+    """
+
+    def __init__(self, plan: LayerPlan) -> None:
+        self._plan = plan
+        self.declared: int | None = None
+        self.assisted = False
+        self._waiting: Observation | None = None
+
+    def observe(self, now: Observation) -> Observation | None:
+        """Take in one forward pass.
+
+        Parameters
+        ----------
+        now : Observation
+            Of this pass: its queries, and everything cached so far, new tokens included.
+
+        Returns
+        -------
+        Observation or None
+            The whole prompt's, if it is over; None while more of it may come.
+        """
+        new, length = now.queries.shape[2], now.length
+        if self.declared is not None:
+            if length - new >= self.declared:
+                return None  # it was over before, and too short to be pruned
+            end = min(length, self.declared)
+            shown = now._replace(
+                queries=now.queries[:, :, : new - (length - end)],
+                valid=None if now.valid is None else now.valid[:, :end],
+                length=end,
+            )
+            self._collect(shown)
+            return self._take() if length >= self.declared else None
+        if new == 1 and self._waiting is None:
+            return None
+        if self.assisted:
+            raise CacheError(
+                "assisted decoding feeds its candidates together with the prompt, and they must not be taken for "
+                "observed queries; say where the prompt ends, PrunedKeyCache(..., prompt_length="
+                "inputs.input_ids.shape[1]), or generate inside `with grace_opt.hf.attach(model):`"
+            )
+        self._collect(now)
+        return None if new == self._plan.chunk_size else self._take()
+
+    def pending(self, new: int) -> Observation | None:
+        """The whole prompt's observation, if a pass of ``new`` tokens shows that the last chunk was the last one."""
+        return self._take() if self.declared is None and self._waiting is not None and new == 1 else None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether part of a prompt has been seen, and more may come."""
+        return self._waiting is not None
+
+    def reset(self) -> None:
+        """Expect another prompt."""
+        self.declared, self.assisted, self._waiting = None, False, None
+
+    def map_rows(self, rows: Tensor) -> None:
+        """Follow the batch: select, repeat or re-order its sequences."""
+        if self._waiting is not None:
+            pick = rows.to(self._waiting.queries.device)
+            valid = None if self._waiting.valid is None else self._waiting.valid[pick]
+            self._waiting = self._waiting._replace(queries=self._waiting.queries[pick], valid=valid)
+
+    def _collect(self, now: Observation) -> None:
+        queries = now.queries
+        if self._waiting is not None:
+            queries = torch.cat([self._waiting.queries, queries], dim=2)
+        if self._plan.observed is not None:
+            queries = queries[:, :, max(queries.shape[2] - self._plan.observed, 0) :]
+        # A view would keep all queries of the pass alive until the prompt is over.
+        self._waiting = now._replace(queries=queries.clone())
+
+    def _take(self) -> Observation | None:
+        taken, self._waiting = self._waiting, None
+        return taken

@@ -1,0 +1,446 @@
+r"""Keys and values in a few bits: what is quantised together, how many bits, by which library.
+
+A group of neighbouring numbers shares a scale and a zero point, and each number becomes the nearest of :math:`2^b`
+levels between the group's smallest and largest: no number moves by more than half a step,
+:math:`(\max - \min) / (2^b - 1) / 2`, apart from the rounding of the number type itself. Keys are grouped along tokens,
+because some of their channels are large in every token; values along channels.
+
+When: for tokens that left the dense window. It is lossy, and each read pays for :meth:`QuantizedTokens.dequantize`.
+
+Rounding and packing are those of optimum-quanto or hqq, which transformers' quantised caches use as well; see
+docs/adr/0005-quantised-storage.md. Both come with ``pip install "grace-opt[quant]"`` and are imported on first use.
+
+Source: KIVI (arXiv 2402.02750) for the two groupings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CacheError, OptionError
+from ..optional import require
+
+BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MODULES = {"quanto": "optimum.quanto", "hqq": "hqq.core.quantize"}
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """In how many bits old tokens are stored.
+
+    Attributes
+    ----------
+    keys, values : int or None
+        Bits per number of the pruned keys and of the values beside them; None leaves them as they are. The back end
+        ``"quanto"`` offers 2 and 4, ``"hqq"`` 1, 2, 3, 4 and 8.
+    group_size : int
+        So many tokens (of a key channel) or channels (of a value) share a scale and a zero point. Small groups are more
+        exact and cost more.
+    backend : str
+        ``"quanto"`` or ``"hqq"``.
+
+    Raises
+    ------
+    OptionError
+        If the back end is unknown or does not offer these bits, or the group size is not a positive integer.
+
+    Examples
+    --------
+    >>> Quantization(keys=4, values=2).to_dict()
+    {'keys': 4, 'values': 2, 'group_size': 32, 'backend': 'quanto'}
+    """
+
+    keys: int | None = 4
+    values: int | None = None
+    group_size: int = 32
+    backend: str = "quanto"
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "values"):
+            if getattr(self, name) is not None:
+                _check_options(getattr(self, name), self.group_size, self.backend, name)
+        _check_options(BITS.get(self.backend, (0,))[0], self.group_size, self.backend)
+
+    def check_installed(self) -> None:
+        """Raise `OptionError` now, rather than after a long prompt, if the back end is not installed."""
+        _library(self.backend)
+
+    def apply(self, keys: Tensor, values: Tensor) -> tuple[Tensor | QuantizedTokens, Tensor | QuantizedTokens]:
+        """Keys ``(B, H, S, d')``, grouped along tokens, and values, along channels; those with None as they are."""
+        size, backend = self.group_size, self.backend
+        return (
+            keys if self.keys is None else QuantizedTokens.quantize(keys, self.keys, "tokens", size, backend),
+            values if self.values is None else QuantizedTokens.quantize(values, self.values, "channels", size, backend),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; the inverse of `from_dict`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Quantization:
+        """What `to_dict` wrote; raises `OptionError` if there are names that do not belong to it."""
+        known = [f.name for f in fields(cls)]
+        if unknown := sorted(set(values) - set(known)):
+            raise OptionError(f"a quantisation has no {', '.join(unknown)}; known are {', '.join(known)}")
+        return cls(**values)
+
+
+class QuantizedTokens:
+    """A tensor ``(B, H, S, C)`` of keys or values, stored in a few bits.
+
+    Every sequence of the batch is stored by itself, in one block per call that brought tokens: more tokens never touch
+    what is stored, and sequences are selected or repeated without a loss. Repeated ones share their storage. No method
+    changes the object: each returns another one, which shares what is the same.
+
+    Made by `quantize` or `from_tensors`.
+    """
+
+    def __init__(self, form: _Form, rows: list[list[_Block]]) -> None:
+        self._form, self._rows = form, rows
+
+    @classmethod
+    def quantize(
+        cls, tensor: Tensor, bits: int, grouping: str = "tokens", group_size: int = 32, backend: str = "quanto"
+    ) -> QuantizedTokens:
+        """Quantise a tensor.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            ``(B, H, S, C)``, not empty: float16, bfloat16, float32 or float64 (quantised in float32). A number that is
+            not finite spoils its group.
+        bits : int
+            Bits per number.
+        grouping : str
+            ``"tokens"``: a scale and a zero point for each channel and ``group_size`` consecutive tokens; ``S`` must be
+            a multiple of it. ``"channels"``: for each token and ``group_size`` consecutive channels; if ``C`` is not a
+            multiple of it, all channels of a token are one group.
+        group_size : int
+            Length of a group.
+        backend : str
+            ``"quanto"`` or ``"hqq"``.
+
+        Raises
+        ------
+        OptionError
+            If an option or the tensor does not suit, or the library is not installed.
+        """
+        if tensor.dim() != 4 or not tensor.numel():
+            raise OptionError(
+                f"a tensor of shape {tuple(tensor.shape)} can not be quantised; it must be (batch, heads, tokens, "
+                "channels), none of them zero"
+            )
+        form = _Form(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
+        return cls(form, [[form.encode(row)] for row in tensor.detach()])
+
+    def append(self, tensor: Tensor) -> QuantizedTokens:
+        """With these tokens behind the others, which stay as they are.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            ``(B, H, S', C)``; see `quantize`.
+
+        Raises
+        ------
+        CacheError
+            If it does not continue what is stored.
+        """
+        batch, heads, _, channels = self.shape
+        expected = (batch, heads, channels, _name(self.dtype), str(self.device))
+        found = (*tensor.shape[:2], *tensor.shape[3:], _name(tensor.dtype), str(tensor.device))
+        if expected != found:
+            raise CacheError(
+                f"(batch, heads, channels, dtype, device) of what is stored are {expected}, and of the new tokens "
+                f"{found}; they must be the same"
+            )
+        form = self._form
+        more = QuantizedTokens.quantize(tensor, form.bits, form.grouping, form.group_size, form.backend)
+        return QuantizedTokens(form, [row + new for row, new in zip(self._rows, more._rows, strict=True)])
+
+    def dequantize(self) -> Tensor:
+        """``(B, H, S, C)`` in the type that was quantised; a new tensor."""
+        result = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        done: dict[int, Tensor] = {}
+        for target, row in zip(result, self._rows, strict=True):
+            start = 0
+            for block in row:
+                part = target[:, start : start + block.tokens]
+                part.copy_(done[id(block)] if id(block) in done else self._form.decode(block))
+                done[id(block)] = part
+                start += block.tokens
+        return result
+
+    # -------------------------------------------------------------- sizes
+
+    @property
+    def shape(self) -> torch.Size:
+        """``(B, H, S, C)``."""
+        tokens = sum(block.tokens for block in self._rows[0])
+        return torch.Size((len(self._rows), self._form.heads, tokens, self._form.channels))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What `dequantize` returns."""
+        return self._form.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the stored tensors are."""
+        return self._rows[0][0].packed.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors, scales and zero points included; what sequences share counts once."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors().values())
+
+    # -------------------------------------- selecting, moving, saving
+
+    def select(self, indices: Tensor | Sequence[int]) -> QuantizedTokens:
+        """These sequences, in this order, repeated if so written; shares the stored tensors.
+
+        Parameters
+        ----------
+        indices : Tensor or sequence of int
+            Positions in the batch, or a bool tensor that marks them.
+        """
+        if isinstance(indices, Tensor):
+            chosen = (indices.nonzero().flatten() if indices.dtype == torch.bool else indices).tolist()
+        else:
+            chosen = list(indices)
+        size = len(self._rows)
+        if not chosen or not all(-size <= index < size for index in chosen):
+            raise OptionError(f"can not select sequences {chosen} of a batch of {size}; write at least one that exists")
+        return QuantizedTokens(self._form, [list(self._rows[index]) for index in chosen])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> QuantizedTokens:
+        """The same on another device; what sequences share stays shared."""
+        moved = {
+            key: _Block(block.tokens, *(t.to(device, non_blocking=non_blocking) for t in block.tensors()))
+            for key, block in self._blocks().items()
+        }
+        return QuantizedTokens(self._form, [[moved[id(block)] for block in row] for row in self._rows])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All stored tensors by name, each once: with `meta`, everything that `from_tensors` needs."""
+        return {
+            f"{number}.{name}": tensor
+            for number, block in enumerate(self._blocks().values())
+            for name, tensor in zip(_NAMES, block.tensors(), strict=True)
+        }
+
+    def meta(self) -> dict[str, Any]:
+        """What the tensors mean, as plain values for JSON."""
+        numbers = {key: number for number, key in enumerate(self._blocks())}
+        return {
+            "format": _FORMAT,
+            **asdict(self._form),
+            "dtype": _name(self.dtype),
+            "tokens": [block.tokens for block in self._blocks().values()],
+            "rows": [[numbers[id(block)] for block in row] for row in self._rows],
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> QuantizedTokens:
+        """What `tensors` and `meta` describe, bit for bit; the tensors are copied.
+
+        Raises
+        ------
+        CacheError
+            If they do not fit together or were written by another version.
+        """
+        try:
+            if meta["format"] != _FORMAT:
+                raise CacheError(f"quantised tokens of format {meta['format']} can not be read, only of {_FORMAT}")
+            values = {f.name: meta[f.name] for f in fields(_Form)}
+            form = _Form(**{**values, "dtype": getattr(torch, values["dtype"])})
+            blocks = []
+            for number, tokens in enumerate(meta["tokens"]):
+                parts = [tensors[f"{number}.{name}"].clone() for name in _NAMES]
+                found, expected = [tuple(part.shape) for part in parts], form.stored_shapes(tokens)
+                if found != expected:
+                    raise CacheError(f"block {number} of quantised tokens has shapes {found} instead of {expected}")
+                blocks.append(_Block(tokens, *parts))
+            rows = [[blocks[number] for number in row] for row in meta["rows"]]
+        except (KeyError, IndexError, TypeError, AttributeError, OptionError) as error:
+            raise CacheError(f"these are not the tensors and meta of quantised tokens: {error}") from error
+        if not rows or not all(rows) or len({sum(block.tokens for block in row) for row in rows}) != 1:
+            raise CacheError("the sequences of these quantised tokens differ in length, or there are none")
+        return cls(form, rows)
+
+    def _blocks(self) -> dict[int, _Block]:
+        return {id(block): block for row in self._rows for block in row}
+
+    def __repr__(self) -> str:
+        form = self._form
+        kind = f"{form.bits} bits, groups of {form.width} {form.grouping}, {form.backend}"
+        return f"QuantizedTokens({tuple(self.shape)}, {_name(self.dtype)}, {kind}, {self.nbytes:,} bytes)"
+
+
+# ------------------------------------------------------ one sequence, one block
+
+_NAMES = ("packed", "scale", "zero")
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Consecutive tokens of one sequence; each tensor owns exactly its bytes."""
+
+    tokens: int
+    packed: Tensor
+    scale: Tensor
+    zero: Tensor
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.packed, self.scale, self.zero
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What all blocks have in common: how ``(H, S, C)`` becomes rows of groups, and back."""
+
+    heads: int
+    channels: int
+    dtype: torch.dtype
+    bits: int
+    grouping: str
+    group_size: int
+    backend: str
+
+    def __post_init__(self) -> None:
+        _check_options(self.bits, self.group_size, self.backend)
+        if self.grouping not in ("tokens", "channels"):
+            raise OptionError(f'grouping={self.grouping!r} is unknown; write "tokens" or "channels"')
+        if self.dtype not in DTYPES:
+            allowed = ", ".join(map(_name, DTYPES))
+            raise OptionError(f"{_name(self.dtype)} numbers can not be quantised; convert them to one of {allowed}")
+
+    @property
+    def width(self) -> int:
+        """Numbers per group."""
+        if self.grouping == "channels" and self.channels % self.group_size:
+            return self.channels
+        return self.group_size
+
+    def encode(self, tensor: Tensor) -> _Block:
+        tokens = tensor.shape[1]
+        if self.grouping == "tokens":
+            if tokens % self.group_size:
+                raise OptionError(
+                    f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of it, or "
+                    "write another group_size"
+                )
+            tensor = tensor.reshape(len(tensor), -1, self.group_size, self.channels).transpose(2, 3)
+        groups = tensor.reshape(-1, self.width).float()
+        # Both libraries pack several groups into a byte: whole bytes, then. The last group is repeated, which costs
+        # less than a byte per position of a group.
+        extra = self._padded(len(groups)) - len(groups)
+        groups = torch.cat([groups, groups[-1:].expand(extra, -1)])
+        parameters = self.dtype if self.dtype.itemsize < 4 else torch.float32
+        with torch.no_grad():
+            return _Block(tokens, *_CODECS[self.backend][0](groups, self.bits, parameters))
+
+    def decode(self, block: _Block) -> Tensor:
+        with torch.no_grad():
+            groups = _CODECS[self.backend][1](*block.tensors(), self.bits)
+        groups = groups[: self._groups(block.tokens)]
+        if self.grouping == "tokens":
+            grouped = groups.view(self.heads, -1, self.channels, self.width)
+            return grouped.transpose(2, 3).reshape(self.heads, block.tokens, self.channels)
+        return groups.reshape(self.heads, block.tokens, self.channels)
+
+    def stored_shapes(self, tokens: int) -> list[tuple[int, ...]]:
+        groups = self._padded(self._groups(tokens))
+        rows = -(-groups // 10) if self.bits == 3 else groups * self.bits // 8  # hqq: ten times 3 bits in an int32
+        return [(rows, self.width), (groups, 1), (groups, 1)]
+
+    def _groups(self, tokens: int) -> int:
+        return self.heads * tokens * self.channels // self.width
+
+    def _padded(self, groups: int) -> int:
+        step = 1 if self.bits == 3 else 8 // self.bits
+        return -(-groups // step) * step
+
+
+# ------------------------------------------------------ the libraries, on (groups, width) in float32
+
+
+def _quanto_pack(groups: Tensor, bits: int, parameters: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    quanto = _library("quanto")
+    qtype = quanto.qtypes[f"qint{bits}"]
+    scale, shift = (part.to(parameters) for part in quanto.MaxOptimizer()(groups, qtype, 0))
+    scale = torch.where(scale == 0, 1, scale)  # all numbers of the group are the same
+    # No group_size, as the rows are groups already: with 128, quanto would choose layouts for a matrix product.
+    found = quanto.quantize_weight(groups, qtype, 0, scale.float(), shift.float(), optimized=False)
+    return found._data._data, scale, shift
+
+
+def _quanto_unpack(packed: Tensor, scale: Tensor, shift: Tensor, bits: int) -> Tensor:
+    # The inverse of quanto's pack_weights. Its own operation has a compiler build an extension when first used, which
+    # takes minutes and fails where there is none.
+    levels = torch.cat([packed >> low & 2**bits - 1 for low in range(0, 8, bits)])
+    return scale.float() * levels - shift.float()
+
+
+def _hqq_pack(groups: Tensor, bits: int, parameters: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    packed, meta = _library("hqq").Quantizer.quantize(
+        groups, nbits=bits, group_size=groups.shape[1], axis=1, optimize=False, device=groups.device
+    )
+    scale, zero = meta["scale"], meta["zero"]
+    # The zero point counts steps: a narrow group far from 0 can have one that float16 does not hold.
+    if bool(zero.to(parameters).isfinite().all()):
+        scale, zero = scale.to(parameters), zero.to(parameters)
+    return packed, scale, zero
+
+
+def _hqq_unpack(packed: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
+    quantizer = _library("hqq").Quantizer
+    width = packed.shape[1]
+    meta = {
+        "nbits": bits,
+        "group_size": width,
+        "shape": torch.Size((len(scale), width)),
+        "scale": scale.float(),
+        "zero": zero.float(),
+        "axis": 1,
+        "packing": quantizer.bit_to_packing[bits],
+        "view_as_float": False,
+        "compute_dtype": torch.float32,
+    }
+    result: Tensor = quantizer.dequantize(packed, meta)
+    return result
+
+
+_Pack = Callable[[Tensor, int, torch.dtype], tuple[Tensor, Tensor, Tensor]]
+_Unpack = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+_CODECS: dict[str, tuple[_Pack, _Unpack]] = {
+    "quanto": (_quanto_pack, _quanto_unpack),
+    "hqq": (_hqq_pack, _hqq_unpack),
+}
+
+
+def _library(backend: str) -> Any:
+    return require(_MODULES[backend], "quant", f'storage quantised by backend="{backend}"')
+
+
+def _check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> None:
+    if backend not in BITS:
+        raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, BITS))}")
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS[backend]:
+        others = [f'backend="{other}"' for other in BITS if other != backend and bits in BITS[other]]
+        hint = "".join(f"; {other} has {bits}" for other in others)
+        raise OptionError(f'{name}={bits!r}: backend="{backend}" offers {", ".join(map(str, BITS[backend]))}{hint}')
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        raise OptionError(f"group_size must be an integer >= 1, not {group_size!r}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

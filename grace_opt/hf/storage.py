@@ -1,0 +1,219 @@
+"""What one layer stores: the compressed prompt, and a dense tail that grows in chunks.
+
+Both are plain containers without policy (when to compress, and what, is :mod:`grace_opt.hf.layer`'s business). All
+tensors own exactly their bytes: slices are copied, because a view keeps the whole original alive and the memory report
+would lie.
+
+Source: ours. The two segments are ThinK's (arXiv 2407.21018), the residual block of quantised storage KIVI's (arXiv
+2402.02750).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..errors import CacheError
+from .quantization import QuantizedTokens
+
+#: Room for so many more tokens is made at once.
+CHUNK = 64
+
+#: A tensor (B, H, S, C), or one that is stored in fewer bits.
+Stored = Tensor | QuantizedTokens
+
+
+class Tail:
+    """Keys and values of the newest tokens, dense, in buffers with room to grow.
+
+    Parameters
+    ----------
+    keys, values : Tensor
+        ``(B, H, S, d)`` and ``(B, H, S, d_v)``; the tail takes them over.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self._keys, self._values, self.length = keys, values, keys.shape[-2]
+
+    @property
+    def keys(self) -> Tensor:
+        """``(B, H, length, d)``, a view."""
+        return self._keys[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        """``(B, H, length, d_v)``, a view."""
+        return self._values[:, :, : self.length]
+
+    @property
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """What is really kept alive, room to grow included."""
+        return self._keys, self._values
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Add tokens: into the room that there is, or into new room for ``CHUNK`` tokens more."""
+        new = self.length + keys.shape[-2]
+        # Written in place, a step that autograd follows would spoil the graph of the step before.
+        follows = torch.is_grad_enabled() and (keys.requires_grad or self._keys.requires_grad)
+        if follows or self.length == 0:
+            self._keys = torch.cat([self.keys, keys], dim=-2)
+            self._values = torch.cat([self.values, values], dim=-2)
+        else:
+            if new > self._keys.shape[-2] or self._frozen():
+                self._keys, self._values = (_roomier(t, self.length, new + CHUNK) for t in self.buffers)
+            self._keys[:, :, self.length : new] = keys
+            self._values[:, :, self.length : new] = values
+        self.length = new
+
+    def _frozen(self) -> bool:
+        """Tensors made in inference mode can not be written to outside it."""
+        return not torch.compiler.is_compiling() and self._keys.is_inference() and not torch.is_inference_mode_enabled()
+
+    def cut(self, start: int, stop: int) -> Tail:
+        """A copy of the tokens from ``start`` to ``stop``, without room to grow."""
+        return Tail(_own(self.keys[:, :, start:stop]), _own(self.values[:, :, start:stop]))
+
+    def beyond(self, start: int) -> Tail:
+        """The tokens from ``start`` on: a copy of their keys, a view of their values (see `Compressed.owned`)."""
+        return Tail(_own(self.keys[:, :, start:]), self.values[:, :, start:])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change both buffers, their second-last dimension excepted."""
+        self._keys, self._values = change(self._keys), change(self._values)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The older part of what is cached; never changed in place, so that a hand-off of it stays what it was.
+
+    Attributes
+    ----------
+    length : int
+        So many tokens of the sequence this stands for; with eviction, more than are stored.
+    sink_keys : Tensor
+        ``(B, H, s, d)``: the keys of the first tokens, dense; s = 0 keeps none.
+    pruned_keys : Tensor or QuantizedTokens
+        ``(B, H, S_p, d')``: only the kept channels.
+    kept_indices : Tensor
+        ``(B, H, d')`` int64, sorted: which channels these are.
+    values : Tensor or QuantizedTokens
+        ``(B, H, s + S_p, d_v)``.
+    positions : Tensor or None
+        ``(B, 1 or H, s + S_p)`` int32: where in the sequence the stored tokens stood; None means in order, all there.
+    """
+
+    length: int
+    sink_keys: Tensor
+    pruned_keys: Stored
+    kept_indices: Tensor
+    values: Stored
+    positions: Tensor | None = None
+
+    @property
+    def stored(self) -> int:
+        """Number of tokens stored per KV head."""
+        return self.sink_keys.shape[-2] + self.pruned_keys.shape[-2]
+
+    def parts(self) -> dict[str, Stored]:
+        """All that is kept alive, by name."""
+        named = {
+            "sink_keys": self.sink_keys,
+            "pruned_keys": self.pruned_keys,
+            "kept_indices": self.kept_indices,
+            "old_values": self.values,
+            "positions": self.positions,
+        }
+        return {name: part for name, part in named.items() if part is not None}
+
+    def owned(self) -> Compressed:
+        """With values of its own, so that the prompt's can go.
+
+        Compressing leaves them where they are, in the prompt's own tensor: the attention that is just running holds on
+        to it, and a copy at that moment would come on top.
+        """
+        return self if isinstance(self.values, QuantizedTokens) else replace(self, values=_own(self.values))
+
+    def select(self, rows: Tensor) -> Compressed:
+        """These sequences of the batch, in this order, as often as named."""
+
+        def pick(part: Stored) -> Stored:
+            return part.select(rows) if isinstance(part, QuantizedTokens) else part[rows.to(part.device)]
+
+        return self._changed(pick)
+
+    def to(self, device: torch.device | str) -> Compressed:
+        """The same on another device; does not wait for the copy."""
+        return self._changed(lambda part: part.to(device, non_blocking=True))
+
+    def _changed(self, change: Callable[[Stored], Stored]) -> Compressed:
+        changed = {"values" if name == "old_values" else name: change(part) for name, part in self.parts().items()}
+        return replace(self, **changed)  # type: ignore[arg-type]
+
+    def extended(self, tokens: Tail) -> Compressed:
+        """With the channels of these newer tokens that were kept for the older ones."""
+        kept = self.kept_indices
+        narrow = narrowed(tokens.keys, kept)
+        positions = self.positions
+        if positions is not None:
+            more = torch.arange(self.length, self.length + tokens.length, device=positions.device, dtype=torch.int32)
+            positions = torch.cat([positions, more.expand(*positions.shape[:2], -1)], dim=-1)
+        return replace(
+            self,
+            length=self.length + tokens.length,
+            pruned_keys=_joined(self.pruned_keys, narrow),
+            values=_joined(self.values, tokens.values),
+            positions=positions,
+        )
+
+    def cropped(self, length: int) -> Compressed:
+        """Only the first ``length`` tokens.
+
+        Raises
+        ------
+        CacheError
+            If what is stored can not be cut there: tokens were evicted, or are stored in groups.
+        """
+        sinks = self.sink_keys.shape[-2]
+        keys, values = self.pruned_keys, self.values
+        if self.positions is not None or isinstance(keys, QuantizedTokens) or isinstance(values, QuantizedTokens):
+            why = "in groups" if self.positions is None else "in an order of their own"
+            raise CacheError(
+                f"the cache can be cropped to {self.length} tokens or more, not to {length}: the tokens before are "
+                f"stored {why} (eviction, quantisation, or sink tokens of a padded batch); call reset() and start anew"
+            )
+        return replace(
+            self,
+            length=length,
+            sink_keys=_own(self.sink_keys[:, :, :length]),
+            pruned_keys=_own(keys[:, :, : max(length - sinks, 0)]),
+            values=_own(values[:, :, :length]),
+        )
+
+
+def narrowed(keys: Tensor, kept: Tensor) -> Tensor:
+    """``(B, H, S, d')``: the kept channels of keys ``(B, H, S, d)``."""
+    return keys.gather(-1, kept[:, :, None, :].expand(-1, -1, keys.shape[-2], -1))
+
+
+def dense(part: Stored) -> Tensor:
+    """The numbers of what is stored."""
+    return part.dequantize() if isinstance(part, QuantizedTokens) else part
+
+
+def _joined(old: Stored, new: Tensor) -> Stored:
+    if isinstance(old, QuantizedTokens):
+        return old.append(new)
+    return torch.cat([old, new], dim=-2)
+
+
+def _own(view: Tensor) -> Tensor:
+    return view.clone(memory_format=torch.contiguous_format)
+
+
+def _roomier(tensor: Tensor, used: int, room: int) -> Tensor:
+    larger = tensor.new_empty(*tensor.shape[:2], room, tensor.shape[-1])
+    larger[:, :, :used] = tensor[:, :, :used]
+    return larger

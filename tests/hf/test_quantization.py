@@ -1,0 +1,325 @@
+"""Quantised storage: errors against half a step per group, blocks, sequences, bytes, files."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from grace_opt.errors import CacheError, OptionError
+from grace_opt.hf.quantization import BITS, Quantization, QuantizedTokens
+
+MODULES = {"quanto": "optimum", "hqq": "hqq"}
+GROUP = 8
+PAIRS = [(backend, bits) for backend, offered in BITS.items() for bits in offered]
+
+
+def installed(backend):
+    return importlib.util.find_spec(MODULES[backend]) is not None
+
+
+@pytest.fixture(params=BITS)
+def backend(request):
+    if not installed(request.param):
+        pytest.skip(f"{request.param} is not installed")
+    return request.param
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
+def library_and_bits(request):
+    if not installed(request.param[0]):
+        pytest.skip(f"{request.param[0]} is not installed")
+    return request.param
+
+
+def draw(*shape, dtype=torch.float32, seed=0):
+    """Normal numbers whose channels have means and sizes of their own, as keys have."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, size = (torch.randn(shape[-1], generator=generator) for _ in range(2))
+    return (torch.randn(*shape, generator=generator) * (size.abs() + 0.1) + 3 * mean).to(dtype)
+
+
+def grouped(x, grouping, group):
+    """The groups of a (B, H, S, C) tensor as a list of index tuples, the slow and plain way."""
+    batch, heads, tokens, channels = x.shape
+    if grouping == "tokens":
+        return [
+            (b, h, slice(s, s + group), c)
+            for b in range(batch)
+            for h in range(heads)
+            for s in range(0, tokens, group)
+            for c in range(channels)
+        ]
+    group = group if channels % group == 0 else channels
+    return [
+        (b, h, s, slice(c, c + group))
+        for b in range(batch)
+        for h in range(heads)
+        for s in range(tokens)
+        for c in range(0, channels, group)
+    ]
+
+
+def bits_of(x):
+    """The bytes, so that equal means equal to the last bit."""
+    return x.contiguous().view(torch.uint8)
+
+
+def storages(x):
+    """Bytes of the storages below, found without the class's help."""
+    found = {}
+    for row in x._rows:
+        for block in row:
+            for field in dataclasses.fields(block):
+                part = getattr(block, field.name)
+                if isinstance(part, torch.Tensor):
+                    found[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("channels", [16, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("grouping", ["tokens", "channels"])
+def test_no_number_moves_by_more_than_half_a_step(library_and_bits, grouping, dtype, channels):
+    backend, bits = library_and_bits
+    x = draw(2, 3, 16, channels, dtype=dtype)
+    found = QuantizedTokens.quantize(x, bits, grouping, GROUP, backend).dequantize()
+    assert found.dtype == dtype
+    assert found.shape == x.shape
+    # Scale, zero point and result are each rounded once, relative to numbers below the group's largest and its width.
+    eps = torch.finfo(dtype if dtype != torch.float64 else torch.float32).eps
+    for where in grouped(x, grouping, GROUP):
+        group = x[where].double()
+        step = (group.max() - group.min()) / (2**bits - 1)
+        allowed = step / 2 + 2.5 * eps * group.abs().max()
+        assert (found[where].double() - group).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_groups_of_equal_numbers_come_back(library_and_bits, dtype):
+    backend, bits = library_and_bits
+    x = draw(1, 2, 1, 4, dtype=dtype).expand(1, 2, GROUP, 4)
+    found = QuantizedTokens.quantize(x, bits, "tokens", GROUP, backend).dequantize()
+    assert torch.allclose(found, x, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_narrow_groups_far_from_zero_stay_finite_in_float16(library_and_bits):
+    backend, bits = library_and_bits
+    x = (1000 + torch.rand(1, 1, GROUP, 4)).half()
+    found = QuantizedTokens.quantize(x, bits, "tokens", GROUP, backend).dequantize()
+    assert (found.float() - x.float()).abs().max() <= 0.5 / (2**bits - 1) + 1.5
+
+
+@pytest.mark.parametrize("group", [1, 3, 128])
+def test_any_group_size(library_and_bits, group):
+    backend, bits = library_and_bits
+    x = draw(1, 1, 384, 3, dtype=torch.bfloat16)
+    found = QuantizedTokens.quantize(x, bits, "tokens", group, backend).dequantize()
+    width = x.double().unflatten(2, (-1, group))
+    width = (width.amax(3) - width.amin(3)).max()
+    assert (found.double() - x.double()).abs().max() <= width / (2**bits - 1) / 2 + 2.5 * 2**-7 * x.abs().max()
+
+
+def test_a_tensor_of_one_group(library_and_bits):
+    backend, bits = library_and_bits
+    x = torch.arange(5.0).view(1, 1, 1, 5)
+    found = QuantizedTokens.quantize(x, bits, "channels", GROUP, backend).dequantize()
+    assert (found - x).abs().max() <= 4 / (2**bits - 1) / 2 + 1e-5
+
+
+def test_views_and_gradients_do_no_harm(backend):
+    x = draw(2, 16, 3, 8)
+    expected = QuantizedTokens.quantize(x.transpose(1, 2).contiguous(), 4, "tokens", GROUP, backend).dequantize()
+    found = QuantizedTokens.quantize(x.requires_grad_().transpose(1, 2), 4, "tokens", GROUP, backend).dequantize()
+    assert torch.equal(found, expected)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize(("grouping", "more"), [("tokens", 2 * GROUP), ("channels", 5)])
+def test_appending_equals_quantising_each_part(library_and_bits, grouping, more):
+    backend, bits = library_and_bits
+    parts = [draw(2, 3, 3 * GROUP, 7), draw(2, 3, more, 7, seed=1), draw(2, 3, more, 7, seed=2)]
+    each = [QuantizedTokens.quantize(part, bits, grouping, GROUP, backend) for part in parts]
+    joined = each[0].append(parts[1]).append(parts[2])
+    assert torch.equal(joined.dequantize(), torch.cat([part.dequantize() for part in each], dim=2))
+    assert joined.shape == (2, 3, 3 * GROUP + 2 * more, 7)
+    assert joined.nbytes == sum(part.nbytes for part in each) == storages(joined)
+    assert each[0].shape[2] == 3 * GROUP
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [[2, 0, 1], [1], [0, 0, 2, 2], [-1], torch.tensor([1, 0]), torch.tensor([True, False, True])],
+    ids=str,
+)
+def test_selecting_equals_indexing_the_numbers(backend, indices):
+    x = QuantizedTokens.quantize(draw(3, 2, 16, 5), 2, "tokens", GROUP, backend).append(draw(3, 2, 8, 5, seed=1))
+    assert torch.equal(x.select(indices).dequantize(), x.dequantize()[indices])
+
+
+def test_repeated_sequences_share_their_bytes_until_they_differ(backend):
+    one = QuantizedTokens.quantize(draw(1, 2, 16, 5), 4, "tokens", GROUP, backend)
+    three = one.select([0, 0, 0])
+    assert three.nbytes == one.nbytes == storages(three)
+    more = draw(3, 2, 8, 5, seed=1)
+    longer = three.append(more)
+    assert longer.nbytes == one.nbytes + QuantizedTokens.quantize(more, 4, "tokens", GROUP, backend).nbytes
+    assert torch.equal(longer.dequantize()[1, :, :16], one.dequantize()[0])
+    assert copy.deepcopy(longer).nbytes == longer.nbytes
+
+
+def test_bytes_are_those_of_bits_scales_and_zero_points(library_and_bits):
+    backend, bits = library_and_bits
+    batch, heads, tokens, channels, group = 2, 4, 128, 32, 32
+    x = draw(batch, heads, tokens, channels, dtype=torch.float16)
+    stored = QuantizedTokens.quantize(x, bits, "tokens", group, backend)
+    overhead = 2 * 2 * 8 / group  # a scale and a zero point, two bytes each, in bits per number
+    expected = x.nbytes * ((3.2 if bits == 3 else bits) + overhead) / 16
+    assert stored.nbytes == storages(stored)
+    assert stored.nbytes == pytest.approx(expected, rel=0.02)
+    assert all(part.untyped_storage().nbytes() == part.nbytes for part in stored.tensors().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("grouping", ["tokens", "channels"])
+def test_saved_and_loaded_bit_for_bit(library_and_bits, grouping, dtype, tmp_path):
+    backend, bits = library_and_bits
+    x = QuantizedTokens.quantize(draw(2, 3, 16, 7, dtype=dtype), bits, grouping, GROUP, backend)
+    x = x.append(draw(2, 3, 8, 7, dtype=dtype, seed=1)).select([1, 0, 1])
+    save_file(x.tensors(), tmp_path / "x.safetensors")
+    meta = json.loads(json.dumps(x.meta()))
+    found = QuantizedTokens.from_tensors(load_file(tmp_path / "x.safetensors"), meta)
+    assert (found.shape, found.dtype, found.nbytes) == (x.shape, x.dtype, x.nbytes)
+    assert found.meta() == x.meta()
+    assert torch.equal(bits_of(found.dequantize()), bits_of(x.dequantize()))
+    more = draw(3, 3, 8, 7, dtype=dtype, seed=2)
+    assert torch.equal(bits_of(found.append(more).dequantize()), bits_of(x.append(more).dequantize()))
+
+
+def test_copied_and_moved(backend):
+    x = QuantizedTokens.quantize(draw(2, 3, 16, 7), 4, "tokens", GROUP, backend)
+    for other in (copy.deepcopy(x), x.to("cpu", non_blocking=True)):
+        assert torch.equal(other.dequantize(), x.dequantize())
+        assert (other.device, other.nbytes) == (x.device, x.nbytes)
+    away = x.select([0, 0]).to("meta")
+    assert away.device.type == "meta"
+    assert away.shape == (2, 3, 16, 7)
+    assert "4 bits" in repr(x)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_as_on_the_cpu(library_and_bits):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    backend, bits = library_and_bits
+    x = draw(2, 3, 16, 7, dtype=torch.float16)
+    here, there = (QuantizedTokens.quantize(x.to(d), bits, "tokens", GROUP, backend) for d in ("cpu", "cuda"))
+    assert there.device.type == "cuda"
+    step = (x.float().amax() - x.float().amin()) / (2**bits - 1)
+    assert (there.dequantize().cpu().float() - here.dequantize().float()).abs().max() <= 1.01 * step
+    assert torch.equal(there.to("cpu").dequantize(), there.dequantize().cpu())
+
+
+def test_quantization_applies_to_keys_and_values(backend):
+    keys, values = draw(2, 3, 16, 5), draw(2, 3, 19, 16)
+    found, untouched = Quantization(keys=4, group_size=GROUP, backend=backend).apply(keys, values)
+    assert untouched is values
+    assert torch.equal(found.dequantize(), QuantizedTokens.quantize(keys, 4, "tokens", GROUP, backend).dequantize())
+    untouched, found = Quantization(None, 2, GROUP, backend).apply(keys, values)
+    assert untouched is keys
+    assert torch.equal(found.dequantize(), QuantizedTokens.quantize(values, 2, "channels", GROUP, backend).dequantize())
+
+
+def test_quantization_is_plain_data():
+    quantization = Quantization(keys=3, values=8, group_size=64, backend="hqq")
+    assert Quantization.from_dict(json.loads(json.dumps(quantization.to_dict()))) == quantization
+    with pytest.raises(OptionError, match="has no bits"):
+        Quantization.from_dict({"bits": 4})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "torchao"}, "unknown"),
+        ({"backend": "torchao", "keys": None}, "unknown"),
+        ({"keys": 8}, 'offers 2, 4; backend="hqq" has 8'),
+        ({"keys": 5, "backend": "hqq"}, "offers 1, 2, 3, 4, 8"),
+        ({"values": 3}, 'values=3: backend="quanto"'),
+        ({"keys": True}, "keys=True"),
+        ({"keys": 4.0}, "keys=4.0"),
+        ({"group_size": 0}, "group_size"),
+        ({"group_size": 2.5, "keys": None}, "group_size"),
+    ],
+)
+def test_bad_options_are_told_at_once(options, message):
+    with pytest.raises(OptionError, match=message):
+        Quantization(**options)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "message"),
+    [
+        (torch.zeros(1, 1, 8, 4, dtype=torch.int32), {}, "int32 numbers"),
+        (torch.zeros(1, 1, 8, 4, dtype=torch.bool), {}, "bool numbers"),
+        (torch.zeros(1, 8, 4), {}, r"shape \(1, 8, 4\)"),
+        (torch.zeros(0, 1, 8, 4), {}, "none of them zero"),
+        (torch.zeros(1, 1, 9, 4), {}, "9 tokens do not divide into groups of 8"),
+        (torch.zeros(1, 1, 8, 4), {"grouping": "heads"}, "heads"),
+        (torch.zeros(1, 1, 8, 4), {"group_size": 0}, "group_size"),
+    ],
+)
+def test_what_can_not_be_quantised(backend, x, options, message):
+    with pytest.raises(OptionError, match=message):
+        QuantizedTokens.quantize(x, 4, **{"group_size": GROUP, "backend": backend, **options})
+
+
+def test_what_does_not_continue_changes_nothing(backend):
+    x = QuantizedTokens.quantize(draw(2, 3, 16, 7), 4, "tokens", GROUP, backend)
+    for other in (draw(1, 3, 8, 7), draw(2, 3, 8, 6), draw(2, 3, 8, 7).half(), torch.zeros(3)):
+        with pytest.raises(CacheError, match="must be the same"):
+            x.append(other)
+    with pytest.raises(OptionError, match="9 tokens"):
+        x.append(draw(2, 3, 9, 7))
+    for indices in ([2], [], [-3]):
+        with pytest.raises(OptionError, match="batch of 2"):
+            x.select(indices)
+    assert x.shape == (2, 3, 16, 7)
+
+
+def test_files_that_do_not_fit(backend):
+    x = QuantizedTokens.quantize(draw(2, 3, 16, 7), 4, "tokens", GROUP, backend)
+    tensors, meta = x.tensors(), x.meta()
+    for change in (
+        {"format": 2},
+        {"backend": "other"},
+        {"bits": 2},
+        {"grouping": "heads"},
+        {"heads": 5},
+        {"dtype": "float3"},
+        {"dtype": "int8"},
+        {"rows": [[0], [7]]},
+        {"rows": []},
+        {"rows": [[0], [0, 1]]},
+        {"tokens": [16, 24]},
+    ):
+        with pytest.raises(CacheError):
+            QuantizedTokens.from_tensors(tensors, {**meta, **change})
+    with pytest.raises(CacheError, match=r"1\.scale"):
+        QuantizedTokens.from_tensors({name: t for name, t in tensors.items() if name != "1.scale"}, meta)
+
+
+def test_a_missing_library_names_the_extra(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("grace_opt.optional.importlib.import_module", missing)
+    for name in BITS:
+        with pytest.raises(OptionError, match=r"grace-opt\[quant\]"):
+            QuantizedTokens.quantize(draw(1, 1, 8, 4), 4, "tokens", GROUP, name)
+        with pytest.raises(OptionError, match=name):
+            Quantization(backend=name).check_installed()
