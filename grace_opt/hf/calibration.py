@@ -79,7 +79,7 @@ def calibrate(
     >>> model, tokenizer = load_pocket()
     >>> masks = calibrate(model, ["the quiet river runs", "a late singer"], tokenizer, ratio=0.5)
     >>> masks.kept_indices.shape
-    torch.Size([4, 2, 32])
+    torch.Size([3, 2, 32])
     """
     if isinstance(texts, str) or not len(texts):
         raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")

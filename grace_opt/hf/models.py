@@ -34,7 +34,7 @@ def load_pocket() -> tuple[PreTrainedModel, Any]:
     Returns
     -------
     model : LlamaForCausalLM
-        Four layers, four query and two KV heads of width 64; see its model card beside the weights.
+        Three layers, four query and two KV heads of width 64; see its model card beside the weights.
     tokenizer : PreTrainedTokenizerFast
 
     Examples
