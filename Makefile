@@ -13,11 +13,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One environment for everything, so that demo, tests and docs see the same versions. The stamp says what it was made from.
 STAMP := $(VENV)/.installed
-EXTRAS := demo,bench,docs,dev
+EXTRAS := demo,quant,bench,docs,dev
+# A second one for the oldest transformers that the adapter supports, which is also the one that kvpress needs.
+OLDEST := .venv-oldest
+# What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.
+NEWER := transformers|huggingface_hub|tokenizers|pandas
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-deep lint types contracts unit bench docs format clean
+.PHONY: help install demo test test-deep test-matrix test-oldest lint types contracts unit bench docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -46,7 +50,16 @@ install: $(STAMP) ## Make .venv, or bring it up to date
 demo: $(STAMP) ## Prune the key cache of a trained model and show what it cost (MODEL=... for another model)
 	@$(BIN)/grace-opt demo $(if $(MODEL),--model "$(MODEL)") $(DEMO_FLAGS)
 
-test: lint types contracts unit docs ## Everything that CI checks: lint, types, import contracts, tests, docs
+$(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt | $(STAMP)
+	@$(OLDEST)/bin/python -m pip --version >/dev/null 2>&1 || { echo "Making $(OLDEST) ..."; $(PYTHON) -m venv --clear $(OLDEST); }
+	@echo "Installing into $(OLDEST) (the first time takes a few minutes) ..."
+	@grep -v -i -E '^($(NEWER))==' constraints.txt > $(OLDEST)/constraints.txt
+	@PYTHONWARNINGS=ignore $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
+		-c $(OLDEST)/constraints.txt -c constraints-oldest.txt \
+		-e ".[hf,kvpress,quant]" pytest pytest-benchmark hypothesis
+	@touch $@
+
+test: lint types contracts unit test-oldest docs ## Everything that CI checks: lint, types, import contracts, tests, docs
 
 lint: $(STAMP) ## Lint and formatting, by ruff
 	$(BIN)/ruff check .
@@ -63,6 +76,12 @@ unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 
 test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, about an hour; log in docs/results
 	GRACE_TEST_INSTANCES=100000 $(BIN)/python -m pytest tests/test_against_exhaustive.py $(PYTEST_FLAGS)
+
+test-matrix: $(STAMP) ## Every model family in every way of generating, some ten minutes; table in docs/results
+	GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_matrix.py $(PYTEST_FLAGS)
+
+test-oldest: $(OLDEST)/.installed ## The key-cache adapter with the oldest transformers, and beside kvpress
+	$(OLDEST)/bin/python -m pytest tests/hf -p no:cacheprovider $(PYTEST_FLAGS)
 
 bench: $(STAMP) ## Benchmarks, by pytest-benchmark
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group $(PYTEST_FLAGS)

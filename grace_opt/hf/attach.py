@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from ..errors import OptionError
 from .cache import PrunedKeyCache
-from .capture import attention_implementation, soft_capped
+from .capture import attention_implementation, needs_eager
 
 
 class Attached:
@@ -88,7 +88,7 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **se
             kwargs["past_key_values"] = attached.cache
         return plain(*args, **kwargs)
 
-    name = "grace_eager" if soft_capped(model) else "grace_sdpa"
+    name = "grace_eager" if needs_eager(model) else "grace_sdpa"
     with attention_implementation(model, name):
         found = vars(model).get("generate")
         model.generate = generate

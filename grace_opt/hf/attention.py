@@ -102,20 +102,27 @@ def _pruning(base_name: str) -> AttentionFunction:
         handoff = pinned(key)
         if handoff is None:
             return base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
+        if pinned(value) is None:
+            raise CacheError(
+                f"{type(module).__name__} changes its values between cache and attention, so the stored ones would be "
+                "used wrongly; this model can not be pruned"
+            )
         layer, old = handoff.layer, handoff.compressed
         layer.attended()
         if layer.plan.config.fused:
             _refuse_unsupported(module, kwargs)
         if old is None:
             attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
-            now = Observation(
-                query,
-                key_validity(attention_mask, query.shape[0], key.shape[2]),
-                key.shape[2],
-                float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
-                kwargs.get("softcap"),
-            )
-            layer.observe(now, key, value)
+            # Layers that share another's keys (Gemma 3n) come by as well; the owner's queries choose.
+            if getattr(module, "layer_idx", layer.plan.index) == layer.plan.index:
+                now = Observation(
+                    query,
+                    key_validity(attention_mask, query.shape[0], key.shape[2]),
+                    key.shape[2],
+                    float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
+                    kwargs.get("softcap"),
+                )
+                layer.observe(now, key, value)
             return attended
         if layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES:
             output, weights = segmented_attention(module, query, key, value, attention_mask, old, **kwargs)

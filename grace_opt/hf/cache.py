@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
@@ -53,7 +54,7 @@ class PrunedKeyCache(Cache):
         Tokens of the prompt, padding included: for prompts that come in chunks, and for assisted decoding, which feeds
         candidates along with it. By default the first forward pass of several tokens is the prompt.
     offloading : bool
-        Keep the layers on the CPU and fetch each when it is due, as ``DynamicCache(offloading=True)`` does.
+        Keep the layers on the CPU and fetch each when it is due, as ``DynamicCache(offloading=True)`` does. Needs CUDA.
     **settings
         The other settings of `PruningConfig`; what is none of them is an option of the method.
 
@@ -67,7 +68,7 @@ class PrunedKeyCache(Cache):
     Raises
     ------
     CacheError
-        If the model has no full-attention layer that could be pruned.
+        If the model has no full-attention layer that could be pruned, or ``offloading`` is asked for without CUDA.
     MaskError
         If ``masks`` was made for another model.
     OptionError
@@ -95,6 +96,11 @@ class PrunedKeyCache(Cache):
         **settings: Any,
     ) -> None:
         text = _text_config(model)
+        if offloading and not torch.cuda.is_available():
+            raise CacheError(
+                "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and there is none "
+                "here; leave it out: without a GPU the cache is in main memory anyway"
+            )
         given = {"method": method, "ratio": ratio, **settings}
         if pruning is not None:
             _check_no_settings(given, "pruning=")

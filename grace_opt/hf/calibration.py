@@ -27,7 +27,7 @@ from ..weights import WEIGHTS, salient_channels
 from .cache import PrunedKeyCache
 from .capture import capture
 from .config import PruningConfig
-from .masking import fingerprint
+from .masking import computes_on, fingerprint
 
 
 def calibrate(
@@ -85,7 +85,7 @@ def calibrate(
         raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
     # The same checks, layers and settings as the cache that will use the masks.
     cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
-    device = model.get_input_embeddings().weight.device
+    device = computes_on(model.get_input_embeddings()) or torch.device("cpu")
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
     for done, text in enumerate(texts, 1):

@@ -175,15 +175,16 @@ def _recording(base_name: str) -> AttentionFunction:
     return attend
 
 
-def soft_capped(model: PreTrainedModel) -> bool:
-    """Whether the model caps its attention logits, which sdpa can not do."""
-    return getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
+def needs_eager(model: PreTrainedModel) -> bool:
+    """Whether the model adds something to its attention logits, or caps them, which sdpa can not do."""
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "attn_logit_softcapping", None) is not None or not model._supports_sdpa
 
 
 def _recording_name(model: PreTrainedModel) -> str:
     """The recording function that computes what the model computes now."""
     config = model.config.get_text_config(decoder=True)
-    eager = soft_capped(model) or config._attn_implementation in ("eager", "grace_eager")
+    eager = needs_eager(model) or config._attn_implementation in ("eager", "grace_eager")
     return "grace_capture_eager" if eager else "grace_capture_sdpa"
 
 

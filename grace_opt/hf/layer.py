@@ -102,7 +102,8 @@ class PrunedKeyLayer(DynamicLayer):
         if old is not None and old.positions is None and not self.plan.config.fused:
             return widened(old, tail.keys, tail.values)  # which suits any attention function
         self._awaits_attention = True
-        return pin(tail.keys, Handoff(self, self.compressed)), tail.values
+        handoff = Handoff(self, old)
+        return pin(tail.keys, handoff), pin(tail.values, handoff)
 
     def _move_old_tail(self) -> None:
         """Prune what has left the recent window, whenever a block of it has gathered."""
@@ -123,7 +124,8 @@ class PrunedKeyLayer(DynamicLayer):
             raise CacheError(
                 f"the keys of layer {self.plan.index} did not reach grace_opt's attention function, so the cache could "
                 'only stay dense; write model.set_attn_implementation("grace_sdpa") before generating ("grace_eager" '
-                "for models that need eager attention) and start from a new or reset() cache"
+                "for models that need eager attention) and start from a new or reset() cache. If that is what you do, "
+                "this model changes its keys between cache and attention, and can not be pruned"
             )
 
     def attended(self) -> None:
@@ -151,11 +153,12 @@ class PrunedKeyLayer(DynamicLayer):
         if found is None:
             self._announce_short(over.length)
             return self._stored()
-        home = self._stored().keys.device  # where an offloading cache has put the rest
-        self.compressed = found if found.kept_indices.device == home else found.to(home)
-        self.tail = self._stored().beyond(found.length)
-        self._fresh = True
-        return self.tail
+        tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
+        if home != keys.device:  # an offloading cache has put the layer away meanwhile
+            found = found.to(home)
+            tail.map(lambda tensor: tensor.to(home, non_blocking=True))
+        self.compressed, self.tail, self._fresh = found, tail, True
+        return tail
 
     def _announce_short(self, length: int) -> None:
         if self.plan.announces and not self._announced:

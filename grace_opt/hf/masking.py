@@ -5,6 +5,9 @@ what a mask must agree with, :func:`static_sources` turns a mask with one leadin
 cache (no query is observed, nothing is solved per prompt), and :func:`kept_channels` checks what any source returned
 before keys are cut by it.
 
+Under tensor parallelism every process ("rank") computes some of the KV heads and caches only those. Masks are per KV
+head, so nothing has to cross ranks; a static mask of all heads is cut to the rank's own.
+
 Source: ours; LeanK's static channel masks are the use that :func:`static_sources` serves.
 """
 
@@ -15,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import MaskError
@@ -33,8 +37,11 @@ def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | st
     Returns
     -------
     dict
-        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``; of a model also ``weights``, a
-        digest of a sample of every parameter. It is the same in every floating-point type that holds bfloat16.
+        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``, of all ranks together; of a
+        model also ``weights``, a digest of a sample of every parameter. It is the same in every floating-point type
+        that holds bfloat16. A model whose weights are not all here (sharded over ranks, offloaded to disk) has no
+        ``weights``. A tensor-parallel one has ``tensor_parallel``, because its masks and caches hold only the KV heads
+        of this rank.
     """
     config = model.config if isinstance(model, PreTrainedModel) else model
     text = config.get_text_config(decoder=True)
@@ -46,8 +53,29 @@ def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | st
         "head_dim": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
     }
     if isinstance(model, PreTrainedModel):
-        found["weights"] = weights_digest(model)
+        if _is_tensor_parallel(model):
+            found["tensor_parallel"] = f"rank {_rank()} of {_ranks()}"
+        elif not any(parameter.is_meta or _is_sharded(parameter) for parameter in model.parameters()):
+            found["weights"] = weights_digest(model)
     return found
+
+
+def _is_tensor_parallel(model: PreTrainedModel) -> bool:
+    """Whether the model was loaded with ``tp_plan=``; old transformers shard it into plain tensors."""
+    return (getattr(model, "tp_size", None) or 1) > 1
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    """Whether it is a DTensor; told by what only these have, because some builds of torch lack the class."""
+    return hasattr(parameter, "placements")
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if _ranks() > 1 else 0
 
 
 SAMPLED = 16
@@ -59,22 +87,34 @@ def weights_digest(model: PreTrainedModel) -> str:
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().reshape(-1)
         sampled.update(f"{name} {tuple(parameter.shape)}".encode())
-        if not flat.is_meta:
-            places = torch.linspace(0, max(flat.numel() - 1, 0), min(SAMPLED, flat.numel())).long()
-            sampled.update(flat[places.to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
+        places = torch.linspace(0, max(flat.numel() - 1, 0), min(SAMPLED, flat.numel())).long()
+        sampled.update(flat[places.to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
     return sampled.hexdigest()
 
 
 def layer_devices(model: PreTrainedModel | PreTrainedConfig, layers: int) -> dict[int, torch.device]:
     """Where the keys of every layer arise: by its attention's projections; the CPU for a configuration."""
-    found = dict.fromkeys(range(layers), torch.device("cpu"))
-    if isinstance(model, PreTrainedModel):
-        found = dict.fromkeys(range(layers), model.device)
-        for module in model.modules():
-            index, parameter = getattr(module, "layer_idx", None), next(module.parameters(), None)
-            if isinstance(index, int) and parameter is not None and not parameter.is_meta:
-                found[index] = parameter.device
+    cpu = torch.device("cpu")
+    if not isinstance(model, PreTrainedModel):
+        return dict.fromkeys(range(layers), cpu)
+    found = dict.fromkeys(range(layers), computes_on(model) or cpu)
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int):
+            found[index] = computes_on(module) or found[index]
     return found
+
+
+def computes_on(module: nn.Module) -> torch.device | None:
+    """Where a module computes: what accelerate's hooks say, as offloaded weights are elsewhere; else by its weights."""
+    for part in module.modules():
+        hook = getattr(part, "_hf_hook", None)
+        for single in getattr(hook, "hooks", (hook,)):
+            device = getattr(single, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    weights = (parameter.device for parameter in module.parameters() if not parameter.is_meta)
+    return next(weights, None)
 
 
 @dataclass(frozen=True)
@@ -84,7 +124,8 @@ class StaticMask:
     Attributes
     ----------
     mask : ChannelMask
-        Of one layer, ``(H, d)``, or with a leading batch dimension, ``(B, H, d)``.
+        Of one layer, ``(H, d)``, or with a leading batch dimension, ``(B, H, d)``. Where tensor parallelism leaves a
+        rank only its share of the KV heads, ``H`` may be that share or all heads of all ranks.
     """
 
     mask: ChannelMask
@@ -97,6 +138,10 @@ class StaticMask:
                 f"the static mask was made for {pruned.shape[0]} sequences and the batch has {batch}; to use one "
                 "prompt's mask for all of them, take its batch dimension off: ChannelMask(mask.pruned[:, 0])"
             )
+        heads, ranks = keys.shape[1], _ranks()
+        if ranks > 1 and pruned.shape[-2] == ranks * heads:
+            # The projections' rows are dealt out in order, so rank r computes the r-th run of heads.
+            pruned = pruned.narrow(-2, _rank() * heads, heads)
         return ChannelMask(pruned.expand(batch, *pruned.shape[-2:]))
 
 

@@ -42,16 +42,16 @@ class Handoff(NamedTuple):
     compressed: Compressed | None
 
 
-def pin(keys: Tensor, handoff: Handoff) -> Tensor:
-    """A view of the keys that carries the hand-off; a view, so that the stored tensor itself never does."""
-    view = keys.view_as(keys)
+def pin(tensor: Tensor, handoff: Handoff) -> Tensor:
+    """A view of keys or values that carries the hand-off; a view, so that the stored tensor itself never does."""
+    view = tensor.view_as(tensor)
     setattr(view, _ATTRIBUTE, handoff)
     return view
 
 
-def pinned(keys: Tensor) -> Handoff | None:
-    """The hand-off that these keys carry, or None."""
-    return getattr(keys, _ATTRIBUTE, None)
+def pinned(tensor: Tensor) -> Handoff | None:
+    """The hand-off that these keys or values carry, or None."""
+    return getattr(tensor, _ATTRIBUTE, None)
 
 
 def segmented_attention(

@@ -1,0 +1,202 @@
+"""Bytes of the key-value cache of three models, by what stores it: ``python -m bench.cache_bytes``.
+
+Ours is a formula that is checked against `PrunedKeyCache.memory_report` of real tensors, one layer of each shape at
+every length and ratio, and must equal it to the byte; all layers of a model are alike. The layouts of others are
+formulas, or what their papers say. Writes docs/results/cache_bytes.{json,md}.
+
+Source: ThinK (arXiv 2407.21018) and its code (github.com/SalesforceAIResearch/ThinK: ``repeat_kv`` before
+``update_think``); LeanK (arXiv 2508.02215), abstract; shapes from the models' ``config.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.progress import track
+from transformers import LlamaConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bench.provenance import caption, provenance, write_json
+from grace_opt.files import aside
+from grace_opt.hf import MemoryReport, PrunedKeyCache
+from grace_opt.weights import prune_count
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+LENGTHS, RATIOS = (8192, 32768, 131072), (0.5, 0.6, 0.7)
+RECENT, ITEM, INDEX = 32, 2, 8  # dense tokens; bytes of a 16-bit number and of a kept index
+#: Shares of K and of V that LeanK's paper says remain.
+LEANK_K, LEANK_V = 0.30, (0.84, 0.82)
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model's cache depends on."""
+
+    models: str
+    layers: int
+    kv_heads: int
+    query_heads: int
+    head_dim: int
+
+
+SHAPES = (
+    Shape("Llama-3-8B and Mistral-7B-Instruct-v0.2", 32, 8, 32, 128),
+    Shape("Qwen3-8B", 36, 8, 32, 128),
+)
+
+
+def dense(shape: Shape, tokens: int, heads: int | None = None) -> int:
+    """Bytes of dense K, which are those of V as well.
+
+    Parameters
+    ----------
+    shape : Shape
+    tokens : int
+    heads : int, optional
+        Other than the KV heads.
+    """
+    return shape.layers * (heads or shape.kv_heads) * tokens * shape.head_dim * ITEM
+
+
+def ours(shape: Shape, tokens: int, ratio: float) -> tuple[int, int]:
+    """Bytes of K and of V in a `PrunedKeyCache`: per KV head, ⌈λd⌉ channels fewer, kept indices included."""
+    kept = shape.head_dim - prune_count(ratio, shape.head_dim)
+    per_head = (tokens - RECENT) * kept * ITEM + RECENT * shape.head_dim * ITEM + kept * INDEX
+    return shape.layers * shape.kv_heads * per_head, dense(shape, tokens)
+
+
+def think_code(shape: Shape, tokens: int, ratio: float) -> tuple[int, int]:
+    """Bytes of K and of V in ThinK's own code: per *query* head, int(λd) channels fewer, a bool per channel."""
+    kept = shape.head_dim - int(ratio * shape.head_dim)
+    per_head = (tokens - RECENT) * kept * ITEM + RECENT * shape.head_dim * ITEM + shape.head_dim
+    return shape.layers * shape.query_heads * per_head, dense(shape, tokens, shape.query_heads)
+
+
+def measured(shape: Shape, tokens: int, ratio: float, *, recent: int = RECENT) -> MemoryReport:
+    """What the tensors of one layer hold after a prompt of random keys and values, pruned by GRACE.
+
+    They take the way that a model's take: the cache's ``update``, then the attention function, which is given the last
+    queries only, as nobody reads what it returns.
+    """
+    config = LlamaConfig(
+        num_hidden_layers=1,
+        num_attention_heads=shape.query_heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        hidden_size=shape.query_heads * shape.head_dim,
+    )
+    cache = PrunedKeyCache(config, method="grace", ratio=ratio, recent_window=recent, observation_window=RECENT)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(heads: int, length: int) -> torch.Tensor:
+        return torch.randn(1, heads, length, shape.head_dim, generator=generator, dtype=torch.bfloat16)
+
+    keys, values = cache.update(draw(shape.kv_heads, tokens), draw(shape.kv_heads, tokens), 0)
+    module = SimpleNamespace(num_key_value_groups=shape.query_heads // shape.kv_heads, is_causal=True, training=False)
+    with torch.no_grad():
+        attend = ALL_ATTENTION_FUNCTIONS["grace_sdpa"]
+        attend(module, draw(shape.query_heads, RECENT), keys, values, None, scaling=shape.head_dim**-0.5)
+    return cache.memory_report()
+
+
+def check(shape: Shape, tokens: int, ratio: float) -> None:
+    """Stop unless the formula equals what one layer's tensors hold."""
+    one = Shape(shape.models, 1, shape.kv_heads, shape.query_heads, shape.head_dim)
+    report = measured(one, tokens, ratio)
+    found, formula = (report.key_bytes, report.value_bytes, report.spare_bytes), (*ours(one, tokens, ratio), 0)
+    if found != formula:
+        raise SystemExit(f"{shape.models}, {tokens} tokens, λ={ratio}: measured {found}, by the formula {formula}")
+
+
+def rows(shape: Shape) -> list[dict[str, Any]]:
+    """Every layout of one shape: name, λ, and (K, K+V) in bytes by length; LeanK's K+V by its paper's two ends."""
+    plain = {tokens: (dense(shape, tokens), 2 * dense(shape, tokens)) for tokens in LENGTHS}
+    found: list[dict[str, Any]] = [{"layout": "dense", "ratio": None, "bytes": plain}]
+    for name, formula in (("ours", ours), ("ThinK's code", think_code)):
+        for ratio in RATIOS:
+            parts = {tokens: formula(shape, tokens, ratio) for tokens in LENGTHS}
+            sizes = {tokens: (key, key + value) for tokens, (key, value) in parts.items()}
+            found.append({"layout": name, "ratio": ratio, "bytes": sizes})
+    found.append({"layout": "zeroed channels", "ratio": None, "bytes": plain})
+    claimed = {
+        tokens: (round(LEANK_K * key), *(round((LEANK_K + share) * key) for share in LEANK_V))
+        for tokens, (key, _) in plain.items()
+    }
+    found.append({"layout": "LeanK, by its paper", "ratio": None, "bytes": claimed})
+    return found
+
+
+def table(shape: Shape, found: Sequence[dict[str, Any]]) -> list[str]:
+    """One shape's table, as Markdown lines."""
+    heads = " | ".join(f"K, {tokens // 1024}k | K+V, {tokens // 1024}k" for tokens in LENGTHS)
+    lines = [
+        f"**{shape.models}**: {shape.layers} layers, {shape.kv_heads} KV and {shape.query_heads} query heads of width "
+        f"{shape.head_dim}. GiB; shares of dense at {LENGTHS[0] // 1024}k.",
+        "",
+        f"| what | λ | {heads} | K of dense | K+V of dense |",
+        "|---|---|" + "---:|" * (2 * len(LENGTHS) + 2),
+    ]
+    reference = found[0]["bytes"][LENGTHS[0]]
+    for row in found:
+        cells = [row["layout"], "–" if row["ratio"] is None else f"{row['ratio']:g}"]
+        for tokens in LENGTHS:
+            key, *total = row["bytes"][tokens]
+            cells += [f"{key / GIB:.3f}", "–".join(f"{size / GIB:.3f}" for size in total)]
+        key, *total = row["bytes"][LENGTHS[0]]
+        cells += [f"{key / reference[0]:.1%}", "–".join(f"{size / reference[1]:.1%}" for size in total)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    heads = {(shape.kv_heads, shape.query_heads, shape.head_dim): shape for shape in SHAPES}  # one layer of each
+    cells = [(shape, tokens, ratio) for shape in heads.values() for tokens in LENGTHS for ratio in RATIOS]
+    for cell in track(cells, description="one layer, measured"):
+        check(*cell)
+    source = provenance()
+    found = [(shape, rows(shape)) for shape in SHAPES]
+    lengths = ", ".join(f"{tokens:,}" for tokens in LENGTHS)
+    lines = [
+        f"Bytes of a cache of {lengths} tokens in 16 bits, batch 1. Shapes, not models: not all of these models read "
+        "texts that long.",
+        "",
+    ]
+    for shape, of_shape in found:
+        lines += table(shape, of_shape)
+    llama = SHAPES[0]
+    known = {ratio: sum(think_code(llama, LENGTHS[0], ratio)) / GIB for ratio in RATIOS}
+    lines += [
+        f"- *Ours*: GRACE; ⌈λd⌉ channels are pruned, the last {RECENT} tokens stay dense, {INDEX} bytes per kept index "
+        f"are counted with K. The formula equals `memory_report()` of one layer's real tensors to the byte, in all "
+        f"{len(cells)} cases of length and λ; the table has it times the number of layers. The layer is of "
+        f"{llama.kv_heads} KV heads of width {llama.head_dim}, as in all of these models.",
+        "- Keys are half of a cache: with K at 1 − λ of dense, K+V is at 1 − λ/2.",
+        f"- *ThinK's code* repeats keys and values for the query heads before it stores them, in its eager and in its "
+        f"flash version alike; int(λd) channels are pruned, the last {RECENT} tokens stay dense, a bool per channel is "
+        f"the mask. With 4 query heads to a KV head that is more than the dense cache that transformers keeps: "
+        + ", ".join(f"{size:.2f} GiB at λ = {ratio:g}" for ratio, size in known.items())
+        + f" where dense is {2 * dense(llama, LENGTHS[0]) / GIB:.2f} ({LENGTHS[0] // 1024}k, {llama.models.split()[0]})"
+        ". By formula, from its code; its token eviction, which is a method of its own, is left out. When decoding, "
+        "the flash version fills one layer at a time up with zeros, on top of this.",
+        "- *Zeroed channels*: what kvpress's `ThinKPress` does, for the accuracy alone; the bytes are those of dense.",
+        f"- *LeanK*: not measured. Static masks; its paper says up to {1 - LEANK_K:.0%} off K and "
+        f"{1 - LEANK_V[0]:.0%} to {1 - LEANK_V[1]:.0%} off V.",
+    ]
+    value = [{**asdict(shape), "rows": of_shape} for shape, of_shape in found]
+    write_json(RESULTS / "cache_bytes.json", {"provenance": source, "checked": len(cells), "shapes": value})
+    with aside(RESULTS / "cache_bytes.md") as path:
+        path.write_text("\n".join([*lines, "", caption(source), ""]))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What every rank of a tensor-parallel run does; `tests/hf/test_parallel.py` does the same in one process.
+
+::
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 tests/hf/parallel_worker.py FOLDER
+
+reads a model and static masks from the folder, and every rank writes ``rank<r>.json`` with what it saw there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+from grace_opt.errors import GraceError
+from grace_opt.hf import PrunedKeyCache, attach
+from grace_opt.hf.eviction import SnapKV
+from grace_opt.masks import ChannelMask
+
+WINDOWS = {"recent_window": 8, "observation_window": 6}
+CASES = {
+    "dense": {"ratio": 0.0},
+    "half": {"ratio": 0.5},
+    "sinks": {"ratio": 0.5, "sink_tokens": 2},
+    "evicted": {"ratio": 0.5, "evict": SnapKV(budget=24, window=6), "tail_block": 4},
+    "zero-filled": {"ratio": 0.5, "fused": False},
+}
+
+
+def load(folder):
+    """The model, split over the ranks if there are several; what to write for that has changed."""
+    parallel = {}
+    if dist.is_torchelastic_launched():
+        known = {field.name for field in dataclasses.fields(DistributedConfig)}
+        parallel = {"tp_plan": "auto"}
+        if "tp_plan" in known:
+            parallel = {"distributed_config": DistributedConfig(**parallel)}
+    model = AutoModelForCausalLM.from_pretrained(folder, **parallel).eval()
+    model.set_attn_implementation("grace_sdpa")
+    return model
+
+
+def outcomes(model, masks):
+    """By case, the new tokens of a left-padded batch and the kept channels ``[layer][sequence][head]``."""
+    prompt = torch.randint(3, 97, (2, 40), generator=torch.Generator().manual_seed(1))
+    padding = torch.ones_like(prompt)
+    padding[1, :13] = 0
+    prompt = prompt.masked_fill(padding == 0, 50)
+    found = {}
+
+    def generate(cache, **options):
+        tokens = model.generate(
+            prompt, attention_mask=padding, past_key_values=cache, max_new_tokens=12, do_sample=False, **options
+        )
+        return {"tokens": tokens[:, prompt.shape[1] :].tolist()}
+
+    for name, settings in CASES.items():
+        cache = PrunedKeyCache(model, "grace", **WINDOWS, **settings)
+        found[name] = {**generate(cache), "kept": kept(cache)}
+    cache = PrunedKeyCache(model, masks=masks, **WINDOWS)
+    found["static masks"] = {**generate(cache), "kept": kept(cache)}
+    cache = PrunedKeyCache(model, "grace", **WINDOWS)
+    found["beams"] = generate(cache, num_beams=3)
+    with attach(model, "grace", 0.5, **WINDOWS) as attached:
+        found["attached"] = {**generate(None), "kept": kept(attached.cache)}
+    return found
+
+
+def kept(cache):
+    """The kept channels as the layers store them."""
+    return [layer.compressed.kept_indices.tolist() for layer in cache.layers]
+
+
+def saved(model, folder, rank):
+    """What reading one's own and another rank's file does."""
+    prompt = torch.randint(3, 97, (1, 30), generator=torch.Generator().manual_seed(3))
+    cache = PrunedKeyCache(model, "grace", **WINDOWS)
+    with torch.no_grad():
+        model(prompt, past_key_values=cache)
+        cache.save(folder / f"rank{rank}.safetensors")
+        dist.barrier()
+        own = PrunedKeyCache.load(folder / f"rank{rank}.safetensors", model)
+        logits = [model(prompt[:, :1], past_key_values=each).logits for each in (cache, own)]
+    refused = []
+    for reading in (
+        lambda: PrunedKeyCache.load(folder / f"rank{1 - rank}.safetensors", model),
+        lambda: PrunedKeyCache(model, masks=ChannelMask.load(folder / f"mask{1 - rank}.safetensors")),
+    ):
+        own.channel_mask().save(folder / f"mask{rank}.safetensors")
+        dist.barrier()
+        try:
+            reading()
+        except GraceError as error:
+            refused.append(str(error))
+    return {"equal": torch.equal(*logits), "refused": refused}
+
+
+def main(folder):
+    """Run on one rank."""
+    torch.set_num_threads(1)
+    model = load(folder / "model")
+    rank = dist.get_rank()
+    found = {
+        "outcomes": outcomes(model, ChannelMask.load(folder / "masks.safetensors")),
+        "fingerprint": PrunedKeyCache(model).fingerprint(),
+        "saved": saved(model, folder, rank),
+    }
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,130 @@
+"""The adapter's benchmarks in small: bytes by formula are those of tensors, and a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+
+from bench import cache_bytes, real_model
+from grace_opt.hf.models import POCKET
+from grace_opt.needle import filler
+
+SMALL = cache_bytes.Shape("small", layers=1, kv_heads=2, query_heads=4, head_dim=20)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny matrices: threads only cost."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.33, 0.5, 0.7])
+@pytest.mark.parametrize("tokens", [33, 100])
+def test_the_formula_is_what_the_tensors_hold(tokens: int, ratio: float) -> None:
+    cache_bytes.check(SMALL, tokens, ratio)
+    report = cache_bytes.measured(SMALL, tokens, ratio)
+    assert (report.key_bytes, report.value_bytes) == cache_bytes.ours(SMALL, tokens, ratio)
+    assert report.dense_equivalent_key_bytes == cache_bytes.dense(SMALL, tokens)
+
+
+def test_a_formula_that_is_wrong_stops_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_bytes, "INDEX", 4)
+    with pytest.raises(SystemExit, match="measured"):
+        cache_bytes.check(SMALL, 100, 0.5)
+
+
+def test_thinks_code_stores_what_was_measured_elsewhere() -> None:
+    llama, gib = cache_bytes.SHAPES[0], 2**30
+    assert 2 * cache_bytes.dense(llama, 8192) == gib
+    assert sum(cache_bytes.think_code(llama, 8192, 0.6)) / gib == pytest.approx(2.82, abs=0.005)
+
+
+def test_layers_are_alike() -> None:
+    deep = cache_bytes.Shape("deep", layers=7, kv_heads=2, query_heads=4, head_dim=20)
+    one, seven = cache_bytes.ours(SMALL, 100, 0.5), cache_bytes.ours(deep, 100, 0.5)
+    assert seven == (7 * one[0], 7 * one[1])
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    """A text that the pocket model can read, with the header of a book."""
+    rng = random.Random(0)
+    path = tmp_path / "book.txt"
+    text = " ".join(filler(rng) for _ in range(40))
+    path.write_text(f"# Title: On Rivers\n\n## Author: A. Nobody\n\n-----\n\n{text}")
+    return path
+
+
+@pytest.fixture
+def start(tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run the benchmark on two prompts, as from the command line."""
+
+    def run(*changes: str) -> None:
+        arguments = f"--model {POCKET} --text {book} --prompts 2 --tokens 128 --new-tokens 4".split()
+        folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
+        monkeypatch.setattr(sys, "argv", ["real_model", *arguments, *folders, *changes])
+        real_model.main()
+
+    return run
+
+
+def test_real_model_writes_a_table_and_goes_on(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, measured = real_model.measure, []
+
+    def counting(*arguments):
+        measured.append(1)
+        return measure(*arguments)
+
+    monkeypatch.setattr(real_model, "measure", counting)
+    monkeypatch.setattr(real_model, "RATIOS", (0.5,))
+    start()
+    assert len(measured) == 2
+    text, value = ((tmp_path / "results" / f"pocket{suffix}") for suffix in (".md", ".json"))
+    before = text.read_text(), json.loads(value.read_text())
+    assert "A. Nobody: On Rivers" in before[0]
+    assert str(tmp_path) not in before[0] + value.read_text()
+    assert before[0].count("| GRACE − THINK |") == len(real_model.RATIOS)
+    for record in before[1]["by prompt"]:
+        assert all(cell["kl"] >= 0 and 0 <= cell["prefix"] <= 4 for cell in record["pruned"])
+        assert all(cell["key_bytes"] < record["dense"]["key_bytes"] for cell in record["pruned"])
+
+    first, second = sorted((tmp_path / "runs").iterdir())
+    untouched = first.stat().st_mtime_ns
+    second.unlink()
+    start()
+    assert len(measured) == 3
+    assert first.stat().st_mtime_ns == untouched
+    after = json.loads(value.read_text())
+    assert [after[part] for part in ("dense", "rows")] == [before[1][part] for part in ("dense", "rows")]
+
+    second.write_text(second.read_text()[:100])  # cut short: measured again
+    start()
+    assert len(measured) == 4
+    start("--new-tokens", "3")  # other settings: nothing of before counts
+    assert len(measured) == 6
+
+
+def test_real_model_names_what_is_missing(start, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no text at"):
+        start("--text", str(tmp_path / "nothing.txt"))
+    with pytest.raises(SystemExit, match=r"no passage 1 of 900 tokens.*longer --text"):
+        start("--tokens", "900")
+    with pytest.raises(SystemExit, match="at most 1148"):
+        start("--tokens", "1150")
+
+
+def test_an_interval_covers_its_mean_and_is_a_point_where_all_agree() -> None:
+    mean, low, high = real_model.interval([0.1, 0.2, 0.4])
+    assert low < mean < high
+    assert real_model.interval([0.25] * 4) == (0.25, 0.25, 0.25)
