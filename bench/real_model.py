@@ -296,8 +296,9 @@ def page(name: str, records: Sequence[dict[str, Any]], found: dict[str, Any], ab
             lines.append(f"| {row['method']} | {ratio:g} | " + " | ".join([*sizes, *values]) + " |")
         values = []
         for measure, form, _ in MEASURES:
-            mean, low, high = (f"{value:+{form}}" for value in paired[measure])
-            values.append(f"{mean} [{low}, {high}]")
+            scale, form, unit = (100, form.replace("%", "f"), " pp") if form.endswith("%") else (1, form, "")
+            mean, low, high = (f"{scale * value:+{form}}" for value in paired[measure])
+            values.append(f"{mean} [{low}, {high}]{unit}")
         lines.append(f"| GRACE − THINK | {ratio:g} | – | – | – | – | " + " | ".join(values) + " |")
     nearer = ", ".join(f"{d['prompts of lower KL']} at λ = {d['ratio']:g}" for d in found["GRACE - THINK"])
     return [
@@ -307,18 +308,18 @@ def page(name: str, records: Sequence[dict[str, Any]], found: dict[str, Any], ab
         "same place; after the first difference the two texts are no longer the same, so this is mostly the *common "
         "prefix*, in tokens. *Likeliest next token equal* and *KL*(dense ‖ pruned): over the dense run's tokens, which "
         "both caches are given. GRACE − THINK: mean of the paired differences and, in brackets, its bootstrap 95 % "
-        f"interval ({RESAMPLES:,} resamples of {len(records)} prompts). GRACE has the lower KL on so many of "
-        f"{len(records)} prompts: {nearer}. Bytes are those of `memory_report()` after the prompt, kept indices "
+        f"interval ({RESAMPLES:,} resamples of {len(records)} prompts), shares in percentage points. Prompts of "
+        f"{len(records)} on which GRACE has the lower KL: {nearer}. Bytes are those of `memory_report()` after the prompt, kept indices "
         "included, in float32; in 16 bit all are half, the indices excepted.",
     ]
 
 
-def _without_tokens(part: Any) -> Any:
-    """A record without the generated tokens, which are many lines and are read by nobody."""
+def _shortened(part: Any) -> Any:
+    """Records without the generated tokens and the settings, which are many lines and are read by nobody."""
     if isinstance(part, list):
-        return [_without_tokens(item) for item in part]
+        return [_shortened(item) for item in part]
     if isinstance(part, dict):
-        return {name: _without_tokens(value) for name, value in part.items() if name != "tokens"}
+        return {name: _shortened(value) for name, value in part.items() if name not in ("tokens", "settings")}
     return part
 
 
@@ -347,8 +348,8 @@ def main() -> None:
     # Of the prompts, which may have been measured before.
     source["date"] = max(record["date"] for record in records)
     source["commit"] = ", ".join(dict.fromkeys(record["commit"] for record in records))
-    written = [_without_tokens(record) for record in records]
-    write_json(Path(f"{args.out}.json"), {"provenance": source, **sizes, **found, "by prompt": written})
+    value = {"provenance": source, "weights": records[0]["settings"]["weights"], **sizes, **found}
+    write_json(Path(f"{args.out}.json"), {**value, "by prompt": _shortened(records)})
     with aside(Path(f"{args.out}.md")) as path:
         path.write_text("\n".join([*lines, "", caption(source), ""]))
     print("\n".join(lines))

@@ -78,6 +78,8 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **se
     """
     if "prompt_length" in settings:
         raise OptionError("leave out prompt_length: each generate() inside the block knows its own prompt")
+    if not isinstance(model, PreTrainedModel):
+        raise OptionError(f"model must be a transformers model, not {type(model).__name__}; write attach(model, ...)")
     attached = Attached(model, {"method": method, "ratio": ratio, **settings})
     plain = model.generate
 

@@ -13,7 +13,7 @@ Source: static per-head masks are LeanK's row (arXiv 2508.02215); how they are c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -81,8 +81,14 @@ def calibrate(
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """
-    if isinstance(texts, str) or not len(texts):
+    if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
         raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
+    if not isinstance(model, PreTrainedModel):
+        raise OptionError(f"model must be a transformers model, not {type(model).__name__}; its weights are needed")
+    if ignored := sorted({"provider", "masks"} & set(settings)):
+        raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
+    if observation_window is not None:
+        PruningConfig(observation_window=observation_window)  # checks the range
     # The same checks, layers and settings as the cache that will use the masks.
     cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
     device = computes_on(model.get_input_embeddings()) or torch.device("cpu")
@@ -114,10 +120,12 @@ def calibrate(
 def _tokens(text: str | Tensor, tokenizer: Any, number: int) -> Tensor:
     if isinstance(text, Tensor):
         ids = text[None] if text.dim() == 1 else text
+    elif not isinstance(text, str):
+        raise OptionError(f"text {number} is of type {type(text).__name__}; write a string or a tensor of its tokens")
     elif tokenizer is None:
         raise OptionError("texts need their tokenizer; write calibrate(model, texts, tokenizer)")
     else:
         ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
-    if ids.shape[0] != 1 or not ids.shape[1]:
+    if ids.dim() != 2 or ids.shape[0] != 1 or not ids.shape[1]:
         raise OptionError(f"text {number} has token numbers of shape {tuple(ids.shape)}; each must be one sequence")
     return ids

@@ -97,6 +97,7 @@ class PruningConfig:
             ("dense_layers", 0),
             ("tail_block", 1),
             ("kept_channels", 1),
+            ("seed", 0),
         ):
             value = getattr(self, name)
             if value is None and name in ("tail_block", "kept_channels"):
@@ -104,7 +105,7 @@ class PruningConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name} must be an integer >= {least}, not {value!r}")
         if not isinstance(self.ratio, numbers.Real):
-            if isinstance(self.ratio, str) or not isinstance(self.ratio, Sequence):
+            if isinstance(self.ratio, str) or not isinstance(self.ratio, Sequence) or not len(self.ratio):
                 raise OptionError(f"ratio={self.ratio!r}: write one number in [0, 1), or a list with one per layer")
             object.__setattr__(self, "ratio", tuple(self.ratio))
         for layer, ratio in enumerate(self.ratios(1 if isinstance(self.ratio, numbers.Real) else None)):
@@ -113,11 +114,17 @@ class PruningConfig:
             except OptionError as error:
                 where = "" if isinstance(self.ratio, numbers.Real) else f"of layer {layer}: "
                 raise OptionError(where + str(error)) from None
+        # Plain floats: numpy's would not go into JSON.
+        plain = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
+        object.__setattr__(self, "ratio", plain)
         if self.kept_channels is not None and self.ratio != PruningConfig.ratio:
             raise OptionError(f"ratio={self.ratio!r} and kept_channels={self.kept_channels}: write one of the two")
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
-        object.__setattr__(self, "fused", bool(self.fused))
+        for name, kind, write in _WRITE:
+            _check_kind(name, getattr(self, name), kind, write)
+        if self.evict is not None and not hasattr(self.evict, "scores"):
+            raise OptionError(f"evict={self.evict!r}: write an eviction, for instance SnapKV(budget=512)")
         object.__setattr__(self, "options", dict(self.options))
         self.provider(0)  # unknown methods and options are told now, not after a long prompt
 
@@ -168,6 +175,7 @@ class PruningConfig:
         OptionError
             If there are names that no configuration has.
         """
+        _check_kind("pruning", values, Mapping, "the dict that to_dict gives")
         known = [f.name for f in fields(cls)]
         unknown = sorted(set(values) - set(known))
         if unknown:
@@ -176,14 +184,28 @@ class PruningConfig:
         if found.get("evict") is not None:
             found["evict"] = eviction_from_dict(found["evict"])
         if found.get("quantize") is not None:
+            _check_kind("quantize", found["quantize"], Mapping, "the dict that Quantization.to_dict gives")
             found["quantize"] = Quantization.from_dict(found["quantize"])
-        if found.get("protect") is not None:
-            found["protect"] = tuple(found["protect"])
         return cls(**found)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> PruningConfig:
         """From keyword arguments: what is no name of the configuration is an option of the method."""
         known = {f.name for f in fields(cls)}
+        _check_kind("options", settings.get("options", {}), Mapping, "a dict from names to values")
         options = {**settings.get("options", {}), **{n: v for n, v in settings.items() if n not in known}}
         return cls(**{**{n: v for n, v in settings.items() if n in known}, "options": options})
+
+
+_WRITE: tuple[tuple[str, Any, str], ...] = (
+    ("options", Mapping, "a dict from names to values"),
+    ("method", str, 'a name, for instance "grace"'),
+    ("weight", str, 'a name, for instance "frobenius"'),
+    ("fused", bool, "True or False"),
+    ("quantize", Quantization | None, "a Quantization, for instance Quantization(keys=4)"),
+)
+
+
+def _check_kind(name: str, value: Any, kind: Any, write: str) -> None:
+    if not isinstance(value, kind):
+        raise OptionError(f"{name}={value!r}: write {write}")

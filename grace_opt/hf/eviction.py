@@ -17,6 +17,7 @@ query heads of its group, as in kvpress.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -372,24 +373,26 @@ def _received(
     queries = _last_queries(queries, keys, valid, needed)
     (batch, heads, length, width), observed = keys.shape, queries.shape[2]
     dtype = torch.promote_types(working_dtype(queries.dtype), working_dtype(keys.dtype))
-    grouped, transposed = queries.detach().reshape(batch, heads, -1, observed, width), keys.detach().to(dtype).mT
+    grouped = queries.detach().reshape(batch, heads, -1, observed, width)
     place = torch.arange(length, device=keys.device)
     total = torch.zeros(*grouped.shape[:3], length, dtype=dtype, device=keys.device)
-    step = max(MAX_LOGITS // total.numel(), 1)
-    for first in range(0, observed, step):
-        part = grouped[:, :, :, first : first + step].to(dtype)
-        position = place[length - observed + first :][: part.shape[3]]
-        logits = (part.flatten(2, 3) @ transposed).view(*part.shape[:4], length).mul_(scaling)
+    step = max(MAX_LOGITS // total[:, 0].numel(), 1)
+    # Head by head: all keys at once in float32 would be two layers' worth of half-precision ones.
+    for head, first in itertools.product(range(heads), range(0, observed, step)):
+        part = grouped[:, head, :, first : first + step].to(dtype)
+        position = place[length - observed + first :][: part.shape[2]]
+        transposed = keys[:, head].detach().to(dtype).mT
+        logits = (part.flatten(1, 2) @ transposed).view(*part.shape[:3], length).mul_(scaling)
         if softcap is not None:
             logits = torch.tanh(logits / softcap).mul_(softcap)
         hidden = (place > position[:, None])[None]
         if valid is not None:
             hidden = hidden | ~valid[:, None]
         # The smallest number instead of -inf: a row that sees nothing stays finite.
-        weights = torch.softmax(logits.masked_fill_(hidden[:, None, None], torch.finfo(dtype).min), dim=-1)
+        weights = torch.softmax(logits.masked_fill_(hidden[:, None], torch.finfo(dtype).min), dim=-1)
         if valid is not None:
-            weights.masked_fill_(~valid[:, None, None, position, None], 0.0)
-        total += weights.sum(3)
+            weights.masked_fill_(~valid[:, None, position, None], 0.0)
+        total[:, head] += weights.sum(2)
     return total.float()
 
 

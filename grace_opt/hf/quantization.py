@@ -29,6 +29,8 @@ BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MODULES = {"quanto": "optimum.quanto", "hqq": "hqq.core.quantize"}
 _FORMAT = 1
+#: At most about so many tokens are quantised at once.
+BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ class QuantizedTokens:
                 "channels), none of them zero"
             )
         form = _Form(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
-        return cls(form, [[form.encode(row)] for row in tensor.detach()])
+        # In blocks, because the libraries compute in float32 and need several times what they are given.
+        step = max(BLOCK // group_size, 1) * group_size
+        return cls(form, [[form.encode(part) for part in row.split(step, dim=1)] for row in tensor.detach()])
 
     def append(self, tensor: Tensor) -> QuantizedTokens:
         """With these tokens behind the others, which stay as they are.

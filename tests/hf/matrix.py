@@ -24,8 +24,8 @@ from transformers import DynamicCache
 from grace_opt.errors import CacheError
 from grace_opt.hf import PrunedKeyCache, attention_implementation
 
-#: Relative to the largest logit: a few roundings of bfloat16's 8 bits over two layers.
-BFLOAT16_RTOL = 0.04
+#: Relative to the largest logit. The dense models themselves are up to 6.1 % off in bfloat16 (Granite).
+BFLOAT16_RTOL = 0.06
 PROMPT, NEW, PADDING = 40, 8, 13
 WINDOWS = {"recent_window": 8, "observation_window": 6}
 SIZES = {

@@ -1,0 +1,56 @@
+"""Memory while the prompt is read: at most one layer's keys above what a dense cache takes at its worst moment."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import DynamicCache
+
+from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV
+
+LENGTH = 2048
+
+
+def peak(run):
+    """Most bytes that were allocated at once, by the profiler's allocation events."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert len(events) > 20
+    live = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sink_tokens": 4}, {"evict": SnapKV(256)}, {"quantize": Quantization(4, 4)}],
+    ids=["pruned", "sinks", "SnapKV", "quantised"],
+)
+def test_at_most_one_layer_s_keys_above_dense(options, dtype, layers, tiny):
+    if "quantize" in options:
+        pytest.importorskip("optimum.quanto")
+    # Many KV heads and a narrow rest: nothing else may hide what the cache takes.
+    model = tiny(num_hidden_layers=layers, num_key_value_heads=4, head_dim=64, max_position_embeddings=LENGTH)
+    model = copy.deepcopy(model).to(dtype)
+    ids = torch.randint(3, 97, (1, LENGTH), generator=torch.Generator().manual_seed(1))
+
+    def prefill(make):
+        cache = make()
+        with torch.no_grad():
+            model.model(ids, past_key_values=cache)
+        return cache
+
+    prefill(lambda: PrunedKeyCache(model, **options))  # libraries are loaded at first use
+    dense = peak(lambda: prefill(lambda: DynamicCache(config=model.config)))
+    pruned = peak(lambda: prefill(lambda: PrunedKeyCache(model, **options)))
+    assert pruned - dense <= 4 * LENGTH * 64 * dtype.itemsize
+    if layers > 1:
+        assert pruned < dense

@@ -1,0 +1,135 @@
+"""When the prompt is over: chunks, declared lengths, and candidates of assisted decoding that must not be observed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grace_opt.errors import CacheError, OptionError
+from grace_opt.hf import PrunedKeyCache, SnapKV, _compat
+from tests.hf.matrix import assistant
+
+
+def chosen(cache):
+    return cache.channel_mask().pruned
+
+
+@pytest.fixture
+def whole(tiny, prune, padded, generate):
+    """Masks and tokens of the prompt in one pass."""
+    model = tiny()
+    cache = prune(model, "mies", 0.5)
+    return model, generate(model, cache, *padded), chosen(cache)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 16, 20, 39, 40, 41])
+@pytest.mark.parametrize("evict", [None, SnapKV(budget=24, window=6)])
+def test_declared_chunks_choose_as_the_whole_prompt_does(evict, size, tiny, prune, padded, generate):
+    """Also when the last chunk is shorter than the observation window, or a single token."""
+    model = tiny()
+    plain, declared = (prune(model, "mies", 0.5, evict=evict) for _ in range(2))
+    declared.declare_prompt(40)
+    expected = generate(model, plain, *padded)
+    assert torch.equal(generate(model, declared, *padded, prefill_chunk_size=size), expected)
+    assert torch.equal(chosen(declared), chosen(plain))
+
+
+@pytest.mark.parametrize("size", [8, 16, 20])
+def test_the_model_s_own_chunk_size_is_known(size, whole, padded, generate, monkeypatch):
+    """40 is a multiple of 8 and 20: then only the first decode step shows that the prompt is over."""
+    model, tokens, masks = whole
+    monkeypatch.setattr(model.generation_config, "prefill_chunk_size", size)
+    cache = PrunedKeyCache(model, "mies", 0.5, recent_window=8, observation_window=6)
+    assert torch.equal(generate(model, cache, *padded), tokens)
+    assert torch.equal(chosen(cache), masks)
+
+
+def test_an_undeclared_chunk_is_taken_for_the_prompt(whole, padded, generate):
+    model, _, masks = whole
+    cache = PrunedKeyCache(model.config, "mies", 0.5, recent_window=8, observation_window=6)
+    generate(model, cache, *padded, prefill_chunk_size=16)
+    assert cache.layers[0].pruned_length == 8
+    assert not torch.equal(chosen(cache), masks)
+
+
+def test_beams_and_selected_rows_between_chunks(tiny, prune, prompt, continuation, close):
+    model = tiny()
+    straight, turned = prune(model, "mies", 0.5), prune(model, "mies", 0.5)
+    logits = []
+    for cache, rows in ((straight, [0, 1]), (turned, [1, 0])):
+        cache.declare_prompt(40)
+        with torch.no_grad():
+            model(prompt[:, :37], past_key_values=cache)
+            cache.reorder_cache(torch.tensor(rows))
+            logits.append(model(prompt[rows, 37:], past_key_values=cache).logits[rows])
+    assert close(*logits)
+    assert torch.equal(chosen(straight), chosen(turned)[:, [1, 0]])
+
+
+class TestAssisted:
+    OPTIONS = ("assistant_model", "prompt_lookup_num_tokens")
+
+    def options(self, model, kind):
+        return {"assistant_model": assistant(model)} if kind == "assistant_model" else {"prompt_lookup_num_tokens": 4}
+
+    @pytest.mark.parametrize("kind", OPTIONS)
+    def test_candidates_are_not_observed(self, kind, tiny, prune, prompt, generate):
+        model = tiny()
+        prompt = torch.cat([prompt, prompt[:, -12:-2]], dim=1)[:1]  # with something to look up
+        plain, declared = prune(model, "mies", 0.5), prune(model, "mies", 0.5)
+        declared.declare_prompt(50)
+        expected = generate(model, plain, prompt)
+        assert torch.equal(generate(model, declared, prompt, **self.options(model, kind)), expected)
+        assert torch.equal(chosen(declared), chosen(plain))
+
+    @pytest.mark.parametrize("kind", OPTIONS)
+    def test_undeclared_is_refused_by_name(self, kind, tiny, prune, prompt, generate):
+        model = tiny()
+        prompt = torch.cat([prompt, prompt[:, -12:-2]], dim=1)[:1]
+        with pytest.raises(CacheError, match=r"assisted decoding .* prompt_length=inputs\.input_ids\.shape\[1\]"):
+            generate(model, prune(model), prompt, **self.options(model, kind))
+
+    def test_a_short_declared_prompt_stays_dense_also_when_candidates_follow(self, tiny, prune, prompt, generate):
+        model = tiny()
+        cache = prune(model, recent_window=12)
+        cache.declare_prompt(10)
+        with pytest.warns(UserWarning, match="the prompt has 10 tokens"):
+            generate(model, cache, prompt[:1, :10], prompt_lookup_num_tokens=4)
+        assert cache.layers[0].compressed is None
+
+    @pytest.mark.skipif(_compat.crop_is_relative(), reason="crop() is unambiguous here")
+    def test_shortening_a_prompt_by_hand(self, tiny, prune, prompt):
+        model = tiny()
+        cache = prune(model)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+        with pytest.raises(CacheError, match=r"write crop\(-2\)"):
+            cache.crop(38)
+        cache.crop(-2)
+        assert cache.get_seq_length() == 38
+
+
+class TestDeclaring:
+    @pytest.mark.parametrize("length", [0, -3, 2.5, True, "40"])
+    def test_wrong_lengths(self, length, tiny):
+        with pytest.raises(OptionError, match="prompt_length must be an integer >= 1"):
+            PrunedKeyCache(tiny(), prompt_length=length)
+
+    def test_too_late(self, tiny, prune, prompt):
+        model = tiny()
+        cache = prune(model)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+        with pytest.raises(CacheError, match="the cache holds 40 tokens already"):
+            cache.declare_prompt(50)
+
+    def test_reset_forgets_it(self, tiny, prune, prompt):
+        model = tiny()
+        cache = prune(model, prompt_length=20)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+        assert cache.layers[0].compressed.length == 12
+        cache.reset()
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+        assert cache.layers[0].compressed.length == 32
