@@ -309,8 +309,8 @@ def page(name: str, records: Sequence[dict[str, Any]], found: dict[str, Any], ab
         "prefix*, in tokens. *Likeliest next token equal* and *KL*(dense ‖ pruned): over the dense run's tokens, which "
         "both caches are given. GRACE − THINK: mean of the paired differences and, in brackets, its bootstrap 95 % "
         f"interval ({RESAMPLES:,} resamples of {len(records)} prompts), shares in percentage points. Prompts of "
-        f"{len(records)} on which GRACE has the lower KL: {nearer}. Bytes are those of `memory_report()` after the prompt, kept indices "
-        "included, in float32; in 16 bit all are half, the indices excepted.",
+        f"{len(records)} on which GRACE has the lower KL: {nearer}. Bytes are those of `memory_report()` after the "
+        "prompt, kept indices included, in float32; in 16 bit all are half, the indices excepted.",
     ]
 
 

@@ -87,7 +87,9 @@ def weights_digest(model: PreTrainedModel) -> str:
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().reshape(-1)
         sampled.update(f"{name} {tuple(parameter.shape)}".encode())
-        places = torch.linspace(0, max(flat.numel() - 1, 0), min(SAMPLED, flat.numel())).long()
+        count = min(SAMPLED, flat.numel())
+        # In integers: float32 can not count the entries of a large embedding.
+        places = torch.arange(count) * (flat.numel() - 1) // max(count - 1, 1)
         sampled.update(flat[places.to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
     return sampled.hexdigest()
 

@@ -109,7 +109,10 @@ def restore_layers(
             )
         home = device[number] if isinstance(device, Mapping) else torch.device(device)
         found = {name: t.to(home) for key, t in tensors.items() if (name := _local(number, key)) is not None}
-        _put_together(layer, description, found)
+        try:
+            _put_together(layer, description, found)
+        except KeyError as error:
+            raise CacheError(f"the file lacks {number}.{error.args[0]}; save the cache again") from None
 
 
 def _local(number: int, key: str) -> str | None:

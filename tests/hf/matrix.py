@@ -176,7 +176,8 @@ def prompt_lookup(model, cache, ids, mask):
     """Candidates from the prompt, which repeats itself."""
     ids = torch.cat([ids, ids[:, -12:-2]], dim=1)
     mask = torch.cat([mask, torch.ones_like(mask[:, :10])], dim=1)
-    return one_by_one(model, cache, ids, mask, prompt_lookup_num_tokens=4)
+    # Transformers 5.2 needs a token that ends the text; this one is never generated.
+    return one_by_one(model, cache, ids, mask, prompt_lookup_num_tokens=4, eos_token_id=1000)
 
 
 def one_by_one(model, cache, ids, mask, **options):
@@ -246,7 +247,7 @@ def cell(family: str, mode: str) -> str:
     -------
     str
         ``"pass"``, or ``"fused=False"`` if only zero-filled keys can do it, or ``"raises: ..."`` with the error that a
-        user sees.
+        user sees, or ``"not in transformers: ..."`` if a dense cache can not do it either.
 
     Raises
     ------
@@ -266,7 +267,10 @@ def cell(family: str, mode: str) -> str:
         with pruning_attention(model):
             return run(model, kind(model, "grace", ratio, fused=fused, **WINDOWS), ids, mask)
 
-    expected = dense(ids, mask)
+    try:
+        expected = dense(ids, mask)
+    except ValueError as error:  # transformers 5.2 can not crop sliding windows, for instance
+        return f"not in transformers: {error}"
     if mode == "greedy":
         assert len(set(expected.flatten().tolist())) > 4, "a constant output would prove little"
     fused, answer = True, "pass"

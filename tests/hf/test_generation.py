@@ -158,7 +158,7 @@ def test_crop_then_the_same_tokens_gives_the_same_logits(tiny, prune, prompt, co
     assert close(again, first[:, -7:])
 
 
-def test_crop_as_the_installed_transformers_means_it(tiny, prune, prompt):
+def test_crop_as_the_installed_transformers_means_it(tiny, prune, prompt, continuation):
     model = tiny()
     cache = prune(model, "grace", 0.5)
     with torch.no_grad():
@@ -170,6 +170,8 @@ def test_crop_as_the_installed_transformers_means_it(tiny, prune, prompt):
             cache.crop(15)
         cache.crop(-25)
     else:
+        with torch.no_grad():
+            model(continuation[:, :1], past_key_values=cache)
         cache.crop(15)
     assert cache.get_seq_length() == 15
     cache.crop(-99)

@@ -41,6 +41,9 @@ def test_cell(family, mode):
         assert found.startswith("raises: ")
         assert any(word in found for word in REFUSED[family].split("|")), found
     else:
+        if found.startswith("not in transformers"):
+            assert "crop" in found, found
+            return
         assert found in ("pass", "fused=False"), found
         assert (found == "fused=False") == ("attention sinks" in family)
 

@@ -96,6 +96,7 @@ def test_the_demo_reports_what_the_cache_does():
 
 
 def test_the_demo_command_writes_its_files(tmp_path):
+    pytest.importorskip("matplotlib")
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["demo", "--tokens", "250", "--out", str(out)])
     assert done.exit_code == 0, done.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grace_opt.hf import masking
 from grace_opt.masks import ChannelMask
 
 
@@ -55,3 +56,12 @@ def test_a_mixed_model_takes_a_mask_for_all_layers_or_for_the_prunable_ones(laye
     cache = prune(model, masks=ChannelMask(pruned))
     generate(model, cache, prompt, max_new_tokens=2)
     assert torch.equal(cache.channel_mask().pruned, pruned[-1:, None].expand(-1, 2, -1, -1))
+
+
+def test_the_digest_reads_large_parameters_to_their_end():
+    """Beyond 2**24 entries float32 can not count; changing the last entry must change the digest."""
+    big = torch.nn.Module()
+    big.weight = torch.nn.Parameter(torch.zeros(2**24 + 3, dtype=torch.bfloat16), requires_grad=False)
+    before = masking.weights_digest(big)
+    big.weight[-1] = 1.0
+    assert masking.weights_digest(big) != before

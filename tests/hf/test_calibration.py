@@ -1,0 +1,281 @@
+"""calibrate: the masks of a plain numpy mean over texts, which the cache then uses without observing anything."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import grace_opt
+from grace_opt.errors import CacheError, MaskError, OptionError, ProblemError
+from grace_opt.hf import PrunedKeyCache, PruningConfig, calibrate, calibration, capture
+from grace_opt.hf.models import load_pocket
+from grace_opt.masks import ChannelMask
+from grace_opt.provider import MaskProvider
+from grace_opt.weights import PROTECT_HIGH, PROTECT_LOW
+from tests import oracle
+
+WINDOWS = {"recent_window": 8, "observation_window": 6}
+TEXTS = ("the quiet river runs past the old mill", "a late singer", "the miner painted the sharp compass . " * 3)
+MIXED = {"use_sliding_window": True, "sliding_window": 12, "layer_types": ("sliding_attention", "full_attention")}
+pocket = functools.cache(load_pocket)
+
+
+@pytest.fixture
+def texts():
+    """Token numbers of four texts, of unequal length."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, 97, (length,), generator=generator) for length in (40, 7, 23, 1)]
+
+
+def averaged(model, texts, layer, last=None):
+    """W and squared key norms of every KV head: per token of a text, and then the mean over the texts."""
+    Ws, squares = [], []
+    for ids in texts:
+        seen = capture(model, ids.reshape(1, -1), layers=[layer])[layer]
+        queries, keys = seen.queries[0].double().numpy(), seen.keys[0].double().numpy()
+        queries = queries if last is None else queries[:, -last:]
+        Ws.append(oracle.interaction(queries, keys) / keys.shape[1])
+        squares.append((keys**2).sum(1) / keys.shape[1])
+    return sum(Ws) / len(Ws), sum(squares) / len(squares)
+
+
+def expected(model, texts, method, ratio, protect=None, layers=(0, 1), last=None, **options):
+    """The masks by numpy and `grace_opt.solve`, one head at a time."""
+    masks = []
+    for layer in layers:
+        W, squares = averaged(model, texts, layer, last)
+        for head, square in zip(W, squares, strict=True):
+            d = len(square)
+            protected = np.zeros(d, bool)
+            if protect is not None:  # one key whose entries are the norms has these norms
+                protected[oracle.salient(np.sqrt(square)[None], *protect)] = True
+            masks.append(grace_opt.solve(head, math.ceil(ratio * d), method, protected=protected, **options).mask)
+    return torch.tensor(np.stack(masks)).view(len(layers), -1, masks[0].shape[-1])
+
+
+class TestMasks:
+    @pytest.mark.parametrize(
+        ("method", "ratio", "options"),
+        [
+            ("grace", 0.5, {}),
+            ("grace", 0.75, {"protect": (0.1, 0.25)}),
+            ("mies", 0.5, {}),
+            ("think", 0.25, {}),
+            ("exhaustive", 0.5, {}),
+            ("local_search", 0.5, {"start": "think"}),
+        ],
+    )
+    def test_equal_those_of_the_mean_in_numpy(self, method, ratio, options, tiny, texts):
+        model = tiny()
+        masks = calibrate(model, texts, method=method, ratio=ratio, **options)
+        others = dict(options)
+        protect = others.pop("protect", (PROTECT_LOW, PROTECT_HIGH) if method == "grace" else None)
+        solver = "mies" if method == "grace" else method
+        assert torch.equal(masks.pruned, expected(model, texts, solver, ratio, protect, **others))
+
+    def test_would_notice_a_sum_a_forgotten_text_and_tokens_that_count_once_per_text(self, tiny, texts):
+        """The comparison above can fail: leaving out the shares, or a text, changes the masks."""
+        model = tiny()
+        found = calibrate(model, texts, method="mies").pruned
+        assert not torch.equal(found, calibrate(model, texts[:1], method="mies").pruned)
+        unweighted = [
+            sum(averaged(model, [ids], layer)[0] * len(ids) for ids in texts) for layer in (0, 1)
+        ]  # a long text counts more
+        masks = [grace_opt.solve(head, 8, "mies").mask for W in unweighted for head in W]
+        assert not torch.equal(found, torch.tensor(np.stack(masks)).view(2, 2, 16))
+
+    @pytest.mark.parametrize("last", [1, 5, 100])
+    def test_of_an_observation_window_count_each_texts_last_queries(self, last, tiny, texts):
+        model = tiny()
+        masks = calibrate(model, texts, method="mies", observation_window=last)
+        assert torch.equal(masks.pruned, expected(model, texts, "mies", 0.5, last=last))
+
+    @pytest.mark.parametrize("method", ["grace", "mies", "think"])
+    def test_of_one_text_are_what_the_provider_chooses_on_it(self, method, tiny, texts):
+        model, ids = tiny(), texts[0]
+        masks = calibrate(model, [ids], method=method, ratio=0.5)
+        for layer, seen in capture(model, ids[None]).items():
+            chosen = MaskProvider(method, 0.5)(seen.queries[0], seen.keys[0])
+            assert torch.equal(masks.layer(layer).pruned, chosen.pruned)
+
+    def test_of_one_text_give_the_tokens_of_a_cache_that_observes_all_of_it(self, tiny, prompt, generate):
+        model = tiny()
+        observing = PrunedKeyCache(model, ratio=0.75, recent_window=8, observation_window=40)
+        expected = generate(model, observing, prompt[:1])
+        static = PrunedKeyCache(model, masks=calibrate(model, [prompt[0]], ratio=0.75), recent_window=8)
+        assert torch.equal(generate(model, static, prompt[:1]), expected)
+
+    def test_do_not_depend_on_the_order_of_the_texts(self, tiny, texts):
+        model = tiny()
+        first, *others = [calibrate(model, list(order)).pruned for order in itertools.permutations(texts[:3])]
+        assert all(torch.equal(first, other) for other in others)
+
+    def test_do_not_depend_on_how_often_all_texts_are_repeated(self, tiny, texts):
+        assert torch.equal(calibrate(tiny(), texts).pruned, calibrate(tiny(), [*texts, *texts]).pruned)
+
+    def test_come_from_strings_as_from_their_tokens(self):
+        model, tokenizer = pocket()
+        tokens = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
+        by_text = calibrate(model, TEXTS, tokenizer)
+        for same in (tokens, [ids[0] for ids in tokens], [TEXTS[0], tokens[1], tokens[2][0]]):
+            assert torch.equal(by_text.pruned, calibrate(model, same, tokenizer).pruned)
+        assert torch.equal(by_text.pruned, calibrate(model, iter(TEXTS), tokenizer).pruned)
+        bounds = PROTECT_LOW, PROTECT_HIGH
+        assert torch.equal(by_text.pruned, expected(model, tokens, "mies", 0.5, bounds, layers=(0, 1, 2)))
+
+    def test_have_a_ratio_per_layer_or_a_number_of_kept_channels(self, tiny, texts):
+        model = tiny()
+        assert calibrate(model, texts, ratio=[0.25, 0.75]).pruned.sum(-1).tolist() == [[4, 4], [12, 12]]
+        assert calibrate(model, texts, kept_channels=5).pruned.sum(-1).eq(11).all()
+        by_config = calibrate(model, texts, pruning=PruningConfig("think", [0.25, 0.75]))
+        assert torch.equal(by_config.pruned[0], expected(model, texts, "think", 0.25, layers=[0])[0])
+        assert torch.equal(by_config.pruned[1], expected(model, texts, "think", 0.75, layers=[1])[0])
+
+    def test_cover_the_layers_that_can_be_pruned(self, tiny, texts):
+        mixed = tiny("Qwen2", **MIXED)
+        masks = calibrate(mixed, texts, method="mies")
+        assert torch.equal(masks.pruned, expected(mixed, texts, "mies", 0.5, layers=[1]))
+        assert calibrate(tiny(), texts, dense_layers=1).pruned.shape == (1, 2, 16)
+
+    def test_do_not_depend_on_the_attention_that_the_model_runs_with(self, tiny, texts):
+        found = [calibrate(tiny(attention=name), texts).pruned for name in ("sdpa", "grace_sdpa", "eager")]
+        assert all(torch.equal(found[0], other) for other in found)
+
+    def test_leave_the_model_as_it_was(self, tiny, texts):
+        model = tiny(attention="sdpa")
+        calibrate(model, texts[:1])
+        assert model.config._attn_implementation == "sdpa"
+
+    def test_are_reported_text_by_text(self, tiny, texts):
+        done = []
+        calibrate(tiny(), texts, advance=done.append)
+        assert done == [1, 2, 3, 4]
+
+
+class TestUse:
+    def test_observes_and_solves_nothing(
+        self, tiny, texts, padded, generate, zeroed, step, continuation, close, monkeypatch
+    ):
+        model = tiny()
+        masks = calibrate(model, texts)
+
+        def fail(*_, **__):
+            raise AssertionError("nothing is to be computed")
+
+        monkeypatch.setitem(calibration.WEIGHTS, "frobenius", fail)
+        monkeypatch.setattr(MaskProvider, "__call__", fail)
+        monkeypatch.setattr(MaskProvider, "choose", fail)
+        monkeypatch.setattr(grace_opt.weights, "salient_channels", fail)
+        cache = PrunedKeyCache(model, masks=masks, **WINDOWS)
+        found = step(model, cache, padded[0], continuation, padded[1])
+        everywhere = ChannelMask(masks.pruned[:, None].expand(-1, 2, -1, -1))
+        assert torch.equal(cache.channel_mask().pruned, everywhere.pruned)
+        assert close(found, zeroed(model, everywhere, padded[0], continuation, padded[1]))
+        with pytest.raises(AssertionError, match="nothing is to be computed"):
+            generate(model, PrunedKeyCache(model, **WINDOWS), padded[0])  # what fails can fail
+
+    def test_survives_a_file(self, tiny, texts, tmp_path, prompt, generate):
+        model = tiny()
+        masks = calibrate(model, texts)
+        masks.save(tmp_path / "masks.safetensors")
+        loaded = ChannelMask.load(tmp_path / "masks.safetensors")
+        assert dict(loaded.fingerprint) == dict(masks.fingerprint)
+        caches = [PrunedKeyCache(model, masks=m, **WINDOWS) for m in (masks, loaded)]
+        assert torch.equal(*(generate(model, cache, prompt) for cache in caches))
+
+    def test_by_another_fine_tune_is_refused(self, tiny, texts):
+        model = tiny()
+        masks = calibrate(model, texts)
+        assert "weights" in masks.fingerprint
+        tuned = copy.deepcopy(model)
+        with torch.no_grad():
+            tuned.model.layers[1].mlp.up_proj.weight.mul_(1.5)
+        with pytest.raises(MaskError, match=r"made for another model \(weights: mask '.*', model '.*'\)"):
+            PrunedKeyCache(tuned, masks=masks)
+        assert PrunedKeyCache(model, masks=masks).prunable_layers == (0, 1)
+        # By the configuration alone, there are no weights to compare.
+        assert PrunedKeyCache(tuned.config, masks=masks).prunable_layers == (0, 1)
+
+    def test_by_the_same_weights_in_bfloat16_is_not_refused(self, tiny, texts):
+        masks = calibrate(tiny(), texts)
+        assert PrunedKeyCache(copy.deepcopy(tiny()).to(torch.bfloat16), masks=masks).prunable_layers == (0, 1)
+
+    def test_by_a_model_of_another_size_is_refused(self, tiny, texts):
+        with pytest.raises(MaskError, match="num_hidden_layers: mask 2, model 3"):
+            PrunedKeyCache(tiny(num_hidden_layers=3).config, masks=calibrate(tiny(), texts))
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("none", [[], (), "a text", iter([]), 3, None])
+    def test_no_texts(self, none, tiny):
+        with pytest.raises(
+            OptionError, match=r"texts must be a list with at least one text; write calibrate\(model, \["
+        ):
+            calibrate(tiny(), none)
+
+    def test_texts_without_their_tokenizer(self):
+        with pytest.raises(
+            OptionError, match=r"texts need their tokenizer; write calibrate\(model, texts, tokenizer\)"
+        ):
+            calibrate(pocket()[0], TEXTS)
+
+    def test_an_empty_text(self):
+        model, tokenizer = pocket()
+        with pytest.raises(OptionError, match=r"text 2 has token numbers of shape \(1, 0\); each must be one sequence"):
+            calibrate(model, [TEXTS[0], ""], tokenizer)
+
+    @pytest.mark.parametrize("shape", [(2, 5), (0,), (1, 0), (), (1, 1, 5)])
+    def test_token_numbers_of_another_shape(self, shape, tiny, texts):
+        ids = torch.full(shape, 5)
+        with pytest.raises(OptionError) as error:
+            calibrate(tiny(), [texts[0], ids])
+        given = (1, 0) if shape == (0,) else shape
+        assert f"text 2 has token numbers of shape {given}; each must be one sequence" in str(error.value)
+
+    def test_one_text_in_place_of_a_list(self, tiny, texts):
+        with pytest.raises(OptionError, match=r"text 1 has token numbers of shape \(\)"):
+            calibrate(tiny(), texts[0])
+
+    @pytest.mark.parametrize("text", [3, None, [5, 6]])
+    def test_something_that_is_no_text(self, text):
+        model, tokenizer = pocket()
+        says = f"text 1 is of type {type(text).__name__}; write a string or a tensor of its tokens"
+        with pytest.raises(OptionError, match=says):
+            calibrate(model, [text], tokenizer)
+
+    @pytest.mark.parametrize("window", [0, -1, "a", 1.5])
+    def test_a_window_out_of_range(self, window, tiny, texts):
+        with pytest.raises(OptionError, match="observation_window must be an integer >= 1, not "):
+            calibrate(tiny(), texts, observation_window=window)
+
+    @pytest.mark.parametrize("name", ["provider", "masks"])
+    def test_what_chooses_by_itself(self, name, tiny, texts):
+        given = {"provider": MaskProvider("mies"), "masks": ChannelMask(torch.zeros(2, 2, 16, dtype=torch.bool))}[name]
+        with pytest.raises(OptionError, match=f"chooses the channels by a method; leave out {name}"):
+            calibrate(tiny(), texts, **{name: given})
+
+    @pytest.mark.parametrize(
+        ("wrong", "error", "says"),
+        [
+            ({"ratio": 2}, OptionError, "ratio=2"),
+            ({"ratio": [0.5]}, OptionError, "ratio has 1 entries and the model 2 layers"),
+            ({"kept_channels": 17}, ProblemError, "give at most 16"),
+            ({"dense_layers": 2}, CacheError, "leaves no layer"),
+            ({"no_such_option": 1}, OptionError, "no_such_option"),
+            ({"pruning": PruningConfig(), "ratio": 0.6}, OptionError, "leave out ratio"),
+        ],
+    )
+    def test_settings_are_told_before_any_text_is_read(self, wrong, error, says, tiny, texts, monkeypatch):
+        monkeypatch.setattr(calibration, "capture", None)
+        with pytest.raises(error, match=says):
+            calibrate(tiny(), texts, **wrong)
+
+    def test_a_configuration_has_no_weights(self, tiny, texts):
+        with pytest.raises(OptionError, match="model must be a transformers model, not LlamaConfig; its weights are"):
+            calibrate(tiny().config, texts)
