@@ -17,7 +17,6 @@ query heads of its group, as in kvpress.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -26,11 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..arrays import working_dtype
-from ..errors import OptionError, ProblemError
-
-#: At most so many logits exist at once (256 MiB in float32, and a few temporaries of that size).
-MAX_LOGITS = 2**26
+from ..errors import OptionError
+from .attention_received import attention_received, check_valid, finish
 
 
 class TokenEviction(Protocol):
@@ -123,7 +119,7 @@ class SnapKV(_Budget):
         self, queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None = None
     ) -> Tensor:
         """See `TokenEviction.scores`."""
-        received = _received(queries, keys, valid, scaling, softcap, self.window)
+        received = attention_received(queries, keys, valid, scaling, softcap, self.window)
         older = received[..., : max(keys.shape[2] - self.window, 0)]
         if older.shape[-1]:
             rows, side = older.flatten(0, 2), self.kernel // 2  # padding received nothing, so zeros pool as at the edge
@@ -132,7 +128,7 @@ class SnapKV(_Budget):
             else:
                 rows = functional.avg_pool1d(rows, self.kernel, stride=1, padding=side)
             older = rows.view(older.shape)
-        return _finish(older.mean(2), keys, valid, self.window)
+        return finish(older.mean(2), keys, valid, self.window)
 
 
 @dataclass(frozen=True)
@@ -222,8 +218,8 @@ class H2O(_Budget):
         self, queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None = None
     ) -> Tensor:
         """See `TokenEviction.scores`."""
-        received = _received(queries, keys, valid, scaling, softcap, self.observed).mean(2)
-        return _finish(received[..., : max(keys.shape[2] - self.recent, 0)], keys, valid, self.recent)
+        received = attention_received(queries, keys, valid, scaling, softcap, self.observed).mean(2)
+        return finish(received[..., : max(keys.shape[2] - self.recent, 0)], keys, valid, self.recent)
 
 
 @dataclass(frozen=True)
@@ -258,12 +254,12 @@ class StreamingLLM(_Budget):
         self, queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None = None
     ) -> Tensor:
         """See `TokenEviction.scores`; the queries are not read."""
-        _check_valid(keys, valid)
+        check_valid(keys, valid)
         batch, heads, length, _ = keys.shape
         real = torch.ones(batch, length, dtype=torch.bool, device=keys.device) if valid is None else valid
         number = real.cumsum(-1)
         row = (number - 1).float().masked_fill(number <= self.sinks, torch.inf)
-        return _finish(row[:, None].repeat(1, heads, 1), keys, valid, 0)
+        return finish(row[:, None].repeat(1, heads, 1), keys, valid, 0)
 
 
 def kept_tokens(
@@ -307,7 +303,7 @@ def kept_tokens(
             f"layer {layer} keeps {count} tokens, of which {first + last} stay dense (sink tokens, recent window, what "
             "does not fill a group): nothing would be left to prune. Give a larger budget."
         )
-    _check_valid(keys, valid)
+    check_valid(keys, valid)
     scores = eviction.scores(queries, keys, valid, scaling, softcap).clamp(min=torch.finfo(torch.float32).min)
     number = torch.arange(1, length + 1, device=keys.device)[None] if valid is None else valid.cumsum(-1)
     place = torch.arange(length, device=keys.device)
@@ -366,42 +362,6 @@ def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM
     return _NAMES[name](**given)
 
 
-def _received(
-    queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None, needed: int | None
-) -> Tensor:
-    """Attention that every key receives from the last `needed` queries, summed: (B, H, group, S)."""
-    queries = _last_queries(queries, keys, valid, needed)
-    (batch, heads, length, width), observed = keys.shape, queries.shape[2]
-    dtype = torch.promote_types(working_dtype(queries.dtype), working_dtype(keys.dtype))
-    grouped = queries.detach().reshape(batch, heads, -1, observed, width)
-    place = torch.arange(length, device=keys.device)
-    total = torch.zeros(*grouped.shape[:3], length, dtype=dtype, device=keys.device)
-    step = max(MAX_LOGITS // total[:, 0].numel(), 1)
-    # Head by head: all keys at once in float32 would be two layers' worth of half-precision ones.
-    for head, first in itertools.product(range(heads), range(0, observed, step)):
-        part = grouped[:, head, :, first : first + step].to(dtype)
-        position = place[length - observed + first :][: part.shape[2]]
-        transposed = keys[:, head].detach().to(dtype).mT
-        logits = (part.flatten(1, 2) @ transposed).view(*part.shape[:3], length).mul_(scaling)
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap).mul_(softcap)
-        hidden = (place > position[:, None])[None]
-        if valid is not None:
-            hidden = hidden | ~valid[:, None]
-        # The smallest number instead of -inf: a row that sees nothing stays finite.
-        weights = torch.softmax(logits.masked_fill_(hidden[:, None], torch.finfo(dtype).min), dim=-1)
-        if valid is not None:
-            weights.masked_fill_(~valid[:, None, position, None], 0.0)
-        total[:, head] += weights.sum(2)
-    return total.float()
-
-
-def _finish(older: Tensor, keys: Tensor, valid: Tensor | None, always: int) -> Tensor:
-    """Scores of all tokens from those of the older ones: the others are always kept, and padding never wanted."""
-    scores = functional.pad(older, (0, min(always, keys.shape[2])), value=torch.inf)
-    return scores if valid is None else scores.masked_fill(~valid[:, None], -torch.inf)
-
-
 def _check_integers(eviction: Any, **least: int) -> None:
     for name, low in least.items():
         value = getattr(eviction, name)
@@ -416,31 +376,3 @@ def _check_fits(eviction: Any, name: str) -> None:
             f"{type(eviction).__name__}({name}={value}, budget={eviction.budget}): these tokens are always kept, so "
             f"give a budget of at least {value}, or a smaller {name}."
         )
-
-
-def _check_valid(keys: Tensor, valid: Tensor | None) -> None:
-    if keys.ndim != 4 or not keys.shape[2]:
-        raise ProblemError(f"keys has shape {tuple(keys.shape)}: expected (B, H, S, d), of at least one token.")
-    if valid is not None and (valid.dtype != torch.bool or valid.shape != (keys.shape[0], keys.shape[2])):
-        raise ProblemError(
-            f"valid is {valid.dtype} of shape {tuple(valid.shape)}: expected bool {(keys.shape[0], keys.shape[2])}, "
-            "False at padding."
-        )
-
-
-def _last_queries(queries: Tensor, keys: Tensor, valid: Tensor | None, needed: int | None) -> Tensor:
-    """The last `needed` queries."""
-    _check_valid(keys, valid)
-    batch, heads, length, width = keys.shape
-    if queries.ndim != 4 or (queries.shape[0], queries.shape[3]) != (batch, width) or queries.shape[1] % heads:
-        raise ProblemError(
-            f"queries has shape {tuple(queries.shape)}, keys {tuple(keys.shape)}: expected (B, H_q, L, d) and "
-            "(B, H, S, d), H_q a multiple of H."
-        )
-    wanted = length if needed is None else min(needed, length)
-    if not wanted <= queries.shape[2] <= length:
-        raise ProblemError(
-            f"{queries.shape[2]} queries for {length} keys, but the scores read the last {wanted}: give at least that "
-            f"many, and at most {length}."
-        )
-    return queries[:, :, queries.shape[2] - wanted :]

@@ -15,7 +15,7 @@ Source: KIVI (arXiv 2402.02750) for the two groupings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -23,11 +23,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError, OptionError
-from ..optional import require
+from .packing import BITS, PARTS, Block, Form, check_options, dtype_name, library
 
-BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_MODULES = {"quanto": "optimum.quanto", "hqq": "hqq.core.quantize"}
 _FORMAT = 1
 #: At most about so many tokens are quantised at once.
 BLOCK = 512
@@ -67,12 +64,12 @@ class Quantization:
     def __post_init__(self) -> None:
         for name in ("keys", "values"):
             if getattr(self, name) is not None:
-                _check_options(getattr(self, name), self.group_size, self.backend, name)
-        _check_options(BITS.get(self.backend, (0,))[0], self.group_size, self.backend)
+                check_options(getattr(self, name), self.group_size, self.backend, name)
+        check_options(BITS.get(self.backend, (0,))[0], self.group_size, self.backend)
 
     def check_installed(self) -> None:
         """Raise `OptionError` now, rather than after a long prompt, if the back end is not installed."""
-        _library(self.backend)
+        library(self.backend)
 
     def apply(self, keys: Tensor, values: Tensor) -> tuple[Tensor | QuantizedTokens, Tensor | QuantizedTokens]:
         """Keys ``(B, H, S, d')``, grouped along tokens, and values, along channels; those with None as they are."""
@@ -105,7 +102,7 @@ class QuantizedTokens:
     Made by `quantize` or `from_tensors`.
     """
 
-    def __init__(self, form: _Form, rows: list[list[_Block]]) -> None:
+    def __init__(self, form: Form, rows: list[list[Block]]) -> None:
         self._form, self._rows = form, rows
 
     @classmethod
@@ -140,7 +137,7 @@ class QuantizedTokens:
                 f"a tensor of shape {tuple(tensor.shape)} can not be quantised; it must be (batch, heads, tokens, "
                 "channels), none of them zero"
             )
-        form = _Form(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
+        form = Form(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
         # In blocks, because the libraries compute in float32 and need several times what they are given.
         step = max(BLOCK // group_size, 1) * group_size
         return cls(form, [[form.encode(part) for part in row.split(step, dim=1)] for row in tensor.detach()])
@@ -159,8 +156,8 @@ class QuantizedTokens:
             If it does not continue what is stored.
         """
         batch, heads, _, channels = self.shape
-        expected = (batch, heads, channels, _name(self.dtype), str(self.device))
-        found = (*tensor.shape[:2], *tensor.shape[3:], _name(tensor.dtype), str(tensor.device))
+        expected = (batch, heads, channels, dtype_name(self.dtype), str(self.device))
+        found = (*tensor.shape[:2], *tensor.shape[3:], dtype_name(tensor.dtype), str(tensor.device))
         if expected != found:
             raise CacheError(
                 f"(batch, heads, channels, dtype, device) of what is stored are {expected}, and of the new tokens "
@@ -228,7 +225,7 @@ class QuantizedTokens:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> QuantizedTokens:
         """The same on another device; what sequences share stays shared."""
         moved = {
-            key: _Block(block.tokens, *(t.to(device, non_blocking=non_blocking) for t in block.tensors()))
+            key: Block(block.tokens, *(t.to(device, non_blocking=non_blocking) for t in block.tensors()))
             for key, block in self._blocks().items()
         }
         return QuantizedTokens(self._form, [[moved[id(block)] for block in row] for row in self._rows])
@@ -238,7 +235,7 @@ class QuantizedTokens:
         return {
             f"{number}.{name}": tensor
             for number, block in enumerate(self._blocks().values())
-            for name, tensor in zip(_NAMES, block.tensors(), strict=True)
+            for name, tensor in zip(PARTS, block.tensors(), strict=True)
         }
 
     def meta(self) -> dict[str, Any]:
@@ -247,7 +244,7 @@ class QuantizedTokens:
         return {
             "format": _FORMAT,
             **asdict(self._form),
-            "dtype": _name(self.dtype),
+            "dtype": dtype_name(self.dtype),
             "tokens": [block.tokens for block in self._blocks().values()],
             "rows": [[numbers[id(block)] for block in row] for row in self._rows],
         }
@@ -264,15 +261,15 @@ class QuantizedTokens:
         try:
             if meta["format"] != _FORMAT:
                 raise CacheError(f"quantised tokens of format {meta['format']} can not be read, only of {_FORMAT}")
-            values = {f.name: meta[f.name] for f in fields(_Form)}
-            form = _Form(**{**values, "dtype": getattr(torch, values["dtype"])})
+            values = {f.name: meta[f.name] for f in fields(Form)}
+            form = Form(**{**values, "dtype": getattr(torch, values["dtype"])})
             blocks = []
             for number, tokens in enumerate(meta["tokens"]):
-                parts = [tensors[f"{number}.{name}"].clone() for name in _NAMES]
+                parts = [tensors[f"{number}.{name}"].clone() for name in PARTS]
                 found, expected = [tuple(part.shape) for part in parts], form.stored_shapes(tokens)
                 if found != expected:
                     raise CacheError(f"block {number} of quantised tokens has shapes {found} instead of {expected}")
-                blocks.append(_Block(tokens, *parts))
+                blocks.append(Block(tokens, *parts))
             rows = [[blocks[number] for number in row] for row in meta["rows"]]
         except (KeyError, IndexError, TypeError, AttributeError, OptionError) as error:
             raise CacheError(f"these are not the tensors and meta of quantised tokens: {error}") from error
@@ -280,171 +277,10 @@ class QuantizedTokens:
             raise CacheError("the sequences of these quantised tokens differ in length, or there are none")
         return cls(form, rows)
 
-    def _blocks(self) -> dict[int, _Block]:
+    def _blocks(self) -> dict[int, Block]:
         return {id(block): block for row in self._rows for block in row}
 
     def __repr__(self) -> str:
         form = self._form
         kind = f"{form.bits} bits, groups of {form.width} {form.grouping}, {form.backend}"
-        return f"QuantizedTokens({tuple(self.shape)}, {_name(self.dtype)}, {kind}, {self.nbytes:,} bytes)"
-
-
-# ------------------------------------------------------ one sequence, one block
-
-_NAMES = ("packed", "scale", "zero")
-
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Consecutive tokens of one sequence; each tensor owns exactly its bytes."""
-
-    tokens: int
-    packed: Tensor
-    scale: Tensor
-    zero: Tensor
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.packed, self.scale, self.zero
-
-
-@dataclass(frozen=True)
-class _Form:
-    """What all blocks have in common: how ``(H, S, C)`` becomes rows of groups, and back."""
-
-    heads: int
-    channels: int
-    dtype: torch.dtype
-    bits: int
-    grouping: str
-    group_size: int
-    backend: str
-
-    def __post_init__(self) -> None:
-        _check_options(self.bits, self.group_size, self.backend)
-        if self.grouping not in ("tokens", "channels"):
-            raise OptionError(f'grouping={self.grouping!r} is unknown; write "tokens" or "channels"')
-        if self.dtype not in DTYPES:
-            allowed = ", ".join(map(_name, DTYPES))
-            raise OptionError(f"{_name(self.dtype)} numbers can not be quantised; convert them to one of {allowed}")
-
-    @property
-    def width(self) -> int:
-        """Numbers per group."""
-        if self.grouping == "channels" and self.channels % self.group_size:
-            return self.channels
-        return self.group_size
-
-    def encode(self, tensor: Tensor) -> _Block:
-        tokens = tensor.shape[1]
-        if self.grouping == "tokens":
-            if tokens % self.group_size:
-                raise OptionError(
-                    f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of it, or "
-                    "write another group_size"
-                )
-            tensor = tensor.reshape(len(tensor), -1, self.group_size, self.channels).transpose(2, 3)
-        groups = tensor.reshape(-1, self.width).float()
-        # Both libraries pack several groups into a byte: whole bytes, then. The last group is repeated, which costs
-        # less than a byte per position of a group.
-        extra = self._padded(len(groups)) - len(groups)
-        groups = torch.cat([groups, groups[-1:].expand(extra, -1)])
-        parameters = self.dtype if self.dtype.itemsize < 4 else torch.float32
-        with torch.no_grad():
-            return _Block(tokens, *_CODECS[self.backend][0](groups, self.bits, parameters))
-
-    def decode(self, block: _Block) -> Tensor:
-        with torch.no_grad():
-            groups = _CODECS[self.backend][1](*block.tensors(), self.bits)
-        groups = groups[: self._groups(block.tokens)]
-        if self.grouping == "tokens":
-            grouped = groups.view(self.heads, -1, self.channels, self.width)
-            return grouped.transpose(2, 3).reshape(self.heads, block.tokens, self.channels)
-        return groups.reshape(self.heads, block.tokens, self.channels)
-
-    def stored_shapes(self, tokens: int) -> list[tuple[int, ...]]:
-        groups = self._padded(self._groups(tokens))
-        rows = -(-groups // 10) if self.bits == 3 else groups * self.bits // 8  # hqq: ten times 3 bits in an int32
-        return [(rows, self.width), (groups, 1), (groups, 1)]
-
-    def _groups(self, tokens: int) -> int:
-        return self.heads * tokens * self.channels // self.width
-
-    def _padded(self, groups: int) -> int:
-        step = 1 if self.bits == 3 else 8 // self.bits
-        return -(-groups // step) * step
-
-
-# ------------------------------------------------------ the libraries, on (groups, width) in float32
-
-
-def _quanto_pack(groups: Tensor, bits: int, parameters: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    quanto = _library("quanto")
-    qtype = quanto.qtypes[f"qint{bits}"]
-    scale, shift = (part.to(parameters) for part in quanto.MaxOptimizer()(groups, qtype, 0))
-    scale = torch.where(scale == 0, 1, scale)  # all numbers of the group are the same
-    # No group_size, as the rows are groups already: with 128, quanto would choose layouts for a matrix product.
-    found = quanto.quantize_weight(groups, qtype, 0, scale.float(), shift.float(), optimized=False)
-    return found._data._data, scale, shift
-
-
-def _quanto_unpack(packed: Tensor, scale: Tensor, shift: Tensor, bits: int) -> Tensor:
-    # The inverse of quanto's pack_weights. Its own operation has a compiler build an extension when first used, which
-    # takes minutes and fails where there is none.
-    levels = torch.cat([packed >> low & 2**bits - 1 for low in range(0, 8, bits)])
-    return scale.float() * levels - shift.float()
-
-
-def _hqq_pack(groups: Tensor, bits: int, parameters: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    packed, meta = _library("hqq").Quantizer.quantize(
-        groups, nbits=bits, group_size=groups.shape[1], axis=1, optimize=False, device=groups.device
-    )
-    scale, zero = meta["scale"], meta["zero"]
-    # The zero point counts steps: a narrow group far from 0 can have one that float16 does not hold.
-    if bool(zero.to(parameters).isfinite().all()):
-        scale, zero = scale.to(parameters), zero.to(parameters)
-    return packed, scale, zero
-
-
-def _hqq_unpack(packed: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
-    quantizer = _library("hqq").Quantizer
-    width = packed.shape[1]
-    meta = {
-        "nbits": bits,
-        "group_size": width,
-        "shape": torch.Size((len(scale), width)),
-        "scale": scale.float(),
-        "zero": zero.float(),
-        "axis": 1,
-        "packing": quantizer.bit_to_packing[bits],
-        "view_as_float": False,
-        "compute_dtype": torch.float32,
-    }
-    result: Tensor = quantizer.dequantize(packed, meta)
-    return result
-
-
-_Pack = Callable[[Tensor, int, torch.dtype], tuple[Tensor, Tensor, Tensor]]
-_Unpack = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-_CODECS: dict[str, tuple[_Pack, _Unpack]] = {
-    "quanto": (_quanto_pack, _quanto_unpack),
-    "hqq": (_hqq_pack, _hqq_unpack),
-}
-
-
-def _library(backend: str) -> Any:
-    return require(_MODULES[backend], "quant", f'storage quantised by backend="{backend}"')
-
-
-def _check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> None:
-    if backend not in BITS:
-        raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, BITS))}")
-    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS[backend]:
-        others = [f'backend="{other}"' for other in BITS if other != backend and bits in BITS[other]]
-        hint = "".join(f"; {other} has {bits}" for other in others)
-        raise OptionError(f'{name}={bits!r}: backend="{backend}" offers {", ".join(map(str, BITS[backend]))}{hint}')
-    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-        raise OptionError(f"group_size must be an integer >= 1, not {group_size!r}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        return f"QuantizedTokens({tuple(self.shape)}, {dtype_name(self.dtype)}, {kind}, {self.nbytes:,} bytes)"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt.errors import OptionError, ProblemError
-from grace_opt.hf import eviction
+from grace_opt.hf import attention_received as received
 from grace_opt.hf.eviction import (
     H2O,
     PyramidKV,
@@ -164,9 +164,9 @@ def test_scores_of_any_length_and_padding(method, length, data, seed):
 def test_chunks_of_queries_change_nothing(method, monkeypatch):
     queries, keys, valid = draw(17, (0, 6))
     whole = method.scores(last(queries, method), keys, valid, SCALING)
-    monkeypatch.setattr(eviction, "MAX_LOGITS", 3 * keys.shape[2] * queries.shape[0] * queries.shape[1])
+    monkeypatch.setattr(received, "MAX_LOGITS", 3 * keys.shape[2] * queries.shape[0] * queries.shape[1])
     torch.testing.assert_close(method.scores(last(queries, method), keys, valid, SCALING), whole)
-    monkeypatch.setattr(eviction, "MAX_LOGITS", 1)
+    monkeypatch.setattr(received, "MAX_LOGITS", 1)
     torch.testing.assert_close(method.scores(last(queries, method), keys, valid, SCALING), whole)
 
 

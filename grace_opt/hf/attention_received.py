@@ -1,0 +1,83 @@
+"""How much attention each cached key receives from a prompt's last queries: what eviction scores are made of.
+
+Source: the definitions in SnapKV (arXiv 2404.14469) and H2O (arXiv 2306.14048); one score per KV head and query of its
+group, so that pooling and averaging are the caller's.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..arrays import working_dtype
+from ..errors import ProblemError
+
+#: At most so many logits exist at once (256 MiB in float32, and a few temporaries of that size).
+MAX_LOGITS = 2**26
+
+
+def attention_received(
+    queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None, needed: int | None
+) -> Tensor:
+    """Attention that every key receives from the last `needed` queries, summed: (B, H, group, S)."""
+    queries = _last_queries(queries, keys, valid, needed)
+    (batch, heads, length, width), observed = keys.shape, queries.shape[2]
+    dtype = torch.promote_types(working_dtype(queries.dtype), working_dtype(keys.dtype))
+    grouped = queries.detach().reshape(batch, heads, -1, observed, width)
+    place = torch.arange(length, device=keys.device)
+    total = torch.zeros(*grouped.shape[:3], length, dtype=dtype, device=keys.device)
+    step = max(MAX_LOGITS // total[:, 0].numel(), 1)
+    # Head by head: all keys at once in float32 would be two layers' worth of half-precision ones.
+    for head, first in itertools.product(range(heads), range(0, observed, step)):
+        part = grouped[:, head, :, first : first + step].to(dtype)
+        position = place[length - observed + first :][: part.shape[2]]
+        transposed = keys[:, head].detach().to(dtype).mT
+        logits = (part.flatten(1, 2) @ transposed).view(*part.shape[:3], length).mul_(scaling)
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap).mul_(softcap)
+        hidden = (place > position[:, None])[None]
+        if valid is not None:
+            hidden = hidden | ~valid[:, None]
+        # The smallest number instead of -inf: a row that sees nothing stays finite.
+        weights = torch.softmax(logits.masked_fill_(hidden[:, None], torch.finfo(dtype).min), dim=-1)
+        if valid is not None:
+            weights.masked_fill_(~valid[:, None, position, None], 0.0)
+        total[:, head] += weights.sum(2)
+    return total.float()
+
+
+def finish(older: Tensor, keys: Tensor, valid: Tensor | None, always: int) -> Tensor:
+    """Scores of all tokens from those of the older ones: the others are always kept, and padding never wanted."""
+    scores = functional.pad(older, (0, min(always, keys.shape[2])), value=torch.inf)
+    return scores if valid is None else scores.masked_fill(~valid[:, None], -torch.inf)
+
+
+def check_valid(keys: Tensor, valid: Tensor | None) -> None:
+    if keys.ndim != 4 or not keys.shape[2]:
+        raise ProblemError(f"keys has shape {tuple(keys.shape)}: expected (B, H, S, d), of at least one token.")
+    if valid is not None and (valid.dtype != torch.bool or valid.shape != (keys.shape[0], keys.shape[2])):
+        raise ProblemError(
+            f"valid is {valid.dtype} of shape {tuple(valid.shape)}: expected bool {(keys.shape[0], keys.shape[2])}, "
+            "False at padding."
+        )
+
+
+def _last_queries(queries: Tensor, keys: Tensor, valid: Tensor | None, needed: int | None) -> Tensor:
+    """The last `needed` queries."""
+    check_valid(keys, valid)
+    batch, heads, length, width = keys.shape
+    if queries.ndim != 4 or (queries.shape[0], queries.shape[3]) != (batch, width) or queries.shape[1] % heads:
+        raise ProblemError(
+            f"queries has shape {tuple(queries.shape)}, keys {tuple(keys.shape)}: expected (B, H_q, L, d) and "
+            "(B, H, S, d), H_q a multiple of H."
+        )
+    wanted = length if needed is None else min(needed, length)
+    if not wanted <= queries.shape[2] <= length:
+        raise ProblemError(
+            f"{queries.shape[2]} queries for {length} keys, but the scores read the last {wanted}: give at least that "
+            f"many, and at most {length}."
+        )
+    return queries[:, :, queries.shape[2] - wanted :]

@@ -1,0 +1,188 @@
+"""Groups of numbers in a few bits, by optimum-quanto or hqq: what one block of `QuantizedTokens` holds.
+
+Everything that knows the libraries is here. Source: ours; see docs/adr/0005-quantised-storage.md for what is taken from
+which library, and what is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import OptionError
+from ..optional import require
+
+BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MODULES = {"quanto": "optimum.quanto", "hqq": "hqq.core.quantize"}
+
+PARTS = ("packed", "scale", "zero")
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Consecutive tokens of one sequence; each tensor owns exactly its bytes."""
+
+    tokens: int
+    packed: Tensor
+    scale: Tensor
+    zero: Tensor
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """In the order of `PARTS`."""
+        return self.packed, self.scale, self.zero
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all blocks have in common: how ``(H, S, C)`` becomes rows of groups, and back."""
+
+    heads: int
+    channels: int
+    dtype: torch.dtype
+    bits: int
+    grouping: str
+    group_size: int
+    backend: str
+
+    def __post_init__(self) -> None:
+        check_options(self.bits, self.group_size, self.backend)
+        if self.grouping not in ("tokens", "channels"):
+            raise OptionError(f'grouping={self.grouping!r} is unknown; write "tokens" or "channels"')
+        if self.dtype not in DTYPES:
+            allowed = ", ".join(map(dtype_name, DTYPES))
+            raise OptionError(
+                f"{dtype_name(self.dtype)} numbers can not be quantised; convert them to one of {allowed}"
+            )
+
+    @property
+    def width(self) -> int:
+        """Numbers per group."""
+        if self.grouping == "channels" and self.channels % self.group_size:
+            return self.channels
+        return self.group_size
+
+    def encode(self, tensor: Tensor) -> Block:
+        """Quantise ``(H, S, C)``."""
+        tokens = tensor.shape[1]
+        if self.grouping == "tokens":
+            if tokens % self.group_size:
+                raise OptionError(
+                    f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of it, or "
+                    "write another group_size"
+                )
+            tensor = tensor.reshape(len(tensor), -1, self.group_size, self.channels).transpose(2, 3)
+        groups = tensor.reshape(-1, self.width).float()
+        # Both libraries pack several groups into a byte: whole bytes, then. The last group is repeated, which costs
+        # less than a byte per position of a group.
+        extra = self._padded(len(groups)) - len(groups)
+        groups = torch.cat([groups, groups[-1:].expand(extra, -1)])
+        parameters = self.dtype if self.dtype.itemsize < 4 else torch.float32
+        with torch.no_grad():
+            return Block(tokens, *_CODECS[self.backend][0](groups, self.bits, parameters))
+
+    def decode(self, block: Block) -> Tensor:
+        """``(H, S, C)`` again."""
+        with torch.no_grad():
+            groups = _CODECS[self.backend][1](*block.tensors(), self.bits)
+        groups = groups[: self._groups(block.tokens)]
+        if self.grouping == "tokens":
+            grouped = groups.view(self.heads, -1, self.channels, self.width)
+            return grouped.transpose(2, 3).reshape(self.heads, block.tokens, self.channels)
+        return groups.reshape(self.heads, block.tokens, self.channels)
+
+    def stored_shapes(self, tokens: int) -> list[tuple[int, ...]]:
+        """Shapes of a block's tensors, to check what is read from a file."""
+        groups = self._padded(self._groups(tokens))
+        rows = -(-groups // 10) if self.bits == 3 else groups * self.bits // 8  # hqq: ten times 3 bits in an int32
+        return [(rows, self.width), (groups, 1), (groups, 1)]
+
+    def _groups(self, tokens: int) -> int:
+        return self.heads * tokens * self.channels // self.width
+
+    def _padded(self, groups: int) -> int:
+        step = 1 if self.bits == 3 else 8 // self.bits
+        return -(-groups // step) * step
+
+
+# ------------------------------------------------------ the libraries, on (groups, width) in float32
+
+
+def _quanto_pack(groups: Tensor, bits: int, parameters: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    quanto = library("quanto")
+    qtype = quanto.qtypes[f"qint{bits}"]
+    scale, shift = (part.to(parameters) for part in quanto.MaxOptimizer()(groups, qtype, 0))
+    scale = torch.where(scale == 0, 1, scale)  # all numbers of the group are the same
+    # No group_size, as the rows are groups already: with 128, quanto would choose layouts for a matrix product.
+    found = quanto.quantize_weight(groups, qtype, 0, scale.float(), shift.float(), optimized=False)
+    return found._data._data, scale, shift
+
+
+def _quanto_unpack(packed: Tensor, scale: Tensor, shift: Tensor, bits: int) -> Tensor:
+    # The inverse of quanto's pack_weights. Its own operation has a compiler build an extension when first used, which
+    # takes minutes and fails where there is none.
+    levels = torch.cat([packed >> low & 2**bits - 1 for low in range(0, 8, bits)])
+    return scale.float() * levels - shift.float()
+
+
+def _hqq_pack(groups: Tensor, bits: int, parameters: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    packed, meta = library("hqq").Quantizer.quantize(
+        groups, nbits=bits, group_size=groups.shape[1], axis=1, optimize=False, device=groups.device
+    )
+    scale, zero = meta["scale"], meta["zero"]
+    # The zero point counts steps: a narrow group far from 0 can have one that float16 does not hold.
+    if bool(zero.to(parameters).isfinite().all()):
+        scale, zero = scale.to(parameters), zero.to(parameters)
+    return packed, scale, zero
+
+
+def _hqq_unpack(packed: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
+    quantizer = library("hqq").Quantizer
+    width = packed.shape[1]
+    meta = {
+        "nbits": bits,
+        "group_size": width,
+        "shape": torch.Size((len(scale), width)),
+        "scale": scale.float(),
+        "zero": zero.float(),
+        "axis": 1,
+        "packing": quantizer.bit_to_packing[bits],
+        "view_as_float": False,
+        "compute_dtype": torch.float32,
+    }
+    result: Tensor = quantizer.dequantize(packed, meta)
+    return result
+
+
+_Pack = Callable[[Tensor, int, torch.dtype], tuple[Tensor, Tensor, Tensor]]
+_Unpack = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+_CODECS: dict[str, tuple[_Pack, _Unpack]] = {
+    "quanto": (_quanto_pack, _quanto_unpack),
+    "hqq": (_hqq_pack, _hqq_unpack),
+}
+
+
+def library(backend: str) -> Any:
+    """The library, imported; an error that says what to install, if it is not there."""
+    return require(_MODULES[backend], "quant", f'storage quantised by backend="{backend}"')
+
+
+def check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> None:
+    """Raise `OptionError` unless the back end offers this."""
+    if backend not in BITS:
+        raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, BITS))}")
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS[backend]:
+        others = [f'backend="{other}"' for other in BITS if other != backend and bits in BITS[other]]
+        hint = "".join(f"; {other} has {bits}" for other in others)
+        raise OptionError(f'{name}={bits!r}: backend="{backend}" offers {", ".join(map(str, BITS[backend]))}{hint}')
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        raise OptionError(f"group_size must be an integer >= 1, not {group_size!r}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
