@@ -85,7 +85,7 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **se
 
     @functools.wraps(plain)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is None and kwargs.get("use_cache") is not False:
+        if kwargs.get("past_key_values") is None and _uses_cache(model, args, kwargs):
             attached.cache = attached.new_cache(_prompt_length(args, kwargs))
             kwargs["past_key_values"] = attached.cache
         return plain(*args, **kwargs)
@@ -101,6 +101,15 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **se
                 del model.generate
             else:
                 model.generate = found
+
+
+def _uses_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this generate() works with a cache at all: as an argument says, or else a generation configuration."""
+    if "use_cache" in kwargs:
+        return bool(kwargs["use_cache"])  # None is off for transformers too
+    given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+    found = (getattr(config, "use_cache", None) for config in (given, model.generation_config))
+    return next((bool(value) for value in found if value is not None), True)
 
 
 def _prompt_length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

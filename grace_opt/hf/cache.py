@@ -13,6 +13,7 @@ Source: GRACE (arXiv 2604.16983), Algorithm 1; the layout of ThinK (arXiv 2407.2
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,6 +104,11 @@ class PrunedKeyCache(Cache):
             )
         given = {"method": method, "ratio": ratio, **settings}
         if pruning is not None:
+            if not isinstance(pruning, PruningConfig):
+                raise OptionError(
+                    f"pruning must be a PruningConfig, not {type(pruning).__name__}; write PruningConfig(...), or "
+                    "PruningConfig.from_dict(...)"
+                )
             _check_no_settings(given, "pruning=")
         self.pruning = PruningConfig.of(given) if pruning is None else pruning
         _check_one_source(self.pruning, provider, masks)
@@ -118,6 +124,7 @@ class PrunedKeyCache(Cache):
         self._shape = fingerprint(text)
         # Not the model itself: copying a cache must not copy the model.
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
+        self._check_budgets(len(layers))
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(text, len(layers), provider, masks).items():
             announces = index == self.prunable_layers[0]
@@ -140,6 +147,20 @@ class PrunedKeyCache(Cache):
                 # Now rather than after a long prompt: does protection leave enough channels to prune?
                 source.count(int(self._shape["head_dim"]))
         return sources
+
+    def _check_budgets(self, count: int) -> None:
+        """Now rather than after a long prompt: do the eviction budgets leave anything to prune?"""
+        evict, dense = self.pruning.evict, self.pruning.recent_window + self.pruning.sink_tokens
+        if evict is None:
+            return
+        for index in self.prunable_layers:
+            kept = evict.tokens(index, count, sys.maxsize)
+            if kept <= dense:
+                raise OptionError(
+                    f"{evict} keeps {kept} tokens in layer {index}, and {dense} stay dense (recent_window="
+                    f"{self.pruning.recent_window}, sink_tokens={self.pruning.sink_tokens}): nothing would be left to "
+                    "prune; write a larger budget"
+                )
 
     def declare_prompt(self, length: int) -> None:
         """Say how many tokens the next prompt has, padding included; before the model runs on it.

@@ -79,7 +79,7 @@ class PruningConfig:
     protect: tuple[float, float] | None = None
     weight: str = "frobenius"
     seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     recent_window: int = 32
     observation_window: int = 32
     sink_tokens: int = 0
@@ -112,7 +112,7 @@ class PruningConfig:
             try:
                 prune_count(ratio, 1)
             except OptionError as error:
-                where = "" if isinstance(self.ratio, numbers.Real) else f"of layer {layer}: "
+                where = "" if isinstance(self.ratio, numbers.Real) else f"layer {layer}: "
                 raise OptionError(where + str(error)) from None
         # Plain floats: numpy's would not go into JSON.
         plain = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)

@@ -165,9 +165,13 @@ class PrunedKeyLayer(DynamicLayer):
             self._announced = True
             config = self.plan.config
             sinks = f" and the first sink_tokens={config.sink_tokens}" if config.sink_tokens else ""
+            groups, advice = "", "recent_window"
+            if config.quantize is not None and config.quantize.keys is not None:
+                groups = f", and so does what fills no group_size={config.quantize.group_size}"
+                advice = "group_size or recent_window"
             warnings.warn(
-                f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense, "
-                "so nothing is pruned; write a smaller recent_window to prune prompts as short as this",
+                f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense"
+                f"{groups}, so nothing is pruned; write a smaller {advice} to prune prompts as short as this",
                 UserWarning,
                 stacklevel=2,
             )

@@ -54,9 +54,13 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
                 tensors[f"{number}.{name}"] = part
         described.append(description)
     metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps({**about, "layers": described})}
-    with aside(path) as written:
-        # Copies on the CPU: views share memory with others, which the format does not have.
-        save_file({key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}, written, metadata)
+    # Copies on the CPU: views share memory with others, which the format does not have.
+    owned = {key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
+    try:
+        with aside(path) as written:
+            save_file(owned, written, metadata)
+    except (SafetensorError, OSError) as error:
+        raise CacheError(f"cannot save to {path}: {error}") from error
 
 
 def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -122,6 +126,8 @@ def _local(number: int, key: str) -> str | None:
 
 def _taken_apart(number: int, layer: Any) -> tuple[dict[str, Stored], dict[str, Any]]:
     description: dict[str, Any] = {"kind": type(layer).__name__, "filled": bool(layer.is_initialized)}
+    if isinstance(layer, PrunedKeyLayer):
+        description["declared"] = layer.prompt.declared
     if not layer.is_initialized:
         return {}, description
     if isinstance(layer, PrunedKeyLayer):
@@ -133,7 +139,7 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, Stored], dict[str, 
         if layer.compressed is not None:
             parts.update(layer.compressed.parts())
             description["length"] = layer.compressed.length
-        return parts, {**description, "declared": layer.prompt.declared}
+        return parts, description
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
         description["cumulative_length"] = getattr(layer, "cumulative_length", None)
         return {"keys": layer.keys, "values": layer.values}, description
@@ -143,6 +149,8 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, Stored], dict[str, 
 
 
 def _put_together(layer: Any, description: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
+    if isinstance(layer, PrunedKeyLayer):
+        layer.prompt.declared = description["declared"]
     if not description["filled"]:
         return
     if not isinstance(layer, PrunedKeyLayer):
@@ -153,7 +161,7 @@ def _put_together(layer: Any, description: Mapping[str, Any], found: Mapping[str
         return
     tail = Tail(found["tail_keys"], found["tail_values"])
     layer.lazy_initialization(tail.keys, tail.values)
-    layer.tail, layer.prompt.declared = tail, description["declared"]
+    layer.tail = tail
     if "length" in description:
         quantized = {
             name: QuantizedTokens.from_tensors(

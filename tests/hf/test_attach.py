@@ -9,13 +9,15 @@ import torch
 from transformers import DynamicCache, GenerationConfig, T5Config, pipeline
 
 from grace_opt.errors import CacheError, MaskError, OptionError, UnknownSolverError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, attach
+from grace_opt.hf import PrunedKeyCache, PruningConfig, attach, attention_implementation
 from grace_opt.hf.models import load_pocket
 from grace_opt.masks import ChannelMask
 from tests.hf.conftest import OBSERVED, RECENT
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
-OPTIONS = {"max_new_tokens": 8, "do_sample": False, "return_full_text": False}
+OPTIONS = {"max_new_tokens": 8, "do_sample": False, "return_tensors": True}
+#: Old transformers look for candidates only where there is an end token; no model here has this one.
+LOOKUP = {"prompt_lookup_num_tokens": 4, "eos_token_id": 1000}
 pocket = functools.cache(load_pocket)
 
 
@@ -124,13 +126,15 @@ class TestTokens:
 class TestPromptEnd:
     @pytest.mark.parametrize(
         "options",
-        [{"prefill_chunk_size": 16}, {"prefill_chunk_size": 8}, {"prompt_lookup_num_tokens": 4}],
+        [{"prefill_chunk_size": 16}, {"prefill_chunk_size": 8}, LOOKUP],
         ids=["chunks", "chunks that divide the prompt", "prompt lookup"],
     )
     def test_is_known(self, options, model, prompt, new):
         """Chunked, and with candidates behind it, the prompt gives the masks and tokens of the plain prompt."""
         # Prompt lookup takes one sequence, and finds candidates where the prompt repeats itself.
         ids = torch.cat([prompt[:1, :30], prompt[:1, 18:28]], dim=1)
+        if not torch.equal(new(model, ids, **options), new(model, ids)):
+            pytest.skip("these transformers get the positions of chunks wrong, with any cache")
         found = []
         for extra in ({}, options):
             with attach(model, **WINDOWS) as attached:
@@ -142,7 +146,7 @@ class TestPromptEnd:
 
     def test_is_what_the_candidates_would_hide_from_a_cache_without_it(self, tiny, prompt, new):
         with pytest.raises(CacheError, match=r"with grace_opt\.hf\.attach\(model\)"):
-            new(tiny(), prompt[:1], past_key_values=PrunedKeyCache(tiny(), **WINDOWS), prompt_lookup_num_tokens=4)
+            new(tiny(), prompt[:1], past_key_values=PrunedKeyCache(tiny(), **WINDOWS), **LOOKUP)
 
 
 class TestModel:
@@ -286,7 +290,6 @@ class TestCache:
 
     # attach() looks at the keyword alone. transformers feeds the whole sequence again at every step then, which a
     # cache takes for new tokens: the output is wrong without a word.
-    @pytest.mark.xfail(reason="use_cache=False of a generation_config is overlooked", strict=True)
     @pytest.mark.parametrize("where", ["passed", "the model's"])
     def test_is_not_used_where_the_generation_config_has_it_off(self, where, model, prompt, new, monkeypatch):
         dense, options = new(model), {}
@@ -313,37 +316,46 @@ class TestPipeline:
     PROMPTS = ("the quiet river runs " * 12, "a late singer " * 25)
 
     @staticmethod
-    def explicit(text):
-        """What generate() writes with a cache in hand."""
+    def explicit(text, ratio=0.75):
+        """The tokens that generate() adds with a cache in hand."""
         model, tokenizer = pocket()
         inputs = tokenizer(text, return_tensors="pt")
-        found = model.config._attn_implementation
-        model.set_attn_implementation("grace_sdpa")
-        try:
-            cache = PrunedKeyCache(model, ratio=0.75)
-            tokens = model.generate(**inputs, past_key_values=cache, max_new_tokens=8, do_sample=False, pad_token_id=0)
-        finally:
-            model.set_attn_implementation(found)
-        assert cache.layers[0].pruned_length == inputs.input_ids.shape[1] - 32 > 0
-        return tokenizer.decode(tokens[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+        length = inputs.input_ids.shape[1]
+        with attention_implementation(model, "grace_sdpa"):
+            cache = PrunedKeyCache(model, ratio=ratio)
+            options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+            tokens = model.generate(**inputs, past_key_values=cache, **options)
+        assert cache.layers[0].pruned_length == length - 32 > 0
+        return tokens[0, length:].tolist()
 
-    @pytest.mark.parametrize("made", ["inside", "before"])
-    def test_of_one_prompt(self, made, prompt):
+    @staticmethod
+    def made():
         model, tokenizer = pocket()
-        pipe = pipeline("text-generation", model=model, tokenizer=tokenizer) if made == "before" else None
+        return pipeline("text-generation", model=model, tokenizer=tokenizer)
+
+    @pytest.mark.parametrize("inside", [True, False], ids=["made inside", "made before"])
+    def test_of_one_prompt(self, inside):
+        model, _ = pocket()
+        pipe = None if inside else self.made()
         with attach(model, ratio=0.75) as attached:
-            pipe = pipe or pipeline("text-generation", model=model, tokenizer=tokenizer)
-            (answer,) = pipe(self.PROMPTS[0], **OPTIONS)
+            (answer,) = (pipe or self.made())(self.PROMPTS[0], **OPTIONS)
         assert attached.cache.memory_report().pruned_tokens > 0
-        assert answer["generated_text"].strip()
-        assert answer["generated_text"] == self.explicit(self.PROMPTS[0])
+        assert answer["generated_token_ids"][-8:] == self.explicit(self.PROMPTS[0])
+        assert answer["generated_token_ids"][-8:] != self.explicit(self.PROMPTS[0], ratio=0.0)
         assert "generate" not in vars(model)
 
     @pytest.mark.parametrize("batch_size", [1, 2])
-    def test_of_a_list_of_prompts(self, batch_size):
+    def test_of_a_list_of_prompts(self, batch_size, monkeypatch):
         model, tokenizer = pocket()
-        pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        monkeypatch.setattr(tokenizer, "padding_side", "left")
+        pipe = self.made()
         with attach(model, ratio=0.75) as attached:
             answers = pipe(list(self.PROMPTS), batch_size=batch_size, **OPTIONS)
-        assert [answer["generated_text"] for (answer,) in answers] == [self.explicit(text) for text in self.PROMPTS]
+        found = [answer["generated_token_ids"][-8:] for (answer,) in answers]
+        assert found == [self.explicit(text) for text in self.PROMPTS]
         assert attached.cache.channel_mask().pruned.shape[1] == batch_size
+
+    def test_writes_text(self):
+        with attach(pocket()[0], ratio=0.75):
+            (answer,) = self.made()(self.PROMPTS[0], max_new_tokens=8, do_sample=False, return_full_text=False)
+        assert len(answer["generated_text"].split()) > 3

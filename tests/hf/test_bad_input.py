@@ -131,7 +131,6 @@ class TestQuantisation:
 
     # The prompt fills no group beside the recent window, so a smaller recent_window alone may not help either.
     @quantises
-    @pytest.mark.xfail(reason="the warning names recent_window where the group size is the reason", strict=True)
     def test_of_a_prompt_that_fills_no_group_says_that_the_group_is_too_large(self, tiny, prune, prompt):
         model = tiny()
         with pytest.warns(UserWarning, match="group_size=64"), torch.no_grad():

@@ -133,8 +133,12 @@ def test_a_budget_that_the_prompt_does_not_reach_evicts_nothing(tiny, prune, pro
 
 def test_a_budget_that_leaves_nothing_to_prune(tiny, prune, prompt, generate):
     model = tiny()
-    with pytest.raises(OptionError, match=r"layer 0 keeps 10 tokens, of which 11 stay dense .* Give a larger budget"):
-        generate(model, prune(model, evict=SnapKV(budget=10, window=6), sink_tokens=3), prompt)
+    with pytest.raises(OptionError, match=r"keeps 10 tokens in layer 0, and 11 stay dense .* write a larger budget"):
+        prune(model, evict=SnapKV(budget=10, window=6), sink_tokens=3)
+    pytest.importorskip("optimum.quanto")
+    cache = prune(model, evict=SnapKV(budget=18, window=6), quantize=Quantization(4, None, 16))
+    with pytest.raises(OptionError, match=r"layer 0 keeps 18 tokens, of which 18 stay dense .* Give a larger budget"):
+        generate(model, cache, prompt)
 
 
 class TestGrowth:

@@ -225,6 +225,19 @@ class TestRoundTrip:
         attached.cache.save(path)
         assert same_bits(PrunedKeyCache.load(path, model), attached.cache)
 
+    def test_of_a_declared_prompt_that_was_too_short_prunes_no_later_turn(self, tiny, prompt, continuation, path):
+        model = tiny()
+        caches = [PrunedKeyCache(model, prompt_length=6, **WINDOWS)]
+        with pytest.warns(UserWarning, match="6 tokens"), torch.no_grad():
+            model(prompt[:, :6], past_key_values=caches[0])
+        caches[0].save(path)
+        caches.append(PrunedKeyCache.load(path, model))
+        for cache in caches:
+            with torch.no_grad():
+                model(continuation, past_key_values=cache)
+            assert cache.layers[0].compressed is None
+        assert same_bits(*caches)
+
     def test_bfloat16(self, tiny, prompt, path):
         model = copy.deepcopy(tiny()).to(torch.bfloat16)
         cache = PrunedKeyCache(model, **WINDOWS)
@@ -237,7 +250,6 @@ class TestRoundTrip:
 
     # The declared length of a prompt that has not begun is not in the file: a prompt that then comes in chunks would
     # be pruned after the first one.
-    @pytest.mark.xfail(reason="prompt_length of an empty cache is lost", strict=True)
     def test_of_an_empty_cache_keeps_the_declared_prompt(self, tiny, path):
         cache = PrunedKeyCache(tiny(), prompt_length=40, **WINDOWS)
         cache.save(path)
@@ -435,7 +447,7 @@ class TestSaving:
             raise error
 
         monkeypatch.setattr(saving, "save_file", half)
-        with pytest.raises(type(error)):
+        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else CacheError):
             filled("sinks")[1].save(path)
         assert list(path.parent.iterdir()) == [path]
         assert path.read_bytes() == before
@@ -447,13 +459,13 @@ class TestSaving:
             raise OSError("no space left")
 
         monkeypatch.setattr(saving, "save_file", half)
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(CacheError, match="no space left"):
             filled()[1].save(path)
         assert not list(path.parent.iterdir())
 
     def test_over_a_folder_leaves_nothing_behind(self, filled, path):
         path.mkdir()
-        with pytest.raises(OSError):
+        with pytest.raises(CacheError):
             filled()[1].save(path)
         assert list(path.parent.iterdir()) == [path]
 
@@ -462,7 +474,7 @@ class TestSaving:
         try:
             if os.access(path.parent, os.W_OK):
                 pytest.skip("this user may write everywhere")
-            with pytest.raises((OSError, SafetensorError)):
+            with pytest.raises(CacheError):
                 filled()[1].save(path)
             assert not list(path.parent.iterdir())
         finally:
