@@ -85,9 +85,12 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **se
 
     @functools.wraps(plain)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is None and _uses_cache(model, args, kwargs):
-            attached.cache = attached.new_cache(_prompt_length(args, kwargs))
+        given, length = kwargs.get("past_key_values"), _prompt_length(args, kwargs)
+        if given is None and _uses_cache(model, args, kwargs):
+            attached.cache = attached.new_cache(length)
             kwargs["past_key_values"] = attached.cache
+        elif isinstance(given, PrunedKeyCache) and given.is_dense and length and length > given.get_seq_length():
+            given.declare_prompt(length)  # a turn after others that were too short to be pruned
         return plain(*args, **kwargs)
 
     name = "grace_eager" if needs_eager(model) else "grace_sdpa"

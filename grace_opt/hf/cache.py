@@ -2,7 +2,7 @@
 
 When: the key cache of long prompts should be smaller than 16-bit dense keys, on any model whose attention goes through
 transformers' attention interface. Pruning alone is the worse trade beside int8 or int4 keys; below about 3.5 bits per
-key element, pruning together with quantisation is the better one.
+key element, as a rule of thumb, pruning together with quantisation is the better one.
 
 The class starts from ``DynamicCache(config=...)``, so that transformers decides what every layer needs, and replaces
 only the full-attention layers; sliding windows and linear attention are left as they are.
@@ -163,21 +163,22 @@ class PrunedKeyCache(Cache):
                 )
 
     def declare_prompt(self, length: int) -> None:
-        """Say how many tokens the next prompt has, padding included; before the model runs on it.
+        """Say where the prompt ends; before the model runs on it.
 
         Parameters
         ----------
         length : int
-            For instance ``inputs.input_ids.shape[1]``.
+            Tokens up to there, padding and what is cached already included: ``inputs.input_ids.shape[1]``.
         """
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise OptionError(f"prompt_length must be an integer >= 1, not {length!r}")
         for layer in self._pruned_layers():
-            if layer.get_seq_length():
+            if layer.compressed is not None or layer.get_seq_length() >= length:
                 raise CacheError(
                     f"the cache holds {layer.get_seq_length()} tokens already; declare the prompt before the model "
                     "runs on it, or call reset()"
                 )
+        for layer in self._pruned_layers():
             layer.prompt.declared = length
 
     def update(
@@ -226,6 +227,11 @@ class PrunedKeyCache(Cache):
         """Which model this cache is for; with its weights, if it was made from the model and that still exists."""
         model = None if self._model is None else self._model()
         return self._shape if model is None else fingerprint(model)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether nothing has been pruned yet."""
+        return all(layer.compressed is None for layer in self._pruned_layers())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything that is cached to a safetensors file, for `load` in another process.

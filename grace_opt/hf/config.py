@@ -9,6 +9,7 @@ Source: GRACE (arXiv 2604.16983) for protection, ThinK (arXiv 2407.21018) for th
 
 from __future__ import annotations
 
+import difflib
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -126,7 +127,19 @@ class PruningConfig:
         if self.evict is not None and not hasattr(self.evict, "scores"):
             raise OptionError(f"evict={self.evict!r}: write an eviction, for instance SnapKV(budget=512)")
         object.__setattr__(self, "options", dict(self.options))
-        self.provider(0)  # unknown methods and options are told now, not after a long prompt
+        group = self.quantize.group_size if self.quantize is not None and self.quantize.keys is not None else 1
+        if self.tail_block is not None and self.tail_block % group:
+            raise OptionError(
+                f"tail_block={self.tail_block} is no multiple of group_size={group}, in which keys are stored; write "
+                f"tail_block={-(-self.tail_block // group) * group}"
+            )
+        try:
+            self.provider(0)  # unknown methods and options are told now, not after a long prompt
+        except OptionError as error:
+            names = [f.name for f in fields(self)]
+            near = {name: difflib.get_close_matches(name, names, 1) for name in self.options}
+            meant = [f"If {name} is to be a setting of the cache, write {m[0]}." for name, m in near.items() if m]
+            raise OptionError(" ".join([str(error), *meant])) from None
 
     def ratios(self, layers: int | None = None) -> tuple[float, ...]:
         """The ratio of every layer.

@@ -76,7 +76,7 @@ class Prompt:
         new, length = now.queries.shape[2], now.length
         if self.declared is not None:
             if length - new >= self.declared:
-                return None  # it was over before, and too short to be pruned
+                return None  # it was over before, too short to be pruned
             end = min(length, self.declared)
             shown = now._replace(
                 queries=now.queries[:, :, : new - (length - end)],

@@ -359,3 +359,15 @@ class TestPipeline:
         with attach(pocket()[0], ratio=0.75):
             (answer,) = self.made()(self.PROMPTS[0], max_new_tokens=8, do_sample=False, return_full_text=False)
         assert len(answer["generated_text"].split()) > 3
+
+
+def test_a_turn_after_one_that_was_too_short_is_pruned(tiny, prompt):
+    """Its candidates are not observed either: attach says anew where the prompt ends."""
+    model = tiny()
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": 1000}
+    with attach(model, **WINDOWS) as attached:
+        with pytest.warns(UserWarning, match="6 tokens"):
+            first = model.generate(prompt[:1, :6], **options)
+        longer = torch.cat([first, prompt[:1], prompt[:1, 4:12]], dim=1)
+        model.generate(longer, past_key_values=attached.cache, prompt_lookup_num_tokens=4, **options)
+    assert attached.cache.layers[0].compressed.length == longer.shape[1] - WINDOWS["recent_window"]

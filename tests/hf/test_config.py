@@ -34,7 +34,7 @@ SETTINGS = {
     "observation_window": st.integers(1, 99),
     "sink_tokens": st.integers(0, 9),
     "dense_layers": st.integers(0, 9),
-    "tail_block": st.none() | st.integers(1, 99),
+    "tail_block": st.none() | st.sampled_from([32, 64, 96]),
     "fused": st.booleans(),
     "evict": EVICTIONS,
     "quantize": st.none() | st.builds(Quantization, keys=BITS, values=BITS, group_size=st.sampled_from([1, 8, 32])),
@@ -327,3 +327,13 @@ class TestPruning:
     def test_of_another_type_is_refused(self, tiny):
         with pytest.raises(OptionError, match=r"PruningConfig\.from_dict"):
             PrunedKeyCache(tiny().config, pruning={"ratio": 0.5})
+
+
+def test_a_block_of_the_tail_that_fills_no_group():
+    with pytest.raises(OptionError, match=r"tail_block=10 is no multiple of group_size=32.*write tail_block=32"):
+        PruningConfig(tail_block=10, quantize=Quantization(keys=4))
+
+
+def test_a_misspelt_setting_is_recognised(tiny):
+    with pytest.raises(OptionError, match=r"no option 'sink_token'.* write sink_tokens"):
+        PrunedKeyCache(tiny(), sink_token=3)
