@@ -61,7 +61,8 @@ def solve(
         All randomness comes from it.
     time_limit : float, optional
         Seconds after which the method stops with the best choice so far (Status.LIMIT). The checks and the
-        certificate are not counted in it.
+        certificate are not counted in it, nor is compiling: some methods' loops are compiled at their first use on a
+        machine, which takes some ten seconds once, and loaded at their first use in a process.
     certify : bool, "fast" or "tight"
         Compute a lower bound for methods that bring none; see `grace_opt.bounds.certificate` (True means "fast").
     check : bool
@@ -104,6 +105,8 @@ def solve(
     spec = registry.get(method)
     made = spec.make_options(options)
     seed, bound = _seed(seed), _certificate(problem, certify)
+    if time_limit is not None:
+        spec.prepare()
     began = time.perf_counter()
     return _finish(problem, spec, made, Run(seed, _deadline(time_limit), callback), bound, check, began)
 
@@ -194,6 +197,8 @@ def compare(
         for at, (spec, made) in enumerate(plan):
             try:
                 show(spec.name, at)
+                if limit is not None:
+                    spec.prepare()
                 began = time.perf_counter()
                 run = Run(seed, _deadline(limit), cap=cap)
                 done.append(_finish(problem, spec, made, run, bound, check, began))

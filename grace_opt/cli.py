@@ -112,7 +112,10 @@ def methods(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(rows)
         return
-    table = Table("method", "exact", "guarantee", "options", "summary", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("method", no_wrap=True)  # what users type must be readable in a narrow window as well
+    for name in ("exact", "guarantee", "options", "summary"):
+        table.add_column(name, overflow="fold", no_wrap=False)
     for row in rows:
         options = "\n".join(f"{name}={value}" for name, value in row["options"].items())
         table.add_row(row["method"], "yes" if row["exact"] else "", row["guarantee"], options, row["summary"])

@@ -44,7 +44,9 @@ def comparison_table(
         names = (names[0], "instance", *names[1:])
     for name in (*names, "certified", "status", "time", *(["nodes"] if has_nodes else [])):
         left = name in ("method", "certified", "status")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name in ("method", "status", "time"))
+        table.add_column(
+            name, justify="left" if left else "right", no_wrap=name in ("method", "status", "time"), overflow="fold"
+        )
     f = np.array([row["objective"] for row in rows]).reshape(len(methods), size)
     for at, method in enumerate(methods):
         mine = rows[at * size : (at + 1) * size]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import registry
 from .arrays import to_tensor
-from .errors import OptionError, ProblemError
+from .errors import OptionError, ProblemError, UnknownSolverError
 from .masks import ChannelMask
 from .problem import Problem
 from .registry import Run
@@ -76,7 +76,13 @@ class MaskProvider:
         self.method, self.ratio, self.weight, self.seed = method, float(ratio), weight, seed
         self.kept_channels = kept_channels
         self.protect = None if protect is None else check_protection(protect)
-        self._spec = registry.get(solver)
+        try:
+            self._spec = registry.get(solver)
+        except UnknownSolverError as error:
+            presets = ", ".join(
+                f"{name!r} (protection of salient channels, then {m!r})" for name, (m, _) in PRESETS.items()
+            )
+            raise UnknownSolverError(f"{error} Here, {presets} is known as well.") from None
         self._options = self._spec.make_options(options)
 
     def __repr__(self) -> str:

@@ -138,6 +138,8 @@ class SolverSpec:
         What is known about the answer, in one line.
     summary : str
         First line of the solver's docstring.
+    compiled : bool
+        Whether it runs code that is compiled at its first use.
     """
 
     name: str
@@ -148,6 +150,15 @@ class SolverSpec:
     requires: tuple[str, ...] = ()
     guarantee: str = "none"
     summary: str = ""
+    compiled: bool = False
+
+    def prepare(self) -> None:
+        """Have compiled code loaded, and at its first use on a machine compiled, before a time limit starts to run."""
+        if self.compiled and self.name not in _PREPARED:
+            _PREPARED.add(self.name)
+            place = torch.arange(24.0, dtype=torch.float64)
+            small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
+            self.solver(Problem.of(small[None], 12), self.options(), Run(0))
 
     def make_options(self, given: dict[str, Any]) -> Any:
         """The options dataclass, or OptionError naming the accepted ones."""
@@ -187,6 +198,7 @@ class SolverSpec:
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
+_PREPARED: set[str] = set()
 _loaded = False
 
 
@@ -198,6 +210,7 @@ def register(
     batched: bool = False,
     requires: tuple[str, ...] = (),
     guarantee: str = "none",
+    compiled: bool = False,
 ) -> Callable[[Solver], Solver]:
     """Register the decorated function as method `name`.
 
@@ -207,7 +220,7 @@ def register(
         What users write as ``method=``.
     options : type
         Frozen dataclass of the method's options; validate in its ``__post_init__``.
-    exact, batched, requires, guarantee
+    exact, batched, requires, guarantee, compiled
         As in `SolverSpec`.
 
     Raises
@@ -243,7 +256,7 @@ def register(
                 f"a method named {name!r} is registered already ({taken.solver.__module__}): choose another name."
             )
         summary = (solver.__doc__ or "").strip().split("\n")[0]
-        _REGISTRY[name] = SolverSpec(name, solver, options, exact, batched, requires, guarantee, summary)
+        _REGISTRY[name] = SolverSpec(name, solver, options, exact, batched, requires, guarantee, summary, compiled)
         return solver
 
     return add

@@ -74,7 +74,9 @@ class BranchAndBoundOptions:
             raise OptionError(f"node_limit={self.node_limit!r}: give a positive integer, or None.")
 
 
-@register("branch_and_bound", options=BranchAndBoundOptions, exact=True, batched=True, guarantee="optimal")
+@register(
+    "branch_and_bound", options=BranchAndBoundOptions, exact=True, batched=True, guarantee="optimal", compiled=True
+)
 def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run) -> Result:
     """Prove the optimum by relaxations, fixing and search, or stop at a limit with a valid bound."""
     if problem.n > MOST_VERTICES:

@@ -46,7 +46,13 @@ class PortfolioOptions:
             raise OptionError(f"bound={self.bound!r}: give one of {', '.join(map(repr, bounds.LEVELS))}.")
 
 
-@register("portfolio", options=PortfolioOptions, batched=True, guarantee="never worse than mies and drop_greedy")
+@register(
+    "portfolio",
+    options=PortfolioOptions,
+    batched=True,
+    guarantee="never worse than mies and drop_greedy",
+    compiled=True,
+)
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     """Greedies, tabu search and a certificate; with a time limit, branch and bound and more tabu search."""
     mask = _better(problem, _call("mies", problem, run).mask, _call("drop_greedy", problem, run).mask)

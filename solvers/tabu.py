@@ -70,7 +70,7 @@ class TabuOptions:
             raise OptionError(f"target={self.target!r}: give the objective at which to stop, or None.")
 
 
-@register("tabu", options=TabuOptions, batched=True, guarantee="never worse than its start")
+@register("tabu", options=TabuOptions, batched=True, guarantee="never worse than its start", compiled=True)
 def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     """Exchange vertices, uphill too, with memory; finds the optimum of most instances, and says nothing of it."""
     start = starting_masks(problem, options.start, run).cpu().numpy()

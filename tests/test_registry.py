@@ -1,6 +1,7 @@
 """The registry: names, entry points, options; and a solver of one's own in a few lines."""
 
 import dataclasses
+import time
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -105,3 +106,21 @@ def test_methods_describes_them():
     assert {"exhaustive", "local_search", "mies", "random", "think"} <= set(table)
     assert table["exhaustive"].exact
     assert all(spec.summary and spec.guarantee for spec in table.values())
+
+
+def test_compiling_comes_before_the_time_limit_starts(forget):
+    """Once per process, and only where there is a limit that it would eat."""
+    calls = []
+
+    @registry.register("slow_start", batched=True, compiled=True)
+    def slow_start(problem, options, run):
+        """Takes its time at first."""
+        if not calls:
+            time.sleep(0.3)
+        calls.append(run.expired())
+        return Result(problem.candidates)
+
+    W = torch.eye(3, dtype=torch.float64)
+    for _ in range(2):
+        assert grace_opt.solve(W, 3, "slow_start", time_limit=0.2).stats["time"] < 0.2
+    assert calls == [False] * 3

@@ -85,6 +85,8 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **se
 
     @functools.wraps(plain)
     def generate(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("cache_implementation") is not None:
+            raise OptionError("attach() gives generate() its cache; leave out cache_implementation")
         given, length = kwargs.get("past_key_values"), _prompt_length(args, kwargs)
         if given is None and _uses_cache(model, args, kwargs):
             attached.cache = attached.new_cache(length)

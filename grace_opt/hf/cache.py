@@ -122,6 +122,7 @@ class PrunedKeyCache(Cache):
                 f"could be pruned is {_prunable(text, layers)[-1]}"
             )
         self._shape = fingerprint(text)
+        self._config = weakref.ref(text)
         # Not the model itself: copying a cache must not copy the model.
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
         self._check_budgets(len(layers))
@@ -190,6 +191,7 @@ class PrunedKeyCache(Cache):
                 f"the model writes to layer {layer_idx} and this cache was made for {len(self.layers)} layers; write "
                 "PrunedKeyCache(model.config, ...) with the configuration of the same model"
             )
+        self._check_readable(self.layers[layer_idx])
         # A layer's attention runs before the next layer's update, so a forgotten attention function shows up here,
         # within the first forward pass, rather than at the first decode step.
         if self._last_updated is not None:
@@ -198,6 +200,18 @@ class PrunedKeyCache(Cache):
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
+
+    def _check_readable(self, layer: Any) -> None:
+        """Raise before another attention function trips over keys that are not all there."""
+        config = self._config()
+        name = "" if config is None else str(getattr(config, "_attn_implementation", ""))
+        others = name in ("sdpa", "eager", "flex_attention") or "flash" in name
+        if others and isinstance(layer, PrunedKeyLayer) and layer.needs_our_attention:
+            raise CacheError(
+                f'this cache is pruned, and the model\'s attention is "{name}", which can not read it; write '
+                'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
+                "go on inside `with grace_opt.hf.attach(model):`"
+            )
 
     def channel_mask(self) -> ChannelMask:
         """Which channels were pruned.

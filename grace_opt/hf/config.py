@@ -21,6 +21,18 @@ from ..weights import check_protection, prune_count
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
+#: What other libraries call our settings.
+_ELSEWHERE = {
+    "compression_ratio": "ratio",
+    "key_channel_compression_ratio": "ratio",
+    "lam": "ratio",
+    "nbits": "quantize",
+    "bits": "quantize",
+    "n_sink": "sink_tokens",
+    "sinks": "sink_tokens",
+    "window_size": "observation_window",
+}
+
 
 @dataclass(frozen=True)
 class PruningConfig:
@@ -136,10 +148,14 @@ class PruningConfig:
         try:
             self.provider(0)  # unknown methods and options are told now, not after a long prompt
         except OptionError as error:
+            if "Did you mean" in str(error):
+                raise
             names = [f.name for f in fields(self)]
-            near = {name: difflib.get_close_matches(name, names, 1) for name in self.options}
-            meant = [f"If {name} is to be a setting of the cache, write {m[0]}." for name, m in near.items() if m]
-            raise OptionError(" ".join([str(error), *meant])) from None
+            near = {
+                n: _ELSEWHERE.get(n) or next(iter(difflib.get_close_matches(n, names, 1)), "") for n in self.options
+            }
+            meant = [f" For {name}, write {here}=." for name, here in near.items() if here]
+            raise OptionError(f"{error} Settings of a cache are {', '.join(names)}.{''.join(meant)}") from None
 
     def ratios(self, layers: int | None = None) -> tuple[float, ...]:
         """The ratio of every layer.

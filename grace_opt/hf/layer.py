@@ -99,11 +99,16 @@ class PrunedKeyLayer(DynamicLayer):
         tail.append(key_states, value_states)
         self._move_old_tail()
         tail, old = self._stored(), self.compressed
-        if old is not None and old.positions is None and not self.plan.config.fused:
+        if old is not None and not self.needs_our_attention:
             return widened(old, tail.keys, tail.values)  # which suits any attention function
         self._awaits_attention = True
         handoff = Handoff(self, old)
         return pin(tail.keys, handoff), pin(tail.values, handoff)
+
+    @property
+    def needs_our_attention(self) -> bool:
+        """Whether only grace_opt's attention function can read what is stored now."""
+        return self.compressed is not None and (self.compressed.positions is not None or self.plan.config.fused)
 
     def _move_old_tail(self) -> None:
         """Prune what has left the recent window, whenever a block of it has gathered."""

@@ -96,8 +96,8 @@ class MemoryReport:
             ),
             ("room to grow", self.spare_bytes, ""),
         ]
-        tokens = f"{self.tokens} tokens, {self.pruned_tokens} of them pruned"
-        lines = [f"{tokens}, in {self.prunable_layers} of {self.layers} layers (bytes)"]
+        pruned = f"{self.pruned_tokens} of them pruned" if self.pruned_tokens else "nothing pruned"
+        lines = [f"{self.tokens} tokens, {pruned}, in {self.prunable_layers} of {self.layers} layers (bytes)"]
         lines += [f"  {name:<16} {size:>15,}  {note}".rstrip() for name, size, note in rows]
         return "\n".join(lines)
 

@@ -371,3 +371,34 @@ def test_a_turn_after_one_that_was_too_short_is_pruned(tiny, prompt):
         longer = torch.cat([first, prompt[:1], prompt[:1, 4:12]], dim=1)
         model.generate(longer, past_key_values=attached.cache, prompt_lookup_num_tokens=4, **options)
     assert attached.cache.layers[0].compressed.length == longer.shape[1] - WINDOWS["recent_window"]
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_going_on_without_our_attention_is_named_before_it_fails(new, tiny, prompt, continuation):
+    model = tiny(attention="sdpa")
+    with attach(model, **WINDOWS) as attached:
+        model.generate(prompt, max_new_tokens=2, do_sample=False)
+    with (
+        pytest.raises(CacheError, match=r'this cache is pruned, and the model\'s attention is "sdpa"'),
+        torch.no_grad(),
+    ):
+        model(continuation[:, :new], past_key_values=attached.cache)
+
+
+def test_a_cache_implementation_is_refused(tiny, prompt):
+    model = tiny()
+    with attach(model, **WINDOWS), pytest.raises(OptionError, match="leave out cache_implementation"):
+        model.generate(prompt, cache_implementation="static", max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"), [("compression_ratio", "ratio"), ("bits", "quantize"), ("recent_windw", "rec")]
+)
+def test_settings_by_other_names_are_recognised(name, here, tiny):
+    with pytest.raises(OptionError, match=rf"Settings of a cache are method, ratio, .* For {name}, write {here}"):
+        PrunedKeyCache(tiny(), **{name: 3})
+
+
+def test_the_default_method_is_among_the_known_ones(tiny):
+    with pytest.raises(UnknownSolverError, match=r"no method is called 'Grace'.* Here, 'grace' .* is known as well"):
+        PrunedKeyCache(tiny(), "Grace")
