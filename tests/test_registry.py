@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import grace_opt
-from grace_opt import registry, solve
+from grace_opt import registry, solve, testing
 from grace_opt.solution import Result
 
 
@@ -42,7 +42,7 @@ def test_a_looped_solver_with_options(forget):
     assert sol.indices.tolist() == [[0, 1]] * 3
     assert sol.stats["iterations"] == 3
     assert registry.get("by_degree").summary == "Take the vertices of least row sum."
-    grace_opt.testing.check_solver("by_degree")
+    testing.check_solver("by_degree")
 
 
 PLUGIN = """
