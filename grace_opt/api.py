@@ -241,7 +241,12 @@ def _finish(
     mask = result.mask
     if check:
         check_mask(flat, mask, spec.name)
-    value = objective.evaluate(flat.W, mask) if check else objective.evaluate_fast(flat.W, mask)
+    if check:
+        value = objective.evaluate(flat.W, mask)
+    elif result.objective is not None:
+        value = result.objective
+    else:
+        value = objective.evaluate_fast(flat.W, mask)
     bound = _lower_bound(flat, value, result, certified)
     uncertified = certified is None and result.lower_bound is None
     limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.to(value.device)

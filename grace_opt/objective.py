@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .kernels.passes import objective as compiled_objective
+
 
 def evaluate(W: Tensor, mask: Tensor) -> Tensor:
     """Objective f(S) in float64.
@@ -28,6 +30,9 @@ def evaluate(W: Tensor, mask: Tensor) -> Tensor:
     -----
     O(n²) per instance.
     """
+    value = compiled_objective(W, mask) if W.shape[:-1] == mask.shape else None
+    if value is not None:
+        return value
     x = mask.to(torch.float64)
     return (x * row_sums(W, mask)).sum(-1)
 

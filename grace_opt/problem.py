@@ -18,6 +18,7 @@ from torch import Tensor
 from .arrays import Backend, backend_of, to_tensor, working_dtype
 from .errors import ProblemError
 from .inputs import check_room, counts, from_graph, protected_mask
+from .kernels.passes import extremes
 
 #: Symmetry is required to this many units of rounding of the input's dtype, relative to max |W|.
 SYMMETRY_EPS = 16
@@ -180,15 +181,15 @@ def _is_float(W: Any) -> bool:
 
 def _checked_weights(W: Tensor) -> Tensor:
     """W made exactly symmetric, and promoted to float64 where sums would leave float32."""
-    if not bool(torch.isfinite(W).all()):
+    finite, largest, worst = extremes(W)
+    if not finite:
         where = [int(i) for i in (~torch.isfinite(W)).nonzero()[0]]
         raise ProblemError(
             f"W{where} is {W[tuple(where)].item()}: every weight must be finite. To forbid a vertex, use protected=."
         )
-    wide = W.to(torch.float64)
-    largest = float(wide.abs().max())
-    asymmetry = (wide - wide.mT).abs()
-    if (worst := float(asymmetry.max())) > (allowed := SYMMETRY_EPS * torch.finfo(W.dtype).eps * largest):
+    if worst > (allowed := SYMMETRY_EPS * torch.finfo(W.dtype).eps * largest):
+        wide = W.to(torch.float64)
+        asymmetry = (wide - wide.mT).abs()
         i = [int(v) for v in (asymmetry == worst).nonzero()[0]]
         raise ProblemError(
             f"W is not symmetric: |W{i} - W{[*i[:-2], i[-1], i[-2]]}| = {worst:.3g}, allowed {allowed:.3g} "
@@ -203,4 +204,7 @@ def _checked_weights(W: Tensor) -> Tensor:
     fits = largest * n * n < limits.max / 8 and (largest == 0 or largest > limits.tiny / limits.eps)
     dtype = working_dtype(W.dtype) if fits else torch.float64
     # The mean of W and its transpose is exactly symmetric; where W already was, nothing changes.
-    return ((wide + wide.mT) / 2).to(dtype) if worst else W.to(dtype)
+    if not worst:
+        return W.to(dtype)
+    wide = W.to(torch.float64)
+    return ((wide + wide.mT) / 2).to(dtype)

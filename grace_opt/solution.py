@@ -46,12 +46,16 @@ class Result:
         Instances that a time or work limit cut short.
     stats : mapping
         Counters worth showing: iterations, nodes, …; a tensor has one entry (row, …) per instance.
+    objective : Tensor (...), float64, optional
+        f, if a batched method knows it, rounded as sums in W's own precision are. With ``check=False`` it is taken as
+        it is; otherwise f is always summed from W in float64.
     """
 
     mask: Tensor
     lower_bound: Tensor | None = None
     limit: Tensor | None = None
     stats: Mapping[str, Any] = field(default_factory=dict)
+    objective: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

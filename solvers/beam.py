@@ -78,7 +78,7 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     size, n = candidates.shape
     k_max = int(k.max())
     scores = W.diagonal(dim1=-2, dim2=-1).masked_fill(~candidates, torch.inf)
-    answer = mask_from_indices(greedy_order(W, scores, k, k_max), n)  # MIES: to be beaten, and there in time
+    answer = mask_from_indices(greedy_order(W, scores, k, k_max).order, n)  # MIES: to be beaten, and there in time
     value = _value(W, answer, k, k_max)
     # Sums of random keys tell sets apart but not orders; two sets that share a sum would cost a little breadth only.
     keys = torch.randint(-(2**63), 2**63 - 1, (n,), generator=torch.Generator().manual_seed(0)).to(W.device)

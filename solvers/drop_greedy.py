@@ -49,7 +49,7 @@ def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Resul
     """Drop the vertex whose removal lowers f most until k are left; of equal ones, the lowest index goes."""
     size = problem.candidates.sum(-1)
     drops = size if options.path else size - problem.k
-    dropped = greedy_order(problem.W, removal_scores(problem.W, problem.candidates), drops, int(drops.max()))
+    dropped = greedy_order(problem.W, removal_scores(problem.W, problem.candidates), drops, int(drops.max())).order
     if not options.path:
         return Result(problem.candidates & ~mask_from_indices(dropped, problem.n))
     order = _reversed(dropped, size, problem.n)

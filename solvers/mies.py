@@ -45,9 +45,9 @@ def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
     """Greedily add the vertex that increases f least; ties go to the lowest index."""
     scores = problem.diagonal.masked_fill(~problem.candidates, torch.inf)
     if not options.path:
-        order = greedy_order(problem.W, scores, problem.k, problem.k_max)
-        return Result(mask_from_indices(order, problem.n))
-    order = greedy_order(problem.W, scores, problem.candidates.sum(-1), problem.n)
+        taken = greedy_order(problem.W, scores, problem.k, problem.k_max)
+        return Result(mask_from_indices(taken.order, problem.n), objective=taken.rise)
+    order = greedy_order(problem.W, scores, problem.candidates.sum(-1), problem.n).order
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
     return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)})

@@ -14,6 +14,7 @@ import grace_opt
 from grace_opt import Status, registry, solve
 from grace_opt.cli import app
 from grace_opt.kernels import completion, greedy
+from grace_opt.kernels.compiled import greedy as compiled_greedy
 from grace_opt.solvers import beam as beam_module
 from grace_opt.testing import batches, check_solution, check_solver, instance, instances
 from tests import oracle
@@ -53,9 +54,9 @@ def test_drop_greedy_compiled_is_the_reference(dtype):
     scores = greedy.removal_scores(W, candidates)
     k = torch.tensor([0, 1, 20, 30, 40, 50])
     order = np.full((6, 50), -1, dtype=np.int64)
-    greedy._compiled()(W.numpy(), scores.clone().numpy(), k.numpy(), order)
+    compiled_greedy.greedy(W.numpy(), scores.clone().numpy(), k.numpy(), order, np.zeros(6))
     assert scores.dtype == torch.float64
-    assert order.tolist() == greedy.torch_order(W, scores, k, 50).tolist()
+    assert order.tolist() == greedy.torch_order(W, scores, k, 50).order.tolist()
 
 
 def test_drop_greedy_keeps_small_weights_apart_beside_huge_ones():
@@ -233,7 +234,7 @@ def test_compiled_completions_are_the_reference(drawn, dtype):
     completion._compiled()(W.numpy(), owner.numpy(), scores.numpy().copy(), need.numpy(), *compiled)
     assert order.tolist() == compiled[0].tolist()
     assert cost.tolist() == compiled[1].tolist()
-    assert order[::2].tolist() == greedy.torch_order(W, scores[::2], need[::2], width).tolist()
+    assert order[::2].tolist() == greedy.torch_order(W, scores[::2], need[::2], width).order.tolist()
 
 
 @pytest.mark.parametrize(

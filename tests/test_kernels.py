@@ -1,12 +1,19 @@
 """Kernels against their torch references: the same choices bit for bit."""
 
+import os
+import signal
+import time
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt.kernels import greedy
+import grace_opt
+from grace_opt import objective
+from grace_opt.kernels import greedy, passes
+from grace_opt.kernels.compiled import greedy as compiled
 from grace_opt.testing import batches
 
 
@@ -19,9 +26,15 @@ def test_compiled_greedy_is_the_reference(drawn, dtype):
     scores = W.diagonal(dim1=-2, dim2=-1).masked_fill(torch.from_numpy(protected), torch.inf)
     ks, width = torch.from_numpy(k), int(k.max())
     expected = greedy.torch_order(W, scores, ks, width)
-    order = np.full(tuple(expected.shape), -1, dtype=np.int64)
-    greedy._compiled()(W.numpy(), scores.contiguous().numpy().copy(), k, order)
-    assert order.tolist() == expected.tolist()
+    order, rise = np.full(tuple(expected.order.shape), -1, dtype=np.int64), np.full(len(k), np.nan)
+    compiled.greedy(W.numpy(), scores.contiguous().numpy().copy(), k, order, rise)
+    assert order.tolist() == expected.order.tolist()
+    assert rise.tolist() == expected.rise.tolist()
+    chosen = torch.zeros(len(k), W.shape[-1], dtype=torch.float64)
+    for row, picked in zip(chosen, order, strict=True):
+        row[picked[picked >= 0]] = 1.0
+    f = torch.einsum("bi,bij,bj->b", chosen, W.double(), chosen)
+    torch.testing.assert_close(expected.rise, f, rtol=0, atol=40 * torch.finfo(dtype).eps * W.shape[-1] ** 2)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -33,10 +46,60 @@ def test_large_batches_take_the_compiled_loop(monkeypatch, transposed):
     scores = W.diagonal(dim1=-2, dim2=-1)
     before = scores.clone()
     k = torch.full((30,), 80)
-    used = []
-    compiled = greedy._compiled()
-    monkeypatch.setattr(greedy, "_compiled", lambda: lambda *a: (used.append(1), compiled(*a)))
-    order = greedy.greedy_order(W, scores, k, 80)
+    used, original = [], compiled.greedy
+    monkeypatch.setattr(compiled, "greedy", lambda *a: (used.append(1), original(*a)))
+    found, expected = greedy.greedy_order(W, scores, k, 80), greedy.torch_order(W, scores, k, 80)
     assert used
-    assert torch.equal(order, greedy.torch_order(W, scores, k, 80))
+    assert torch.equal(found.order, expected.order)
+    assert torch.equal(found.rise, expected.rise)
     assert torch.equal(scores, before)
+
+
+class TestPasses:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+    def test_extremes_are_torch_s(self, shape, dtype, monkeypatch):
+        g = torch.Generator().manual_seed(1)
+        W = torch.randn(*shape, 45, 45, generator=g, dtype=dtype)
+        symmetric = (W + W.mT) / 2
+        nearly = symmetric.clone()
+        nearly[..., 40, 3] += 1e-3
+        spoiled = [symmetric.clone() for _ in range(3)]
+        for one, bad in zip(spoiled, (torch.inf, -torch.inf, torch.nan), strict=True):
+            one[..., 44, 0] = bad
+        for case in (W, symmetric, nearly, -symmetric, *spoiled, symmetric * 0, symmetric.mT * 1e30):
+            found = []
+            for start in (0, 10**12):
+                monkeypatch.setattr(passes, "COMPILE_FROM", start)
+                found.append(passes.extremes(case))
+            assert found[0] == found[1]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_objective_is_the_sum(self, dtype, monkeypatch):
+        monkeypatch.setattr(passes, "COMPILE_FROM", 0)
+        g = torch.Generator().manual_seed(1)
+        W, mask = torch.randn(3, 2, 40, 40, generator=g, dtype=dtype), torch.rand(3, 2, 40, generator=g) < 0.5
+        mask[0, 0] = False
+        x = mask.double()
+        found = objective.evaluate(W, mask)
+        assert found.shape == (3, 2)
+        torch.testing.assert_close(found, torch.einsum("abi,abij,abj->ab", x, W.double(), x), rtol=1e-12, atol=1e-12)
+
+    def test_a_forked_process_has_threads_of_its_own(self):
+        """The pool's threads do not survive a fork; the child must not wait for them."""
+        g = torch.Generator().manual_seed(0)
+        W = torch.randn(40, 80, 80, generator=g)
+        W = W + W.mT
+        expected = grace_opt.solve(W, 40).indices.tolist()
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(2)
+            os._exit(0 if grace_opt.solve(W, 40).indices.tolist() == expected else 1)
+        deadline = time.monotonic() + 60
+        while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if done == (0, 0):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert done != (0, 0), "the child waits for threads that it does not have"
+        assert os.waitstatus_to_exitcode(done[1]) == 0

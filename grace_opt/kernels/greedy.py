@@ -1,5 +1,5 @@
-"""Greedy selection orders: the loop of MIES and of drop-greedy, in torch for any device and compiled for the CPU; and
-what a greedy order costs at every length.
+"""Greedy selection orders: the loop of MIES and of drop-greedy, in torch for any device and compiled for the CPU
+(:mod:`grace_opt.kernels.compiled.greedy`); and what a greedy order costs at every length.
 
 Both loops make the same choices bit for bit: a score only ever grows by twice an entry of W, and doubling is exact, so
 fused and separate multiply-adds round alike. Sums run over vertices in a fixed order, so that they do not depend on the
@@ -8,10 +8,11 @@ batch or the device either. Source: GRACE (arXiv 2604.16983), Algorithm 1.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,23 @@ from ..arrays import first_argmin
 COMPILE_FROM = 200_000
 
 
-def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Tensor:
-    """The vertices in the order in which greedy takes them.
+class Greedy(NamedTuple):
+    """What greedy took.
+
+    Attributes
+    ----------
+    order : Tensor (B, k_max), int64
+        The vertices in the order in which they were taken, padded with -1 where k is smaller.
+    rise : Tensor (B,), float64
+        Sum of the scores that they were taken at, each rounded as the scores are. In MIES this is f.
+    """
+
+    order: Tensor
+    rise: Tensor
+
+
+def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
+    """Take the vertex with the least score, add twice its row to the others' scores, and again.
 
     Parameters
     ----------
@@ -39,8 +55,8 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Tensor:
 
     Returns
     -------
-    Tensor (B, k_max), int64
-        Padded with -1 where k is smaller. Ties go to the lowest index.
+    Greedy
+        Ties go to the lowest index.
 
     Notes
     -----
@@ -48,25 +64,29 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Tensor:
     """
     if W.device.type == "cpu" and W.shape[0] * k_max * W.shape[-1] >= COMPILE_FROM:
         order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
-        arrays = W.contiguous().numpy(), scores.clone(memory_format=torch.contiguous_format).numpy(), k.numpy(), order
-        in_threads(_compiled(), arrays)
-        return torch.from_numpy(order)
+        scratch, rise = scores.clone(memory_format=torch.contiguous_format).numpy(), np.zeros(len(order))
+        from .compiled.greedy import greedy
+
+        in_threads(greedy, (W.contiguous().numpy(), scratch, k.numpy(), order, rise))
+        return Greedy(torch.from_numpy(order), torch.from_numpy(rise))
     return torch_order(W, scores, k, k_max)
 
 
-def torch_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Tensor:
+def torch_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
     """The reference: k steps of a few tensor operations for the whole batch."""
     n = W.shape[-1]
     rows, scores = W.reshape(-1, n), scores.clone()
     first_row = torch.arange(0, rows.shape[0], n, device=W.device)
     order = torch.full((W.shape[0], k_max), -1, dtype=torch.int64, device=W.device)
+    rise = torch.zeros(W.shape[0], dtype=torch.float64, device=W.device)
     for step in range(k_max):
         best = first_argmin(scores)
+        rise += torch.where(step < k, scores.gather(-1, best.unsqueeze(-1)).squeeze(-1), 0.0)
         scores.add_(rows.index_select(0, first_row + best), alpha=2)
         scores.scatter_(-1, best.unsqueeze(-1), torch.inf)
         # Greedy sets are nested: an instance with a smaller k keeps its first picks.
         order[:, step] = torch.where(step < k, best, -1)
-    return order
+    return Greedy(order, rise)
 
 
 def removal_scores(W: Tensor, candidates: Tensor) -> Tensor:
@@ -130,39 +150,19 @@ def cost_path(W: Tensor, order: Tensor) -> Tensor:
 
 def in_threads(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...]) -> None:
     """Call `kernel` on equal shares of the batch, as many as torch has threads; it releases the interpreter."""
-    shares = list(zip(*(np.array_split(a, torch.get_num_threads()) for a in arrays), strict=True))
-    with ThreadPoolExecutor(len(shares)) as pool:
-        for done in [pool.submit(kernel, *share) for share in shares]:
-            done.result()
+    threads = max(min(torch.get_num_threads(), len(arrays[0])), 1)
+    mine, *others = zip(*(np.array_split(a, threads) for a in arrays), strict=True)
+    waiting = [_pool(threads).submit(kernel, *share) for share in others]
+    kernel(*mine)
+    for done in waiting:
+        done.result()
 
 
 @cache
-def _compiled() -> Callable[..., None]:
-    """The compiled loop. Not parallel itself: numba's threads can not be used from several Python threads at once."""
-    from numba import njit
-
-    compiled: Callable[..., None] = njit(cache=True, nogil=True)(_loop)
-    return compiled
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept, because starting threads takes as long as a batch's selection does."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="grace_opt")
 
 
-def _loop(
-    W: npt.NDArray[Any], scores: npt.NDArray[Any], k: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
-) -> None:
-    """Fill `order`; `scores` is scratch."""
-    n = W.shape[-1]
-    for b in range(W.shape[0]):
-        score = scores[b]
-        best = 0
-        for i in range(1, n):
-            if score[i] < score[best]:
-                best = i
-        for step in range(k[b]):
-            order[b, step] = best
-            row = W[b, best]
-            score[best] = np.inf
-            best, least = 0, score[best]
-            for i in range(n):  # update and look for the next minimum in one pass
-                value = score[i] + (row[i] + row[i])
-                score[i] = value
-                if value < least:
-                    best, least = i, value
+if hasattr(os, "register_at_fork"):  # a child process has the pool, but not its threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)

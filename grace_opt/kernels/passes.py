@@ -1,0 +1,64 @@
+"""What the checks of W need to know, and f in float64, in one pass over W each: compiled for large W on the CPU.
+
+Elsewhere, torch operations do. Source: ours.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .greedy import COMPILE_FROM, in_threads
+
+
+class Extremes(NamedTuple):
+    """What there is to know about W before it is used.
+
+    Attributes
+    ----------
+    finite : bool
+        Whether every entry is.
+    largest, asymmetry : float
+        max |W_ij| and max |W_ij - W_ji|, of the whole batch; 0 if not all is finite.
+    """
+
+    finite: bool
+    largest: float
+    asymmetry: float
+
+
+def extremes(W: Tensor) -> Extremes:
+    """Finite or not, the largest size of an entry, and how far from symmetric, for W (..., n, n)."""
+    if _compiled_suits(W):
+        from .compiled.passes import extremes as compiled
+
+        arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
+        finite, largest, asymmetry = np.zeros(len(arrays), np.bool_), np.zeros(len(arrays)), np.zeros(len(arrays))
+        in_threads(compiled, (arrays, finite, largest, asymmetry))
+        if not finite.all():
+            return Extremes(False, 0.0, 0.0)
+        return Extremes(True, float(largest.max()), float(asymmetry.max()))
+    if not bool(torch.isfinite(W).all()):
+        return Extremes(False, 0.0, 0.0)
+    wide = W.to(torch.float64)
+    return Extremes(True, float(wide.abs().max()), float((wide - wide.mT).abs().max()))
+
+
+def objective(W: Tensor, mask: Tensor) -> Tensor | None:
+    """f in float64, (...), by the compiled pass; None where it does not suit."""
+    if not _compiled_suits(W):
+        return None
+    from .compiled.passes import objective as compiled
+
+    arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
+    value = np.zeros(len(arrays))
+    in_threads(compiled, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value))
+    return torch.from_numpy(value).reshape(W.shape[:-2])
+
+
+def _compiled_suits(W: Tensor) -> bool:
+    # Smaller ones are done before numba would be imported.
+    return W.device.type == "cpu" and W.dtype in (torch.float32, torch.float64) and W.numel() >= COMPILE_FROM
