@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One environment for everything, so that demo, tests and docs see the same versions. The stamp says what it was made from.
 STAMP := $(VENV)/.installed
-EXTRAS := demo,quant,bench,docs,dev
+EXTRAS := demo,quant,gpu,bench,docs,dev
 # A second one for the oldest transformers that the adapter supports, which is also the one that kvpress needs.
 OLDEST := .venv-oldest
 # What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.

@@ -1,8 +1,15 @@
-"""One hypothesis profile for everyone: no deadlines (machines are shared), and the same draws on every run in CI."""
+"""One hypothesis profile for everyone: no deadlines (machines are shared), and the same draws on every run in CI.
+
+Without a GPU, Triton's kernels run in its interpreter, which has to be said before anything imports triton.
+"""
 
 import os
 
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
