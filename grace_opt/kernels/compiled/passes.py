@@ -13,23 +13,13 @@ TILE = 32
 
 
 @njit(cache=True, nogil=True, fastmath={"nsz", "reassoc"})
-def nothing_but_numbers(W):
-    """0.0 if every entry is finite, else NaN: infinity times 0 is NaN."""
-    total = W.dtype.type(0)
-    for i in range(W.shape[0]):
-        for j in range(W.shape[1]):
-            total += W[i, j] * W.dtype.type(0)
-    return total
-
-
-@njit(cache=True, nogil=True, fastmath={"nnan", "nsz", "reassoc"})
-def largest_size(W):
-    """max |W_ij|."""
-    largest = W.dtype.type(0)
-    for i in range(W.shape[0]):
-        for j in range(W.shape[1]):
-            largest = max(largest, abs(W[i, j]))
-    return largest
+def sizes(row):
+    """max |w|, and 0.0 if every entry is finite, else NaN: infinity times 0 is NaN."""
+    largest = total = row.dtype.type(0)
+    for j in range(row.shape[0]):
+        total += row[j] * row.dtype.type(0)
+        largest = abs(row[j]) if abs(row[j]) > largest else largest
+    return largest, total
 
 
 @njit(cache=True, nogil=True)
@@ -37,11 +27,14 @@ def extremes(W, finite, largest, asymmetry):
     """Per instance: whether W is finite, and if so max |W_ij| and max |W_ij - W_ji| (in float64)."""
     n = W.shape[1]
     for b in range(W.shape[0]):
-        finite[b] = nothing_but_numbers(W[b]) == 0
+        finite[b], most = True, 0.0
+        for i in range(n):
+            size, zero = sizes(W[b, i])
+            finite[b] &= zero == 0
+            most = max(most, size)
         if not finite[b]:
             continue
-        largest[b] = largest_size(W[b])
-        worst = 0.0
+        largest[b], worst = most, 0.0
         for above in range(0, n, TILE):
             for left in range(0, above + 1, TILE):
                 for i in range(above, min(above + TILE, n)):
