@@ -115,11 +115,12 @@ class PrunedKeyCache(Cache):
         if self.pruning.quantize is not None:
             self.pruning.quantize.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
-        self.prunable_layers = tuple(i for i in _prunable(text, layers) if i >= self.pruning.dense_layers)
+        prunable = _prunable(text, layers)
+        self.prunable_layers = tuple(i for i in prunable if i >= self.pruning.dense_layers)
         if not self.prunable_layers:
             raise CacheError(
                 f"dense_layers={self.pruning.dense_layers} leaves no layer to prune; write fewer: the last layer that "
-                f"could be pruned is {_prunable(text, layers)[-1]}"
+                f"could be pruned is {prunable[-1]}"
             )
         self._shape = fingerprint(text)
         self._config = weakref.ref(text)

@@ -23,26 +23,13 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError
 from grace_opt.hf import PrunedKeyCache, attention_implementation
+from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 #: Relative to the largest logit. The dense models themselves are up to 6.1 % off in bfloat16 (Granite).
 BFLOAT16_RTOL = 0.06
 PROMPT, NEW, PADDING = 40, 8, 13
-WINDOWS = {"recent_window": 8, "observation_window": 6}
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
+WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
+SIZES = {**SIZES, "tie_word_embeddings": False}
 MIXED = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
 #: Name in the table: class prefix, changes to SIZES (... leaves a name out); "config" names a class called otherwise.
 FAMILIES = {
