@@ -2,7 +2,8 @@
 
 When: this is the shortest way to use the adapter, and the only one for code that calls ``generate`` for you, such as a
 ``pipeline``. Every call gets a cache of its own, which knows where the prompt ends; so chunked prefill and assisted
-decoding need nothing declared. A cache that the caller passes is left alone.
+decoding need nothing declared. A cache that the caller passes is used; one of ours in which nothing is pruned yet is
+told where the prompt ends.
 
 What is changed on the model, and put back when the block ends, also by an exception: its attention implementation, and
 an attribute ``generate`` of this one instance. Nothing of transformers is patched.

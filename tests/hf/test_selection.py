@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace_opt.hf import attention, capture, segments
+from grace_opt.hf import PrunedKeyCache, attention, attention_implementation, capture, segments
 from grace_opt.provider import MaskProvider
+from tests.hf.matrix import model_of
 
 
 class Spy:
@@ -112,3 +113,20 @@ def test_a_four_dimensional_mask_of_the_user_counts(tiny, prune, padded):
     with torch.no_grad():
         model(prompt, attention_mask=mask, position_ids=positions, past_key_values=cache)
     assert torch.equal(cache.channel_mask().pruned, chosen[0])
+
+
+@pytest.mark.parametrize("chunk", [40, 16])
+def test_of_layers_that_share_a_cache_the_owner_alone_is_observed(chunk, prompt):
+    """Gemma 3n: layer 3 attends to the keys of layer 1, whose queries choose, once; also if the prompt is in chunks."""
+    model, seen = model_of("Gemma 3n (layers share caches)"), []
+
+    def spy(queries, keys, attention_mask=None):
+        seen.append(queries)
+        return MaskProvider("mies", 0.5)(queries, keys, attention_mask)
+
+    cache = PrunedKeyCache(model, provider=spy, recent_window=8, observation_window=32, prompt_length=40)
+    with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        for part in prompt.split(chunk, dim=1):
+            model(part, past_key_values=cache)
+    (queries,) = seen
+    torch.testing.assert_close(queries, capture(model, prompt)[1].queries[:, :, -32:])
