@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import bounds, objective, registry
+from .arrays import count
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, UnknownSolverError
 from .problem import Problem
@@ -249,6 +250,7 @@ def _finish(
         value = objective.evaluate_fast(flat.W, mask)
     bound = _lower_bound(flat, value, result, certified)
     uncertified = certified is None and result.lower_bound is None
+    optimal = value == bound if uncertified else proved(flat, value, bound)
     limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.to(value.device)
     elapsed = time.perf_counter() - began
     shape, export = problem.batch_shape, problem.backend.export
@@ -260,7 +262,7 @@ def _finish(
         objective=export(value.reshape(shape)),
         lower_bound=export(bound.reshape(shape)),
         gap=export((_no_gap(value, bound) if uncertified else relative_gap(flat, value, bound)).reshape(shape)),
-        status=_statuses(proved(flat, value, bound), limit, shape),
+        status=_statuses(optimal, limit, shape),
         method=spec.name,
         options=dataclasses.asdict(options),
         seed=run.seed,
@@ -280,7 +282,7 @@ def _lower_bound(problem: Problem, value: Tensor, result: Result, certified: Ten
     bound = torch.full_like(value, -math.inf) if result.lower_bound is None else result.lower_bound.to(value)
     if certified is not None:
         bound = torch.maximum(bound, certified)
-    forced = (problem.k == 0) | (problem.k == problem.candidates.sum(-1))
+    forced = (problem.k == 0) | (problem.k == count(problem.candidates))
     return torch.where(forced, value, bound)
 
 

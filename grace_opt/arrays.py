@@ -132,6 +132,18 @@ def first_argmin(tensor: Tensor) -> Tensor:
     return tensor.argmin(-1)
 
 
+def count(mask: Tensor) -> Tensor:
+    """How many are True along the last dimension, int64.
+
+    On the CPU by numpy: torch wakes its threads for it, and they spin for a while where compiled loops want to run.
+    """
+    if mask.ndim > 1 and not any(mask.stride()[:-1]):  # one row, expanded
+        return count(mask[(0,) * (mask.ndim - 1)]).expand(mask.shape[:-1])
+    if mask.device.type == "cpu":
+        return torch.as_tensor(mask.numpy().sum(-1))
+    return mask.sum(-1)
+
+
 def power_of_two(W: Any) -> float:
     """A power of two near max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow."""
     largest = float(abs(W).max()) if len(W) else 0.0

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arrays import count
 from .errors import ProblemError
 
 
@@ -46,10 +47,10 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, list | tuple) and np.asarray(value).dtype.kind in "iufcb"
 
 
-def protected_mask(protected: Any, batch: tuple[int, ...], n: int, device: torch.device) -> Tensor:
-    """Protected vertices as a bool mask (..., n)."""
+def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torch.device) -> Tensor:
+    """The vertices that are not protected as a bool mask (..., n), which may be an expanded one."""
     if protected is None:
-        return torch.zeros(*batch, n, dtype=torch.bool, device=device)
+        return torch.ones(n, dtype=torch.bool, device=device).expand(*batch, n)
     if isinstance(protected, Tensor):
         tensor = protected.detach()
     else:
@@ -71,7 +72,7 @@ def protected_mask(protected: Any, batch: tuple[int, ...], n: int, device: torch
         try:
             if tensor.shape[-1:] != (n,):
                 raise RuntimeError
-            return tensor.expand(*batch, n)
+            return (~tensor).expand(*batch, n)
         except RuntimeError:
             raise ProblemError(
                 f"protected is a bool mask of shape {tuple(tensor.shape)}: expected ({n},) or {(*batch, n)}."
@@ -92,14 +93,14 @@ def protected_mask(protected: Any, batch: tuple[int, ...], n: int, device: torch
     if len(set(tensor.tolist())) < tensor.numel():
         hint = " It looks like a 0/1 mask: pass it as bool." if tensor.numel() == n else ""
         raise ProblemError(f"protected names a vertex twice.{hint}")
-    mask = torch.zeros(n, dtype=torch.bool, device=device)
-    mask[tensor.to(torch.int64)] = True
+    mask = torch.ones(n, dtype=torch.bool, device=device)
+    mask[tensor.to(torch.int64)] = False
     return mask.expand(*batch, n)
 
 
 def check_room(k: Tensor, candidates: Tensor, n: int) -> None:
     """Raise unless every instance has k unprotected vertices."""
-    room = candidates.sum(-1)
+    room = count(candidates)
     if bool((short := k > room).any()):
         at = short.nonzero()[0].tolist()
         have, want = int(room[tuple(at)]), int(k[tuple(at)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .kernels.passes import indices as compiled_indices
 from .kernels.passes import objective as compiled_objective
 
 
@@ -77,6 +78,8 @@ def mask_from_indices(indices: Tensor, n: int) -> Tensor:
 
 def indices_from_mask(mask: Tensor, width: int) -> Tensor:
     """Sorted int64 indices (..., width) of a mask (..., n), padded with -1."""
+    if (found := compiled_indices(mask, width)) is not None:
+        return found
     n = mask.shape[-1]
     place = torch.where(mask, mask.cumsum(-1) - 1, width)  # unchosen vertices go to one spare column
     indices = torch.full((*mask.shape[:-1], width + 1), -1, dtype=torch.int64, device=mask.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .arrays import Backend, backend_of, to_tensor, working_dtype
 from .errors import ProblemError
-from .inputs import check_room, counts, from_graph, protected_mask
+from .inputs import candidates_mask, check_room, counts, from_graph
 from .kernels.passes import extremes
 
 #: Symmetry is required to this many units of rounding of the input's dtype, relative to max |W|.
@@ -99,7 +99,7 @@ class Problem:
             tensor = _checked_weights(tensor)
         tensor = tensor.to(working_dtype(tensor.dtype))
         k_tensor, k_max = counts(k, tuple(batch), n, tensor.device)
-        candidates = ~protected_mask(protected, tuple(batch), n, tensor.device)
+        candidates = candidates_mask(protected, tuple(batch), n, tensor.device)
         if check:
             check_room(k_tensor, candidates, n)
         return cls(tensor, k_tensor, candidates, k_max, backend, integer, labels)

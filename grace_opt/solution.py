@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import objective as f
+from .arrays import count
 from .errors import SolverError
 from .problem import Problem
 
@@ -149,9 +150,10 @@ def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
             f"{method} returned a mask of dtype {mask.dtype} and shape {tuple(mask.shape)}; "
             f"expected bool {tuple(problem.candidates.shape)}."
         )
-    if bool((mask.sum(-1) != problem.k).any()):
-        raise SolverError(f"{method} chose {mask.sum(-1).tolist()} vertices where k = {problem.k.tolist()}.")
-    if bool((mask & ~problem.candidates).any()):
+    size = count(mask)
+    if bool((size != problem.k).any()):
+        raise SolverError(f"{method} chose {size.tolist()} vertices where k = {problem.k.tolist()}.")
+    if bool((count(mask & ~problem.candidates)).any()):
         raise SolverError(f"{method} chose protected vertices.")
 
 

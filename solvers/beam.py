@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grace_opt.errors import OptionError
 from grace_opt.kernels.completion import completions
-from grace_opt.kernels.greedy import cost_path, greedy_order
+from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
 from grace_opt.objective import indices_from_mask, mask_from_indices
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
@@ -77,8 +77,8 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     """The chosen masks, which instances the clock cut short, and the number of steps."""
     size, n = candidates.shape
     k_max = int(k.max())
-    scores = W.diagonal(dim1=-2, dim2=-1).masked_fill(~candidates, torch.inf)
-    answer = mask_from_indices(greedy_order(W, scores, k, k_max).order, n)  # MIES: to be beaten, and there in time
+    scores = first_scores(W, candidates)
+    answer = greedy_order(W, scores, k, k_max).mask  # MIES: to be beaten, and there in time
     value = _value(W, answer, k, k_max)
     # Sums of random keys tell sets apart but not orders; two sets that share a sum would cost a little breadth only.
     keys = torch.randint(-(2**63), 2**63 - 1, (n,), generator=torch.Generator().manual_seed(0)).to(W.device)

@@ -49,10 +49,10 @@ def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Resul
     """Drop the vertex whose removal lowers f most until k are left; of equal ones, the lowest index goes."""
     size = problem.candidates.sum(-1)
     drops = size if options.path else size - problem.k
-    dropped = greedy_order(problem.W, removal_scores(problem.W, problem.candidates), drops, int(drops.max())).order
+    dropped = greedy_order(problem.W, removal_scores(problem.W, problem.candidates), drops, int(drops.max()))
     if not options.path:
-        return Result(problem.candidates & ~mask_from_indices(dropped, problem.n))
-    order = _reversed(dropped, size, problem.n)
+        return Result(problem.candidates & ~dropped.mask)
+    order = _reversed(dropped.order, size, problem.n)
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
     return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from grace_opt.kernels.greedy import first_scores
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem
 from grace_opt.registry import NoOptions, Run, register
@@ -18,7 +19,7 @@ from grace_opt.solution import Result
 @register("think", batched=True, guarantee="optimal for diagonal W")
 def think(problem: Problem, options: NoOptions, run: Run) -> Result:
     """Take the k vertices of least node weight; ties go to the lowest index."""
-    scores = problem.diagonal.masked_fill(~problem.candidates, torch.inf)
+    scores = first_scores(problem.W, problem.candidates)
     order = scores.argsort(dim=-1, stable=True)[:, : problem.k_max]
     kept = torch.arange(problem.k_max, device=order.device) < problem.k.unsqueeze(-1)
     return Result(mask_from_indices(torch.where(kept, order, -1), problem.n))

@@ -54,9 +54,11 @@ def test_drop_greedy_compiled_is_the_reference(dtype):
     scores = greedy.removal_scores(W, candidates)
     k = torch.tensor([0, 1, 20, 30, 40, 50])
     order = np.full((6, 50), -1, dtype=np.int64)
-    compiled_greedy.greedy(W.numpy(), scores.clone().numpy(), k.numpy(), order, np.zeros(6))
+    mask = np.zeros((6, 70), dtype=np.bool_)
+    compiled_greedy.greedy(W.numpy(), scores.clone().numpy(), k.numpy(), order, mask, np.zeros(6))
     assert scores.dtype == torch.float64
-    assert order.tolist() == greedy.torch_order(W, scores, k, 50).order.tolist()
+    expected = greedy.torch_order(W, scores, k, 50)
+    assert (order.tolist(), mask.tolist()) == (expected.order.tolist(), expected.mask.tolist())
 
 
 def test_drop_greedy_keeps_small_weights_apart_beside_huge_ones():

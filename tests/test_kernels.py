@@ -1,5 +1,6 @@
 """Kernels against their torch references: the same choices bit for bit."""
 
+import itertools
 import os
 import signal
 import time
@@ -27,14 +28,41 @@ def test_compiled_greedy_is_the_reference(drawn, dtype):
     ks, width = torch.from_numpy(k), int(k.max())
     expected = greedy.torch_order(W, scores, ks, width)
     order, rise = np.full(tuple(expected.order.shape), -1, dtype=np.int64), np.full(len(k), np.nan)
-    compiled.greedy(W.numpy(), scores.contiguous().numpy().copy(), k, order, rise)
+    mask = np.zeros(tuple(scores.shape), dtype=np.bool_)
+    compiled.greedy(W.numpy(), scores.contiguous().numpy().copy(), k, order, mask, rise)
     assert order.tolist() == expected.order.tolist()
+    assert mask.tolist() == expected.mask.tolist()
     assert rise.tolist() == expected.rise.tolist()
     chosen = torch.zeros(len(k), W.shape[-1], dtype=torch.float64)
     for row, picked in zip(chosen, order, strict=True):
         row[picked[picked >= 0]] = 1.0
     f = torch.einsum("bi,bij,bj->b", chosen, W.double(), chosen)
     torch.testing.assert_close(expected.rise, f, rtol=0, atol=40 * torch.finfo(dtype).eps * W.shape[-1] ** 2)
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_greedy_in_blocks_and_what_is_left(dtype, wide):
+    """Around multiples of the vector length, with ties at every step, and scores wider than W (drop_greedy's)."""
+    g = torch.Generator().manual_seed(0)
+    for n in (1, 7, 31, 32, 33, 63, 64, 65, 97, 130):
+        W = torch.randint(-2, 3, (11, n, n), generator=g).to(dtype)
+        W = W + W.mT
+        candidates = torch.rand(11, n, generator=g) < 0.9
+        scores = greedy.first_scores(W, candidates).to(torch.promote_types(wide, dtype))
+        k = (candidates.sum(-1) * torch.rand(11, generator=g)).long()
+        found = [np.full((11, n), -1), np.zeros((11, n), dtype=np.bool_), np.zeros(11)]
+        compiled.greedy(W.numpy(), scores.numpy().copy(), k.numpy(), *found)
+        for one, other in zip(found, greedy.torch_order(W, scores, k, n), strict=True):
+            assert one.tolist() == other.tolist()
+
+
+def test_compiled_greedy_stays_inside_its_arrays():
+    """check=False lets numbers through that are none; the choice is worthless then, and nothing else is touched."""
+    W = np.full((2, 40, 40), np.nan, dtype=np.float32)
+    order, mask = np.full((2, 3), -1), np.zeros((2, 40), dtype=np.bool_)
+    compiled.greedy(W, W[:, 0].copy(), np.array([3, 3]), order, mask, np.zeros(2))
+    assert ((order >= 0) & (order < 40)).all()
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -73,6 +101,29 @@ class TestPasses:
                 monkeypatch.setattr(passes, "COMPILE_FROM", start)
                 found.append(passes.extremes(case))
             assert found[0] == found[1]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("n", [7, 19])
+    def test_every_entry_is_looked_at(self, n, dtype, monkeypatch):
+        monkeypatch.setattr(passes, "COMPILE_FROM", 0)
+        W = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=dtype)
+        W = W + W.mT
+        for i, j in itertools.product(range(n), repeat=2):
+            changed, spoiled = W.clone(), W.clone()
+            changed[i, j] += 100
+            spoiled[i, j] = torch.nan
+            worst = 0.0 if i == j else float((changed.double() - changed.mT.double()).abs().max())
+            assert passes.extremes(changed) == (True, float(changed.abs().max()), worst)
+            assert not passes.extremes(spoiled).finite
+
+    def test_indices_are_torch_s(self, monkeypatch):
+        mask = torch.rand(9, 45, generator=torch.Generator().manual_seed(0)) < 0.3
+        mask[2], mask[3] = False, True
+        found = []
+        for start in (0, 10**12):
+            monkeypatch.setattr(passes, "COMPILE_FROM", start)
+            found.append(objective.indices_from_mask(mask, 45).tolist())
+        assert found[0] == found[1]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_objective_is_the_sum(self, dtype, monkeypatch):

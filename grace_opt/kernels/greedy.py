@@ -32,12 +32,26 @@ class Greedy(NamedTuple):
     ----------
     order : Tensor (B, k_max), int64
         The vertices in the order in which they were taken, padded with -1 where k is smaller.
+    mask : Tensor (B, n), bool
+        The same vertices.
     rise : Tensor (B,), float64
         Sum of the scores that they were taken at, each rounded as the scores are. In MIES this is f.
     """
 
     order: Tensor
+    mask: Tensor
     rise: Tensor
+
+
+def first_scores(W: Tensor, candidates: Tensor) -> Tensor:
+    """What the first vertex costs, (B, n): the diagonal, infinite for vertices that are no candidates.
+
+    On the CPU by numpy: torch would wake its threads, which then spin where `greedy_order`'s want to run.
+    """
+    diagonal = W.diagonal(dim1=-2, dim2=-1)
+    if W.device.type == "cpu":
+        return torch.from_numpy(np.where(candidates.numpy(), diagonal.numpy(), np.inf))
+    return diagonal.masked_fill(~candidates, torch.inf)
 
 
 def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
@@ -64,11 +78,11 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
     """
     if W.device.type == "cpu" and W.shape[0] * k_max * W.shape[-1] >= COMPILE_FROM:
         order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
-        scratch, rise = scores.clone(memory_format=torch.contiguous_format).numpy(), np.zeros(len(order))
+        mask, rise = np.zeros(scores.shape, dtype=np.bool_), np.zeros(len(order))
         from .compiled.greedy import greedy
 
-        in_threads(greedy, (W.contiguous().numpy(), scratch, k.numpy(), order, rise))
-        return Greedy(torch.from_numpy(order), torch.from_numpy(rise))
+        in_threads(greedy, (W.contiguous().numpy(), scores.numpy().copy(), k.numpy(), order, mask, rise))
+        return Greedy(*map(torch.from_numpy, (order, mask, rise)))
     return torch_order(W, scores, k, k_max)
 
 
@@ -78,15 +92,18 @@ def torch_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
     rows, scores = W.reshape(-1, n), scores.clone()
     first_row = torch.arange(0, rows.shape[0], n, device=W.device)
     order = torch.full((W.shape[0], k_max), -1, dtype=torch.int64, device=W.device)
+    mask = torch.zeros(scores.shape, dtype=torch.bool, device=W.device)
     rise = torch.zeros(W.shape[0], dtype=torch.float64, device=W.device)
     for step in range(k_max):
         best = first_argmin(scores)
-        rise += torch.where(step < k, scores.gather(-1, best.unsqueeze(-1)).squeeze(-1), 0.0)
+        taken = step < k
+        rise += torch.where(taken, scores.gather(-1, best.unsqueeze(-1)).squeeze(-1), 0.0)
         scores.add_(rows.index_select(0, first_row + best), alpha=2)
         scores.scatter_(-1, best.unsqueeze(-1), torch.inf)
         # Greedy sets are nested: an instance with a smaller k keeps its first picks.
-        order[:, step] = torch.where(step < k, best, -1)
-    return Greedy(order, rise)
+        order[:, step] = torch.where(taken, best, -1)
+        mask.scatter_(-1, best.unsqueeze(-1), mask.gather(-1, best.unsqueeze(-1)) | taken.unsqueeze(-1))
+    return Greedy(order, mask, rise)
 
 
 def removal_scores(W: Tensor, candidates: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""What the checks of W need to know, and f in float64, in one pass over W each: compiled for large W on the CPU.
+"""What the checks of W need to know, f in float64, and indices of masks, in one pass each: compiled, on the CPU.
 
-Elsewhere, torch operations do. Source: ours.
+Elsewhere, and for small inputs, torch operations do. Source: ours.
 """
 
 from __future__ import annotations
@@ -57,6 +57,17 @@ def objective(W: Tensor, mask: Tensor) -> Tensor | None:
     value = np.zeros(len(arrays))
     in_threads(compiled, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value))
     return torch.from_numpy(value).reshape(W.shape[:-2])
+
+
+def indices(mask: Tensor, width: int) -> Tensor | None:
+    """The places of a mask (B, n) in order, (B, width), padded with -1; None where the compiled pass does not suit."""
+    if mask.device.type != "cpu" or mask.dim() != 2 or mask.shape[0] * mask.numel() < COMPILE_FROM:
+        return None
+    from .compiled.passes import indices as compiled
+
+    found = np.full((len(mask), width), -1, dtype=np.int64)
+    compiled(mask.contiguous().numpy(), found)
+    return torch.from_numpy(found)
 
 
 def _compiled_suits(W: Tensor) -> bool:

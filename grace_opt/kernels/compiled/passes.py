@@ -1,6 +1,6 @@
-"""Single passes over batches of W: what its checks need to know, and f in float64, without copies of W.
+"""Single passes over batches of W or of masks: what the checks need to know, f in float64, and indices, without copies.
 
-Source: ours. In torch the same takes a pass, and a temporary of W's size, for every operation.
+Source: ours. In torch the same takes a pass, and a temporary of the input's size, for every operation.
 """
 
 from __future__ import annotations
@@ -8,57 +8,73 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-#: Side of the tiles in which W and its transpose are compared; two of them fit into the first-level cache.
-TILE = 32
-
-
-@njit(cache=True, nogil=True, fastmath={"nsz", "reassoc"})
-def sizes(row):
-    """max |w|, and 0.0 if every entry is finite, else NaN: infinity times 0 is NaN."""
-    largest = total = row.dtype.type(0)
-    for j in range(row.shape[0]):
-        total += row[j] * row.dtype.type(0)
-        largest = abs(row[j]) if abs(row[j]) > largest else largest
-    return largest, total
+from .vectors import SIDE, differ, largest_bits
 
 
 @njit(cache=True, nogil=True)
 def extremes(W, finite, largest, asymmetry):
     """Per instance: whether W is finite, and if so max |W_ij| and max |W_ij - W_ji| (in float64)."""
     n = W.shape[1]
+    whole = n // SIDE * SIDE
     for b in range(W.shape[0]):
-        finite[b], most = True, 0.0
-        for i in range(n):
-            size, zero = sizes(W[b, i])
-            finite[b] &= zero == 0
-            most = max(most, size)
+        here = W[b]
+        row, most = 0, largest_bits(here[0])
+        for i in range(1, n):
+            size = largest_bits(here[i])
+            if size > most:
+                row, most = i, size
+        largest[b] = np.abs(here[row]).max()
+        finite[b] = np.isfinite(here[row]).all()
         if not finite[b]:
             continue
-        largest[b], worst = most, 0.0
-        for above in range(0, n, TILE):
-            for left in range(0, above + 1, TILE):
-                for i in range(above, min(above + TILE, n)):
-                    for j in range(left, min(left + TILE, i)):
-                        if W[b, i, j] != W[b, j, i]:
-                            worst = max(worst, abs(np.float64(W[b, i, j]) - np.float64(W[b, j, i])))
-        asymmetry[b] = worst
+        worst = 0.0
+        for i in range(0, whole, SIDE):
+            for j in range(0, i + 1, SIDE):
+                if differ(here, i, j):
+                    worst = max(worst, _largest_difference(here, i, i + SIDE, j, j + SIDE))
+        asymmetry[b] = max(worst, _largest_difference(here, whole, n, 0, n))
+
+
+@njit(cache=True, nogil=True)
+def _largest_difference(W, top, bottom, left, right):
+    worst = 0.0
+    for i in range(top, bottom):
+        for j in range(left, right):
+            worst = max(worst, abs(np.float64(W[i, j]) - np.float64(W[j, i])))
+    return worst
+
+
+@njit(cache=True, nogil=True, fastmath={"nsz", "reassoc", "contract"})
+def _sum_over(row, x):
+    total = 0.0
+    for j in range(row.shape[0]):
+        total += row[j] * x[j]
+    return total
 
 
 @njit(cache=True, nogil=True)
 def objective(W, mask, value):
     """f of every instance, summed in float64 row by row."""
-    n = W.shape[1]
-    chosen = np.empty(n, np.int64)
+    x = np.empty(W.shape[1])
     for b in range(W.shape[0]):
-        size = 0
-        for i in range(n):
-            if mask[b, i]:
-                chosen[size] = i
-                size += 1
+        for i in range(len(x)):
+            x[i] = 1.0 if mask[b, i] else 0.0
         total = 0.0
-        for p in range(size):
-            row, part = W[b, chosen[p]], 0.0
-            for q in range(size):
-                part += np.float64(row[chosen[q]])
-            total += part
+        for i in range(len(x)):
+            if mask[b, i]:
+                total += _sum_over(W[b, i], x)
         value[b] = total
+
+
+@njit(cache=True, nogil=True)
+def indices(mask, found):
+    """The True places of every row of `mask`, in order; what is left of `found` stays."""
+    size, n = mask.shape
+    places = np.empty(n + 1, np.int64)
+    for b in range(size):
+        count = 0
+        for i in range(n):  # no branch, which would be guessed wrong half of the time
+            places[count] = i
+            count += np.int64(mask[b, i])
+        for at in range(min(count, found.shape[1])):
+            found[b, at] = places[at]

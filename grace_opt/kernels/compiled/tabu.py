@@ -154,9 +154,6 @@ def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng
             values[2] = values[0]
             run_x[:] = x
             state[STALE] = 0
-            if values[0] < values[1] - tiny:
-                values[1] = values[0]
-                best_x[:] = x
         else:
             state[STALE] += 1
         if state[STALE] >= patience:
@@ -168,6 +165,9 @@ def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng
             until[:] = 0
             state[STALE] = 0
             state[RESTARTS] += 1
+        if values[0] < values[1] - tiny:  # after a restart too: it may land on something better
+            values[1] = values[0]
+            best_x[:] = x
 
 
 @njit(cache=True, nogil=True)

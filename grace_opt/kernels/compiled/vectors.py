@@ -1,0 +1,217 @@
+"""Vector instructions where the compiler finds none by itself: the inner loops of greedy and of the checks of W.
+
+Each function is a loop over blocks of ``LANES`` numbers, written as LLVM vector operations, which every processor has
+in some width, and a plain loop over what is left. Source: ours.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+#: Numbers per block: four registers of eight float32.
+LANES = 32
+#: Side of the squares that `differ` transposes.
+SIDE = 8
+_INDEX = ir.IntType(64)
+
+
+@intrinsic
+def ask_for(typing_context, array, place):
+    """Have the processor fetch the cache line of ``array[place]`` without waiting for it."""
+
+    def generate(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        # To read (0), to be kept in every cache (3), data and not instructions (1).
+        builder.call(fetch, [address, *(ir.Constant(number, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+@intrinsic
+def add_twice(typing_context, scores, row):
+    """``scores += 2 * row``, exactly rounded (doubling is exact); returns the least score."""
+
+    def generate(context, builder, signature, arguments):
+        wide, narrow = (context.get_value_type(a.dtype) for a in signature.args)
+        target, count = _data(context, builder, signature.args[0], arguments[0])
+        source, _ = _data(context, builder, signature.args[1], arguments[1])
+
+        def added(at, lanes):
+            change = _load(builder, source, at, narrow, lanes)
+            if narrow != wide:
+                change = builder.fpext(change, ir.VectorType(wide, lanes))
+            found = builder.fadd(_load(builder, target, at, wide, lanes), builder.fadd(change, change))
+            builder.store(found, _place(builder, target, at, wide, lanes), align=_bytes(wide))
+            return found
+
+        return _least(builder, wide, count, added)
+
+    return scores.dtype(scores, row), generate
+
+
+@intrinsic
+def least(typing_context, scores):
+    """The smallest score."""
+
+    def generate(context, builder, signature, arguments):
+        kind = context.get_value_type(signature.args[0].dtype)
+        data, count = _data(context, builder, signature.args[0], arguments[0])
+        return _least(builder, kind, count, lambda at, lanes: _load(builder, data, at, kind, lanes))
+
+    return scores.dtype(scores), generate
+
+
+@intrinsic
+def first_place(typing_context, scores, value):
+    """The lowest index at which `value` stands; the last one if it stands nowhere (it is no number)."""
+
+    def generate(context, builder, signature, arguments):
+        kind = context.get_value_type(signature.args[0].dtype)
+        data, count = _data(context, builder, signature.args[0], arguments[0])
+        found = cgutils.alloca_once_value(builder, builder.sub(count, _INDEX(1)))
+
+        def look(at, lanes):
+            bits = ir.IntType(lanes)
+            wanted = _splat(builder, arguments[1], lanes)
+            equal = builder.fcmp_ordered("==", _load(builder, data, at, kind, lanes), wanted)
+            hits = builder.bitcast(equal, bits)
+            first = builder.add(at, _widened(builder, builder.cttz(hits, ir.IntType(1)(0))))
+            better = builder.and_(
+                builder.icmp_unsigned("!=", hits, bits(0)), builder.icmp_signed("<", first, builder.load(found))
+            )
+            builder.store(builder.select(better, first, builder.load(found)), found)
+
+        _blocks(builder, count, look)
+        return builder.load(found)
+
+    return types.intp(scores, scores.dtype), generate
+
+
+@intrinsic
+def largest_bits(typing_context, row):
+    """max |w| as the integer that has the same bits; at least that of infinity if a number is not finite."""
+    number = types.Integer.from_bitwidth(row.dtype.bitwidth, True)
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.IntType(number.bitwidth)
+        data, count = _data(context, builder, signature.args[0], arguments[0])
+        data = builder.bitcast(data, kind.as_pointer())
+        without_sign = ir.Constant(kind, (1 << number.bitwidth - 1) - 1)
+
+        def sizes(at, lanes):
+            mask = ir.Constant(ir.VectorType(kind, lanes), [without_sign] * lanes)
+            return builder.and_(_load(builder, data, at, kind, lanes), mask)
+
+        return _reduced(builder, kind(0), count, sizes, lambda a, b: _chosen(builder, ">", a, b))
+
+    return number(row), generate
+
+
+@intrinsic
+def differ(typing_context, W, row, column):
+    """Whether the square of side ``SIDE`` at (row, column) of a contiguous W differs from its mirror image."""
+
+    def generate(context, builder, signature, arguments):
+        kind = context.get_value_type(signature.args[0].dtype)
+        data, n = _data(context, builder, signature.args[0], arguments[0])
+        squares = []
+        for top, left in (arguments[1:], reversed(arguments[1:])):
+            first = builder.add(builder.mul(top, n), left)
+            at = [builder.add(first, builder.mul(n, _INDEX(i))) for i in range(SIDE)]
+            squares.append([_load(builder, data, place, kind, SIDE) for place in at])
+        here, mirrored = squares
+        apart = SIDE
+        while apart > 1:  # interleaving the upper half of the rows with the lower, log2(SIDE) times, transposes
+            apart //= 2
+            pairs = zip(mirrored[: SIDE // 2], mirrored[SIDE // 2 :], strict=True)
+            low, high = (
+                [place for i in range(start, start + SIDE // 2) for place in (i, i + SIDE)] for start in (0, SIDE // 2)
+            )
+            mirrored = [_shuffled(builder, a, b, order) for a, b in pairs for order in (low, high)]
+        unequal = [builder.fcmp_unordered("!=", a, b) for a, b in zip(here, mirrored, strict=True)]
+        found = functools.reduce(builder.or_, unequal)
+        return builder.icmp_unsigned("!=", builder.bitcast(found, ir.IntType(SIDE)), ir.IntType(SIDE)(0))
+
+    return types.boolean(W, types.intp, types.intp), generate
+
+
+def _least(builder, kind, count, numbers):
+    """The least of ``numbers(at, lanes)`` over all blocks and what is left."""
+    infinity = ir.Constant(kind, float("inf"))
+    return _reduced(builder, infinity, count, numbers, lambda a, b: _chosen(builder, "<", a, b))
+
+
+def _reduced(builder, neutral, count, numbers, join):
+    """``join`` of ``numbers(at, lanes)`` over all blocks and what is left: each lane for itself, then the halves."""
+    parts = {
+        lanes: cgutils.alloca_once_value(builder, ir.Constant(ir.VectorType(neutral.type, lanes), [neutral] * lanes))
+        for lanes in (LANES, 1)
+    }
+
+    def take(at, lanes):
+        builder.store(join(numbers(at, lanes), builder.load(parts[lanes])), parts[lanes])
+
+    _blocks(builder, count, take)
+    found, lanes = builder.load(parts[LANES]), LANES
+    while lanes > 1:
+        lanes //= 2
+        found = join(*(_shuffled(builder, found, found, range(at, at + lanes)) for at in (0, lanes)))
+    return builder.extract_element(join(found, builder.load(parts[1])), ir.IntType(32)(0))
+
+
+def _blocks(builder, count, body):
+    """``body(at, LANES)`` for every whole block, then ``body(at, 1)`` for every number that is left."""
+    whole = builder.mul(builder.sdiv(count, _INDEX(LANES)), _INDEX(LANES))
+    with cgutils.for_range_slice(builder, _INDEX(0), whole, _INDEX(LANES), inc=True) as (at, _):
+        body(at, LANES)
+    with cgutils.for_range_slice(builder, whole, count, _INDEX(1), inc=True) as (at, _):
+        body(at, 1)
+
+
+def _data(context, builder, kind, array):
+    view = make_array(kind)(context, builder, array)
+    return view.data, builder.extract_value(view.shape, 0)
+
+
+def _place(builder, data, at, kind, lanes):
+    return builder.bitcast(builder.gep(data, [at]), ir.VectorType(kind, lanes).as_pointer())
+
+
+def _load(builder, data, at, kind, lanes):
+    return builder.load(_place(builder, data, at, kind, lanes), align=_bytes(kind))
+
+
+def _chosen(builder, relation, a, b):
+    """`a` where it stands in this relation to `b`, else `b`."""
+    whole = isinstance(a.type.element, ir.IntType)
+    compare = builder.icmp_signed if whole else builder.fcmp_ordered
+    return builder.select(compare(relation, a, b), a, b)
+
+
+def _shuffled(builder, a, b, order):
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), list(order)))
+
+
+def _splat(builder, value, lanes):
+    empty = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    one = builder.insert_element(empty, value, ir.IntType(32)(0))
+    return builder.shuffle_vector(one, empty, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
+
+
+def _widened(builder, number):
+    return number if number.type.width == _INDEX.width else builder.zext(number, _INDEX)
+
+
+def _bytes(kind):
+    return 4 if isinstance(kind, ir.FloatType) or getattr(kind, "width", 64) == 32 else 8
