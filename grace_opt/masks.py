@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,8 @@ class ChannelMask:
         True = this channel of this head is pruned. Leading dimensions are layers and/or batch.
     fingerprint : mapping
         What the mask was made for (model type, layers, KV heads, head_dim, …); empty if unknown.
+    pruned_per_head : int or None
+        So many in every head, if whoever made the mask knows: indices are then made without waiting for the device.
 
     Raises
     ------
@@ -49,6 +51,7 @@ class ChannelMask:
 
     pruned: Tensor
     fingerprint: Mapping[str, str | int] = field(default_factory=dict)
+    pruned_per_head: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.pruned, Tensor) or self.pruned.dtype != torch.bool or self.pruned.ndim < 2:
@@ -72,22 +75,28 @@ class ChannelMask:
     @property
     def pruned_indices(self) -> Tensor:
         """Sorted pruned channels, int64; shorter rows are padded with -1."""
-        return _indices(self.pruned)
+        return indices_from_mask(self.pruned, _most(self.pruned) if (k := self.pruned_per_head) is None else k)
 
     @property
     def kept_indices(self) -> Tensor:
         """Sorted kept channels, int64; shorter rows are padded with -1."""
-        return _indices(~self.pruned)
+        kept, k = ~self.pruned, self.pruned_per_head
+        return indices_from_mask(kept, _most(kept) if k is None else self.head_dim - k)
+
+    def counted(self) -> ChannelMask:
+        """The same mask with ``pruned_per_head`` found out, if that is one number; waits for the device."""
+        counts = set(self.pruned.sum(-1).flatten().tolist())
+        return replace(self, pruned_per_head=counts.pop() if len(counts) == 1 else None)
 
     def layer(self, i: int) -> ChannelMask:
         """Entry `i` of the first leading dimension."""
         if self.pruned.ndim < 3:
             raise MaskError(f"this mask of shape {tuple(self.pruned.shape)} has no layer dimension.")
-        return ChannelMask(self.pruned[i], self.fingerprint)
+        return replace(self, pruned=self.pruned[i])
 
     def to(self, device: torch.device | str) -> ChannelMask:
         """The same mask on another device."""
-        return ChannelMask(self.pruned.to(device), self.fingerprint)
+        return replace(self, pruned=self.pruned.to(device))
 
     @staticmethod
     def stack(masks: Sequence[ChannelMask], fingerprint: Mapping[str, str | int] | None = None) -> ChannelMask:
@@ -95,7 +104,9 @@ class ChannelMask:
         shapes = {tuple(m.pruned.shape) for m in masks}
         if len(shapes) != 1:
             raise MaskError(f"cannot stack masks of shapes {sorted(shapes)}: give at least one, all of one shape.")
-        return ChannelMask(torch.stack([m.pruned for m in masks]), fingerprint or masks[0].fingerprint)
+        counts = {m.pruned_per_head for m in masks}
+        per_head = counts.pop() if len(counts) == 1 else None
+        return ChannelMask(torch.stack([m.pruned for m in masks]), fingerprint or masks[0].fingerprint, per_head)
 
     def require_fit(self, fingerprint: Mapping[str, str | int]) -> None:
         """Raise MaskError, naming the difference, if this mask was made for another model than `fingerprint`
@@ -156,5 +167,5 @@ class ChannelMask:
         return ChannelMask(pruned, fingerprint)
 
 
-def _indices(mask: Tensor) -> Tensor:
-    return indices_from_mask(mask, int(mask.sum(-1).max()))
+def _most(mask: Tensor) -> int:
+    return int(mask.sum(-1).max())

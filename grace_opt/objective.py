@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .kernels.passes import indices as compiled_indices
+from .kernels.passes import mask_from_indices as mask_from_indices
 from .kernels.passes import objective as compiled_objective
 
 
@@ -68,12 +69,6 @@ def swap_costs(W: Tensor, mask: Tensor, sums: Tensor, candidates: Tensor) -> Ten
     leave = (diagonal - 2 * sums).masked_fill(~mask, torch.inf)
     enter = (diagonal + 2 * sums).masked_fill(mask | ~candidates, torch.inf)
     return (leave.unsqueeze(-1) + enter.unsqueeze(-2)).sub_(W, alpha=2)
-
-
-def mask_from_indices(indices: Tensor, n: int) -> Tensor:
-    """Bool mask (..., n) of indices (..., k); entries of -1 are padding."""
-    mask = torch.zeros(*indices.shape[:-1], n + 1, dtype=torch.bool, device=indices.device)
-    return mask.scatter_(-1, torch.where(indices < 0, n, indices), True)[..., :n]
 
 
 def indices_from_mask(mask: Tensor, width: int) -> Tensor:

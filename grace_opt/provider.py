@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,7 +141,8 @@ class MaskProvider:
         ChannelMask
             ``pruned`` has shape (..., H_kv, d). Nothing in here waits for the device, if the method does not.
         """
-        return self.choose(self.problem(queries, keys, attention_mask))
+        problem = self.problem(queries, keys, attention_mask)
+        return replace(self.choose(problem), pruned_per_head=problem.k_max)
 
     def choose(self, problem: Problem) -> ChannelMask:
         """Solve instances that were built elsewhere, from an average of several W for instance."""

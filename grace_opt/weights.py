@@ -19,6 +19,8 @@ from torch import Tensor
 
 from .arrays import backend_of, to_tensor, working_dtype
 from .errors import OptionError, ProblemError
+from .kernels.dispatch import use_triton
+from .kernels.greedy import LARGEST_ON_CHIP
 
 #: Our bounds [a, b] on the protected proportion; the paper gives none.
 PROTECT_LOW, PROTECT_HIGH = 0.05, 0.15
@@ -76,7 +78,8 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
 
     Notes
     -----
-    O(H_q L_obs d² + H_kv L d²). Half-precision inputs are accumulated in float32.
+    O(H_q L_obs d² + H_kv L d²). Half-precision inputs are accumulated in float32. On a GPU, for d up to 256, Triton
+    reads the keys once, where they are and as they are; elsewhere they are copied to float32.
 
     References
     ----------
@@ -92,6 +95,8 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     backend = backend_of(queries, keys, attention_mask)
     q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
     group = _check_shapes(q, k)
+    if use_triton("weights", k.device, _objection(q, k)):
+        return backend.export(_in_one_read(q, k, attention_mask))
     dtype = torch.promote_types(working_dtype(q.dtype), working_dtype(k.dtype))
     q, k = q.to(dtype), k.to(dtype)
     if attention_mask is not None:
@@ -101,6 +106,23 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     stacked = q.reshape(*k.shape[:-2], group * q.shape[-2], q.shape[-1])
     W = (stacked.mT @ stacked) * (k.mT @ k)
     return backend.export((W + W.mT) / 2)  # matrix products are symmetric only up to rounding
+
+
+def _objection(q: Tensor, k: Tensor) -> str | None:
+    """Why the GPU's kernel can not take these."""
+    if torch.float64 in (q.dtype, k.dtype):
+        return "it computes in float32, and the inputs are float64"
+    if k.shape[-1] > LARGEST_ON_CHIP:
+        return f"heads are wider than {LARGEST_ON_CHIP}"
+    return None
+
+
+def _in_one_read(q: Tensor, k: Tensor, attention_mask: Any) -> Tensor:
+    from .kernels.triton.interaction import interaction_matrix as on_chip
+
+    valid = None if attention_mask is None else _valid_tokens(attention_mask, k).reshape(-1, k.shape[-2])
+    W = on_chip(q.reshape(-1, *q.shape[-3:]), k.reshape(-1, *k.shape[-3:]), valid)
+    return W.reshape(*k.shape[:-2], *W.shape[-2:])
 
 
 def salient_channels(

@@ -125,3 +125,23 @@ def complete(W, k, partial):
         for i in s:
             s[i] += 2 * W[i][best]
     return f + rise, frozenset(S)
+
+
+def pruned_attention(query, pruned, kept, sinks, tail, values, mask=None, scaling=None, softcap=None):
+    """Attention (B, L, H_q, d_v) over dense sinks, keys of few channels and a dense tail, a row at a time in float64.
+
+    `mask` (B, H_q, L, S) is bool or to be added; a row that sees nothing gets the mean of all values.
+    """
+    batch, heads, length, width = query.shape
+    output = np.zeros((batch, length, heads, values.shape[-1]))
+    for b, head, row in np.ndindex(batch, heads, length):
+        h, q = head // (heads // values.shape[1]), query[b, head, row].astype(float)
+        x = np.concatenate([sinks[b, h] @ q, pruned[b, h] @ q[kept[b, h]], tail[b, h] @ q])
+        x = x * (width**-0.5 if scaling is None else scaling)
+        x = x if softcap is None else softcap * np.tanh(x / softcap)
+        if mask is not None:
+            seen = mask[b, head, row]
+            x = np.where(seen, x, -1e38) if seen.dtype == bool else np.maximum(x + seen, -1e38)
+        share = np.exp(x - x.max())
+        output[b, row, head] = share / share.sum() @ values[b, h]
+    return output

@@ -1,9 +1,15 @@
 """The same answers on a CUDA device as on the CPU, and results that stay there."""
 
+import warnings
+
 import pytest
 import torch
 
 from grace_opt import MaskProvider, methods, solve
+from grace_opt.hf.decoding import fused_attention
+from grace_opt.hf.segments import segmented_attention
+from grace_opt.hf.storage import Compressed, narrowed
+from grace_opt.kernels import dispatch
 from grace_opt.testing import KINDS, instance
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -28,3 +34,45 @@ def test_the_provider_keeps_to_the_device():
     there = MaskProvider("grace", 0.6)(q.cuda(), k.cuda()).pruned
     assert there.is_cuda
     assert (there.cpu() == here).float().mean() > 0.99  # matrix products round differently
+
+
+def test_the_kernels_are_used_and_say_nothing():
+    device, q, k = W.cuda().device, torch.randn(1, 8, 32, 64), torch.randn(1, 2, 300, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MaskProvider("grace", 0.6)(q.cuda().half(), k.cuda().half())
+        solve(W.cuda(), 5, "local_search", check=False)
+        narrowed(k.cuda(), torch.arange(9).expand(1, 2, -1).cuda())
+    from grace_opt.kernels.triton.trial import TRIALS
+
+    assert all(dispatch.use_triton(kernel, device) for kernel in TRIALS)
+
+
+def test_selection_can_be_captured_as_a_graph():
+    q, k = torch.randn(2, 8, 32, 64, device="cuda").half(), torch.randn(2, 2, 300, 64, device="cuda").half()
+    provider = MaskProvider("grace", 0.6)
+    expected = provider(q, k).kept_indices
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = provider(q, k).kept_indices
+    graph.replay()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("mask", [None, torch.bool])
+def test_decoding_can_be_captured_as_a_graph(mask):
+    def draw(*shape):
+        return torch.randn(*shape, device="cuda").half()
+
+    kept = torch.arange(0, 64, 3, device="cuda").expand(2, 2, -1).contiguous()
+    stored = Compressed(300, draw(2, 2, 4, 64), draw(2, 2, 296, 22), kept, draw(2, 2, 300, 64))
+    query, tail, values = draw(2, 8, 1, 64), draw(2, 2, 37, 64), draw(2, 2, 37, 64)
+    shown = None if mask is None else torch.rand(2, 1, 1, 337, device="cuda") < 0.8
+    arguments = (torch.nn.Identity(), query, tail, values, shown, stored)
+    expected = segmented_attention(*arguments)[0]
+    fused_attention(*arguments, False)  # the kernel's trial
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = fused_attention(*arguments, False)[0]
+    graph.replay()
+    torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)

@@ -15,6 +15,8 @@ import grace_opt
 from grace_opt import objective
 from grace_opt.kernels import greedy, passes
 from grace_opt.kernels.compiled import greedy as compiled
+from grace_opt.registry import Run
+from grace_opt.solvers import local_search
 from grace_opt.testing import batches
 
 
@@ -81,6 +83,37 @@ def test_large_batches_take_the_compiled_loop(monkeypatch, transposed):
     assert torch.equal(found.order, expected.order)
     assert torch.equal(found.rise, expected.rise)
     assert torch.equal(scores, before)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiled_exchanges_are_the_reference_s(whole):
+    """Ties included where W is whole; the same number of steps, the same limits."""
+    g = torch.Generator().manual_seed(int(whole))
+    spec = grace_opt.registry.get("local_search")
+    for n in (1, 2, 5, 31, 33, 64, 70):
+        W = torch.randint(-3, 4, (5, n, n), generator=g).float() if whole else torch.randn(5, n, n, generator=g)
+        protected = torch.rand(5, n, generator=g) < 0.2
+        k = ((~protected).sum(-1) * torch.rand(5, generator=g)).long()
+        problem = grace_opt.problem.Problem.of(W + W.mT, k, protected=protected)
+        start = grace_opt.solve(W + W.mT, k, "random", protected=protected).mask
+        for most in (None, 0, 1, 3):
+            found = spec.solve(problem, spec.make_options({"start": start, "max_steps": most}), Run())
+            tolerance = 1e-12 * problem.W.abs().amax((-1, -2)).double()
+            expected = local_search._torch(problem, start.clone(), tolerance, most, Run())
+            assert torch.equal(found.mask, expected.mask)
+            assert torch.equal(found.limit, expected.limit)
+            assert found.stats == expected.stats
+
+
+def test_compiled_exchanges_look_at_the_clock(monkeypatch):
+    """With a look after every step nothing changes."""
+    W = torch.randn(4, 40, 40, generator=torch.Generator().manual_seed(0))
+    W = W + W.mT
+    free = grace_opt.solve(W, 15, "local_search", start="random")
+    monkeypatch.setattr(local_search, "PAIRS_PER_LOOK", 1)
+    looked = grace_opt.solve(W, 15, "local_search", start="random", time_limit=60.0)
+    assert torch.equal(free.mask, looked.mask)
+    assert free.stats["iterations"] == looked.stats["iterations"] > 3
 
 
 class TestPasses:

@@ -4,7 +4,8 @@ Prompt: the base function (sdpa, or the model's own eager one) runs on dense key
 post-RoPE queries and the padding that it saw, and compresses itself when the prompt is over. Nothing is re-projected,
 so query norms, biases and scaling are right by construction.
 
-Decoding: the two-segment attention of :mod:`grace_opt.hf.segments`. For many new tokens at once (a further turn of a
+Decoding: the two-segment attention of :mod:`grace_opt.hf.segments`, by a kernel where one suits
+(:mod:`grace_opt.hf.decoding`). For many new tokens at once (a further turn of a
 conversation) its logits would take as much memory as eager attention's, so above ``MAX_FUSED_QUERIES`` the keys are
 widened with zeros, one layer at a time, and the base function does the work: the same numbers by another route.
 
@@ -27,8 +28,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import CacheError
+from .decoding import fused_attention
 from .prompt import Observation
-from .segments import check_covers, pinned, segmented_attention, stored_columns, widened
+from .segments import check_covers, pinned, stored_columns, widened
 
 Attended = tuple[Tensor, Tensor | None]
 AttentionFunction = Callable[..., Attended]
@@ -125,8 +127,7 @@ def _pruning(base_name: str) -> AttentionFunction:
                 layer.observe(now, key, value)
             return attended
         if layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES:
-            output, weights = segmented_attention(module, query, key, value, attention_mask, old, **kwargs)
-            return output, weights if base_name == "eager" else None
+            return fused_attention(module, query, key, value, attention_mask, old, base_name == "eager", **kwargs)
         if attention_mask is not None:
             check_covers(attention_mask, old.length + key.shape[2])
             attention_mask = stored_columns(attention_mask, old, query.shape[1])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -144,7 +144,7 @@ class StaticMask:
         if ranks > 1 and pruned.shape[-2] == ranks * heads:
             # The projections' rows are dealt out in order, so rank r computes the r-th run of heads.
             pruned = pruned.narrow(-2, _rank() * heads, heads)
-        return ChannelMask(pruned.expand(batch, *pruned.shape[-2:]))
+        return replace(self.mask, pruned=pruned.expand(batch, *pruned.shape[-2:]))
 
 
 def static_sources(
@@ -185,7 +185,7 @@ def static_sources(
             f"of which {len(prunable)} can be pruned; make one for this model"
         )
     rows = range(len(prunable)) if shape[0] == len(prunable) else prunable
-    return {layer: StaticMask(masks.layer(row)) for layer, row in zip(prunable, rows, strict=True)}
+    return {layer: StaticMask(masks.layer(row).counted()) for layer, row in zip(prunable, rows, strict=True)}
 
 
 def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
@@ -210,13 +210,15 @@ def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
             f"the mask source returned {found} for keys with (batch, KV heads, head_dim) = {expected}; write one that "
             "returns a ChannelMask with an entry per sequence, KV head and channel"
         )
-    kept = mask.kept_indices.to(keys.device)
-    if bool((kept < 0).any()):
+    if mask.pruned_per_head is None:
+        mask = mask.counted()
+    if mask.pruned_per_head is None:
         counts = sorted(set((~mask.pruned).sum(-1).flatten().tolist()))
         raise MaskError(
             f"the mask keeps between {counts[0]} and {counts[-1]} channels per KV head and this cache stores one "
             "number for all heads of a layer; write a mask that keeps equally many in every head"
         )
+    kept = mask.kept_indices.to(keys.device)
     return kept.clone(memory_format=torch.contiguous_format)
 
 
@@ -232,4 +234,4 @@ def mask_from_kept(kept_indices: Tensor, head_dim: int) -> ChannelMask:
     """
     kept = kept_indices.cpu()
     pruned = torch.ones(*kept.shape[:-1], head_dim, dtype=torch.bool)
-    return ChannelMask(pruned.scatter_(-1, kept, False))
+    return ChannelMask(pruned.scatter_(-1, kept, False), pruned_per_head=head_dim - kept.shape[-1])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..arrays import first_argmin
-from .greedy import COMPILE_FROM, in_threads
+from .threads import COMPILE_FROM, in_threads
 
 
 def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -8,21 +8,19 @@ batch or the device either. Source: GRACE (arXiv 2604.16983), Algorithm 1.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..arrays import first_argmin
+from .dispatch import use_triton
+from .passes import mask_from_indices
+from .threads import COMPILE_FROM, in_threads
 
-#: Below this many score updates torch is done before numba would be imported (about half a second, once).
-COMPILE_FROM = 200_000
+#: As in the Triton kernel, which is not imported without need.
+LARGEST_ON_CHIP = 256
 
 
 class Greedy(NamedTuple):
@@ -74,9 +72,16 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
 
     Notes
     -----
-    O(k n) per instance. On the CPU a compiled loop for all but small batches; elsewhere `torch_order`.
+    O(k n) per instance. On the CPU a compiled loop for all but small batches, on a GPU one launch of a Triton kernel
+    (n up to 256); elsewhere `torch_order`.
     """
-    if W.device.type == "cpu" and W.shape[0] * k_max * W.shape[-1] >= COMPILE_FROM:
+    n = W.shape[-1]
+    if use_triton("mies", W.device, f"n is larger than {LARGEST_ON_CHIP}" if n > LARGEST_ON_CHIP else None):
+        from .triton.greedy import greedy_order as on_chip
+
+        taken = on_chip(W, scores, k, k_max)
+        return Greedy(taken.order, mask_from_indices(taken.order, n), taken.rise)
+    if W.device.type == "cpu" and W.shape[0] * k_max * n >= COMPILE_FROM:
         order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
         mask, rise = np.zeros(scores.shape, dtype=np.bool_), np.zeros(len(order))
         from .compiled.greedy import greedy
@@ -92,7 +97,6 @@ def torch_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
     rows, scores = W.reshape(-1, n), scores.clone()
     first_row = torch.arange(0, rows.shape[0], n, device=W.device)
     order = torch.full((W.shape[0], k_max), -1, dtype=torch.int64, device=W.device)
-    mask = torch.zeros(scores.shape, dtype=torch.bool, device=W.device)
     rise = torch.zeros(W.shape[0], dtype=torch.float64, device=W.device)
     for step in range(k_max):
         best = first_argmin(scores)
@@ -102,8 +106,7 @@ def torch_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
         scores.scatter_(-1, best.unsqueeze(-1), torch.inf)
         # Greedy sets are nested: an instance with a smaller k keeps its first picks.
         order[:, step] = torch.where(taken, best, -1)
-        mask.scatter_(-1, best.unsqueeze(-1), mask.gather(-1, best.unsqueeze(-1)) | taken.unsqueeze(-1))
-    return Greedy(order, mask, rise)
+    return Greedy(order, mask_from_indices(order, n), rise)
 
 
 def removal_scores(W: Tensor, candidates: Tensor) -> Tensor:
@@ -163,23 +166,3 @@ def cost_path(W: Tensor, order: Tensor) -> Tensor:
         path[:, step + 1] = torch.where(vertex < 0, torch.inf, path[:, step] + rise)
         sums += rows.index_select(0, first_row + taken)
     return path
-
-
-def in_threads(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...]) -> None:
-    """Call `kernel` on equal shares of the batch, as many as torch has threads; it releases the interpreter."""
-    threads = max(min(torch.get_num_threads(), len(arrays[0])), 1)
-    mine, *others = zip(*(np.array_split(a, threads) for a in arrays), strict=True)
-    waiting = [_pool(threads).submit(kernel, *share) for share in others]
-    kernel(*mine)
-    for done in waiting:
-        done.result()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Kept, because starting threads takes as long as a batch's selection does."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="grace_opt")
-
-
-if hasattr(os, "register_at_fork"):  # a child process has the pool, but not its threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)

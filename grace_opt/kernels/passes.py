@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .greedy import COMPILE_FROM, in_threads
+from .threads import COMPILE_FROM, in_threads
 
 
 class Extremes(NamedTuple):
@@ -68,6 +68,12 @@ def indices(mask: Tensor, width: int) -> Tensor | None:
     found = np.full((len(mask), width), -1, dtype=np.int64)
     compiled(mask.contiguous().numpy(), found)
     return torch.from_numpy(found)
+
+
+def mask_from_indices(indices: Tensor, n: int) -> Tensor:
+    """Bool mask (..., n) of indices (..., k); entries of -1 are padding."""
+    mask = torch.zeros(*indices.shape[:-1], n + 1, dtype=torch.bool, device=indices.device)
+    return mask.scatter_(-1, torch.where(indices < 0, n, indices), True)[..., :n]
 
 
 def _compiled_suits(W: Tensor) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from grace_opt.hf import attention, segments
+from grace_opt.hf import attention, decoding, segments
 from grace_opt.hf.storage import Compressed
 
 
@@ -20,9 +20,9 @@ from grace_opt.hf.storage import Compressed
 def fused_calls(monkeypatch):
     """How often the two-segment attention ran."""
     calls = []
-    original = attention.segmented_attention
+    original = decoding.segmented_attention
     monkeypatch.setattr(
-        attention, "segmented_attention", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
+        decoding, "segmented_attention", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
     )
     return calls
 
@@ -151,7 +151,7 @@ def test_segmented_attention_entry_by_entry(sinks, kind, softcap):
     if kind == "additive":
         mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
     stored = Compressed(old, sink_keys, pruned, kept, value[:, :, :old])
-    output, weights = attention.segmented_attention(
+    output, weights = segments.segmented_attention(
         torch.nn.Identity(), query, tail, value[:, :, old:], mask, stored, scaling=0.4, softcap=softcap
     )
     for b in range(batch):
@@ -193,7 +193,7 @@ def mix_up_the_groups(module, query, tail, value, mask, old, **kwargs):
     return RIGHT(module, swapped, tail, value, mask, old, **kwargs)
 
 
-RIGHT = attention.segmented_attention
+RIGHT = segments.segmented_attention
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ RIGHT = attention.segmented_attention
 def test_a_wrong_implementation_would_be_noticed(
     wrong, tiny, prune, padded, continuation, step, zeroed, close, monkeypatch
 ):
-    monkeypatch.setattr(attention, "segmented_attention", wrong)
+    monkeypatch.setattr(decoding, "segmented_attention", wrong)
     model = tiny()
     prompt, mask = padded
     cache = prune(model, "mies", 0.5)

@@ -73,6 +73,27 @@ def least(typing_context, scores):
 
 
 @intrinsic
+def least_exchange(typing_context, row, enter, leave):
+    """The least of ``(leave + enter) - 2 * row``, in the precision of `enter` and exactly in this order."""
+
+    def generate(context, builder, signature, arguments):
+        wide, narrow = (context.get_value_type(a.dtype) for a in (signature.args[1], signature.args[0]))
+        source, count = _data(context, builder, signature.args[0], arguments[0])
+        costs, _ = _data(context, builder, signature.args[1], arguments[1])
+
+        def change(at, lanes):
+            twice = _load(builder, source, at, narrow, lanes)
+            if narrow != wide:
+                twice = builder.fpext(twice, ir.VectorType(wide, lanes))
+            moved = builder.fadd(_splat(builder, arguments[2], lanes), _load(builder, costs, at, wide, lanes))
+            return builder.fsub(moved, builder.fadd(twice, twice))
+
+        return _least(builder, wide, count, change)
+
+    return enter.dtype(row, enter, enter.dtype), generate
+
+
+@intrinsic
 def first_place(typing_context, scores, value):
     """The lowest index at which `value` stands; the last one if it stands nowhere (it is no number)."""
 

@@ -1,0 +1,106 @@
+"""Which code decodes on pruned keys: a kernel where one suits, and is faster, else the two-segment attention in torch.
+
+On a GPU Triton's kernel, on the CPU the compiled one; both compute what :func:`grace_opt.hf.segments.
+segmented_attention` defines, which does the work where attention weights, dropout or gradients are asked for, where the
+stored tokens are quantised, and while ``torch.compile`` is tracing.
+
+Source: ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import decode as on_cpu
+from ..kernels.dispatch import DEVICE_TYPE, use_triton
+from .segments import check_covers, segmented_attention, stored_columns
+from .storage import Compressed
+
+#: The GPU's kernel is for few new tokens, the CPU's for one: more are better off with a library's matrix products.
+MAX_KERNEL_QUERIES = 8
+#: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up.
+CPU_FROM = 2048
+
+
+def fused_attention(
+    module: nn.Module,
+    query: Tensor,
+    tail: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    old: Compressed,
+    want_weights: bool,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of new tokens over what is compressed and the dense tail.
+
+    Parameters
+    ----------
+    module, query, tail, value, attention_mask, old
+        As in :func:`~grace_opt.hf.segments.segmented_attention`.
+    want_weights : bool
+        Whether the attention weights are needed.
+    **kwargs
+        Of transformers' attention functions.
+
+    Returns
+    -------
+    output : Tensor
+        ``(B, L, H_q, d_v)``.
+    weights : Tensor or None
+        ``(B, H_q, L, stored tokens)`` if they were asked for.
+    """
+    if not want_weights and not kwargs.get("dropout") and query.shape[2] <= MAX_KERNEL_QUERIES:
+        output = _by_kernel(module, query, tail, value, attention_mask, old, **kwargs)
+        if output is not None:
+            return output, None
+    output, weights = segmented_attention(module, query, tail, value, attention_mask, old, **kwargs)
+    return output, weights if want_weights else None
+
+
+def _by_kernel(
+    module: nn.Module,
+    query: Tensor,
+    tail: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    old: Compressed,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> Tensor | None:
+    """The output, or None if no kernel suits."""
+    keys, values = old.pruned_keys, old.values
+    if torch.compiler.is_compiling() or not isinstance(keys, Tensor) or not isinstance(values, Tensor):
+        return None
+    stored = (query, keys, old.sink_keys, tail, values, value)
+    if query.device.type == DEVICE_TYPE:
+        if (decode := _triton_decode(*stored)) is None:
+            return None
+    elif query.shape[2] > 1 or old.stored + tail.shape[2] < CPU_FROM or on_cpu.objection(*stored) is not None:
+        return None
+    else:
+        decode = on_cpu.decode_attention
+    if attention_mask is not None:
+        check_covers(attention_mask, old.length + tail.shape[2])
+        attention_mask = stored_columns(attention_mask, old, query.shape[1])
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    output: Tensor = decode(
+        query, keys, old.kept_indices, old.sink_keys, tail, values, value, attention_mask, scaling, softcap, causal
+    )
+    return output
+
+
+def _triton_decode(*stored: Tensor) -> Any:
+    device = stored[0].device
+    if torch.is_grad_enabled() and any(t.requires_grad for t in stored):
+        return None
+    if not use_triton("decoding", device):
+        return None
+    from ..kernels.triton import decode
+
+    return decode.decode_attention if use_triton("decoding", device, decode.objection(*stored)) else None

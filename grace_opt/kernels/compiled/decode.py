@@ -1,0 +1,651 @@
+r"""Attention of a few query rows over a pruned key cache: one pass over the keys and values, in float32.
+
+What :mod:`grace_opt.kernels.decode` calls. The columns of all heads are cut into runs; an item is one run of one KV
+head. It holds the queries of the whole group, gathers their kept channels once, and walks through its columns in blocks
+with a running maximum :math:`m`, sum :math:`l = \sum_j 2^{x_j - m}` and product :math:`a = \sum_j 2^{x_j - m} v_j`, in
+which logits are in powers of two (times :math:`\log_2 e`). `join` puts the runs together. Each item is computed alike
+whoever computes it, so the result does not depend on the number of threads.
+
+The two products are written in vectors of eight numbers (`Lanes`), a type that numba is taught here: what makes them
+fast is that sums stay in registers for four rows at a time, which LLVM's own vectoriser does not find. Every processor
+runs these, LLVM splits eight lanes where registers are narrower. Addresses are plain integers, in bytes: strided views
+need no array type of their own, so the kernel is compiled once and not once for every combination of layouts.
+
+Not-a-number is not lost: no part is compiled with the liberty to think it away.
+
+Source: ours; Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov
+and Gimelshein (arXiv 1805.02867) for the running softmax.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+#: Numbers in a vector.
+LANES = 8
+
+_NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
+_VECTOR, _COUNTS = ir.VectorType(_NUMBER, LANES), ir.VectorType(_COUNT, LANES)
+
+
+class Lanes(types.Type):
+    """Eight float32 numbers."""
+
+    def __init__(self):
+        super().__init__(name=f"Float32x{LANES}")
+
+
+lanes = Lanes()
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, _VECTOR)
+
+
+def _constant(value):
+    return ir.Constant(_VECTOR, [value] * LANES)
+
+
+def _call(builder, name, result, arguments):
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+@intrinsic
+def load(typing_context, address):
+    """The eight numbers from an address on."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], _VECTOR.as_pointer()), align=4)
+
+    return lanes(types.intp), generate
+
+
+@intrinsic
+def load_some(typing_context, address, count):
+    """The first `count` of the eight numbers from an address on, and zeros; nothing behind them is read."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _VECTOR.as_pointer())
+        limit = _spread(builder, builder.trunc(arguments[1], _COUNT), _COUNTS)
+        exists = builder.icmp_signed("<", ir.Constant(_COUNTS, list(range(LANES))), limit)
+        name = f"llvm.masked.load.v{LANES}f32.p0"
+        return _call(builder, name, _VECTOR, [pointer, ir.Constant(_COUNT, 4), exists, _constant(0.0)])
+
+    return lanes(types.intp, types.intp), generate
+
+
+@intrinsic
+def store(typing_context, address, value):
+    """Write eight numbers from an address on."""
+
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[1], builder.inttoptr(arguments[0], _VECTOR.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, lanes), generate
+
+
+@intrinsic
+def load_one(typing_context, address):
+    """The number at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], _NUMBER.as_pointer()), align=4)
+
+    return types.float32(types.intp), generate
+
+
+@intrinsic
+def load_byte(typing_context, address):
+    """The byte at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()), align=1)
+
+    return types.uint8(types.intp), generate
+
+
+@intrinsic
+def load_place(typing_context, address):
+    """The int64 at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=8)
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic
+def store_one(typing_context, address, value):
+    """Write a number to an address."""
+
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[1], builder.inttoptr(arguments[0], _NUMBER.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.float32), generate
+
+
+@intrinsic
+def ask_for(typing_context, address):
+    """Have the processor fetch the cache line of an address without waiting for it; any address will do."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        # To read (0), to be kept in every cache (3), data and not instructions (1).
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(_COUNT, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+def _spread(builder, value, kind):
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_COUNT, 0))
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_COUNTS, [0] * LANES))
+
+
+@intrinsic
+def spread(typing_context, value):
+    """The same number in all lanes."""
+
+    def generate(context, builder, signature, arguments):
+        return _spread(builder, arguments[0], _VECTOR)
+
+    return lanes(types.float32), generate
+
+
+@intrinsic
+def multiply_add(typing_context, a, b, c):
+    """``a * b + c``, rounded once where the processor can."""
+
+    def generate(context, builder, signature, arguments):
+        return _call(builder, f"llvm.fmuladd.v{LANES}f32", _VECTOR, list(arguments))
+
+    return lanes(lanes, lanes, lanes), generate
+
+
+def _arithmetic(method):
+    @intrinsic
+    def compute(typing_context, a, b):
+        def generate(context, builder, signature, arguments):
+            return getattr(builder, method)(*arguments)
+
+        return lanes(lanes, lanes), generate
+
+    return compute
+
+
+_add, _subtract, _multiply, _divide = (_arithmetic(method) for method in ("fadd", "fsub", "fmul", "fdiv"))
+
+
+def _both_lanes(compute):
+    def choose(a, b):
+        if isinstance(a, Lanes) and isinstance(b, Lanes):
+            return lambda a, b: compute(a, b)
+        return None
+
+    return choose
+
+
+for _operator, _compute in (
+    (operator.add, _add),
+    (operator.sub, _subtract),
+    (operator.mul, _multiply),
+    (operator.truediv, _divide),
+):
+    overload(_operator)(_both_lanes(_compute))
+
+
+def _selecting(comparison):
+    @intrinsic
+    def choose(typing_context, a, b):
+        def generate(context, builder, signature, arguments):
+            a, b = arguments
+            return builder.select(builder.fcmp_ordered(comparison, b, a), b, a)
+
+        return lanes(lanes, lanes), generate
+
+    return choose
+
+
+#: Lane by lane; where `a` is NaN so is the result, where only `b` is, the result is `a`.
+greater, smaller = _selecting(">"), _selecting("<")
+
+
+def _folding(combine):
+    @intrinsic
+    def fold(typing_context, value):
+        def generate(context, builder, signature, arguments):
+            found, width = arguments[0], LANES
+            while width > 1:
+                width //= 2
+                low, high = (
+                    builder.shuffle_vector(
+                        found, found, ir.Constant(ir.VectorType(_COUNT, width), list(range(start, start + width)))
+                    )
+                    for start in (0, width)
+                )
+                found = combine(builder, low, high)
+            return builder.extract_element(found, ir.Constant(_COUNT, 0))
+
+        return types.float32(lanes), generate
+
+    return fold
+
+
+#: Of all lanes, always in the same order.
+total = _folding(lambda builder, a, b: builder.fadd(a, b))
+greatest = _folding(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a))
+
+# 2^f on [-1/2, 1/2]: the interpolating polynomial at Chebyshev nodes, highest power first; off by less than 3e-9.
+_POWERS = (
+    0.00015461444724808513,
+    0.0013400428177711937,
+    0.00961805667843204,
+    0.05550327226669895,
+    0.24022650922289554,
+    0.6931472067028329,
+    1.0,
+)
+
+
+@intrinsic
+def power_of_two(typing_context, value):
+    """2 to the power of each lane: 0 below -126, never more than 2^126, NaN for NaN."""
+
+    def generate(context, builder, signature, arguments):
+        x = arguments[0]
+        highest, lowest, magic = _constant(126.0), _constant(-126.0), _constant(1.5 * 2.0**23)
+        x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
+        # Adding and taking away 1.5 * 2^23 rounds to an integer, which then stands in the sum's lowest bits.
+        rounded = builder.fadd(x, magic)
+        fraction = builder.fsub(x, builder.fsub(rounded, magic))
+        found = _constant(_POWERS[0])
+        for coefficient in _POWERS[1:]:
+            found = _call(builder, f"llvm.fmuladd.v{LANES}f32", _VECTOR, [found, fraction, _constant(coefficient)])
+        exponent = builder.shl(builder.bitcast(rounded, _COUNTS), ir.Constant(_COUNTS, [23] * LANES))
+        found = builder.bitcast(builder.add(builder.bitcast(found, _COUNTS), exponent), _VECTOR)
+        found = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0), found)
+        return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
+
+    return lanes(lanes), generate
+
+
+#: Rows whose sums stay in registers together. The caller pads rows to a multiple of it.
+ROWS = 4
+#: Columns whose logits are made before they are turned into shares.
+BLOCK = 64
+#: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are asked for.
+GROUP, AHEAD = 8, 16
+#: Bytes that token-major keys are asked for ahead.
+KEY_AHEAD = 2048
+CACHE_LINE = 64
+BYTES = 4
+WHOLE = LANES * BYTES
+
+LOG2E = np.float32(np.log2(np.e))
+#: What a hidden column gets instead of minus infinity: a row that sees nothing gets the mean of all values.
+LEAST = np.float32(np.finfo(np.float32).min)
+NOTHING, NAN, ZERO = np.float32(-np.inf), np.float32(np.nan), np.float32(0.0)
+
+NO_MASK, CAUSAL, BOOL, ADDITIVE = range(4)
+#: Rows of `places`; its columns are address and strides (batch, head, token or row, channel or column), in bytes.
+QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
+
+
+@njit(nogil=True)
+def add_products(at, step, x, a, b, c, d):
+    """Four rows of eight numbers each, from `at` on and `step` apart, times `x`, added to the four sums."""
+    return (
+        multiply_add(load(at), x, a),
+        multiply_add(load(at + step), x, b),
+        multiply_add(load(at + 2 * step), x, c),
+        multiply_add(load(at + 3 * step), x, d),
+    )
+
+
+@njit(nogil=True)
+def add_multiples(at, step, x, a, b, c, d):
+    """Four single numbers, from `at` on and `step` apart, times `x`, added to the four sums."""
+    return (
+        multiply_add(spread(load_one(at)), x, a),
+        multiply_add(spread(load_one(at + step)), x, b),
+        multiply_add(spread(load_one(at + 2 * step)), x, c),
+        multiply_add(spread(load_one(at + 3 * step)), x, d),
+    )
+
+
+@njit(nogil=True)
+def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_step):
+    """Logits of four rows with `count` keys whose channels lie side by side, two keys at a time."""
+    full, rest = width - width % LANES, width % LANES
+    for t in range(0, count, 2):
+        key = keys + t * key_step
+        other = key + key_step if t + 1 < count else key  # of an odd last one, the same again: `out` has room
+        for place in range(0, 2 * width * BYTES, CACHE_LINE):
+            ask_for(key + KEY_AHEAD + place)
+        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(ZERO)
+        for c in range(0, full * BYTES, WHOLE):
+            a0, a1, a2, a3 = add_products(queries + c, query_step, load(key + c), a0, a1, a2, a3)
+            b0, b1, b2, b3 = add_products(queries + c, query_step, load(other + c), b0, b1, b2, b3)
+        if rest:
+            c = full * BYTES
+            a0, a1, a2, a3 = add_products(queries + c, query_step, load_some(key + c, rest), a0, a1, a2, a3)
+            b0, b1, b2, b3 = add_products(queries + c, query_step, load_some(other + c, rest), b0, b1, b2, b3)
+        place = out + t * BYTES
+        store_pair(place, a0, b0)
+        store_pair(place + out_step, a1, b1)
+        store_pair(place + 2 * out_step, a2, b2)
+        store_pair(place + 3 * out_step, a3, b3)
+
+
+@njit(nogil=True)
+def store_pair(place, a, b):
+    """The sums of two vectors, side by side."""
+    store_one(place, total(a))
+    store_one(place + BYTES, total(b))
+
+
+@njit(nogil=True)
+def logits_by_channel(queries, query_step, keys, channel_step, width, count, out, out_step):
+    """Logits of four rows with `count` keys of which each channel's numbers lie side by side, eight keys at a time."""
+    for t in range(0, count, LANES):
+        key = keys + t * BYTES
+        a0 = a1 = a2 = a3 = spread(ZERO)
+        if t + LANES <= count:
+            for c in range(width):
+                x = load(key + c * channel_step)
+                a0, a1, a2, a3 = add_multiples(queries + c * BYTES, query_step, x, a0, a1, a2, a3)
+        else:
+            for c in range(width):
+                x = load_some(key + c * channel_step, count - t)
+                a0, a1, a2, a3 = add_multiples(queries + c * BYTES, query_step, x, a0, a1, a2, a3)
+        place = out + t * BYTES
+        store(place, a0)
+        store(place + out_step, a1)
+        store(place + 2 * out_step, a2)
+        store(place + 3 * out_step, a3)
+
+
+@njit(nogil=True)
+def add_values(shares, share_step, values, value_step, width, count, out, out_step):
+    """Add to four rows of `out` their shares times `count` values, sixteen channels at a time."""
+    for start in range(0, count, GROUP):
+        stop = min(start + GROUP, count)
+        for c in range(0, width, 2 * LANES):
+            place = out + c * BYTES
+            a0, a1, a2, a3 = load_four(place, out_step)
+            b0, b1, b2, b3 = load_four(place + WHOLE, out_step)
+            value, left = values + c * BYTES, width - c
+            if left >= 2 * LANES:
+                for t in range(start, stop):
+                    at, share = value + t * value_step, shares + t * BYTES
+                    ask_for(at + AHEAD * value_step)
+                    a0, a1, a2, a3 = add_multiples(share, share_step, load(at), a0, a1, a2, a3)
+                    b0, b1, b2, b3 = add_multiples(share, share_step, load(at + WHOLE), b0, b1, b2, b3)
+            else:
+                low, high = min(left, LANES), max(left - LANES, 0)
+                for t in range(start, stop):
+                    at, share = value + t * value_step, shares + t * BYTES
+                    a0, a1, a2, a3 = add_multiples(share, share_step, load_some(at, low), a0, a1, a2, a3)
+                    b0, b1, b2, b3 = add_multiples(share, share_step, load_some(at + WHOLE, high), b0, b1, b2, b3)
+            store_four(place, out_step, a0, a1, a2, a3)
+            store_four(place + WHOLE, out_step, b0, b1, b2, b3)
+
+
+@njit(nogil=True)
+def load_four(at, step):
+    """Eight numbers of each of four rows."""
+    return load(at), load(at + step), load(at + 2 * step), load(at + 3 * step)
+
+
+@njit(nogil=True)
+def store_four(at, step, a, b, c, d):
+    """Eight numbers of each of four rows."""
+    store(at, a)
+    store(at + step, b)
+    store(at + 2 * step, c)
+    store(at + 3 * step, d)
+
+
+@njit(nogil=True)
+def cap(logits, outer):
+    """Soft-cap logits that are in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
+    at, one, two, scale = logits.ctypes.data, spread(np.float32(1)), spread(np.float32(2)), spread(outer)
+    for place in range(at, at + logits.shape[0] * BYTES, WHOLE):
+        store(place, scale * (one - two / (power_of_two(load(place)) + one)))
+
+
+@njit(nogil=True)
+def hide_bool(logits, count, mask, step):
+    """The smallest number where the mask says False."""
+    for t in range(count):
+        if load_byte(mask + t * step) == 0:
+            logits[t] = LEAST
+
+
+@njit(nogil=True)
+def add_mask(logits, count, mask, step):
+    """Add the mask; minus infinity becomes the smallest number, NaN stays NaN."""
+    for t in range(count):
+        x = logits[t] + load_one(mask + t * step) * LOG2E
+        logits[t] = LEAST if x < LEAST else x
+
+
+@njit(nogil=True)
+def turn_into_shares(logits, count, largest):
+    """Shares of one row in place of its logits.
+
+    Returns the new maximum, the factor that what was summed before it is to be multiplied by, and the shares' sum.
+    """
+    stop = (count + LANES - 1) // LANES * LANES
+    for t in range(count, stop):
+        logits[t] = NOTHING  # columns that do not exist get no share even in a row that sees nothing
+    at = logits.ctypes.data
+    best = spread(largest)
+    for place in range(at, at + stop * BYTES, WHOLE):
+        best = greater(best, load(place))
+    now = greatest(best)
+    shift, sums = spread(now), spread(ZERO)
+    for place in range(at, at + stop * BYTES, WHOLE):
+        share = power_of_two(load(place) - shift)
+        store(place, share)
+        sums = sums + share
+    return now, total(power_of_two(spread(largest) - shift)) / np.float32(LANES), total(sums)
+
+
+@njit(nogil=True)
+def attend_segment(
+    queries,
+    keys,
+    key_step,
+    by_channel,
+    width,
+    values,
+    value_step,
+    value_width,
+    start,
+    stop,
+    column,
+    last_columns,
+    softcap,
+    outer,
+    masks,
+    kind,
+    mask_step,
+    rows,
+    logits,
+    largest,
+    sums,
+    products,
+):
+    """Columns `start` to `stop` of a segment whose first one has number `column` among all."""
+    query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, BLOCK * BYTES
+    to, out = logits.ctypes.data, products.ctypes.data
+    for t in range(start, stop, BLOCK):
+        count = min(BLOCK, stop - t)
+        for first in range(0, rows, ROWS):
+            four = queries.ctypes.data + first * query_step
+            if by_channel:
+                logits_by_channel(four, query_step, keys + t * BYTES, key_step, width, count, to, logit_step)
+            else:
+                logits_by_token(four, query_step, keys + t * key_step, key_step, width, count, to, logit_step)
+            for row in range(first, min(first + ROWS, rows)):
+                line = logits[row - first]
+                if softcap:
+                    cap(line, outer)
+                if kind == CAUSAL:
+                    for unseen in range(max(last_columns[row] + 1 - column - t, 0), count):
+                        line[unseen] = LEAST
+                elif kind == BOOL:
+                    hide_bool(line, count, masks[row] + (column + t) * mask_step, mask_step)
+                elif kind == ADDITIVE:
+                    add_mask(line, count, masks[row] + (column + t) * mask_step, mask_step)
+                largest[row], shrink, more = turn_into_shares(line, count, largest[row])
+                sums[row] = sums[row] * shrink + more
+                if shrink != 1:
+                    for c in range(products.shape[1]):
+                        products[row, c] *= shrink
+            add_values(
+                to,
+                logit_step,
+                values + t * value_step,
+                value_step,
+                value_width,
+                count,
+                out + first * out_step,
+                out_step,
+            )
+
+
+@njit(nogil=True)
+def read_queries(at, head_step, row_step, channel_step, rows, length, width, scale, full):
+    """One group's queries, scaled, as rows of `full`; its other numbers stay as they are."""
+    for row in range(rows):
+        start = at + row // length * head_step + row % length * row_step
+        for c in range(width):
+            full[row, c] = load_one(start + c * channel_step) * scale
+
+
+@njit(nogil=True)
+def gather(full, rows, width, at, step, kept, narrow):
+    """The kept channels of queries; one that does not exist becomes NaN instead of a look at foreign memory."""
+    for i in range(kept):
+        c = load_place(at + i * step)
+        exists = 0 <= c < width
+        for row in range(rows):
+            narrow[row, i] = full[row, c] if exists else NAN
+
+
+@njit(nogil=True)
+def address(places, tensor, b, h):
+    """Of one head's part of a tensor."""
+    return places[tensor, 0] + b * places[tensor, 1] + h * places[tensor, 2]
+
+
+# Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
+@njit(cache=True, nogil=True)
+def attend(items, places, sizes, inner, softcap, outer, largest, sums, products):
+    """What these items see, into their rows of `largest`, `sums` and `products`.
+
+    Parameters
+    ----------
+    items : (I,) int64
+        Pair of sequence and KV head times the number of runs, plus the run.
+    places : (8, 5) int64
+        Address and strides of each tensor.
+    sizes : (13,) int64
+        KV heads, query heads of each, new tokens, width, kept channels, width of values, sinks, pruned tokens, tail,
+        runs, columns per run, whether the pruned keys are channel-major, kind of mask.
+    inner, softcap, outer : float32, bool, float32
+        Queries are multiplied by `inner`; where `softcap` is, what `cap` needs.
+    largest, sums : (all items, rows) float32
+        At first minus infinity and zero.
+    products : (all items, rows padded, width of values padded) float32
+        At first zero.
+    """
+    heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, by_channel, kind = sizes
+    every, rows, room = sinks + pruned + tail, group * length, products.shape[1]
+    full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
+    narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
+    logits = np.zeros((ROWS, BLOCK), np.float32)
+    masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    for item in items:
+        pair, run = item // runs, item % runs
+        b, h = pair // heads, pair % heads
+        start, stop = run * columns, min((run + 1) * columns, every)
+        first = address(places, QUERY, b, h * group)
+        read_queries(first, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, length, width, inner, full)
+        gather(full, rows, width, address(places, KEPT, b, h), places[KEPT, 4], kept, narrow)
+        for row in range(rows):
+            masks[row] = address(places, MASK, b, h * group + row // length) + row % length * places[MASK, 3]
+            last_columns[row] = every - length + row % length
+        for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
+            narrowed = segment == PRUNED_KEYS
+            across = narrowed and by_channel != 0
+            queries, key_width = (narrow, kept) if narrowed else (full, width)
+            key_step = places[segment, 4 if across else 3]
+            if segment == TAIL_KEYS:
+                column, count, store_of, skipped = sinks + pruned, tail, TAIL_VALUES, 0
+            elif narrowed:
+                column, count, store_of, skipped = sinks, pruned, OLD_VALUES, sinks
+            else:
+                column, count, store_of, skipped = 0, sinks, OLD_VALUES, 0
+            value_step = places[store_of, 3]
+            values = address(places, store_of, b, h) + skipped * value_step
+            attend_segment(
+                queries,
+                address(places, segment, b, h),
+                key_step,
+                across,
+                key_width,
+                values,
+                value_step,
+                value_width,
+                max(start - column, 0),
+                min(stop - column, count),
+                column,
+                last_columns,
+                softcap,
+                outer,
+                masks,
+                kind,
+                places[MASK, 4],
+                rows,
+                logits,
+                largest[item],
+                sums[item],
+                products[item],
+            )
+
+
+@njit(cache=True, nogil=True)
+def join(largest, sums, products, runs, length, output):
+    """Runs, weighted as their maxima say, and divided by the sum of the weights; `output` is (B, L, H_q, d_v)."""
+    rows, width = largest.shape[1], output.shape[3]
+    group = rows // length
+    heads = output.shape[2] // group
+    for pair in range(largest.shape[0] // runs):
+        first = pair * runs
+        for row in range(rows):
+            top, divisor = largest[first, row], ZERO
+            for item in range(first + 1, first + runs):
+                top = max(top, largest[item, row])
+            for item in range(first, first + runs):
+                divisor += np.float32(2.0) ** (largest[item, row] - top) * sums[item, row]
+            b, new, head = pair // heads, row % length, pair % heads * group + row // length
+            for c in range(width):
+                output[b, new, head, c] = ZERO
+            for item in range(first, first + runs):
+                weight = np.float32(2.0) ** (largest[item, row] - top) / divisor
+                for c in range(width):
+                    output[b, new, head, c] += weight * products[item, row, c]

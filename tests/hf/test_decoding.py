@@ -1,0 +1,81 @@
+"""A whole model decodes on kernels: the same logits as on zeroed dense keys, and the kernels really ran.
+
+Triton's kernel runs in its interpreter, with the CPU in the part of the GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grace_opt.hf import Quantization, SnapKV, decoding
+from grace_opt.kernels import dispatch
+from grace_opt.kernels.dispatch import use_triton
+
+
+@pytest.fixture(params=["compiled", "triton"])
+def kernel(request, monkeypatch):
+    """How often the kernel was called; every step of every layer that can use it is to."""
+    calls = []
+    if request.param == "compiled":
+        monkeypatch.setattr(decoding, "CPU_FROM", 0)
+        owner, name = decoding.on_cpu, "decode_attention"
+    else:
+        pytest.importorskip("triton")
+        if torch.cuda.is_available():
+            pytest.skip("the CPU can not play the GPU beside one")
+        from grace_opt.kernels.triton import decode, trial
+
+        passed = {(name, torch.device("cpu")): True for name in trial.TRIALS}
+        for name, value in (("DEVICE_TYPE", "cpu"), ("_verdicts", passed), ("_machines", {}), ("_said", set())):
+            monkeypatch.setattr(dispatch, name, value)
+        monkeypatch.setattr(decoding, "DEVICE_TYPE", "cpu")
+        assert use_triton("decoding", torch.device("cpu"))
+        owner, name = decode, "decode_attention"
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args: calls.append(args) or original(*args))
+    return calls
+
+
+def test_steps_by_kernel_equal_zeroing_by_hand(kernel, family, tiny, prune, padded, continuation, step, zeroed, close):
+    model = tiny(family)
+    prompt, mask = padded
+    cache = prune(model, "mies", 0.5)
+    found = step(model, cache, prompt, continuation, mask)
+    assert len(kernel) == 12 * model.config.num_hidden_layers
+    assert close(found, zeroed(model, cache.channel_mask(), prompt, continuation, mask))
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("changes", [{"sink_tokens": 3}, {"evict": SnapKV(20, window=6)}, {"tail_block": 4}], ids=str)
+def test_steps_by_kernel_are_the_reference_s(
+    kernel, changes, width, tiny, prune, padded, continuation, step, close, monkeypatch
+):
+    """Tokens out of order, evicted, moved from the tail; with several new tokens the CPU's kernel steps aside."""
+    model = tiny()
+    found = step(model, prune(model, "mies", 0.5, **changes), padded[0], continuation, padded[1], width=width)
+    used = bool(kernel)
+    monkeypatch.setattr(decoding, "_by_kernel", lambda *args, **kwargs: None)
+    assert close(
+        found, step(model, prune(model, "mies", 0.5, **changes), padded[0], continuation, padded[1], width=width)
+    )
+    assert used == (width == 1 or decoding.DEVICE_TYPE == "cpu")
+
+
+def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, family, tiny, prune, padded, generate, monkeypatch):
+    model = tiny(family)
+    found = generate(model, prune(model, "grace", 0.5), *padded)
+    assert len(kernel) == 15 * model.config.num_hidden_layers
+    monkeypatch.setattr(decoding, "_by_kernel", lambda *args, **kwargs: None)
+    assert torch.equal(found, generate(model, prune(model, "grace", 0.5), *padded))
+
+
+def test_where_the_kernel_can_not_go(kernel, tiny, prune, padded, continuation, step):
+    """Quantised storage, weights that are asked for, and gradients: the reference does it, without a word."""
+    pytest.importorskip("optimum.quanto")
+    model, (prompt, mask) = tiny(), padded
+    step(model, prune(model, "mies", 0.5, quantize=Quantization(keys=4, group_size=8)), prompt, continuation, mask)
+    model.set_attn_implementation("grace_eager")
+    step(model, prune(model, "mies", 0.5), prompt, continuation, mask)
+    model.set_attn_implementation("grace_sdpa")
+    assert not kernel
