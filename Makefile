@@ -8,6 +8,11 @@ PIP_FLAGS ?=
 MODEL ?=
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
+# --update writes the baselines of bench-check anew
+CHECK_FLAGS ?=
+# How large the experiments are (smoke, pocket, full), and more of their options: EXPERIMENT_FLAGS="--workers 4"
+SIZE ?= pocket
+EXPERIMENT_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,12 +26,12 @@ NEWER := transformers|huggingface_hub|tokenizers|pandas
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-deep test-matrix test-oldest lint types contracts unit bench docs format clean
+.PHONY: help install demo test test-deep test-matrix test-oldest lint types contracts unit bench bench-check experiments docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)"
 	@echo "  MODEL=ID_OR_PATH    the model that the demo prunes, instead of the one that is shipped"
@@ -85,6 +90,14 @@ test-oldest: $(OLDEST)/.installed ## The key-cache adapter with the oldest trans
 
 bench: $(STAMP) ## Benchmarks, by pytest-benchmark
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group $(PYTEST_FLAGS)
+
+# The report is written also if cells failed: it says which are missing.
+experiments: $(STAMP) ## The paper's experiments, resumable, and their report in results/report (SIZE=smoke, pocket or full)
+	@$(BIN)/python -m bench.experiments all --size $(SIZE) --out results $(EXPERIMENT_FLAGS); code=$$?; \
+		[ $$code -gt 1 ] || $(BIN)/grace-opt report results || code=$$?; exit $$code
+
+bench-check: $(STAMP) ## Ratios against committed baselines, with margins; on demand, not in CI
+	$(BIN)/python -m bench.check $(CHECK_FLAGS)
 
 # From scratch (-E): a page that is not read again would keep its warnings to itself. Executed examples stay cached.
 docs: $(STAMP) ## The documentation, into docs/_build/html; a warning is an error

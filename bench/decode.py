@@ -1,0 +1,235 @@
+"""One decoding step of one layer: dense attention, pruned attention in torch, and the compiled kernel.
+
+``python -m bench.decode`` measures everything interleaved on the CPU, in float32, one sequence, and writes
+docs/results/decode_cpu.{json,md}. Each call is for another layer's tensors, enough of them that none is still in a
+cache when its turn comes again. Before each comes a matrix product that is not timed, as in a model: torch's threads
+are awake after it, which helps what runs on them and hinders what runs on others. The kernel reads pruned keys in three
+layouts: each token's channels side by side (token-major), the same with room up to a multiple of sixteen channels
+(padded), and each channel's tokens side by side (channel-major). Ratios are medians of the ratios of each round.
+
+The floor is the bytes of keys and values, kept indices included, at the bandwidth of a large copy. A copy also writes,
+so reading alone can be a little faster than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+from bench.cost_model import MODELS, PROBES, Model, probes, timed
+from bench.provenance import caption, provenance, write_json
+from grace_opt.files import aside
+from grace_opt.hf.segments import segmented_attention
+from grace_opt.hf.storage import Compressed
+from grace_opt.kernels.decode import decode_attention
+from grace_opt.weights import prune_count
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+CONTEXTS = {"llama3-8b": (2048, 4096, 8192, 16384, 32768), "smollm2-135m": (2048, 4096, 8192)}
+RATIOS = (0.6, 0.5)
+RECENT, ITEM, INDEX = 32, 4, 8  # dense tokens; bytes of a float32 and of a kept index
+COLD = 2**27  # bytes of dense keys and values that no cache holds
+LAYOUTS = ("token-major", "padded", "channel-major")
+SLOW = ("eager, transformers", "sdpa, expanded")  # ten times slower, so timed on one layer a round, always another
+Run = Callable[[int], Any]  # of the number of a layer
+Layers = Sequence[tuple[torch.Tensor, torch.Tensor]]  # dense keys and values of each
+
+
+def dense_bytes(model: Model, tokens: int) -> int:
+    """Of K and V of one layer."""
+    return 2 * model.kv_heads * tokens * model.head_dim * ITEM
+
+
+def pruned_bytes(model: Model, tokens: int, ratio: float) -> int:
+    """Of pruned K, dense V and the kept indices of one layer."""
+    kept = model.head_dim - prune_count(ratio, model.head_dim)
+    per_head = (tokens - RECENT) * kept * ITEM + RECENT * model.head_dim * ITEM + kept * INDEX
+    return model.kv_heads * per_head + dense_bytes(model, tokens) // 2
+
+
+def in_layout(keys: torch.Tensor, layout: str) -> torch.Tensor:
+    """Keys (B, H, S, d'), the same numbers in another order in memory."""
+    if layout == "channel-major":
+        return keys.mT.contiguous().mT
+    if layout == "padded":
+        width = keys.shape[-1]
+        return functional.pad(keys, (0, -width % 16))[..., :width]
+    return keys
+
+
+def dense_contenders(
+    model: Model, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor
+) -> dict[str, Run]:
+    """Dense attention as it is usually written, by name."""
+    heads, group, width = model.kv_heads, model.query_heads // model.kv_heads, model.head_dim
+    module = SimpleNamespace(num_key_value_groups=group, training=False)
+    grouped, sdpa = q.view(1, heads, group, width), functional.scaled_dot_product_attention
+
+    def eager(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(grouped @ k.mT * width**-0.5, dim=-1) @ v
+
+    def expanded(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return sdpa(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
+
+    ways: dict[str, Callable[..., Any]] = {
+        "eager, grouped": eager,
+        "eager, transformers": lambda k, v: eager_attention_forward(module, q, k, v, None, width**-0.5),
+        "sdpa, grouped": lambda k, v: sdpa(grouped, k, v),
+        "sdpa, enable_gqa": lambda k, v: sdpa(q, k, v, enable_gqa=True),
+        "sdpa, expanded": expanded,
+    }
+    return {name: lambda i, way=way: way(*layers[i]) for name, way in ways.items()}
+
+
+def pruned_contenders(layers: Layers, q: torch.Tensor, ratio: float) -> dict[str, Run]:
+    """The torch reference and the kernel in each layout of the pruned keys, by name."""
+    heads, tokens, width = layers[0][0].shape[1:]
+    old = tokens - RECENT
+    kept = torch.rand(1, heads, width).argsort(-1)[..., : width - prune_count(ratio, width)].sort(-1).values
+    index = kept[:, :, None].expand(-1, -1, old, -1)
+    narrow = [k[:, :, :old].gather(-1, index) for k, _ in layers]
+    # Values are the cache's own, as are the tail's buffers.
+    rest = [(k[:, :, :0], k[:, :, old:].clone(), v[:, :, :old].clone(), v[:, :, old:].clone()) for k, v in layers]
+
+    def torch_reference(i: int) -> Any:
+        sinks, tail, values, tail_values = rest[i]
+        stored = Compressed(old, sinks, narrow[i], kept, values)
+        return segmented_attention(torch.nn.Identity(), q, tail, tail_values, None, stored)[0]
+
+    def kernel(layout: str) -> Run:
+        stored = [in_layout(keys, layout) for keys in narrow]
+        return lambda i: decode_attention(q, stored[i], kept, *rest[i])
+
+    found = {"segmented_attention": torch_reference, **{layout: kernel(layout) for layout in LAYOUTS}}
+    expected = torch_reference(0)
+    for layout in LAYOUTS:
+        if not torch.allclose(found[layout](0), expected, atol=1e-5):
+            raise SystemExit(f"{layout}: the kernel and the reference differ: nothing is worth timing")
+    return {f"λ={ratio}, {name}": run for name, run in found.items()}
+
+
+def contenders(model: Model, tokens: int) -> tuple[dict[str, Run], int]:
+    """Name -> what to time, and how many layers there are."""
+    torch.manual_seed(0)
+    count = min(model.layers, -(-COLD // dense_bytes(model, tokens)) + 1)
+    shape = 1, model.kv_heads, tokens, model.head_dim
+    layers = [(torch.randn(shape), torch.randn(shape)) for _ in range(count)]
+    q = torch.randn(1, model.query_heads, 1, model.head_dim)
+    table = dense_contenders(model, layers, q)
+    for ratio in RATIOS:
+        table |= pruned_contenders(layers, q, ratio)
+    return table, count
+
+
+def measure(model: Model, tokens: int, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds per layer of each round, the contenders taking turns."""
+    table, count = contenders(model, tokens)
+    left, right = torch.randn(2, 256, 256)
+    times: dict[str, list[float]] = {name: [] for name in table}
+    for turn in track(range(rounds + 1), description=f"{model.models}, {tokens} tokens"):
+        for name, run in table.items():
+            layers = [turn % count] if name in SLOW else range(count)
+            taken = 0.0
+            for i in layers:
+                left @ right
+                began = time.perf_counter()
+                run(i)
+                taken += time.perf_counter() - began
+            if turn:  # the first warms up
+                times[name].append(1000 * taken / len(layers))
+    return times
+
+
+def summary(model: Model, tokens: int, ratio: float, times: dict[str, list[float]], bandwidth: float) -> dict[str, Any]:
+    """One row: medians, which dense way is best, and ratios to it."""
+    medians = {name: statistics.median(of) for name, of in times.items() if "λ" not in name}
+    best = min(medians, key=lambda name: medians[name])
+    ours = {name: times[f"λ={ratio}, {name}"] for name in ("segmented_attention", *LAYOUTS)}
+    moved, plain = pruned_bytes(model, tokens, ratio), dense_bytes(model, tokens)
+    return {
+        "model": model.models,
+        "tokens": tokens,
+        "ratio": ratio,
+        "dense_ms": medians,
+        "best_dense": best,
+        "pruned_ms": {name: statistics.median(of) for name, of in ours.items()},
+        "dense_by_pruned": {
+            name: statistics.median(d / p for d, p in zip(times[best], of, strict=True)) for name, of in ours.items()
+        },
+        "fastest_ms": {name: min(of) for name, of in ({name: times[name] for name in medians} | ours).items()},
+        "dense_bytes": plain,
+        "pruned_bytes": moved,
+        "bytes_ratio": plain / moved,
+        "floor_ms": 1000 * moved / bandwidth,
+    }
+
+
+HEAD = (
+    "model", "tokens", "λ", "best dense, ms", "which", "torch pruned, ms", "token-major, ms", "padded, ms",
+    "channel-major, ms", "floor, ms", "dense by token-major", "dense by channel-major", "dense by torch pruned",
+    "bytes ratio",
+)  # fmt: skip
+
+
+def row(cell: dict[str, Any]) -> list[str]:
+    """One row of the tables."""
+    ratios, pruned = cell["dense_by_pruned"], cell["pruned_ms"]
+    numbers = [*pruned.values(), cell["floor_ms"]]
+    faster = [ratios["token-major"], ratios["channel-major"], ratios["segmented_attention"], cell["bytes_ratio"]]
+    return [
+        cell["model"].split(" and ")[0],
+        f"{cell['tokens']:,}",
+        str(cell["ratio"]),
+        f"{cell['dense_ms'][cell['best_dense']]:.3f}",
+        cell["best_dense"],
+        *(f"{ms:.3f}" for ms in numbers),
+        *(f"{factor:.2f}" for factor in faster),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="turns per contender (default %(default)s)")
+    parser.add_argument("--models", nargs="*", choices=CONTEXTS, default=list(CONTEXTS))
+    args = parser.parse_args()
+    copy = timed({"copy": probes(MODELS["smollm2-135m"], 64, "cpu")["copy"]}, "cpu", args.rounds)["copy"]
+    bandwidth = 2 * 4 * PROBES["cpu"][2] / statistics.median(copy)
+    cells = []
+    with torch.inference_mode():
+        for name in args.models:
+            for tokens in CONTEXTS[name]:
+                times = measure(MODELS[name], tokens, args.rounds)
+                cells += [summary(MODELS[name], tokens, ratio, times, bandwidth) for ratio in RATIOS]
+    source, threads = provenance(), torch.get_num_threads()
+    values = {"provenance": source, "rounds": args.rounds, "threads": threads, "copy_bandwidth": bandwidth}
+    write_json(RESULTS / "decode_cpu.json", {**values, "cells": cells})
+    table = Table(*HEAD)
+    lines = [
+        f"One decoding step of one layer, float32, one sequence, {threads} threads; the last {RECENT} tokens are "
+        f"dense. Medians of {args.rounds} interleaved rounds; floor at {bandwidth / 1e9:.1f} GB/s, a copy's rate.",
+        "",
+        "| " + " | ".join(HEAD) + " |",
+        "|---|---:|---:|---:|---|" + "---:|" * (len(HEAD) - 5),
+    ]
+    for cell in cells:
+        table.add_row(*row(cell))
+        lines.append("| " + " | ".join(row(cell)) + " |")
+    with aside(RESULTS / "decode_cpu.md") as path:
+        path.write_text("\n".join([*lines, "", caption(source), ""]))
+    Console(width=220).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The command line of the efficiency benchmark: ``python -m bench.efficiency``.
+
+Writes docs/results/efficiency.{json,md,png}, or ``--out``. Ctrl-C keeps what is measured; a cache that runs out of
+memory, or that something else stops, is noted as such, and the others go on. Source: ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bench.cache_bytes import RECENT
+from bench.cost_model import RESULTS
+from bench.efficiency.measure import MEASURED, STOPPED, WARM_UP, Row, contenders, measure
+from bench.efficiency.methods import METHODS
+from bench.efficiency.plot import bandwidth, floors, save
+from bench.efficiency.report import page
+from bench.efficiency.subject import DTYPES, SHAPES, Subject, random_weights, real_weights
+from bench.provenance import caption, provenance, write_json
+from grace_opt import MaskProvider
+from grace_opt.errors import GraceError
+from grace_opt.files import aside
+from grace_opt.hf.models import quiet
+
+ATTENTION = ("sdpa", "eager")
+DESCRIPTION = "Time to first token, time per token and memory of key caches, side by side."
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; everything that can be checked without a model is."""
+    parser = argparse.ArgumentParser(prog="python -m bench.efficiency", description=DESCRIPTION)
+    parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)} (default %(default)s)")
+    parser.add_argument("--model", help="a real model instead: Hub id, folder or .gguf file")
+    parser.add_argument("--layers", type=int, help="of the shape (default: all; on a CPU 8 of smollm2-135m, 1 of 7-8B)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default %(default)s")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default %(default)s")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1], help="prompts at once (default %(default)s)")
+    parser.add_argument("--context", nargs="+", type=int, default=[2048, 8192], help="tokens (default %(default)s)")
+    parser.add_argument("--ratio", nargs="+", type=float, default=[0.6], help="share pruned (default %(default)s)")
+    parser.add_argument("--new-tokens", type=int, default=16, help="default %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="that count, after one (default %(default)s)")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help=f"of {', '.join(METHODS)} (default: all)")
+    parser.add_argument("--attention", nargs="+", default=["sdpa"], help="sdpa, eager or both (default: sdpa)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "efficiency", help="path of the results, without suffix")
+    args = parser.parse_args(given)
+    for option, names, known in (
+        ("--shape", [args.shape], SHAPES),
+        ("--methods", args.methods, METHODS),
+        ("--attention", args.attention, ATTENTION),
+    ):
+        if unknown := [name for name in names if name not in known]:
+            raise SystemExit(f"{option} {' '.join(unknown)}: write one of {', '.join(known)}")
+    if args.model is not None and args.layers is not None:
+        raise SystemExit("--layers cuts a --shape; with --model, leave it out")
+    for option, least in (("batch", 1), ("rounds", 1), ("layers", 1), ("context", RECENT + 1), ("new_tokens", 2)):
+        least += WARM_UP if option == "new_tokens" else 0
+        values = getattr(args, option)
+        if any(value < least for value in (values if isinstance(values, list) else [values]) if value is not None):
+            raise SystemExit(f"--{option.replace('_', '-')}: write at least {least}")
+    if not all(0 < ratio < 1 for ratio in args.ratio):
+        raise SystemExit("--ratio: write shares between 0 and 1, for instance 0.6")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: torch sees no CUDA device; write --device cpu")
+    return args
+
+
+def check(args: argparse.Namespace, subject: Subject) -> None:
+    """Stop where the model does not allow what was asked for."""
+    if max(args.context) > subject.maximum:
+        raise SystemExit(
+            f"--context {max(args.context)}: this model reads at most {subject.maximum}; write that or less"
+        )
+    for ratio in args.ratio:
+        try:
+            MaskProvider("grace", ratio).count(subject.sizes.head_dim)
+        except GraceError as error:
+            raise SystemExit(f"--ratio {ratio:g}: {error}") from None
+
+
+def run(args: argparse.Namespace, subject: Subject, rows: list[Row]) -> None:
+    """Measure every size; `rows` fills as it goes.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+    subject : Subject
+    rows : list of Row
+        Empty.
+    """
+    sizes = [(a, b, c) for a in args.attention for b in args.batch for c in args.context]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
+        rows += [row for size in sizes for row in contenders(args.methods, args.ratio, size)]
+        task = bar.add_task("", total=len(rows) * (1 + args.rounds))
+        for size in sizes:
+            of_size = [row for row in rows if (row.attention, row.batch, row.context) == size]
+            label = f"{size[0]}, {size[2]:,} × {size[1]}"
+            begun: list[str] = []
+
+            def advance(step: str, label: str = label, begun: list[str] = begun) -> None:
+                bar.update(task, advance=1 if begun else 0, description=f"{label}: {step}")
+                begun.append(step)
+
+            settings: dict[str, Any] = {"new_tokens": args.new_tokens, "rounds": args.rounds, "device": args.device}
+            measure(subject.model, of_size, **settings, advance=advance)
+            bar.advance(task)
+
+
+def write(args: argparse.Namespace, subject: Subject, rows: Sequence[Row]) -> list[str]:
+    """The three files; returns the page."""
+    device_name = torch.cuda.get_device_name() if args.device == "cuda" else "the CPU"
+    about = {
+        "words": subject.words,
+        "shape": subject.shape,
+        "layers": subject.sizes.layers,
+        **{name: getattr(args, name) for name in ("device", "dtype", "rounds", "new_tokens")},
+        "device_name": device_name,
+        "threads": torch.get_num_threads(),
+        "bandwidth": bandwidth(subject.sizes, args.device),
+    }
+    least = floors(subject.sizes, rows, DTYPES[args.dtype].itemsize, about["bandwidth"])
+    lines, source = page(rows, about, least), provenance()
+    value = {"provenance": source, **about, "rows": [row.to_dict() for row in rows], "floors": least}
+    write_json(Path(f"{args.out}.json"), value)
+    with aside(Path(f"{args.out}.md")) as path:
+        path.write_text("\n".join([*lines, caption(source), ""]))
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no plot: matplotlib is not installed")
+    else:
+        title = f"{subject.words.replace('*', '')}, {args.dtype}, {device_name}"
+        save(rows, least, title, Path(f"{args.out}.png"))
+    return lines
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    args = arguments(given)
+    quiet()
+    # The pocket of memory that a cache keeps is the subject, not whether a prompt is worth pruning.
+    warnings.filterwarnings("ignore", message="the prompt has .* tokens and the last")
+    if args.model is None:
+        subject = random_weights(args.shape, args.layers, args.device, args.dtype)
+    else:
+        subject = real_weights(args.model, args.device, args.dtype)
+    check(args, subject)
+    rows: list[Row] = []
+    stopped = False
+    try:
+        run(args, subject, rows)
+    except KeyboardInterrupt:
+        stopped = True
+    if not any(row.status == MEASURED for row in rows):
+        found = ", ".join(sorted({row.status for row in rows if row.status != STOPPED})) or "stopped"
+        raise SystemExit(f"nothing was measured ({found}), and nothing is written")
+    print("\n".join(write(args, subject, rows)))
+    if stopped:
+        raise SystemExit(f"stopped; what was measured is in {args.out.name}.json, .md and .png")
+
+
+if __name__ == "__main__":
+    main()
