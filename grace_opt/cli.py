@@ -1,4 +1,4 @@
-"""The command line, ``grace-opt``: demo, solve, compare, generate, methods.
+"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, report.
 
 Exit codes: 0 answered; 2 bad input or options (the message says what to write instead); 3 a limit stopped the solver,
 the best choice so far is printed; 4 the solver refused or failed; 130 Ctrl-C stopped a comparison, what had finished is
@@ -272,6 +272,27 @@ def demo(
             raise OptionError(f"cannot write to {out}: {error}. Choose another folder with --out.") from None
     print_demo(console, report)
     console.print(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The results folder of python -m bench.experiments.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder for pages and plots; default: DIR/report.")] = None,
+) -> None:
+    """Turn the results of experiments in DIR into Markdown and HTML, with tables and plots.
+
+    Unfinished experiments are shown as far as they are. Needs the extra "bench" (pandas, pyarrow, matplotlib).
+
+    Example: grace-opt report results --out docs/results/experiments
+    """
+    from .sweep import make_report
+
+    with _reporting():
+        pages = make_report(directory, out)
+    count = f"{len(pages) - 1} experiment{'s' if len(pages) > 2 else ''}"
+    console.print(f"wrote {pages[0].with_suffix('.html')}: {count}", soft_wrap=True, highlight=False)
 
 
 def _show(instance: instances.Instance, compared: Comparison, as_json: bool) -> None:

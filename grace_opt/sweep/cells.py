@@ -1,0 +1,250 @@
+"""`Cell`, one measurement of a sweep, and its record: one JSON file, named after what was asked for.
+
+When: whenever results are to survive whatever stops the program. A record is written aside, synced to disk and renamed,
+so that it is there as a whole or not at all, and it carries a digest of itself. One that is cut short, was edited, or
+is of another version is an error that names the file: it is neither used nor overwritten. Source: ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import GraceError, OptionError
+from ..files import aside
+
+#: Version of the files that a sweep writes. A change of it changes every key, so that no old record is taken for a new.
+FORMAT = 1
+#: JSON has no NaN and no infinities; they are written as ``{"$float": "nan"}``.
+MARK = "$float"
+
+
+class SweepError(GraceError, RuntimeError):
+    """A sweep or its report can not go on: a record that can not be trusted, a full disk, workers that die."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement: the experiment that it belongs to and the settings that it is made with.
+
+    Attributes
+    ----------
+    experiment : str
+        Lower-case letters, digits, ``_`` and ``-``; names the folder.
+    config : dict
+        All that the measurement depends on, seed included, as JSON has it: numbers, strings, booleans, None, lists and
+        dicts. Tuples become lists, numpy's numbers become Python's.
+
+    Examples
+    --------
+    >>> one = Cell("demo", {"ratio": 0.6, "seed": 0})
+    >>> one.key == Cell("demo", {"seed": 0, "ratio": 0.6}).key, one.seed
+    (True, 0)
+    """
+
+    experiment: str
+    config: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.experiment, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", self.experiment):
+            raise OptionError(f"experiment={self.experiment!r}: write lower-case letters, digits, _ and - only.")
+        if not isinstance(self.config, Mapping):
+            raise OptionError(f"config={self.config!r}: give a dict of settings.")
+        # What comes back from a file is what the function is called with now, tuples and numpy numbers included.
+        object.__setattr__(self, "config", decode(encode(self.config, "config")))
+
+    @property
+    def key(self) -> str:
+        """32 hexadecimal digits that tell this cell from all others, whatever the order of the settings."""
+        return _digest({"format": FORMAT, "experiment": self.experiment, "config": encode(self.config, "config")})[:32]
+
+    @property
+    def seed(self) -> Any:
+        """The setting ``seed``, None if there is none."""
+        return self.config.get("seed")
+
+    def path(self, directory: str | os.PathLike[str]) -> Path:
+        """Where the record stands below the results folder."""
+        return Path(directory) / self.experiment / "cells" / f"{self.key}.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished cell.
+
+    Attributes
+    ----------
+    cell : Cell
+    rows : list of dict
+        What was measured: flat, numbers, strings, booleans and None.
+    seconds : float
+    provenance : dict
+        Commit, versions, machine, device, command, as the sweep was told.
+    """
+
+    cell: Cell
+    rows: list[dict[str, Any]]
+    seconds: float
+    provenance: dict[str, Any]
+
+
+def write_cell(directory: str | os.PathLike[str], record: Record) -> Path:
+    """Write a record aside, sync it to disk, and rename it.
+
+    Parameters
+    ----------
+    directory : path
+        The results folder.
+    record : Record
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    SweepError
+        If the file is there already.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> cell = Cell("demo", {"seed": 0})
+    >>> path = write_cell(tempfile.mkdtemp(), Record(cell, [{"error": math.inf}], 0.1, {}))
+    >>> read_cell(path).rows
+    [{'error': inf}]
+    """
+    path = record.cell.path(directory)
+    if path.exists():
+        raise SweepError(f"{path} is there already: a finished cell is not overwritten.")
+    content = {
+        "format": FORMAT,
+        "experiment": record.cell.experiment,
+        "config": encode(record.cell.config, "config"),
+        "seed": encode(record.cell.seed, "seed"),
+        "rows": encode(check_rows(record.rows, record.cell.config), "rows"),
+        "seconds": record.seconds,
+        "provenance": encode(record.provenance, "provenance"),
+    }
+    write_synced(path, json.dumps({**content, "digest": _digest(content)}, indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def read_cell(path: str | os.PathLike[str]) -> Record:
+    """Read a record.
+
+    Raises
+    ------
+    SweepError
+        If it is cut short, edited, of another version, or not the cell that its name says; the file stays as it is.
+    """
+    path = Path(path)
+    content = read_json(path)
+    digest = content.pop("digest", None)
+    if digest != _digest(content):
+        raise SweepError(f"{path} was changed after it was measured: its digest differs. {REMEDY}")
+    cell = Cell(content["experiment"], decode(content["config"]))
+    if cell.key != path.stem:
+        raise SweepError(f"{path} holds another cell, {cell.key}. Rename it back, or: {REMEDY}")
+    return Record(cell, decode(content["rows"]), float(content["seconds"]), decode(content["provenance"]))
+
+
+#: What to do about a file that can not be used.
+REMEDY = "Move it away or delete it, and start the sweep again: that one is made anew, all others stay."
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of this version, or a `SweepError` that says what is wrong with the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SweepError(f"cannot read {path}: {error}.") from None
+    except ValueError as error:  # JSON that is none, and bytes that are no text
+        raise SweepError(f"{path} is cut short or not JSON ({error}). {REMEDY}") from None
+    if not isinstance(content, dict) or "format" not in content:
+        raise SweepError(f"{path} is not a file of a sweep. {REMEDY}")
+    if content["format"] != FORMAT:
+        raise SweepError(
+            f"{path} has format {content['format']!r}, this version of grace_opt reads {FORMAT}. Read it with the "
+            f"version that wrote it, or give another results folder. {REMEDY}"
+        )
+    return content
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write aside, sync, rename, sync the folder: what has its name survives a loss of power as well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with aside(path) as name, name.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    if os.name == "posix":  # elsewhere a folder can not be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def check_rows(rows: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows with Python's own numbers; an `OptionError` says which entry is not a number or text.
+
+    A report shows settings and measurements in one table, so that a row may repeat a setting but not contradict it.
+    """
+    if not isinstance(rows, Sequence) or isinstance(rows, str):
+        raise OptionError(f"a cell gives a list of rows, each a dict; got {type(rows).__name__}.")
+    for at, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise OptionError(f"row {at} is a {type(row).__name__}: give a dict of column to number or text.")
+        for name, value in row.items():
+            if not isinstance(value, bool | int | float | str | np.generic | None):
+                raise OptionError(f"row {at}, column {name!r}: {type(value).__name__} is no number and no text.")
+            if name in config and encode(value, name) != encode(config[name], name):
+                raise OptionError(
+                    f"row {at} says {name}={value!r}, its cell's setting is {config[name]!r}: rename one of them."
+                )
+    checked: list[dict[str, Any]] = decode(encode(list(rows), "rows"))
+    return checked
+
+
+def encode(value: Any, where: str) -> Any:
+    """The value as JSON has it, what is not finite marked; an `OptionError` names what JSON can not hold."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {MARK: str(value)}
+    if isinstance(value, list | tuple):
+        return [encode(inner, where) for inner in value]
+    if isinstance(value, Mapping):
+        if bad := [name for name in value if not isinstance(name, str) or name == MARK]:
+            raise OptionError(f"{where}: {bad[0]!r} can not be a name; use strings other than {MARK!r}.")
+        return {name: encode(inner, f"{where}[{name!r}]") for name, inner in value.items()}
+    raise OptionError(
+        f"{where}: {type(value).__name__} is nothing that JSON can hold; use numbers, text, lists, dicts."
+    )
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given, with lists for tuples."""
+    if isinstance(value, list):
+        return [decode(inner) for inner in value]
+    if isinstance(value, dict):
+        return float(value[MARK]) if set(value) == {MARK} else {name: decode(inner) for name, inner in value.items()}
+    return value
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

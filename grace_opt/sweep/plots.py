@@ -1,0 +1,134 @@
+"""The plots of a report, by matplotlib without a display, as PNG and SVG.
+
+When: `make_report`. Lines and bars carry 95 % bootstrap intervals of their means. Colours are Okabe and Ito's, which
+colour-blind readers can tell apart; lines differ in dash and marker as well. Source: ours; Okabe and Ito, Color
+Universal Design (2008).
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptionError
+from ..files import aside
+from ..optional import require
+from .bootstrap import mean_interval
+from .views import Plot
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+DASHES, MARKERS = ("-", "--", ":", "-."), "osD^vPX*"
+#: Enough for an error bar.
+RESAMPLES = 999
+#: Panels in one row.
+ACROSS = 3
+
+
+def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
+    """Draw `plot` and write ``path.png`` and ``path.svg``, each aside and renamed.
+
+    Parameters
+    ----------
+    plot : Plot
+    frame : pandas.DataFrame
+        Rows, at least one.
+    path : Path
+        Without suffix.
+    """
+    matplotlib = require("matplotlib", "bench", "a report with plots")
+    backend = require("matplotlib.backends.backend_agg", "bench", "a report with plots")
+    figures = require("matplotlib.figure", "bench", "a report with plots")
+    numeric = [plot.y] if plot.kind in ("line", "bar", "box", "scatter") else [plot.value]
+    numeric += [plot.x] if plot.kind == "scatter" else []
+    for name in numeric:
+        if text := [value for value in frame[name].tolist() if isinstance(value, str)]:
+            raise OptionError(f"plot {plot.title!r}: column {name!r} holds text ({text[0]!r}), not numbers.")
+    frame = frame[frame[numeric].notna().all(axis=1)]
+    panels = list(dict.fromkeys(frame[plot.facet].tolist())) if plot.facet else [None]
+    across = max(1, min(len(panels), ACROSS))
+    down = math.ceil(len(panels) / across) or 1
+    size = (6.4, 4.2) if len(panels) < 2 else (3.6 * across + 0.8, 3.2 * down)
+    # A fixed salt and no date: equal rows give equal files, so that a committed report changes only with its numbers.
+    with matplotlib.rc_context({"svg.hashsalt": "grace_opt", "svg.fonttype": "path"}):
+        figure = figures.Figure(figsize=size, layout="constrained")
+        backend.FigureCanvasAgg(figure)
+        axes = np.ravel(figure.subplots(down, across, squeeze=False))
+        for axis, panel in zip(axes, panels, strict=False):
+            part = frame if panel is None else frame[frame[plot.facet] == panel]
+            _panel(plot, figure, axis, part, list(dict.fromkeys(frame[plot.hue].tolist())) if plot.hue else [None])
+            if panel is not None:
+                axis.set_title(f"{_label(plot, plot.facet)} = {panel}", fontsize=9, parse_math=False)
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
+        figure.suptitle(plot.title, parse_math=False)
+        with aside(path.with_name(path.name + ".png")) as file:
+            figure.savefig(file, dpi=120)
+        with aside(path.with_name(path.name + ".svg")) as file:
+            figure.savefig(file, metadata={"Date": None})
+    return path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
+
+
+def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any]) -> None:
+    axis.set_xlabel(_label(plot, plot.x), parse_math=False)
+    axis.set_ylabel(_label(plot, plot.y), parse_math=False)
+    if plot.kind == "heatmap":
+        _heatmap(plot, figure, axis, frame)
+        return
+    places = list(dict.fromkeys(frame[plot.x].tolist()))
+    numeric = all(isinstance(place, int | float) for place in places)
+    named = plot.kind in ("bar", "box") or not numeric
+    if numeric:
+        places.sort()
+    for at, hue in enumerate(hues):
+        part = frame if hue is None else frame[frame[plot.hue] == hue]
+        colour = PALETTE[at % len(PALETTE)]
+        style: dict[str, Any] = {"label": None if hue is None else str(hue), "color": colour}
+        marker = MARKERS[at % len(MARKERS)]
+        values = {place: part[part[plot.x] == place][plot.y].to_numpy(float) for place in places}
+        values = {place: finite for place, v in values.items() if len(finite := v[np.isfinite(v)])}
+        shift = (at - (len(hues) - 1) / 2) * 0.8 / len(hues) if plot.kind in ("bar", "box") else 0.0
+        x = [places.index(place) + shift if named else place for place in values]
+        if plot.kind == "scatter":
+            pairs = [(x_, y) for x_, ys in zip(x, values.values(), strict=True) for y in ys]
+            axis.scatter(*np.array(pairs).reshape(-1, 2).T, s=14, marker=marker, alpha=0.7, **style)
+        elif plot.kind == "box":
+            drawn = axis.boxplot(list(values.values()), positions=x, widths=0.7 / len(hues), manage_ticks=False)
+            for part_ in (line for lines in drawn.values() for line in lines):
+                part_.set_color(colour)
+            axis.plot([], [], **style)  # boxes have no place in a legend
+        elif values:
+            found = [mean_interval(v, resamples=RESAMPLES) for v in values.values()]
+            mean = np.array([f.estimate for f in found])
+            ends = np.array([[f.low, f.high] if math.isfinite(f.low) else [f.estimate] * 2 for f in found]).T
+            errors = np.abs(ends - mean)
+            if plot.kind == "bar":
+                axis.bar(x, mean, width=0.8 / len(hues), yerr=errors, capsize=2, **style)
+            else:
+                dashes = DASHES[at % len(DASHES)]
+                axis.errorbar(x, mean, yerr=errors, marker=marker, markersize=4, linestyle=dashes, capsize=2, **style)
+    if named:
+        axis.set_xticks(range(len(places)), [str(place) for place in places], parse_math=False)
+        axis.tick_params(axis="x", labelrotation=30 if max((len(str(p)) for p in places), default=0) > 6 else 0)
+    if "x" in plot.log and not named:
+        axis.set_xscale("log")
+    if "y" in plot.log:
+        axis.set_yscale("log")
+    axis.grid(alpha=0.3)
+    if hues != [None]:
+        axis.legend(title=_label(plot, plot.hue), fontsize=7, title_fontsize=7)
+
+
+def _heatmap(plot: Plot, figure: Any, axis: Any, frame: Any) -> None:
+    means = frame.groupby([plot.y, plot.x], sort=True)[plot.value].mean().unstack(plot.x)
+    image = axis.imshow(means.to_numpy(float), cmap="viridis", aspect="auto", interpolation="nearest")
+    for labels, ticks in ((means.columns, axis.set_xticks), (means.index, axis.set_yticks)):
+        step = math.ceil(len(labels) / 16)
+        ticks(range(0, len(labels), step), [str(label) for label in labels[::step]], parse_math=False)
+    figure.colorbar(image, ax=axis, shrink=0.9, label=_label(plot, plot.value))
+
+
+def _label(plot: Plot, column: str) -> str:
+    return plot.labels.get(column, column)

@@ -1,0 +1,201 @@
+"""`make_report`: the records of a results folder as Parquet, and as pages in Markdown and HTML with tables and plots.
+
+When: after a sweep, or in its middle: what is missing is said to be. Nothing on a page is typed by hand: numbers come
+from the records, sentences from the `Description` beside them. Equal records give equal pages. Source: ours, on pandas,
+pyarrow, matplotlib and markdown-it-py.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from ..files import aside
+from ..optional import require
+from .cells import Record, SweepError, read_cell
+from .lines import lines
+from .plots import save_plot
+from .views import Description, Table, check_columns, read_description
+
+NEEDS = ("bench", "grace-opt report")
+STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
+th, td { border-bottom: 1px solid #ccc; padding: .25rem .75rem; text-align: left; vertical-align: top }
+img { max-width: 100% } code { font-size: .9em }"""
+
+
+def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Write a page for every experiment below `directory`, and an index.
+
+    Parameters
+    ----------
+    directory : path
+        The results folder of one or more sweeps. Each experiment's ``results.parquet`` is written there.
+    out : path, optional
+        Where pages and plots go; default ``directory/report``.
+
+    Returns
+    -------
+    list of Path
+        The Markdown files, the index first.
+
+    Raises
+    ------
+    GraceError
+        If there is nothing to report, a record can not be trusted, a view reads a column that no row has, or a file can
+        not be written.
+    """
+    directory = Path(directory)
+    out = directory / "report" if out is None else Path(out)
+    found = [read_description(path) for path in sorted(directory.glob("*/experiment.json"))]
+    if not found:
+        raise OptionError(
+            f"{directory} holds no experiments (NAME/experiment.json). Give the folder that a sweep wrote to, as in: "
+            "python -m bench.experiments all --out results; grace-opt report results"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        pages = [_experiment(directory, out, description) for description in found]
+        rows = [
+            [f"[{_escape(d.title)}]({d.name}.md)", _escape(d.paper), f"{done} of {len(d.keys)}"]
+            for d, (_, done) in zip(found, pages, strict=True)
+        ]
+        index = "# Experiments\n\n" + _markdown_table(["experiment", "paper", "cells done"], rows)
+        return [_write(out / "index", "Experiments", index), *(page for page, _ in pages)]
+    except OSError as error:
+        raise SweepError(f"cannot write the report: {error}. Make room, or choose another folder.") from None
+
+
+def merge(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """All rows, each with the settings of its cell that are numbers or text, ``cell`` and ``cell_seconds``.
+
+    Raises
+    ------
+    OptionError
+        If a column holds numbers in one row and text in another.
+
+    Examples
+    --------
+    >>> from grace_opt.sweep import Cell
+    >>> merge([Record(Cell("demo", {"seed": 3}), [{"f": 1.5}], 0.5, {})])[0]["f"]
+    1.5
+    """
+    rows = []
+    for record in records:
+        settings = {name: value for name, value in record.cell.config.items() if not isinstance(value, list | dict)}
+        added = {"cell": record.cell.key, "cell_seconds": record.seconds}
+        rows += [{**settings, **row, **added} for row in record.rows]
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        texts = [value for value in values if isinstance(value, str)]
+        if texts and len(texts) < len(values):
+            other = next(value for value in values if not isinstance(value, str))
+            raise OptionError(f"column {name!r} holds text ({texts[0]!r}) in some rows, and {other!r} in others.")
+    return rows
+
+
+def _experiment(directory: Path, out: Path, description: Description) -> tuple[Path, int]:
+    """One experiment's Parquet file, plots and pages; the Markdown file and how many cells are done."""
+    name = description.name
+    folder = directory / name / "cells"
+    paths = [folder / f"{key}.json" for key in description.keys]
+    records = [read_cell(path) for path in paths if path.exists()]
+    others = sum(not path.name.startswith(".") for path in folder.glob("*.json")) - len(records)
+    data = merge(records)
+    frame = require("pandas", *NEEDS).DataFrame(data)
+    if data:
+        require("pyarrow", *NEEDS)
+        with aside(directory / name / "results.parquet") as path:
+            frame.to_parquet(path, index=False)
+    parts = [f"# {_escape(description.title)}"]
+    if description.paper:
+        parts.append(f"The paper's {_escape(description.paper)}.")
+    parts.append(_escape(description.about))
+    if description.missing:
+        parts.append(f"**Not run here**: {_escape(description.missing)}")
+    for at, view in enumerate(description.views, 1):
+        parts.append(f"## {_escape(view.title)}")
+        if data:
+            check_columns(name, view, frame.columns)
+        if isinstance(view, Table):
+            shown = lines(view, data, description.command)
+            body = [[_cell(text) for text in line] for line in shown.body]
+            parts.append(_markdown_table(shown.head, body) if body else _nothing(description))
+            parts += [_escape(note) for note in shown.notes]
+        elif data:
+            png, svg = save_plot(view, frame, out / f"{name}-{at}")
+            parts.append(f"![{_escape(view.title)}]({png.name})\n\n[as SVG]({svg.name})")
+            parts += [_escape(view.note)] if view.note else []
+        else:
+            parts.append(_nothing(description))
+    parts += ["## Where this comes from", *_provenance(description, records, others)]
+    return _write(out / name, description.title, "\n\n".join(parts)), len(records)
+
+
+def _nothing(description: Description) -> str:
+    return f"Not run here. To fill it: {_code(description.command)}"
+
+
+def _provenance(description: Description, records: list[Record], others: int) -> list[str]:
+    """Paragraphs: what was measured, with what, where and when."""
+    left = len(description.keys) - len(records)
+    counts = f"{len(records)} of {len(description.keys)} cells done"
+    counts += f"; {left} missing, to fill them: {_code(description.command)}" if left else ""
+    counts += f"; {others} records of other settings in the folder are not shown" if others else ""
+    seeds = sorted({str(record.cell.seed) for record in records if record.cell.seed is not None})
+    seconds = sum(record.seconds for record in records)
+    parts = [f"{counts}. Measured in {seconds:.3g} s in all." if records else f"{counts}."]
+    if seeds:
+        parts.append(f"Seeds: {_escape(', '.join(seeds[:20]))}{' and more' if len(seeds) > 20 else ''}.")
+    parts.append(
+        "Intervals are 95 % bootstrap intervals (BCa) over the n units shown; a difference is called better or worse "
+        "only where its interval excludes none, and n is at least 6."
+    )
+    facts: dict[str, list[str]] = {}
+    for record in records:
+        for key, value in record.provenance.items():
+            if str(value) not in facts.setdefault(key, []):
+                facts[key].append(str(value))
+    if facts:
+        rows = [[_escape(key), "; ".join(_cell(value) for value in values)] for key, values in facts.items()]
+        parts.append(_markdown_table(["", "as measured"], rows))
+    return parts
+
+
+def _write(stem: Path, title: str, markdown: str) -> Path:
+    """Write ``stem.md`` and ``stem.html``."""
+    parser = require("markdown_it", *NEEDS).MarkdownIt("commonmark", {"html": False}).enable("table")
+    body = re.sub(r'(<a href="[^"/:]+)\.md"', r'\1.html"', parser.render(markdown))
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f"<style>\n{STYLE}\n</style>\n{body}</html>\n"
+    )
+    for suffix, text in ((".md", markdown + "\n"), (".html", page)):
+        with aside(stem.with_name(stem.name + suffix)) as name:
+            name.write_text(text, encoding="utf-8")
+    return stem.with_name(stem.name + ".md")
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    shown = [[_escape(name) for name in head], ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in shown)
+
+
+def _cell(text: str) -> str:
+    """A table's entry; what is between backquotes is code."""
+    return _code(text[1:-1]) if re.fullmatch(r"`[^`]+`", text) else _escape(text)
+
+
+def _code(text: str) -> str:
+    return "`" + " ".join(text.replace("`", "'").split()).replace("|", r"\|") + "`"
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown shows as it is, in one line: no tags, no emphasis, no new columns."""
+    text = re.sub(r"([\\`*_\[\]|$])", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,284 @@
+"""`run_sweep`: make the cells that are not on record yet, here, in several processes, or on somebody's executor.
+
+When: measurements that take from minutes to days. Only the process that called `run_sweep` writes records, one at a
+time, under a lock that the system takes back when the process dies. So workers need no common file system, nothing is
+written twice, and a kill of this process or of a worker costs at most what was being computed. A cell is finished when
+its file is there. Source: ours, on `concurrent.futures`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from .cells import Cell, Record, SweepError, read_cell, write_cell
+from .measure import Function, measure
+from .pool import Pool
+from .watch import watching
+
+#: So many cells are on their way to somebody else's executor at a time.
+AHEAD = 1024
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that could not be made, and why; the next start of the sweep tries it again."""
+
+    config: dict[str, Any]
+    error: str
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep did.
+
+    Attributes
+    ----------
+    total : int
+        Cells asked for.
+    before, made : int
+        Cells that were on record, and cells that have been made now.
+    failures : tuple of Failure
+    """
+
+    total: int
+    before: int
+    made: int
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell is on record."""
+        return self.before + self.made == self.total
+
+
+def run_sweep(
+    cells: Sequence[Cell],
+    function: Function,
+    directory: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    executor: Any = None,
+    provenance: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    retries: int = 2,
+) -> SweepResult:
+    """Make every cell that has no record yet.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        Of one experiment, no two alike. They are made in this order.
+    function : callable
+        ``function(config)`` gives a list of rows: flat dicts of numbers and text. What it raises fails that cell alone.
+        With workers it is sent by name, so it must stand at the top of a module.
+    directory : path
+        The results folder; records go to ``directory/EXPERIMENT/cells``.
+    workers : int
+        Processes. 1: this one.
+    executor : concurrent.futures.Executor, optional
+        Somebody else's, instead of `workers`; Dask's is ``client.get_executor()``. It is left open.
+    provenance : mapping, optional
+        Stored with every record. With `executor`, CPU and versions are asked of the worker that made the cell.
+    progress : bool or None
+        True: a bar; False: nothing; None: a bar on a terminal, elsewhere a line now and then.
+    retries : int
+        So many times a cell is tried again whose worker died.
+
+    Returns
+    -------
+    SweepResult
+
+    Raises
+    ------
+    SweepError
+        If a record can not be trusted or written, another process works on this sweep, or workers die at once.
+    OptionError
+        If cells or options are not as above.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> def square(config):
+    ...     return [{"square": config["n"] ** 2}]
+    >>> folder, cells = tempfile.mkdtemp(), [Cell("squares", {"n": n}) for n in range(3)]
+    >>> run_sweep(cells, square, folder, progress=False)
+    SweepResult(total=3, before=0, made=3, failures=())
+    >>> run_sweep(cells, square, folder, progress=False).before
+    3
+    """
+    name, unique = _checked(cells, function, workers, executor, retries)
+    folder = Path(directory) / name
+    try:
+        (folder / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SweepError(f"cannot make {folder / 'cells'}: {error}. Choose another results folder.") from None
+    failures: list[Failure] = []
+    made = 0
+    with _alone(folder):
+        for left in (folder / "cells").glob(".*.json"):  # what a killed sweep was writing
+            left.unlink()
+        todo = deque(cell for cell in unique if not _finished(cell, directory))
+        before = len(unique) - len(todo)
+
+        def keep(cell: Cell, outcome: dict[str, Any]) -> None:
+            nonlocal made
+            if "error" in outcome:
+                failures.append(Failure(cell.config, outcome["error"]))
+            else:
+                where = {**(provenance or {}), **outcome["facts"]}
+                try:
+                    write_cell(directory, Record(cell, outcome["rows"], outcome["seconds"], where))
+                except OSError as error:
+                    raise SweepError(
+                        f"cannot write to {folder}: {error}. The {before + made} finished cells are safe; make room, "
+                        "then start the same sweep again, and it goes on from there."
+                    ) from None
+                made += 1
+            show(before + made, len(failures))
+
+        with watching(progress, name, len(unique), before) as show:
+            if executor is not None:
+                facts = tuple(provenance or ())
+                _drive(todo, lambda cell: executor.submit(measure, function, cell.config, facts), keep, AHEAD, retries)
+            elif workers == 1 or not todo:
+                for cell in todo:
+                    keep(cell, measure(function, cell.config, None))
+            else:
+                with Pool(min(workers, len(todo))) as pool:
+                    submit = lambda cell: pool.submit(measure, function, cell.config, None)  # noqa: E731
+                    _drive(todo, submit, keep, workers, retries, pool)
+    return SweepResult(len(unique), before, made, tuple(failures))
+
+
+def _drive(
+    waiting: deque[Cell],
+    submit: Callable[[Cell], Future[dict[str, Any]]],
+    keep: Callable[[Cell, dict[str, Any]], None],
+    ahead: int,
+    retries: int,
+    pool: Pool | None = None,
+) -> None:
+    """Keep `ahead` cells on their way until none is left; a cell whose worker died is sent again.
+
+    Which of several cells killed a process of our pool can not be told. So they are sent again one at a time, and only
+    the one that does it again is given up.
+    """
+    running: dict[Future[dict[str, Any]], Cell] = {}
+    deaths: Counter[str] = Counter()
+    breaks = 0
+    try:
+        while waiting or running:
+            broken = False
+            while waiting and len(running) < ahead:
+                suspected = any(deaths[cell.key] for cell in (waiting[0], *running.values()))
+                if pool is not None and running and suspected:
+                    break
+                try:
+                    running[submit(waiting[0])] = waiting[0]
+                except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
+                    if pool is None or not isinstance(error, BrokenExecutor):
+                        raise SweepError(f"the executor takes no more cells ({error}). {SAFE}") from None
+                    broken = True
+                    break
+                waiting.popleft()
+            if pool is not None and broken:
+                wait(running, return_when=ALL_COMPLETED)
+            for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+                broken |= _collect(future, running.pop(future), keep, waiting, deaths, retries)
+            if broken and pool is not None:
+                for future in wait(running, return_when=ALL_COMPLETED).done:  # a broken pool fails all it has, at once
+                    _collect(future, running.pop(future), keep, waiting, deaths, retries)
+                breaks += 1
+                if breaks > 1 + (1 + retries) * ahead:
+                    raise SweepError(
+                        f"worker processes die again and again, last with no cell finished between. {SAFE}"
+                    )
+                pool.restart()
+            elif pool is not None:
+                breaks = 0
+    finally:
+        for future in running:
+            future.cancel()
+
+
+SAFE = "Finished cells are safe; start the same sweep again, and it goes on from there."
+
+
+def _collect(
+    future: Future[dict[str, Any]],
+    cell: Cell,
+    keep: Callable[[Cell, dict[str, Any]], None],
+    waiting: deque[Cell],
+    deaths: Counter[str],
+    retries: int,
+) -> bool:
+    """Keep what a future holds, or send its cell again; whether its worker died."""
+    try:
+        outcome = future.result()
+    except (BrokenExecutor, CancelledError) as error:
+        deaths[cell.key] += 1
+        if deaths[cell.key] <= retries:
+            waiting.appendleft(cell)
+        else:
+            keep(cell, {"error": f"its worker died {deaths[cell.key]} times, perhaps for want of memory ({error})."})
+        return True
+    except Exception as error:  # the executor's own: what the function raises comes back as an outcome
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        outcome = {"error": f"{text} (from the executor: can all of it import the code of {cell.experiment}?)"}
+    keep(cell, outcome)
+    return False
+
+
+def _finished(cell: Cell, directory: str | os.PathLike[str]) -> bool:
+    """Whether the cell is on record. All are read before anything starts: a bad one shows now, not at the end."""
+    path = cell.path(directory)
+    return path.exists() and read_cell(path).cell == cell
+
+
+def _checked(
+    cells: Sequence[Cell], function: Function, workers: int, executor: Any, retries: int
+) -> tuple[str, list[Cell]]:
+    if not cells:
+        raise OptionError("no cells: there is nothing to run.")
+    if len(names := sorted({cell.experiment for cell in cells})) > 1:
+        raise OptionError(f"cells of {', '.join(names)}: run one experiment at a time.")
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.key in seen:
+            raise OptionError(f"{names[0]} has this cell twice: {cell.config}.")
+        seen[cell.key] = cell
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise OptionError(f"workers={workers!r}: give a positive integer.")
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise OptionError(f"retries={retries!r}: give an integer that is not negative.")
+    if executor is not None and (workers != 1 or not hasattr(executor, "submit")):
+        raise OptionError(f"executor={executor!r}: give one with `submit`, and leave workers at 1.")
+    if workers > 1 and ("<" in getattr(function, "__qualname__", "")):
+        raise OptionError(f"{function!r} can not be sent to workers: define it at the top of a module.")
+    return names[0], list(cells)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which goes when this process does, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two sweeps on one folder make cells twice, but write each whole
+        yield
+        return
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SweepError(f"another process works on {folder}: wait for it, or give another folder.") from None
+        except OSError:
+            pass  # a file system without locks
+        yield

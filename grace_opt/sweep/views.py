@@ -1,0 +1,248 @@
+"""What a report shows of an experiment: tables and plots, described as data and stored beside the records.
+
+When: an experiment is set up. ``DIR/NAME/experiment.json`` holds a `Description`: what the experiment is, which cells
+it has, the command that fills them, and a list of `Table` and `Plot`. So a report needs no code of the experiment.
+Source: ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from .cells import FORMAT, SweepError, decode, encode, read_json, write_synced
+
+KINDS = ("line", "bar", "heatmap", "scatter", "box")
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A number that the paper prints.
+
+    Attributes
+    ----------
+    metric : str
+        The column of ours that it is to be compared to.
+    at : dict
+        Column to value: the table's `rows` and `by`, all of them.
+    value : float
+    source : str
+        Where it is printed, e.g. "Table 2".
+    command : str
+        What would measure ours; default: the experiment's command.
+    """
+
+    metric: str
+    at: Mapping[str, Any]
+    value: float
+    source: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Means of `metrics`, one line for each value of `rows`, of `by`, and each metric.
+
+    Attributes
+    ----------
+    title : str
+    metrics : sequence of str
+        Columns that are averaged.
+    rows : sequence of str
+        Columns that tell the lines apart: dataset, ratio, ...
+    by : str
+        The column of what is compared, mostly "method".
+    baseline : optional
+        The value of `by` that the others are compared to, e.g. "think".
+    pair : sequence of str
+        Columns that, with `rows`, say which measurements belong together: prompt, layer, head, ... Needs `baseline`.
+    unit : sequence of str
+        Columns of `pair` that are resampled; what belongs to one unit is averaged first. Heads of one prompt are not
+        independent of each other: with pair=("prompt", "head"), say unit=("prompt",). Default: `pair`.
+    better : {"lower", "higher"}
+    compare : {"difference", "ratio"}
+        To the baseline: difference of the means, or their ratio.
+    paper : sequence of Paper
+        Printed beside ours; "not run here" where ours is missing.
+    note : str
+        Below the table.
+    digits : int
+        Significant ones.
+
+    Examples
+    --------
+    >>> table = Table("f", ["f"], rows=["n"], by="method", baseline="think", pair=["instance"])
+    >>> table.unit
+    ('instance',)
+    """
+
+    title: str
+    metrics: Sequence[str]
+    rows: Sequence[str]
+    by: str
+    baseline: Any = None
+    pair: Sequence[str] = ()
+    unit: Sequence[str] = ()
+    better: str = "lower"
+    compare: str = "difference"
+    paper: Sequence[Paper] = ()
+    note: str = ""
+    digits: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("metrics", "rows", "pair", "unit", "paper"):
+            _settle(self, name)
+        if not self.unit:
+            object.__setattr__(self, "unit", self.pair)
+        what = f"table {self.title!r}"
+        if not self.metrics:
+            raise OptionError(f"{what} has no metrics: name the columns to average.")
+        if (self.baseline is None) != (not self.pair):
+            raise OptionError(f"{what}: `baseline` and `pair` go together; give both or none.")
+        if extra := [name for name in self.unit if name not in self.pair]:
+            raise OptionError(f"{what}: unit {extra[0]!r} is not among pair={list(self.pair)}.")
+        if self.better not in ("lower", "higher") or self.compare not in ("difference", "ratio"):
+            raise OptionError(f'{what}: better is "lower" or "higher", compare "difference" or "ratio".')
+        for number in self.paper:
+            if set(number.at) != {*self.rows, self.by} or number.metric not in self.metrics:
+                raise OptionError(
+                    f"{what}: a number of the paper stands at {dict(number.at)}, metric {number.metric!r}; it needs a "
+                    f"value for each of {[*self.rows, self.by]} and one of the metrics {list(self.metrics)}."
+                )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        return (*self.metrics, *self.rows, self.by, *self.pair)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture of rows.
+
+    Attributes
+    ----------
+    kind : {"line", "bar", "heatmap", "scatter", "box"}
+        Lines and bars show means with 95 % bootstrap intervals, heatmaps means of `value`, the others every row.
+    title : str
+    x, y : str
+        Columns.
+    value : str
+        For heatmaps: the column that the colour shows.
+    hue, facet : str
+        Columns whose values get a colour each, or a panel each; "" for none.
+    log : sequence of str
+        Of "x", "y".
+    labels : dict
+        Column to text on the axis, e.g. {"f": "reconstruction error"}.
+    note : str
+        Below the plot.
+    """
+
+    kind: str
+    title: str
+    x: str
+    y: str
+    value: str = ""
+    hue: str = ""
+    facet: str = ""
+    log: Sequence[str] = ()
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _settle(self, "log")
+        if self.kind not in KINDS:
+            raise OptionError(f"plot {self.title!r}: kind={self.kind!r}; there are {', '.join(KINDS)}.")
+        if (self.kind == "heatmap") != bool(self.value) or (self.kind == "heatmap" and self.hue):
+            raise OptionError(f"plot {self.title!r}: a heatmap has `value` and no `hue`; others have no `value`.")
+        if bad := [axis for axis in self.log if axis not in ("x", "y")]:
+            raise OptionError(f"plot {self.title!r}: log={bad[0]!r}; name axes, x or y.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        return tuple(name for name in (self.x, self.y, self.value, self.hue, self.facet) if name)
+
+
+@dataclass(frozen=True)
+class Description:
+    """An experiment, as far as a report needs to know it.
+
+    Attributes
+    ----------
+    name, title : str
+    paper : str
+        The figure or table of the paper, e.g. "Fig. 5"; empty if there is none.
+    about : str
+        A paragraph: what is measured, how, and on what.
+    command : str
+        What fills cells that are missing.
+    keys : sequence of str
+        Keys of the cells, in order; records of other cells in the folder are not shown.
+    views : sequence of Table and Plot
+    missing : str
+        Why nothing could be run here, if that is so.
+    """
+
+    name: str
+    title: str
+    paper: str
+    about: str
+    command: str
+    keys: Sequence[str]
+    views: Sequence[Table | Plot]
+    missing: str = ""
+
+
+def write_description(directory: str | os.PathLike[str], description: Description) -> Path:
+    """Write ``directory/NAME/experiment.json``, aside and renamed."""
+    path = Path(directory) / description.name / "experiment.json"
+    content = {"format": FORMAT, **dataclasses.asdict(description)}
+    for view, shown in zip(content["views"], description.views, strict=True):
+        view["view"] = type(shown).__name__
+    try:
+        write_synced(path, json.dumps(encode(content, "description"), indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise SweepError(f"cannot write {path}: {error}. Make room, or choose another folder.") from None
+    return path
+
+
+def read_description(path: str | os.PathLike[str]) -> Description:
+    """Read an ``experiment.json``; a `SweepError` says what is wrong with it."""
+    content = decode(read_json(Path(path)))
+    try:
+        del content["format"]
+        views: list[Table | Plot] = []
+        for view in content.pop("views"):
+            if view.pop("view") == "Table":
+                views.append(Table(**{**view, "paper": [Paper(**number) for number in view["paper"]]}))
+            else:
+                views.append(Plot(**view))
+        return Description(**content, views=tuple(views))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise SweepError(f"{path} describes no experiment ({error}): start its sweep again to write it anew.") from None
+
+
+def check_columns(experiment: str, view: Table | Plot, columns: Iterable[str]) -> None:
+    """Raise an `OptionError` if the view reads a column that no row has."""
+    known = sorted(columns)
+    if unknown := [name for name in view.columns if name not in known]:
+        raise OptionError(
+            f"{experiment}: the {type(view).__name__.lower()} {view.title!r} reads column {unknown[0]!r}, which no row "
+            f"has; there are {', '.join(known)}."
+        )
+
+
+def _settle(view: Table | Plot, name: str) -> None:
+    """A sequence as tuple; a string where a sequence belongs is a likely slip."""
+    value = getattr(view, name)
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError(f"{type(view).__name__.lower()} {view.title!r}: {name}={value!r}; give a list.")
+    object.__setattr__(view, name, tuple(value))

@@ -1,0 +1,76 @@
+"""How a sweep shows where it is: a bar with the time left on a terminal, now and then a line elsewhere.
+
+Source: ours, on rich.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+#: Seconds between two lines where stderr is a file.
+PAUSE = 30.0
+
+
+@contextmanager
+def watching(wanted: bool | None, name: str, total: int, before: int) -> Iterator[Callable[[int, int], None]]:
+    """A function ``show(finished, failed)`` for the block.
+
+    Parameters
+    ----------
+    wanted : bool or None
+        True: a bar, wherever stderr goes; False: nothing; None: a bar on a terminal, elsewhere a line every `PAUSE`
+        seconds.
+    name : str
+        What is shown.
+    total, before : int
+        Cells of the sweep, and those finished before: the time left is reckoned from the others.
+
+    Examples
+    --------
+    >>> with watching(False, "demo", 2, 0) as show:
+    ...     show(1, 0)
+    """
+    if wanted is False or before == total:
+        yield lambda finished, failed: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if wanted is None and not sys.stderr.isatty():
+        began = last = time.monotonic()
+
+        def line(finished: int, failed: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= PAUSE:
+                last, made = now, max(finished + failed - before, 1)
+                left = (now - began) / made * (total - finished - failed)
+                bad = f", {failed} failed" if failed else ""
+                console.print(f"{name}: {finished}/{total} cells{bad}, about {left:.0f} s left", highlight=False)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Cells take seconds to hours: a mean over the last minute, rich's own, would see one of them or none.
+    bar = Progress(
+        *columns, TextColumn("ETA"), TimeRemainingColumn(), console=console, transient=True, speed_estimate_period=86400
+    )
+    with bar:
+        task = bar.add_task(name, total=total - before)
+
+        def show(finished: int, failed: int) -> None:
+            text = f"{name}, {failed} failed" if failed else name
+            bar.update(task, completed=finished + failed - before, description=text)
+
+        yield show

@@ -1,0 +1,82 @@
+"""What test_sweep.py measures in other processes: functions that can be sent by name, and two programs to be killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+from grace_opt.errors import OptionError
+from grace_opt.sweep import Cell, run_sweep
+
+COUNT = 30
+
+
+def cells(count: int = COUNT) -> list[Cell]:
+    return [Cell("work", {"n": n, "seed": 7}) for n in range(count)]
+
+
+def work(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows that depend on the config alone, after a moment."""
+    time.sleep(0.004)
+    rng = random.Random(f"{config['n']} {config['seed']}")
+    return [{"method": m, "value": rng.random(), "odd": float("nan" if config["n"] % 5 == 0 else "inf")} for m in "ab"]
+
+
+def slow(config: dict[str, Any]) -> list[dict[str, Any]]:
+    time.sleep(0.1)
+    return [{"value": config["n"] ** 2, "pid": os.getpid()}]
+
+
+def fails(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Wrong in several ways."""
+    if config["n"] == 1:
+        raise OptionError("the data set is missing: download it.")
+    if config["n"] == 2:
+        raise KeyError("reference")
+    if config["n"] == 3:
+        raise SystemExit("no data")
+    if config["n"] == 4:
+        return [{"value": [1, 2]}]
+    if config["n"] == 5:
+        return [{"n": 6}]
+    return [{"value": config["n"]}]
+
+
+def dies(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """One cell kills its process whenever it is tried."""
+    if config["n"] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [{"value": config["n"]}]
+
+
+def interrupted(config: dict[str, Any]) -> list[dict[str, Any]]:
+    if config["n"] == 3:
+        raise KeyboardInterrupt
+    return [{"value": config["n"]}]
+
+
+def killed_again_and_again(directory: str, seed: int) -> int:
+    """Start the sweep in a child, kill it at a random moment, and so on until one comes to its end; how many died."""
+    rng, deaths = random.Random(seed), 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            run_sweep(cells(), work, directory, progress=False)
+            os._exit(0)
+        time.sleep(rng.uniform(0.0, 0.04))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            return deaths if os.WEXITSTATUS(status) == 0 else -1
+        deaths += 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "kill":
+        print(killed_again_and_again(sys.argv[2], int(sys.argv[3])))
+    else:
+        print(run_sweep(cells(), slow, sys.argv[2], workers=int(sys.argv[1]), progress=False))

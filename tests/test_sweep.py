@@ -1,0 +1,508 @@
+"""Sweeps survive what kills them, on one machine and on a cluster; intervals cover; reports say what is missing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bench.experiments import __main__ as command
+from bench.experiments.registry import experiments
+from grace_opt.cli import app
+from grace_opt.errors import GraceError, OptionError
+from grace_opt.sweep import (
+    Cell,
+    Description,
+    Paper,
+    Plot,
+    SweepError,
+    Table,
+    make_report,
+    mean_interval,
+    paired_interval,
+    read_cell,
+    read_description,
+    run_sweep,
+    write_description,
+)
+from grace_opt.sweep import cells as cells_module
+from tests import sweep_worker as worker
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def results(directory: Path, experiment: str = "work") -> dict[str, Any]:
+    """All records by key, all of them read, and nothing else in the folder."""
+    folder = directory / experiment / "cells"
+    assert not [path for path in folder.iterdir() if path.suffix != ".json" or path.name.startswith(".")]
+    return {path.stem: read_cell(path) for path in sorted(folder.iterdir())}
+
+
+def texts(directory: Path) -> dict[str, str]:
+    """The rows of all records, as text, where NaN equals NaN."""
+    return {key: json.dumps(record.rows) for key, record in results(directory).items()}
+
+
+# Killed and started again
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
+def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    run_sweep(worker.cells(), worker.work, tmp_path / "whole", progress=False)
+    program = [sys.executable, "-m", "tests.sweep_worker", "kill", str(tmp_path / "killed"), "3"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) >= 5
+    assert texts(tmp_path / "killed") == texts(tmp_path / "whole")
+    assert set(texts(tmp_path / "killed")) == {cell.key for cell in worker.cells()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them")
+def test_killed_with_two_workers(tmp_path: Path) -> None:
+    """First a worker, whose cell is made again; then the sweep, whose workers must end as well."""
+    import psutil
+
+    rng, folder = random.Random(5), tmp_path / "work" / "cells"
+
+    def wait_for(more: int) -> None:
+        until = time.monotonic() + 60
+        wanted = more + (len(list(folder.glob("[!.]*.json"))) if folder.exists() else 0)
+        while not folder.exists() or len(list(folder.glob("[!.]*.json"))) < wanted:
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(rng.uniform(0.001, 0.02))
+
+    program = [sys.executable, "-m", "tests.sweep_worker", "2", str(tmp_path)]
+    process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(rng.randint(2, 6))
+        started = psutil.Process(process.pid).children()  # one is multiprocessing's resource tracker
+        next(child for child in started if "spawn_main" in " ".join(child.cmdline())).kill()
+        wait_for(rng.randint(6, 9))  # more than the other worker can have had under way
+        children = psutil.Process(process.pid).children()
+    finally:
+        process.kill()
+        process.wait(10)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive, "workers are left behind"
+    before = len(list(folder.glob("[!.]*.json")))
+    assert 8 <= before < worker.COUNT
+    done = run_sweep(worker.cells(), worker.slow, tmp_path, progress=False)
+    assert (done.before, done.complete) == (before, True)
+    found = results(tmp_path)
+    assert {r.cell.config["n"]: r.rows[0]["value"] for r in found.values()} == {n: n * n for n in range(worker.COUNT)}
+
+
+def test_a_cell_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
+    done = run_sweep(worker.cells(4), worker.dies, tmp_path, workers=2, progress=False, retries=1)
+    assert (done.made, [failure.config["n"] for failure in done.failures]) == (3, [2])
+    assert "worker died 2 times" in done.failures[0].error
+    assert len(results(tmp_path)) == 3
+
+
+def test_a_dask_cluster_that_loses_a_worker(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    cells = [Cell("work", {"n": n}) for n in range(24)]
+    with (
+        distributed.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        victim = next(iter(cluster.workers.values())).process.pid
+        killed: list[int] = []
+
+        class Watched:  # the executor, and a kill once some cells are back
+            def __init__(self) -> None:
+                self.inner = client.get_executor()
+
+            def submit(self, *arguments: Any) -> Any:
+                future = self.inner.submit(*arguments)
+                future.add_done_callback(self.back)
+                return future
+
+            def back(self, future: Any) -> None:
+                killed.append(0)
+                if len(killed) == 6:
+                    os.kill(victim, signal.SIGKILL)
+
+        source = {"cpu": "the parent's", "python": "?", "date": "today", "numpy": "?"}
+        done = run_sweep(cells, worker.slow, tmp_path, executor=Watched(), provenance=source, progress=False)
+    assert (done.made, done.failures) == (24, ())
+    found = results(tmp_path)
+    assert {r.cell.config["n"]: r.rows[0]["value"] for r in found.values()} == {n: n * n for n in range(24)}
+    pids = {record.rows[0]["pid"] for record in found.values()}
+    assert victim in pids
+    assert len(pids) >= 2
+    assert os.getpid() not in pids
+    where = next(iter(found.values())).provenance
+    assert (where["date"], where["numpy"]) == ("today", np.__version__)  # of the worker, not what the parent said
+    assert where["cpu"] != "the parent's"
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(worker.cells(6), worker.interrupted, tmp_path, progress=False)
+    assert len(results(tmp_path)) == 3
+
+
+# What goes wrong
+
+
+def test_failing_cells_stop_no_other_and_are_tried_again(tmp_path: Path) -> None:
+    done = run_sweep(worker.cells(7), worker.fails, tmp_path, progress=True)
+    errors = {failure.config["n"]: failure.error for failure in done.failures}
+    assert (done.made, done.complete, sorted(errors)) == (2, False, [1, 2, 3, 4, 5])
+    assert errors[1] == "the data set is missing: download it."
+    assert errors[2].startswith("KeyError: 'reference' (sweep_worker.py, line ")
+    assert "no data" in errors[3]
+    assert "'value': list is no number" in errors[4]
+    assert "n=6" in errors[5]
+    again = run_sweep(worker.cells(7), worker.slow, tmp_path, progress=False)
+    assert (again.before, again.made, again.complete) == (2, 5, True)
+
+
+def test_a_full_disk_stops_the_sweep_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, sync = [], os.fsync
+
+    def full(file: int) -> None:
+        calls.append(file)
+        if len(calls) > 6:  # a file and its folder for each cell
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(cells_module.os, "fsync", full)
+    with pytest.raises(SweepError, match=r"No space left.*The 3 finished cells are safe"):
+        run_sweep(worker.cells(6), worker.work, tmp_path, progress=False)
+    monkeypatch.undo()
+    assert len(results(tmp_path)) == 3  # and nothing half written is left
+    assert run_sweep(worker.cells(6), worker.work, tmp_path, progress=False).before == 3
+
+
+@pytest.mark.parametrize("harm", ["cut short", "edited", "of another version", "of another cell", "not ours"])
+def test_a_harmed_record_is_named_and_not_overwritten(harm: str, tmp_path: Path) -> None:
+    (cell,) = worker.cells(1)
+    run_sweep([cell], worker.slow, tmp_path, progress=False)
+    path = cell.path(tmp_path)
+    whole = path.read_text()
+    harmed = {
+        "cut short": whole[: len(whole) // 2],
+        "edited": whole.replace('"value": 0', '"value": 1'),
+        "of another version": whole.replace('"format": 1', '"format": 99'),
+        "not ours": "[1, 2]",
+    }
+    if harm == "of another cell":
+        other = worker.cells(2)[1]
+        run_sweep([other], worker.slow, tmp_path, progress=False)
+        other.path(tmp_path).replace(path)
+    else:
+        path.write_text(harmed[harm])
+    before = path.read_text()
+    assert before != whole
+    write_description(tmp_path, Description("work", "Work", "", "", "", [cell.key], []))
+    for use in (lambda: run_sweep([cell], worker.slow, tmp_path, progress=False), lambda: make_report(tmp_path)):
+        with pytest.raises(SweepError, match=path.name) as caught:
+            use()
+        assert "Move it away" in str(caught.value)
+    assert path.read_text() == before
+    path.unlink()
+    assert run_sweep([cell], worker.slow, tmp_path, progress=False).made == 1
+
+
+def test_two_sweeps_on_one_folder_do_not_mix(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+
+    def inner(config: dict[str, Any]) -> list[dict[str, Any]]:
+        run_sweep(worker.cells(1), worker.slow, tmp_path, progress=False)
+        return []
+
+    done = run_sweep(worker.cells(1), inner, tmp_path, progress=False)
+    assert "another process works on" in done.failures[0].error
+
+
+def test_bad_input_is_refused(tmp_path: Path) -> None:
+    one = worker.cells(1)
+    for wrong, options in (
+        ("no cells", {"cells": []}),
+        ("twice", {"cells": one * 2}),
+        ("one experiment", {"cells": [*one, Cell("other", {})]}),
+        ("workers=0", {"workers": 0}),
+        ("retries=-1", {"retries": -1}),
+        ("executor=3", {"executor": 3}),
+        ("top of a module", {"workers": 2, "function": lambda config: []}),
+    ):
+        with pytest.raises(OptionError, match=wrong):
+            run_sweep(**{"cells": one, "function": worker.slow, "directory": tmp_path, "progress": False, **options})
+    for config in ({"x": object()}, {3: 4}, [1]):
+        with pytest.raises(OptionError):
+            Cell("work", config)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="lower-case"):
+        Cell("../work", {})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SweepError, match="cannot make"):
+        run_sweep(one, worker.slow, tmp_path / "file", progress=False)
+
+
+def test_configs_are_what_files_say(tmp_path: Path) -> None:
+    cell = Cell("work", {"limit": math.inf, "ratios": (0.5, np.float32(0.25)), "n": np.int64(3)})
+    assert cell.config == {"limit": math.inf, "ratios": [0.5, 0.25], "n": 3}
+    assert cell.key == Cell("work", {"n": 3, "ratios": [0.5, 0.25], "limit": math.inf}).key
+    assert cell.key != Cell("work", {**cell.config, "n": 4}).key
+    run_sweep([cell], lambda config: [{"seen": str(config["ratios"])}], tmp_path, progress=False)
+    record = read_cell(cell.path(tmp_path))
+    assert (record.cell, record.rows) == (cell, [{"seen": "[0.5, 0.25]"}])
+
+
+# Intervals
+
+
+def test_the_bootstrap_of_two_pairs_is_its_enumeration() -> None:
+    # Differences -3 and -1: a resample's mean is -3, -2, -2 or -1, each with probability 1/4.
+    found = paired_interval([1.0, 4.0], [4.0, 5.0])
+    assert (found.estimate, found.low, found.high, found.verdict) == (-2.0, -3.0, -1.0, "too few pairs")
+
+
+def test_the_interval_is_near_students_for_normal_differences() -> None:
+    from scipy.stats import t
+
+    d = np.random.default_rng(1).normal(0.3, 1.0, 200)
+    found = paired_interval(d + 5.0, np.full(200, 5.0), better="higher")
+    half = t.ppf(0.975, 199) * d.std(ddof=1) / math.sqrt(200)
+    assert (found.low, found.high) == pytest.approx((d.mean() - half, d.mean() + half), abs=0.03)
+    assert found.verdict == "better"
+    assert paired_interval(d, np.zeros(200), better="lower").verdict == "worse"
+    assert paired_interval(d, np.zeros(200)) == paired_interval(d, np.zeros(200))
+
+
+def test_intervals_cover_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    covered, verdicts = 0, 0
+    for _ in range(300):
+        base = rng.lognormal(0.0, 1.0, 30)  # pairs vary far more than the difference does
+        found = paired_interval(base + rng.normal(0.0, 0.1, 30), base, resamples=999)
+        covered += found.low <= 0.0 <= found.high
+        verdicts += found.verdict == "no difference shown"
+    assert 0.89 <= covered / 300 <= 0.98
+    assert verdicts == covered
+
+
+def test_what_has_no_spread_gives_neither_nan_nor_warnings() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = paired_interval([1.0], [2.0])
+        assert (one.estimate, one.low, one.high, one.verdict) == (-1.0, -math.inf, math.inf, "too few pairs")
+        same = paired_interval([0.1 + 0.2] * 8, [0.3] * 8)
+        assert same.verdict == "better" or same.estimate == pytest.approx(0.0)
+        assert paired_interval([2.0] * 8, [2.0] * 8).verdict == "no difference shown"
+        assert paired_interval([1.0] * 8, [2.0] * 8).verdict == "better"
+        almost = paired_interval([1.0] * 7 + [3.0], [2.0] * 8)
+        assert np.isfinite([almost.low, almost.high]).all()
+        ratio = paired_interval([1.0, 2, 3, 4, 5, 6], [2.0, 4, 6, 8, 10, 12], compare="ratio")
+        assert (ratio.estimate, ratio.low, ratio.high, ratio.verdict) == (0.5, 0.5, 0.5, "better")
+        assert mean_interval([3.0]).low == -math.inf
+
+
+def test_bad_pairs_are_refused() -> None:
+    for values, baseline, options in (
+        ([], [], {}),
+        ([1.0], [1.0, 2.0], {}),
+        ([math.nan], [1.0], {}),
+        ([1.0], [0.0], {"compare": "ratio"}),
+        ([1.0], [1.0], {"better": "least"}),
+        ([1.0], [1.0], {"compare": "odds"}),
+        ([1.0, 2.0], [1.0, 1.0], {"confidence": 2.0}),
+    ):
+        with pytest.raises(OptionError):
+            paired_interval(values, baseline, **options)  # type: ignore[arg-type]
+
+
+# Reports
+
+
+def measured(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Eight prompts with two heads each: `mies` is lower by 0.5 ± 0.1 of the prompt, whatever the head."""
+    rows = []
+    for prompt in range(8):
+        for head in range(2):
+            base = 10 * prompt + head
+            lower = 0.5 + 0.1 * (-1) ** prompt
+            rows += [
+                {"method": "think", "prompt": prompt, "head": head, "f": base, "time": 1.0},
+                {"method": "mies", "prompt": prompt, "head": head, "f": base - lower, "time": math.inf},
+            ]
+    return rows
+
+
+VIEWS: tuple[Table | Plot, ...] = (
+    Table(
+        "Objective & <b>more</b>",
+        metrics=["f", "time"],
+        rows=["ratio"],
+        by="method",
+        baseline="think",
+        pair=["prompt", "head"],
+        unit=["prompt"],
+        paper=[
+            Paper("f", {"ratio": 0.5, "method": "think"}, 40.0, "Table 1"),
+            Paper("f", {"ratio": 0.5, "method": "mies"}, 38.5, "Table 1"),
+            Paper("f", {"ratio": 0.9, "method": "mies"}, 12.0, "Table 1", "run --ratio 0.9"),
+        ],
+    ),
+    Table("Means", metrics=["f"], rows=[], by="method"),
+    *(Plot(kind, f"A {kind} plot", "prompt", "f", hue="method", facet="ratio") for kind in ("line", "bar", "box")),
+    Plot("scatter", "A scatter plot", "time", "f", log=["y"], labels={"f": "$f$ of S_1"}),
+    Plot("heatmap", "A heatmap", "prompt", "head", value="f"),
+    Plot("bar", "Names", "method", "f", log=["x"]),
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished cell of two, one experiment that could not run, and a record of other settings."""
+    folder = tmp_path_factory.mktemp("results")
+    cells = [Cell("first", {"ratio": ratio, "seed": 0}) for ratio in (0.5, 0.7)]
+    source = {"commit": "abc<def>|", "device": "cpu", "python": "3"}
+    run_sweep([cells[0], Cell("first", {"ratio": 0.1})], measured, folder, provenance=source, progress=False)
+    keys = [cell.key for cell in cells]
+    about = "A <script>alert(1)</script> | *paragraph*."
+    write_description(folder, Description("first", "First <i>one</i>", "Fig. 5", about, "run it", keys, VIEWS))
+    write_description(
+        folder, Description("second", "Second", "", "", "run --device cuda", ["0" * 32], VIEWS, "no GPU was found")
+    )
+    assert make_report(folder)[0] == folder / "report" / "index.md"
+    return folder
+
+
+def test_a_report_shows_ours_the_papers_and_what_is_missing(directory: Path) -> None:
+    import pandas
+
+    _, first, second = (directory / "report" / f"{name}.md" for name in ("index", "first", "second"))
+    text = first.read_text()
+    lines = {tuple(cell.strip() for cell in line.split("|")[1:4]): line for line in text.splitlines() if "|" in line}
+    assert "| 40 (Table 1) |  | 35.5 | 8 |" in lines["0.5", "think", "f"]
+    mies = lines["0.5", "mies", "f"]
+    assert "| 38.5 (Table 1) | -1.5 | 35 | 8 | -0.5 \\[-0.5" in mies
+    assert mies.rstrip().endswith("| better |  |")
+    missing = lines["0.9", "mies", "f"]
+    assert "| 12 (Table 1) |" in missing
+    assert "| not run here |" in missing
+    assert "`run --ratio 0.9`" in missing
+    assert "16 of 16 not finite" in text
+    assert "1 of 2 cells done; 1 missing, to fill them: `run it`; 1 records of other settings" in text
+    assert "no GPU was found" in second.read_text()
+    assert "`run --device cuda`" in second.read_text()
+    frame = pandas.read_parquet(directory / "first" / "results.parquet")
+    assert len(frame) == 32
+    assert {"ratio", "seed", "prompt", "head", "method", "f", "cell"} <= set(frame.columns)
+    for at in range(3, 9):
+        assert (directory / "report" / f"first-{at}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (directory / "report" / f"first-{at}.svg").read_text()
+
+
+def test_pages_show_text_as_text(directory: Path) -> None:
+    for name in ("first.html", "first.md", "index.html"):
+        page = (directory / "report" / name).read_text()
+        assert "<script" not in page
+        assert "<i>" not in page
+        assert "<b>" not in page
+        assert "<def>" not in page
+    page = (directory / "report" / "first.html").read_text()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; | *paragraph*." in page
+    assert "abc&lt;def&gt;|" in page
+    assert 'href="first.html"' in (directory / "report" / "index.html").read_text()
+
+
+def test_equal_records_give_equal_pages(directory: Path, tmp_path: Path) -> None:
+    make_report(directory, tmp_path)
+    for path in (directory / "report").iterdir():
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+
+
+def test_descriptions_come_back_as_they_were(directory: Path) -> None:
+    assert read_description(directory / "first" / "experiment.json").views == VIEWS
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (Table("T", ["g"], ["ratio"], "method"), "reads column 'g', which no row has; there are .*method"),
+        (Table("T", ["f"], [], "method", "think", ["prompt"]), "`pair` must name every column"),
+        (Table("T", ["method"], [], "prompt"), "holds text"),
+        (Plot("line", "P", "prompt", "method"), "holds text"),
+        (Plot("line", "P", "layer", "f"), "reads column 'layer'"),
+    ],
+)
+def test_views_that_do_not_fit_the_rows(view: Table | Plot, message: str, tmp_path: Path) -> None:
+    cell = Cell("first", {"ratio": 0.5})
+    run_sweep([cell], measured, tmp_path, progress=False)
+    write_description(tmp_path, Description("first", "", "", "", "", [cell.key], [view]))
+    with pytest.raises(GraceError, match=message):
+        make_report(tmp_path)
+
+
+def test_views_that_are_wrong_in_themselves() -> None:
+    for wrong in (
+        lambda: Table("T", [], [], "method"),
+        lambda: Table("T", "f", [], "method"),
+        lambda: Table("T", ["f"], [], "method", baseline="think"),
+        lambda: Table("T", ["f"], [], "method", "think", ["prompt"], ["head"]),
+        lambda: Table("T", ["f"], [], "method", better="least"),
+        lambda: Table("T", ["f"], ["n"], "method", paper=[Paper("f", {"method": "mies"}, 1.0, "")]),
+        lambda: Plot("pie", "P", "x", "y"),
+        lambda: Plot("heatmap", "P", "x", "y"),
+        lambda: Plot("line", "P", "x", "y", log=["z"]),
+    ):
+        with pytest.raises(OptionError, match=r"'[TP]'"):
+            wrong()
+
+
+def test_columns_of_numbers_and_text_are_refused(tmp_path: Path) -> None:
+    cells = [Cell("mixed", {"n": n}) for n in range(2)]
+    run_sweep(cells, lambda config: [{"value": 1 if config["n"] else "one"}], tmp_path, progress=False)
+    write_description(tmp_path, Description("mixed", "", "", "", "", [cell.key for cell in cells], []))
+    with pytest.raises(OptionError, match="'value' holds text"):
+        make_report(tmp_path)
+
+
+# Command lines
+
+
+def test_grace_opt_report(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shutil.copytree(directory / "second", tmp_path / "some" / "second")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "some"), "--out", str(tmp_path / "pages")])
+    assert (done.exit_code, "1 experiment" in done.output) == (0, True)
+    assert (tmp_path / "pages" / "index.html").exists()
+    empty = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert (empty.exit_code, "holds no experiments" in empty.output) == (2, True)
+    (tmp_path / "file").write_text("")
+    assert CliRunner().invoke(app, ["report", str(directory), "--out", str(tmp_path / "file")]).exit_code == 2
+
+
+def test_bench_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["solver_quality", "--smoke", "--out", str(tmp_path), "--set", "kinds=attention,k_cluster"]
+    assert command.main([*common, "--only", "seed=1"]) == 0
+    assert "2 of 2 cells done, 2 of them now" in capsys.readouterr().out
+    assert command.main(common) == 0
+    assert "4 of 4 cells done, 2 of them now" in capsys.readouterr().out
+    _, page = make_report(tmp_path)
+    assert "4 of 4 cells done" in page.read_text()
+    assert "too few pairs" in page.read_text()
+    assert command.main(["--list"]) == 0
+    assert all(name in capsys.readouterr().out for name in experiments())
+    assert command.main([*common[:-1], "kinds=planted", "--set", "instances=1"]) == 1
+    assert "failed: {" in capsys.readouterr().err
+    for wrong in (["nothing"], [*common, "--set", "x=1"], [*common, "--set", "n=a"], [*common, "--only", "x=1"]):
+        assert command.main(wrong) == 2
+        assert capsys.readouterr().err.startswith("error: ")
