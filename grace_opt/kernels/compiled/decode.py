@@ -6,10 +6,10 @@ with a running maximum :math:`m`, sum :math:`l = \sum_j 2^{x_j - m}` and product
 which logits are in powers of two (times :math:`\log_2 e`). `join` puts the runs together. Each item is computed alike
 whoever computes it, so the result does not depend on the number of threads.
 
-The two products are written in vectors of eight numbers (`Lanes`), a type that numba is taught here: what makes them
-fast is that sums stay in registers for four rows at a time, which LLVM's own vectoriser does not find. Every processor
-runs these, LLVM splits eight lanes where registers are narrower. Addresses are plain integers, in bytes: strided views
-need no array type of their own, so the kernel is compiled once and not once for every combination of layouts.
+The two products are written in vectors of eight numbers (:mod:`~grace_opt.kernels.compiled.lanes`): what makes them
+fast is that sums stay in registers for four rows at a time, which LLVM's own vectoriser does not find. Addresses are
+plain integers, in bytes: strided views need no array type of their own, so the kernel is compiled once and not once for
+every combination of layouts.
 
 Not-a-number is not lost: no part is compiled with the liberty to think it away.
 
@@ -19,266 +19,26 @@ and Gimelshein (arXiv 1805.02867) for the running softmax.
 
 from __future__ import annotations
 
-import operator
-
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
-
-#: Numbers in a vector.
-LANES = 8
-
-_NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
-_VECTOR, _COUNTS = ir.VectorType(_NUMBER, LANES), ir.VectorType(_COUNT, LANES)
-
-
-class Lanes(types.Type):
-    """Eight float32 numbers."""
-
-    def __init__(self):
-        super().__init__(name=f"Float32x{LANES}")
-
-
-lanes = Lanes()
-
-
-@register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, _VECTOR)
-
-
-def _constant(value):
-    return ir.Constant(_VECTOR, [value] * LANES)
-
-
-def _call(builder, name, result, arguments):
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
-@intrinsic
-def load(typing_context, address):
-    """The eight numbers from an address on."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.load(builder.inttoptr(arguments[0], _VECTOR.as_pointer()), align=4)
-
-    return lanes(types.intp), generate
-
-
-@intrinsic
-def load_some(typing_context, address, count):
-    """The first `count` of the eight numbers from an address on, and zeros; nothing behind them is read."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], _VECTOR.as_pointer())
-        limit = _spread(builder, builder.trunc(arguments[1], _COUNT), _COUNTS)
-        exists = builder.icmp_signed("<", ir.Constant(_COUNTS, list(range(LANES))), limit)
-        name = f"llvm.masked.load.v{LANES}f32.p0"
-        return _call(builder, name, _VECTOR, [pointer, ir.Constant(_COUNT, 4), exists, _constant(0.0)])
-
-    return lanes(types.intp, types.intp), generate
-
-
-@intrinsic
-def store(typing_context, address, value):
-    """Write eight numbers from an address on."""
-
-    def generate(context, builder, signature, arguments):
-        builder.store(arguments[1], builder.inttoptr(arguments[0], _VECTOR.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, lanes), generate
-
-
-@intrinsic
-def load_one(typing_context, address):
-    """The number at an address."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.load(builder.inttoptr(arguments[0], _NUMBER.as_pointer()), align=4)
-
-    return types.float32(types.intp), generate
-
-
-@intrinsic
-def load_byte(typing_context, address):
-    """The byte at an address."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.load(builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()), align=1)
-
-    return types.uint8(types.intp), generate
-
-
-@intrinsic
-def load_place(typing_context, address):
-    """The int64 at an address."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=8)
-
-    return types.int64(types.intp), generate
-
-
-@intrinsic
-def store_one(typing_context, address, value):
-    """Write a number to an address."""
-
-    def generate(context, builder, signature, arguments):
-        builder.store(arguments[1], builder.inttoptr(arguments[0], _NUMBER.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.float32), generate
-
-
-@intrinsic
-def ask_for(typing_context, address):
-    """Have the processor fetch the cache line of an address without waiting for it; any address will do."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        # To read (0), to be kept in every cache (3), data and not instructions (1).
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(_COUNT, n) for n in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
-
-
-def _spread(builder, value, kind):
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_COUNT, 0))
-    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_COUNTS, [0] * LANES))
-
-
-@intrinsic
-def spread(typing_context, value):
-    """The same number in all lanes."""
-
-    def generate(context, builder, signature, arguments):
-        return _spread(builder, arguments[0], _VECTOR)
-
-    return lanes(types.float32), generate
-
-
-@intrinsic
-def multiply_add(typing_context, a, b, c):
-    """``a * b + c``, rounded once where the processor can."""
-
-    def generate(context, builder, signature, arguments):
-        return _call(builder, f"llvm.fmuladd.v{LANES}f32", _VECTOR, list(arguments))
-
-    return lanes(lanes, lanes, lanes), generate
-
-
-def _arithmetic(method):
-    @intrinsic
-    def compute(typing_context, a, b):
-        def generate(context, builder, signature, arguments):
-            return getattr(builder, method)(*arguments)
-
-        return lanes(lanes, lanes), generate
-
-    return compute
-
-
-_add, _subtract, _multiply, _divide = (_arithmetic(method) for method in ("fadd", "fsub", "fmul", "fdiv"))
-
-
-def _both_lanes(compute):
-    def choose(a, b):
-        if isinstance(a, Lanes) and isinstance(b, Lanes):
-            return lambda a, b: compute(a, b)
-        return None
-
-    return choose
-
-
-for _operator, _compute in (
-    (operator.add, _add),
-    (operator.sub, _subtract),
-    (operator.mul, _multiply),
-    (operator.truediv, _divide),
-):
-    overload(_operator)(_both_lanes(_compute))
-
-
-def _selecting(comparison):
-    @intrinsic
-    def choose(typing_context, a, b):
-        def generate(context, builder, signature, arguments):
-            a, b = arguments
-            return builder.select(builder.fcmp_ordered(comparison, b, a), b, a)
-
-        return lanes(lanes, lanes), generate
-
-    return choose
-
-
-#: Lane by lane; where `a` is NaN so is the result, where only `b` is, the result is `a`.
-greater, smaller = _selecting(">"), _selecting("<")
-
-
-def _folding(combine):
-    @intrinsic
-    def fold(typing_context, value):
-        def generate(context, builder, signature, arguments):
-            found, width = arguments[0], LANES
-            while width > 1:
-                width //= 2
-                low, high = (
-                    builder.shuffle_vector(
-                        found, found, ir.Constant(ir.VectorType(_COUNT, width), list(range(start, start + width)))
-                    )
-                    for start in (0, width)
-                )
-                found = combine(builder, low, high)
-            return builder.extract_element(found, ir.Constant(_COUNT, 0))
-
-        return types.float32(lanes), generate
-
-    return fold
-
-
-#: Of all lanes, always in the same order.
-total = _folding(lambda builder, a, b: builder.fadd(a, b))
-greatest = _folding(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a))
-
-# 2^f on [-1/2, 1/2]: the interpolating polynomial at Chebyshev nodes, highest power first; off by less than 3e-9.
-_POWERS = (
-    0.00015461444724808513,
-    0.0013400428177711937,
-    0.00961805667843204,
-    0.05550327226669895,
-    0.24022650922289554,
-    0.6931472067028329,
-    1.0,
+from numba import njit
+
+from .lanes import (
+    LANES,
+    ask_for,
+    greater,
+    greatest,
+    load,
+    load_byte,
+    load_one,
+    load_place,
+    load_some,
+    multiply_add,
+    power_of_two,
+    spread,
+    store,
+    store_one,
+    total,
 )
-
-
-@intrinsic
-def power_of_two(typing_context, value):
-    """2 to the power of each lane: 0 below -126, never more than 2^126, NaN for NaN."""
-
-    def generate(context, builder, signature, arguments):
-        x = arguments[0]
-        highest, lowest, magic = _constant(126.0), _constant(-126.0), _constant(1.5 * 2.0**23)
-        x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
-        # Adding and taking away 1.5 * 2^23 rounds to an integer, which then stands in the sum's lowest bits.
-        rounded = builder.fadd(x, magic)
-        fraction = builder.fsub(x, builder.fsub(rounded, magic))
-        found = _constant(_POWERS[0])
-        for coefficient in _POWERS[1:]:
-            found = _call(builder, f"llvm.fmuladd.v{LANES}f32", _VECTOR, [found, fraction, _constant(coefficient)])
-        exponent = builder.shl(builder.bitcast(rounded, _COUNTS), ir.Constant(_COUNTS, [23] * LANES))
-        found = builder.bitcast(builder.add(builder.bitcast(found, _COUNTS), exponent), _VECTOR)
-        found = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0), found)
-        return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
-
-    return lanes(lanes), generate
-
 
 #: Rows whose sums stay in registers together. The caller pads rows to a multiple of it.
 ROWS = 4
