@@ -68,15 +68,16 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
         from grace_opt.kernels.triton.greedy import swap_refine
 
         return Result(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
-    tolerance = max(TOLERANCE, TOLERANCE_PER_VERTEX * problem.n) * problem.W.abs().amax((-1, -2)).to(torch.float64)
+    tolerance = max(TOLERANCE, TOLERANCE_PER_VERTEX * problem.n)
     if mask.device.type == "cpu":
         return _compiled(problem, mask, tolerance, options.max_steps, run)
     return _torch(problem, mask, tolerance, options.max_steps, run)
 
 
-def _torch(problem: Problem, mask: Tensor, tolerance: Tensor, max_steps: int | None, run: Run) -> Result:
+def _torch(problem: Problem, mask: Tensor, tolerance: float, max_steps: int | None, run: Run) -> Result:
     """The reference: every instance that still moves makes one exchange at a time."""
     W = problem.W.to(torch.float64)
+    rounding = tolerance * W.abs().amax((-1, -2))
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     active = torch.arange(W.shape[0], device=W.device)
     steps = 0
@@ -87,12 +88,12 @@ def _torch(problem: Problem, mask: Tensor, tolerance: Tensor, max_steps: int | N
             break
         cost = objective.swap_costs(W[active], mask[active], sums[active], problem.candidates[active])
         change, pair = cost.flatten(1).min(-1)
-        improves = change < -tolerance[active]
+        improves = change < -rounding[active]
         stalled, moving = active[~improves], active[improves]
         if stalled.numel():  # believe a stop only on sums computed afresh
             fresh = objective.row_sums(W[stalled], mask[stalled])
             cost = objective.swap_costs(W[stalled], mask[stalled], fresh, problem.candidates[stalled])
-            again = cost.flatten(1).min(-1).values < -tolerance[stalled]
+            again = cost.flatten(1).min(-1).values < -rounding[stalled]
             sums[stalled] = fresh
             active = torch.cat([moving, stalled[again]]).sort().values
         if moving.numel():
@@ -105,7 +106,7 @@ def _torch(problem: Problem, mask: Tensor, tolerance: Tensor, max_steps: int | N
     return Result(mask, limit=limit, stats={"iterations": steps})
 
 
-def _compiled(problem: Problem, mask: Tensor, tolerance: Tensor, max_steps: int | None, run: Run) -> Result:
+def _compiled(problem: Problem, mask: Tensor, tolerance: float, max_steps: int | None, run: Run) -> Result:
     """On the CPU: all steps of an instance in one go, but with a look at the clock now and then."""
     from grace_opt.kernels.compiled.exchange import improve
 
@@ -122,8 +123,8 @@ def _compiled(problem: Problem, mask: Tensor, tolerance: Tensor, max_steps: int 
         most = most if max_steps is None else min(most, max_steps - steps)
         part, before = chosen[active], done[active]
         now = before.copy()
-        shares = (W if len(active) == len(W) else W[active], part, candidates[active], tolerance.numpy()[active], now)
-        in_threads(partial(improve, most), shares)
+        shares = (W if len(active) == len(W) else W[active], part, candidates[active], now)
+        in_threads(partial(improve, most, tolerance), shares)
         chosen[active], done[active] = part, now
         steps += most
         active = active[now - before == most]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from .passes import largest_row
 from .vectors import least_exchange
 
 #: Exchanges between two fresh computations of the sums, which keep their drift below the tolerance.
@@ -19,11 +20,11 @@ REFRESH = 256
 
 
 @njit(cache=True, nogil=True)
-def improve(steps, W, mask, candidates, tolerance, done):
+def improve(steps, tolerance, W, mask, candidates, done):
     """Up to `steps` exchanges per instance, in `mask`; `done` counts them, and is as it was at a local optimum.
 
     W : (B, n, n) float32 or float64; mask, candidates : (B, n) bool
-    tolerance : (B,) float64, improvements up to this are rounding
+    tolerance : improvements up to this, relative to max |W|, are rounding
     done : (B,) int64
     """
     n = W.shape[1]
@@ -32,14 +33,15 @@ def improve(steps, W, mask, candidates, tolerance, done):
         if steps == 0:
             continue
         _fresh_sums(W[b], mask[b], sums)
+        rounding = tolerance * np.float64(np.abs(largest_row(W[b])).max())
         age = 0
         for _ in range(steps):
             change, i, j = _best_exchange(W[b], mask[b], candidates[b], sums, enter)
-            if not change < -tolerance[b] and age > 0:
+            if not change < -rounding and age > 0:
                 _fresh_sums(W[b], mask[b], sums)
                 age = 0
                 change, i, j = _best_exchange(W[b], mask[b], candidates[b], sums, enter)
-            if not change < -tolerance[b]:
+            if not change < -rounding:
                 break
             mask[b, i], mask[b, j] = False, True
             done[b] += 1

@@ -12,19 +12,26 @@ from .vectors import SIDE, differ, largest_bits
 
 
 @njit(cache=True, nogil=True)
+def largest_row(W):
+    """A row of W in which the largest |W_ij| stands, or an entry that is not finite if there is one."""
+    row, most = 0, largest_bits(W[0])
+    for i in range(1, W.shape[0]):
+        size = largest_bits(W[i])
+        if size > most:
+            row, most = i, size
+    return W[row]
+
+
+@njit(cache=True, nogil=True)
 def extremes(W, finite, largest, asymmetry):
     """Per instance: whether W is finite, and if so max |W_ij| and max |W_ij - W_ji| (in float64)."""
     n = W.shape[1]
     whole = n // SIDE * SIDE
     for b in range(W.shape[0]):
         here = W[b]
-        row, most = 0, largest_bits(here[0])
-        for i in range(1, n):
-            size = largest_bits(here[i])
-            if size > most:
-                row, most = i, size
-        largest[b] = np.abs(here[row]).max()
-        finite[b] = np.isfinite(here[row]).all()
+        row = largest_row(here)
+        largest[b] = np.abs(row).max()
+        finite[b] = np.isfinite(row).all()
         if not finite[b]:
             continue
         worst = 0.0
