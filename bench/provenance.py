@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from grace_opt.sweep.measure import cpu_name
+
 #: Lists what is changed, results and model cards aside: they are what is being measured.
 DIRTY = ("status", "--porcelain", "-uno", "--", ":/", ":!/docs/results", ":!/grace_opt/data")
 PACKAGES = ("numpy", "scipy", "torch", "numba", "transformers")
@@ -23,7 +25,7 @@ def provenance() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": "python -m " + module_name() + "".join(f" {Path(a).name if '/' in a else a}" for a in sys.argv[1:]),
         "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git(*DIRTY) else ""),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
@@ -56,11 +58,3 @@ def caption(source: dict[str, Any]) -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     return done.stdout.strip()
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

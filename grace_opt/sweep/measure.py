@@ -60,7 +60,7 @@ def _facts(names: Sequence[str]) -> dict[str, str]:
     found = {}
     for name in names:
         if name == "cpu":
-            found[name] = _cpu()
+            found[name] = cpu_name()
         elif name == "python":
             found[name] = platform.python_version()
         else:
@@ -71,7 +71,8 @@ def _facts(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """What the system calls its processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
