@@ -29,6 +29,7 @@ from grace_opt.sweep import (
     Description,
     Paper,
     Plot,
+    Record,
     SweepError,
     Table,
     make_report,
@@ -37,6 +38,7 @@ from grace_opt.sweep import (
     read_cell,
     read_description,
     run_sweep,
+    write_cell,
     write_description,
 )
 from grace_opt.sweep import cells as cells_module
@@ -448,6 +450,21 @@ def test_views_that_do_not_fit_the_rows(view: Table | Plot, message: str, tmp_pa
     run_sweep([cell], measured, tmp_path, progress=False)
     write_description(tmp_path, Description("first", "", "", "", "", [cell.key], [view]))
     with pytest.raises(GraceError, match=message):
+        make_report(tmp_path)
+
+
+def test_a_view_of_what_is_still_to_come(tmp_path: Path) -> None:
+    """Half of a sweep may lack whole columns; the whole of it may not."""
+    cells = [Cell("half", {"kind": kind}) for kind in ("a", "b")]
+    views = [Table("Later", metrics=["g"], rows=[], by="method"), Plot("line", "Now", x="n", y="f")]
+    keys = [cell.key for cell in cells]
+    write_description(tmp_path, Description("half", "Half", "", "", "run it", keys, views))
+    write_cell(tmp_path, Record(cells[0], [{"n": 1, "f": 2.0, "method": "m"}], 0.1, {}))
+    page = make_report(tmp_path)[1].read_text()
+    assert "Not run here, or not yet. To fill it: `run it`" in page
+    assert "![Now](half-2.png)" in page
+    write_cell(tmp_path, Record(cells[1], [{"n": 2, "f": 2.0, "method": "m"}], 0.1, {}))
+    with pytest.raises(OptionError, match="reads column 'g', which no row has"):
         make_report(tmp_path)
 
 

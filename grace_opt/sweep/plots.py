@@ -124,8 +124,8 @@ def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any]) -> N
 def _heatmap(plot: Plot, figure: Any, axis: Any, frame: Any) -> None:
     means = frame.groupby([plot.y, plot.x], sort=True)[plot.value].mean().unstack(plot.x)
     image = axis.imshow(means.to_numpy(float), cmap="viridis", aspect="auto", interpolation="nearest")
-    for labels, ticks in ((means.columns, axis.set_xticks), (means.index, axis.set_yticks)):
-        step = math.ceil(len(labels) / 16)
+    for labels, ticks, most in ((means.columns, axis.set_xticks, 8), (means.index, axis.set_yticks, 16)):
+        step = math.ceil(len(labels) / most)
         ticks(range(0, len(labels), step), [str(label) for label in labels[::step]], parse_math=False)
     figure.colorbar(image, ax=axis, shrink=0.9, label=_label(plot, plot.value))
 

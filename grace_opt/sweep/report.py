@@ -120,6 +120,9 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
         parts.append(f"**Not run here**: {_escape(description.missing)}")
     for at, view in enumerate(description.views, 1):
         parts.append(f"## {_escape(view.title)}")
+        if data and len(records) < len(paths) and not set(view.columns) <= set(frame.columns):
+            parts.append(_nothing(description))  # of what is there, no row has it yet
+            continue
         if data:
             check_columns(name, view, frame.columns)
         if isinstance(view, Table):
@@ -138,7 +141,7 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
 
 
 def _nothing(description: Description) -> str:
-    return f"Not run here. To fill it: {_code(description.command)}"
+    return f"Not run here, or not yet. To fill it: {_code(description.command)}"
 
 
 def _provenance(description: Description, records: list[Record], others: int) -> list[str]:
