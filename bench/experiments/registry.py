@@ -14,7 +14,20 @@ from grace_opt.errors import OptionError
 from grace_opt.sweep import Plot, Table
 
 #: Modules of this folder, in the order in which `all` runs them; one that is not there yet is passed over.
-MODULES: tuple[str, ...] = ("solver_quality",)
+MODULES: tuple[str, ...] = (
+    "reconstruction",
+    "bits",
+    "anatomy",
+    "protection",
+    "drift",
+    "pareto",
+    "bounds",
+    "shootout",
+    "solver_quality",
+    "niah",
+    "longbench.llama",
+    "longbench.mistral",
+)
 SIZES = ("smoke", "pocket", "full")
 
 
