@@ -52,7 +52,7 @@ def plain_bound(problem: Problem) -> Tensor:
     >>> round(float(plain_bound(p)), 6)
     2.0
     """
-    return _bounds(problem, "mies", lambda sub, value: relax(sub).bound)
+    return _bounds(problem, "mies", lambda sub, value: relax(sub).bound)[0]
 
 
 def qcr_bound(problem: Problem) -> Tensor:
@@ -85,7 +85,7 @@ def qcr_bound(problem: Problem) -> Tensor:
     >>> round(float(qcr_bound(p)), 4)  # the optimum is 4
     4.0
     """
-    return _bounds(problem, "mies", lambda sub, value: shifted(sub, value).bound)
+    return _bounds(problem, "mies", lambda sub, value: shifted(sub, value).bound)[0]
 
 
 def dnn_bound(problem: Problem) -> Tensor:
@@ -104,7 +104,7 @@ def dnn_bound(problem: Problem) -> Tensor:
     >>> bool(1.99 < dnn_bound(p) <= 2)  # the optimum is 2
     True
     """
-    return _bounds(problem, "mies", lambda sub, value: strengthened(sub, value)[0].bound)
+    return _bounds(problem, "mies", lambda sub, value: strengthened(sub, value)[0].bound)[0]
 
 
 def tight_bound(problem: Problem) -> Tensor:
@@ -125,17 +125,24 @@ def tight_bound(problem: Problem) -> Tensor:
     5.0
     """
 
+    return open_bound(problem)[0]
+
+
+def open_bound(problem: Problem) -> tuple[Tensor, Tensor]:
+    """`tight_bound`, and where it leaves a gap to the choice that it knows: (B,) float64 and (B,) bool."""
+
     def bound(sub: Subproblem, value: float) -> float:
         left, best = fixing.narrowed(sub, value, 1e-10 * abs(value), shifts=SHIFTS)
         if best < value - ENOUGH * abs(value) and 0 < left.k < left.m:
             best = max(best, strengthened(left, value, steps=STEPS)[0].bound)
         return min(best, value)
 
-    return _bounds(problem, "tabu", bound)
+    found, values = _bounds(problem, "tabu", bound)
+    return found, found < values - ENOUGH * values.abs()
 
 
-def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], float]) -> Tensor:
-    """`bound(sub, value)` of every instance, with f of a choice by method `known`; forced instances get their value."""
+def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], float]) -> tuple[Tensor, Tensor]:
+    """`bound(sub, value)` of every instance, and value, f of a choice by method `known`, which forced ones get."""
     if problem.n > MOST_VERTICES:
         raise SolverError(
             f"n = {problem.n} is beyond {MOST_VERTICES}, for which this bound takes O(n³) time many times over: use "
@@ -158,4 +165,5 @@ def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], f
             found = max(found, min(value, step * math.ceil(found / step - 1e-6)))
         return found * scale
 
-    return torch.tensor(in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
+    found = torch.tensor(in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
+    return found, found.new_tensor(values)

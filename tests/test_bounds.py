@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import Problem, ProblemError, bounds, solve
-from grace_opt.testing import batches, instance, instances
+from grace_opt import Problem, ProblemError, bounds, generators, solve
+from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
 
 ALL = {
@@ -114,3 +114,22 @@ def test_margins_scale_with_the_weights(scale):
         plain = float(bound(Problem.of(W, 3, protected=[0, 4]).flatten()))
         small = float(bound(Problem.of(W * scale, 3, protected=[0, 4]).flatten()))
         assert small / scale == pytest.approx(plain, rel=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tight_is_never_below_fast(kind):
+    """But for the gap that is left alone."""
+    W = np.stack([instance(kind, 24, seed) for seed in range(4)])
+    problem = Problem.of(W, 12).flatten()
+    tight, fast = (bounds.certificate(problem, level) for level in ("tight", "fast"))
+    scale = torch.from_numpy(np.abs(W).sum((-1, -2)))
+    assert (tight >= fast - 0.08 * solve(torch.from_numpy(W), 12, "tabu").objective.abs() - 1e-12 * scale).all()
+
+
+def test_tight_near_rank_one():
+    """There the eigenvalues say more than what is made for attention's W, whose bound is below zero."""
+    W = np.stack([generators.cancellation(24, seed=seed, k=12).W for seed in range(4)])
+    problem = Problem.of(W, 12).flatten()
+    tight, fast = (bounds.certificate(problem, level) for level in ("tight", "fast"))
+    assert (tight >= fast).all()
+    assert (fast > bounds.tight_bound(problem)).any()
