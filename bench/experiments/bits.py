@@ -1,0 +1,221 @@
+"""Keys in bits: pruned channels beside quantised keys, and both together, at the bits that a key element costs.
+
+A ratio alone does not say whether pruning is worth it: who needs smaller keys may as well store each in 4 bits. A cell
+is one text with every way of storing, so that pairs are complete. Quantisation is the plain one: per channel, groups of
+32 tokens, between the group's least and largest value, with a scale and a zero of 16 bits each.
+Source: ours; the grouping is KIVI's (arXiv 2402.02750).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.experiments.quality import Reference, choose, interactions
+from bench.experiments.reconstruction import common_config
+from bench.experiments.registry import Experiment, Settings
+from bench.experiments.tensors import LayerTensors, load, missing
+from grace_opt.errors import OptionError
+from grace_opt.sweep import Plot, Table
+from grace_opt.weights import prune_count
+
+#: Tokens that share a scale and a zero, and the bits of both.
+GROUP, SCALES = 32, 32
+DENSE = 16
+METHODS = ("THINK", "GRACE", "optimum")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured.
+
+    Attributes
+    ----------
+    texts : str
+        A text file or a folder of them, for a checkpoint; the pocket model brings its own.
+    passages : int
+        Texts, the independent units of the intervals.
+    prompt, later : int
+        Tokens of a prompt, and of its continuation, whose queries are the later ones.
+    layers : tuple of int
+        Which; none means all.
+    ratios : tuple of float
+        Of channels to prune.
+    widths : tuple of int
+        Bits of quantised keys, alone.
+    together : tuple of int
+        Bits of the kept channels, where pruning and quantisation are combined.
+    observed, recent, sinks : int
+        Queries that the choice is made from; last and first tokens of the prompt that stay dense, the last ones at
+        least so many, until whole groups are left.
+    time_limit : float
+        Seconds for the proof of a head's optimum.
+    """
+
+    texts: str = ""
+    passages: int = 6
+    prompt: int = 896
+    later: int = 96
+    layers: tuple[int, ...] = ()
+    ratios: tuple[float, ...] = (0.25, 0.5, 0.6)
+    widths: tuple[int, ...] = (8, 4, 3, 2)
+    together: tuple[int, ...] = (4, 3)
+    observed: int = 32
+    recent: int = 32
+    sinks: int = 4
+    time_limit: float = 10.0
+
+
+def cells(settings: Settings) -> list[dict[str, Any]]:
+    """One for each text."""
+    options: Options = settings.options
+    if bad := [bits for bits in (*options.widths, *options.together) if not 1 <= bits <= 8]:
+        raise OptionError(f"--set widths and together: {bad[0]} bits; give 1 to 8.")
+    lists = {name: list(getattr(options, name)) for name in ("ratios", "widths", "together")}
+    return [{**common_config(settings), **lists, "text": text} for text in range(options.passages)]
+
+
+def run(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every way of storing the keys of one text; a row for each, means over layers and heads."""
+    c = config
+    recent = c["recent"] + max(c["prompt"] - c["recent"] - c["sinks"], 0) % GROUP
+    found: dict[str, list[dict[str, Any]]] = {}
+    for tensors in load(
+        c["model"], c["text"], c["prompt"], c["later"], c["layers"], c["seed"], c["texts"], c["device"]
+    ):
+        reference = Reference(tensors, c["prompt"], c["observed"], recent, c["sinks"])
+        for way, keys in _ways(tensors, reference.stored, config):
+            name = f"{way.name}, {way.bits:.3g} bits"
+            found.setdefault(name, []).append({**way.numbers, **reference.measure(keys).means(), "way": way})
+    rows = []
+    for name, parts in found.items():
+        way = parts[0].pop("way")
+        row = {n: sum(part[n] for part in parts) / len(parts) for n in parts[0]}
+        # A method and ratio by themselves, only where keys keep their 16 bits; a curve, only for one of the methods.
+        alone = {"method": way.method, "ratio": way.ratio} if way.family.endswith("16 bit") else {}
+        curve = {} if way.method in ("THINK", "optimum") else {"curve_kl": row["kl"], "curve_output": row["output"]}
+        rows.append({"way": name, "bits": way.bits, "family": way.family, **alone, **row, **curve})
+    return sorted(rows, key=lambda row: -row["bits"])
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of storing keys: its name, line in the plot, bits for each element, and what belongs to its choice."""
+
+    name: str
+    family: str
+    bits: float
+    method: str = ""
+    ratio: float = 0.0
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+def _ways(tensors: LayerTensors, stored: slice, config: dict[str, Any]) -> Iterator[tuple[Way, Tensor]]:
+    """All ways of storing one layer's keys, and the keys as they are read back."""
+    keys = tensors.keys[:, : config["prompt"]]
+    narrow: dict[int, Tensor] = {}
+    for bits in sorted({*config["widths"], *config["together"]}, reverse=True):
+        narrow[bits] = keys.clone()
+        narrow[bits][:, stored] = quantise(keys[:, stored], bits)
+        if bits in config["widths"]:
+            yield Way(f"int{bits}", "quantised", bits + SCALES / GROUP), narrow[bits]
+    W, d = interactions(tensors, config["prompt"], config["observed"]), keys.shape[-1]
+    for ratio in config["ratios"]:
+        kept = 1 - prune_count(ratio, d) / d
+        for method in METHODS:
+            choice = choose(method, W, keys, ratio, config["seed"], config["time_limit"])
+            gone = choice.pruned[:, None]
+            numbers = {"f_share": float(choice.share.mean())}
+            numbers |= {"proved": 100 * float(choice.proved.float().mean())} if method == "optimum" else {}
+            name = f"{method} {ratio:g}"
+            way = Way(f"{name}, 16 bit", f"{method}, 16 bit", kept * DENSE, method, ratio, numbers)
+            yield way, keys.masked_fill(gone, 0.0)
+            for bits in config["together"]:
+                cost = kept * (bits + SCALES / GROUP)
+                yield (
+                    Way(f"{name}, int{bits}", f"{method}, int{bits}", cost, method),
+                    narrow[bits].masked_fill(gone, 0.0),
+                )
+
+
+def quantise(keys: Tensor, bits: int) -> Tensor:
+    """Keys (H, T, d) as they are read back: the nearest of 2^bits levels in each channel's groups of tokens.
+
+    T is a multiple of `GROUP`. Scale and zero are rounded to 16 bits.
+    """
+    groups = keys.unflatten(1, (-1, GROUP))
+    zero = groups.amin(2, keepdim=True).half().float()
+    step = ((groups.amax(2, keepdim=True) - zero) / (2**bits - 1)).half().float()
+    levels = ((groups - zero) / step.clamp_min(torch.finfo(torch.float16).tiny)).round().clamp(0, 2**bits - 1)
+    return (levels * step + zero).flatten(1, 2)
+
+
+def views(settings: Settings) -> list[Table | Plot]:
+    """Methods beside each other, everything beside the fewest bits, and curves."""
+    options: Options = settings.options
+    what = (
+        "Measures as defined in `bench/experiments/quality.py`, on later queries (f_share and logit_observed: on the "
+        "observed ones), means over layers and KV heads. Bits of a stored key element: scales and zeros included, kept "
+        "indices and dense windows not."
+    )
+    tables: list[Table | Plot] = [
+        Table(
+            "THINK, GRACE and the optimum, kept channels in 16 bits",
+            metrics=["f_share", "logit_observed", "logit_later", "kl", "output"],
+            rows=["ratio", "bits"],
+            by="method",
+            baseline="THINK",
+            pair=["text"],
+            note="f_share: f(S) / f(all channels). " + what,
+        )
+    ]
+    if options.widths:
+        least = min(options.widths)
+        bits = least + SCALES / GROUP
+        tables.append(
+            Table(
+                f"Everything beside int{least}, from many bits to few",
+                metrics=["kl", "output"],
+                rows=[],
+                by="way",
+                baseline=f"int{least}, {bits:.3g} bits",
+                pair=["text"],
+                note="worse, at more bits than the baseline: quantisation alone is the better buy. Pruning earns its "
+                f"place where it is better at {bits:g} bits or fewer; below them nothing else stands here. " + what,
+            )
+        )
+    plots = [
+        Plot("line", title, "bits", y, hue="family", log=["y"], labels={"bits": "bits per key element", y: label})
+        for title, y, label in (
+            ("Attention KL by bits", "curve_kl", "attention KL (nats)"),
+            ("Output error by bits", "curve_output", "relative output error"),
+        )
+    ]
+    proved = Table("Optima that were proved (%)", metrics=["proved"], rows=["ratio"], by="method", note="Of KV heads.")
+    return [*tables, *plots, proved]
+
+
+EXPERIMENT = Experiment(
+    name="bits",
+    title="Pruned and quantised keys in bits per element",
+    paper="",
+    about="The keys of a prompt are stored pruned (by THINK, GRACE and the proved optimum of f), quantised to a few "
+    "bits, or both. Each way is measured on the queries of the text's continuation, and shown at the bits that a key "
+    "element costs. Quantisation is plain rounding, without rotation or outliers set aside, and pruning has no "
+    "compensation: both can be done better. Bits are counted, not time. Attention is measured layer by layer, on the "
+    "dense model's inputs: errors that add up from layer to layer are not in it. On the pocket model it shows that the "
+    "code runs, and little about real keys.",
+    sizes={
+        "smoke": Options(passages=1, prompt=160, later=24, ratios=(0.5,), layers=(0, 2)),
+        "pocket": Options(),
+        "full": Options(passages=10, prompt=2048, later=256),
+    },
+    cells=cells,
+    run=run,
+    views=views,
+    needs=missing,
+)
