@@ -279,7 +279,7 @@ def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any])
 
 def _lower_bound(problem: Problem, value: Tensor, result: Result, certified: Tensor | None) -> Tensor:
     """The best of the solver's own bound, the certificate asked for, and what is known of forced choices."""
-    bound = torch.full_like(value, -math.inf) if result.lower_bound is None else result.lower_bound.to(value)
+    bound = value.new_tensor(-math.inf) if result.lower_bound is None else result.lower_bound.to(value)
     if certified is not None:
         bound = torch.maximum(bound, certified)
     forced = (problem.k == 0) | (problem.k == count(problem.candidates))

@@ -48,8 +48,9 @@ class DropGreedyOptions:
 def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Result:
     """Drop the vertex whose removal lowers f most until k are left; of equal ones, the lowest index goes."""
     size = problem.candidates.sum(-1)
+    scores = removal_scores(problem.W, problem.candidates)
     drops = size if options.path else size - problem.k
-    dropped = greedy_order(problem.W, removal_scores(problem.W, problem.candidates), drops, int(drops.max()))
+    dropped = greedy_order(problem.W, scores, problem.candidates, drops, int(drops.max()))
     if not options.path:
         return Result(problem.candidates & ~dropped.mask)
     order = _reversed(dropped.order, size, problem.n)

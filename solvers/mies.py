@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from grace_opt.errors import OptionError
-from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
+from grace_opt.kernels.greedy import cost_path, greedy_order
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
@@ -43,11 +43,10 @@ class MiesOptions:
 @register("mies", options=MiesOptions, batched=True, guarantee="optimal for diagonal W")
 def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
     """Greedily add the vertex that increases f least; ties go to the lowest index."""
-    scores = first_scores(problem.W, problem.candidates)
     if not options.path:
-        taken = greedy_order(problem.W, scores, problem.k, problem.k_max)
+        taken = greedy_order(problem.W, None, problem.candidates, problem.k, problem.k_max)
         return Result(taken.mask, objective=taken.rise)
-    order = greedy_order(problem.W, scores, problem.candidates.sum(-1), problem.n).order
+    order = greedy_order(problem.W, None, problem.candidates, problem.candidates.sum(-1), problem.n).order
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
     return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)})

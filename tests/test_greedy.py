@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import grace_opt
 from grace_opt import Status, registry, solve
 from grace_opt.cli import app
-from grace_opt.kernels import completion, greedy
+from grace_opt.kernels import completion, greedy, threads
 from grace_opt.kernels.compiled import greedy as compiled_greedy
 from grace_opt.solvers import beam as beam_module
 from grace_opt.testing import batches, check_solution, check_solver, instance, instances
@@ -55,7 +55,7 @@ def test_drop_greedy_compiled_is_the_reference(dtype):
     k = torch.tensor([0, 1, 20, 30, 40, 50])
     order = np.full((6, 50), -1, dtype=np.int64)
     mask = np.zeros((6, 70), dtype=np.bool_)
-    compiled_greedy.greedy(W.numpy(), scores.clone().numpy(), k.numpy(), order, mask, np.zeros(6))
+    compiled_greedy.greedy(W.numpy(), scores.numpy(), candidates.numpy(), k.numpy(), order, mask, np.zeros(6))
     assert scores.dtype == torch.float64
     expected = greedy.torch_order(W, scores, k, 50)
     assert (order.tolist(), mask.tolist()) == (expected.order.tolist(), expected.mask.tolist())
@@ -100,7 +100,7 @@ def test_path_is_the_answer_for_every_k(method, drawn):
 def test_path_of_a_batch_is_the_path_of_each(method, drawn, compiled):
     W, k, protected = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(greedy, "COMPILE_FROM", 0 if compiled else 10**12)
+        patch.setattr(threads, "COMPILE_FROM", 0 if compiled else 10**12)
         together = solve(W, k, method, protected=protected, path=True)
     check_solution(W, k, together, protected)
     for b in range(len(W)):

@@ -31,7 +31,7 @@ def test_compiled_greedy_is_the_reference(drawn, dtype):
     expected = greedy.torch_order(W, scores, ks, width)
     order, rise = np.full(tuple(expected.order.shape), -1, dtype=np.int64), np.full(len(k), np.nan)
     mask = np.zeros(tuple(scores.shape), dtype=np.bool_)
-    compiled.greedy(W.numpy(), scores.contiguous().numpy().copy(), k, order, mask, rise)
+    compiled.greedy(W.numpy(), scores.contiguous().numpy(), ~protected, k, order, mask, rise)
     assert order.tolist() == expected.order.tolist()
     assert mask.tolist() == expected.mask.tolist()
     assert rise.tolist() == expected.rise.tolist()
@@ -53,17 +53,18 @@ def test_compiled_greedy_in_blocks_and_what_is_left(dtype, wide):
         candidates = torch.rand(11, n, generator=g) < 0.9
         scores = greedy.first_scores(W, candidates).to(torch.promote_types(wide, dtype))
         k = (candidates.sum(-1) * torch.rand(11, generator=g)).long()
-        found = [np.full((11, n), -1), np.zeros((11, n), dtype=np.bool_), np.zeros(11)]
-        compiled.greedy(W.numpy(), scores.numpy().copy(), k.numpy(), *found)
-        for one, other in zip(found, greedy.torch_order(W, scores, k, n), strict=True):
-            assert one.tolist() == other.tolist()
+        for start in (scores, scores[:, :0]) if scores.dtype == dtype else (scores,):  # or from the diagonal
+            found = [np.full((11, n), -1), np.zeros((11, n), dtype=np.bool_), np.zeros(11)]
+            compiled.greedy(W.numpy(), start.numpy(), candidates.numpy(), k.numpy(), *found)
+            for one, other in zip(found, greedy.torch_order(W, scores, k, n), strict=True):
+                assert one.tolist() == other.tolist()
 
 
 def test_compiled_greedy_stays_inside_its_arrays():
     """check=False lets numbers through that are none; the choice is worthless then, and nothing else is touched."""
     W = np.full((2, 40, 40), np.nan, dtype=np.float32)
     order, mask = np.full((2, 3), -1), np.zeros((2, 40), dtype=np.bool_)
-    compiled.greedy(W, W[:, 0].copy(), np.array([3, 3]), order, mask, np.zeros(2))
+    compiled.greedy(W, W[:, 0], mask | True, np.array([3, 3]), order, mask, np.zeros(2))
     assert ((order >= 0) & (order < 40)).all()
 
 
@@ -78,7 +79,9 @@ def test_large_batches_take_the_compiled_loop(monkeypatch, transposed):
     k = torch.full((30,), 80)
     used, original = [], compiled.greedy
     monkeypatch.setattr(compiled, "greedy", lambda *a: (used.append(1), original(*a)))
-    found, expected = greedy.greedy_order(W, scores, k, 80), greedy.torch_order(W, scores, k, 80)
+    every = torch.ones(30, 90, dtype=torch.bool)
+    found, expected = greedy.greedy_order(W, scores, every, k, 80), greedy.torch_order(W, scores, k, 80)
+    assert torch.equal(greedy.greedy_order(W, None, every, k, 80).order, expected.order)
     assert used
     assert torch.equal(found.order, expected.order)
     assert torch.equal(found.rise, expected.rise)

@@ -315,6 +315,13 @@ def test_what_has_no_spread_gives_neither_nan_nor_warnings() -> None:
         assert mean_interval([3.0]).low == -math.inf
 
 
+def test_few_pairs_that_differ_show_nothing() -> None:
+    """Five signs that are all alike are no rarity, however many pairs are equal besides."""
+    for differ, verdict in ((5, "too few differ"), (6, "better")):
+        a = np.array([1.0] * differ + [2.0] * 14)
+        assert paired_interval(a, np.full(len(a), 2.0)).verdict == verdict
+
+
 def test_bad_pairs_are_refused() -> None:
     for values, baseline, options in (
         ([], [], {}),

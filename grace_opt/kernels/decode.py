@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from .threads import in_threads
+from .threads import in_threads, torch_team
 
 #: Most query rows (query heads per KV head times new tokens): a matrix library is faster long before.
 MAX_ROWS = 512
@@ -161,15 +161,18 @@ def decode_attention(
     largest, sums = np.full((items, rows), -np.inf, np.float32), np.zeros((items, rows), np.float32)
     products = np.zeros((items, -(-rows // _ROWS) * _ROWS, -(-value_width // (2 * _LANES)) * 2 * _LANES), np.float32)
     constants = np.array(places, np.int64), np.array(sizes, np.int64), inner, softcap is not None, outer
-    from .compiled.decode import attend, join
+    from .compiled.decode import attend, attend_in_team, join
 
-    def work(share: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-        attend(share, *constants, largest, sums, products)
-
+    taken = np.zeros(1, np.int64)
     if pairs * total * (width + value_width) < ALONE_BELOW:
-        work(np.arange(items))
+        attend(taken, *constants, largest, sums, products)
+    elif (team := torch_team()) is not None:
+        scales = np.array([inner, outer, softcap is not None], np.float32)
+        arrays = taken, *constants[:2], scales, largest, sums, products
+        data = np.array([*(a.ctypes.data for a in arrays), items, rows, *products.shape[1:]], np.int64)
+        team(attend_in_team.address or 0, data)
     else:
-        in_threads(work, (np.arange(items),))
+        in_threads(lambda share: attend(taken, *constants, largest, sums, products), (np.arange(items),))
     join(largest, sums, products, runs, length, output.numpy())
     del mask, narrow, stored
     return output

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..arrays import first_argmin
 from .dispatch import use_triton
 from .passes import mask_from_indices
-from .threads import COMPILE_FROM, in_threads
+from .threads import ALONE_BELOW, in_threads, worth_compiling
 
 #: As in the Triton kernel, which is not imported without need.
 LARGEST_ON_CHIP = 256
@@ -42,24 +42,21 @@ class Greedy(NamedTuple):
 
 
 def first_scores(W: Tensor, candidates: Tensor) -> Tensor:
-    """What the first vertex costs, (B, n): the diagonal, infinite for vertices that are no candidates.
-
-    On the CPU by numpy: torch would wake its threads, which then spin where `greedy_order`'s want to run.
-    """
-    diagonal = W.diagonal(dim1=-2, dim2=-1)
-    if W.device.type == "cpu":
-        return torch.from_numpy(np.where(candidates.numpy(), diagonal.numpy(), np.inf))
-    return diagonal.masked_fill(~candidates, torch.inf)
+    """What the first vertex costs, (B, n): the diagonal, infinite for vertices that are no candidates."""
+    return W.diagonal(dim1=-2, dim2=-1).masked_fill(~candidates, torch.inf)
 
 
-def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
+def greedy_order(W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor, k_max: int) -> Greedy:
     """Take the vertex with the least score, add twice its row to the others' scores, and again.
 
     Parameters
     ----------
     W : Tensor (B, n, n), float32 or float64
-    scores : Tensor (B, n), of W's dtype or wider
-        Scores at the start, whose dtype the sums keep; infinite for vertices that must not be taken.
+    scores : Tensor (B, n), of W's dtype or wider, or None
+        Scores at the start, whose dtype the sums keep; infinite for vertices that must not be taken. None: the
+        diagonal, `first_scores`.
+    candidates : Tensor (B, n), bool
+        The vertices that may be taken.
     k : Tensor (B,), int64
         How many to take, per instance, at most `k_max`.
     k_max : int
@@ -79,16 +76,20 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
     if use_triton("mies", W.device, f"n is larger than {LARGEST_ON_CHIP}" if n > LARGEST_ON_CHIP else None):
         from .triton.greedy import greedy_order as on_chip
 
-        taken = on_chip(W, scores, k, k_max)
+        taken = on_chip(W, first_scores(W, candidates) if scores is None else scores, k, k_max)
         return Greedy(taken.order, mask_from_indices(taken.order, n), taken.rise)
-    if W.device.type == "cpu" and W.shape[0] * k_max * n >= COMPILE_FROM:
+    if W.device.type == "cpu" and worth_compiling(W.shape[0] * k_max * n):
         order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
-        mask, rise = np.zeros(scores.shape, dtype=np.bool_), np.zeros(len(order))
+        mask, rise = np.zeros(W.shape[:-1], dtype=np.bool_), np.zeros(len(order))
+        # By numpy: torch would wake its threads, which then are in our threads' way.
+        free = np.ascontiguousarray(candidates.numpy())
+        arrays = W.contiguous().numpy(), free, k.numpy(), order, mask, rise
+        given = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
         from .compiled.greedy import greedy
 
-        in_threads(greedy, (W.contiguous().numpy(), scores.numpy().copy(), k.numpy(), order, mask, rise))
+        in_threads(greedy, (arrays[0], given.numpy(), *arrays[1:]), alone=W.numel() < ALONE_BELOW)
         return Greedy(*map(torch.from_numpy, (order, mask, rise)))
-    return torch_order(W, scores, k, k_max)
+    return torch_order(W, first_scores(W, candidates) if scores is None else scores, k, k_max)
 
 
 def torch_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:

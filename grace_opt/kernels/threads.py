@@ -5,10 +5,12 @@ Source: ours.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,51 @@ import torch
 
 #: Below this many steps torch is done before numba would be imported (about half a second, once).
 COMPILE_FROM = 200_000
+#: With fewer numbers to work on, another thread takes longer to wake up than it saves.
+ALONE_BELOW = 100_000
+_steps = 0
 
 
-def in_threads(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...]) -> None:
-    """Call `kernel` on equal shares of the batch, as many as torch has threads; it releases the interpreter."""
+def worth_compiling(steps: int) -> bool:
+    """Whether a compiled loop is worth its import: for many steps now, or in all calls so far."""
+    global _steps
+    _steps += steps
+    return _steps >= COMPILE_FROM
+
+
+def in_threads(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...], alone: bool = False) -> None:
+    """Call `kernel` on equal shares of the batch, as many as torch has threads; it releases the interpreter.
+
+    With `alone`, in this thread, as is faster where there is little to do.
+    """
     threads = max(min(torch.get_num_threads(), len(arrays[0])), 1)
+    if alone or threads == 1:
+        kernel(*arrays)
+        return
     mine, *others = zip(*(np.array_split(a, threads) for a in arrays), strict=True)
     waiting = [_pool(threads).submit(kernel, *share) for share in others]
     kernel(*mine)
     for done in waiting:
         done.result()
+
+
+@cache
+def torch_team() -> Callable[[int, npt.NDArray[np.int64]], None] | None:
+    """Torch's own threads, for compiled functions; None where they can not be had.
+
+    After a tensor operation torch's threads stay awake for some milliseconds, in the way of any others. Torch's OpenMP
+    runs a function in as many of them as torch has, without waking anybody: ``team(address, data)`` calls
+    ``void address(void *data)`` in each and returns when all have. On Linux, with GNU's OpenMP, which torch brings.
+    """
+    try:
+        loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+        if len(loaded) != 1:  # with several it is not known which one is torch's
+            return None
+        run = ctypes.CDLL(loaded.pop(), mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return lambda address, data: run(address, data.ctypes.data, torch.get_num_threads(), 0)
 
 
 @cache

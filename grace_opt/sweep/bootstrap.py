@@ -35,7 +35,8 @@ class Interval:
         Pairs, or values.
     verdict : str
         "better" or "worse" if the interval excludes no difference, else "no difference shown"; "too few pairs" if n is
-        below `FEWEST`; empty where nothing is compared.
+        below `FEWEST`, "too few differ" if so few pairs are not equal, whose signs could all be alike by chance; empty
+        where nothing is compared.
     """
 
     estimate: float
@@ -103,6 +104,8 @@ def paired_interval(
         verdict = "too few pairs"
     elif low <= none <= high:
         verdict = "no difference shown"
+    elif np.count_nonzero(a != b) < FEWEST:
+        verdict = "too few differ"
     else:
         verdict = "better" if (high < none) == (better == "lower") else "worse"
     return Interval(estimate, low, high, len(a), verdict)

@@ -51,6 +51,7 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
     across = max(1, min(len(panels), ACROSS))
     down = math.ceil(len(panels) / across) or 1
     size = (6.4, 4.2) if len(panels) < 2 else (3.6 * across + 0.8, 3.2 * down)
+    limits = _limits(plot, [frame if p is None else frame[frame[plot.facet] == p] for p in panels])
     # A fixed salt and no date: equal rows give equal files, so that a committed report changes only with its numbers.
     with matplotlib.rc_context({"svg.hashsalt": "grace_opt", "svg.fonttype": "path"}):
         figure = figures.Figure(figsize=size, layout="constrained")
@@ -58,7 +59,8 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
         axes = np.ravel(figure.subplots(down, across, squeeze=False))
         for axis, panel in zip(axes, panels, strict=False):
             part = frame if panel is None else frame[frame[plot.facet] == panel]
-            _panel(plot, figure, axis, part, list(dict.fromkeys(frame[plot.hue].tolist())) if plot.hue else [None])
+            hues = list(dict.fromkeys(frame[plot.hue].tolist())) if plot.hue else [None]
+            _panel(plot, figure, axis, part, hues, limits)
             if panel is not None:
                 axis.set_title(f"{_label(plot, plot.facet)} = {panel}", fontsize=9, parse_math=False)
         for axis in axes[len(panels) :]:
@@ -71,11 +73,11 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
     return path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
 
 
-def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any]) -> None:
+def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any], limits: tuple[float, float]) -> None:
     axis.set_xlabel(_label(plot, plot.x), parse_math=False)
     axis.set_ylabel(_label(plot, plot.y), parse_math=False)
     if plot.kind == "heatmap":
-        _heatmap(plot, figure, axis, frame)
+        _heatmap(plot, figure, axis, frame, limits)
         return
     places = list(dict.fromkeys(frame[plot.x].tolist()))
     numeric = all(isinstance(place, int | float) for place in places)
@@ -121,13 +123,34 @@ def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any]) -> N
         axis.legend(title=_label(plot, plot.hue), fontsize=7, title_fontsize=7)
 
 
-def _heatmap(plot: Plot, figure: Any, axis: Any, frame: Any) -> None:
-    means = frame.groupby([plot.y, plot.x], sort=True)[plot.value].mean().unstack(plot.x)
-    image = axis.imshow(means.to_numpy(float), cmap="viridis", aspect="auto", interpolation="nearest")
+def _heatmap(plot: Plot, figure: Any, axis: Any, frame: Any, limits: tuple[float, float]) -> None:
+    means = _means(plot, frame)
+    image = axis.imshow(
+        means.to_numpy(float), cmap="viridis", aspect="auto", interpolation="nearest", vmin=limits[0], vmax=limits[1]
+    )
     for labels, ticks, most in ((means.columns, axis.set_xticks, 8), (means.index, axis.set_yticks, 16)):
         step = math.ceil(len(labels) / most)
         ticks(range(0, len(labels), step), [str(label) for label in labels[::step]], parse_math=False)
     figure.colorbar(image, ax=axis, shrink=0.9, label=_label(plot, plot.value))
+
+
+def _means(plot: Plot, frame: Any) -> Any:
+    """Means over rows, y by x: numbers sorted, texts in order of appearance."""
+    means = frame.groupby([plot.y, plot.x], sort=True)[plot.value].mean().unstack(plot.x)
+    for name, axis in ((plot.y, 0), (plot.x, 1)):
+        places = list(dict.fromkeys(frame[name].tolist()))
+        if any(isinstance(place, str) for place in places):
+            means = means.reindex(places, axis=axis)
+    return means
+
+
+def _limits(plot: Plot, parts: list[Any]) -> tuple[float, float]:
+    """Ends of the colours of all panels of a heatmap, so that they can be compared."""
+    if plot.kind != "heatmap":
+        return 0.0, 1.0
+    found = np.concatenate([_means(plot, part).to_numpy(float).ravel() for part in parts if len(part)] or [[0.0]])
+    finite = found[np.isfinite(found)]
+    return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
 
 
 def _label(plot: Plot, column: str) -> str:

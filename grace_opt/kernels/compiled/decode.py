@@ -20,10 +20,12 @@ and Gimelshein (arXiv 1805.02867) for the running softmax.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import cfunc, njit
+from numba.np.numpy_support import carray
 
 from .lanes import (
     LANES,
+    add_one,
     ask_for,
     greater,
     greatest,
@@ -33,6 +35,7 @@ from .lanes import (
     load_place,
     load_some,
     multiply_add,
+    pointer,
     power_of_two,
     spread,
     store,
@@ -314,13 +317,16 @@ def address(places, tensor, b, h):
 
 # Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
 @njit(cache=True, nogil=True)
-def attend(items, places, sizes, inner, softcap, outer, largest, sums, products):
-    """What these items see, into their rows of `largest`, `sums` and `products`.
+def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products):
+    """What the items see that nobody has taken yet, into their rows of `largest`, `sums` and `products`.
+
+    An item is a pair of sequence and KV head times the number of runs, plus the run. Threads that call this on the same
+    arrays share the items: whoever is held up takes fewer.
 
     Parameters
     ----------
-    items : (I,) int64
-        Pair of sequence and KV head times the number of runs, plus the run.
+    taken : (1,) int64
+        How many items have been taken.
     places : (8, 5) int64
         Address and strides of each tensor.
     sizes : (13,) int64
@@ -339,7 +345,10 @@ def attend(items, places, sizes, inner, softcap, outer, largest, sums, products)
     narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
     logits = np.zeros((ROWS, BLOCK), np.float32)
     masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    for item in items:
+    while True:
+        item = add_one(taken)
+        if item >= largest.shape[0]:
+            return
         pair, run = item // runs, item % runs
         b, h = pair // heads, pair % heads
         start, stop = run * columns, min((run + 1) * columns, every)
@@ -386,6 +395,38 @@ def attend(items, places, sizes, inner, softcap, outer, largest, sums, products)
                 sums[item],
                 products[item],
             )
+
+
+@njit(nogil=True)
+def integers(at, shape):
+    """An array of int64 at an address."""
+    return carray(pointer(at), shape, np.int64)
+
+
+@njit(nogil=True)
+def numbers(at, shape):
+    """An array of float32 at an address."""
+    return carray(pointer(at), shape, np.float32)
+
+
+@cfunc("void(voidptr)", cache=True)
+def attend_in_team(data):
+    """`attend`, as a team of threads calls it: with the address of addresses, sizes and `softcap`."""
+    given = carray(data, (11,), np.int64)
+    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (13,))
+    items, rows, room, width = given[7], given[8], given[9], given[10]
+    scales = numbers(given[3], (3,))
+    attend(
+        taken,
+        places,
+        sizes,
+        scales[0],
+        scales[2] != 0,
+        scales[1],
+        numbers(given[4], (items, rows)),
+        numbers(given[5], (items, rows)),
+        numbers(given[6], (items, room, width)),
+    )
 
 
 @njit(cache=True, nogil=True)

@@ -20,27 +20,36 @@ CACHE_LINE = 64
 
 
 @njit(cache=True, nogil=True)
-def greedy(W, scores, k, order, mask, rise):
-    """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken; `scores` is scratch."""
-    size, n = scores.shape
+def greedy(W, given, candidates, k, order, mask, rise):
+    """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken.
+
+    The scores to start with are `given`, (B, n), or, where that has no columns, the diagonal of the candidates.
+    """
+    size, n = candidates.shape
     line = CACHE_LINE // W.itemsize
-    lowest = np.zeros(TOGETHER, scores.dtype)
+    diagonal = given.shape[1] == 0
+    scores, lowest = np.empty((TOGETHER, n), given.dtype), np.zeros(TOGETHER, given.dtype)
     for start in range(0, size, TOGETHER):
         stop = min(start + TOGETHER, size)
         for b in range(start, stop):
+            here = scores[b - start]
+            for i in range(n):
+                here[i] = (W[b, i, i] if candidates[b, i] else np.inf) if diagonal else given[b, i]
             rise[b] = 0.0
-            lowest[b - start] = least(scores[b])
+            lowest[b - start] = least(here)
         for step in range(k[start:stop].max()):
             for b in range(start, stop):
+                if diagonal and b + TOGETHER < size and step < n:
+                    ask_for(W[b + TOGETHER, step], step)  # the next ones' diagonals, every number a line of its own
                 if step < k[b]:
-                    value = lowest[b - start]
-                    best = first_place(scores[b], value)
+                    here, value = scores[b - start], lowest[b - start]
+                    best = first_place(here, value)
                     order[b, step] = best
                     mask[b, best] = True
                     rise[b] += value
-                    scores[b, best] = np.inf
+                    here[best] = np.inf
                     for i in range(0, n, line):
                         ask_for(W[b, best], i)
             for b in range(start, stop):
                 if step < k[b]:
-                    lowest[b - start] = add_twice(scores[b], W[b, order[b, step]])
+                    lowest[b - start] = add_twice(scores[b - start], W[b, order[b, step]])

@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
+from numba.np.arrayobj import make_array
 
 #: Numbers in a vector.
 LANES = 8
@@ -88,6 +89,27 @@ def load_one(typing_context, address):
         return builder.load(builder.inttoptr(arguments[0], _NUMBER.as_pointer()), align=4)
 
     return types.float32(types.intp), generate
+
+
+@intrinsic
+def add_one(typing_context, counter):
+    """What stood in the first entry of an array of int64, to which 1 is added; for one thread at a time."""
+
+    def generate(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "seq_cst")
+
+    return types.int64(counter), generate
+
+
+@intrinsic
+def pointer(typing_context, address):
+    """An address as a pointer, for `numba.carray`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), generate
 
 
 @intrinsic
