@@ -24,6 +24,7 @@ MODULES: tuple[str, ...] = (
     "bounds",
     "shootout",
     "solver_quality",
+    "efficiency",
     "niah",
     "longbench.llama",
     "longbench.mistral",
