@@ -524,7 +524,8 @@ def test_bench_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "4 of 4 cells done" in page.read_text()
     assert "too few pairs" in page.read_text()
     assert command.main(["--list"]) == 0
-    assert all(name in capsys.readouterr().out for name in experiments())
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in experiments())
     assert command.main([*common[:-1], "kinds=planted", "--set", "instances=1"]) == 1
     assert "failed: {" in capsys.readouterr().err
     for wrong in (["nothing"], [*common, "--set", "x=1"], [*common, "--set", "n=a"], [*common, "--only", "x=1"]):
