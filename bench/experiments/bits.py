@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.experiments.quality import Reference, choose, interactions
+from bench.experiments.reconstruction import Options as Common
 from bench.experiments.reconstruction import common_config
 from bench.experiments.registry import Experiment, Settings
 from bench.experiments.tensors import LayerTensors, load, missing
@@ -30,44 +31,23 @@ METHODS = ("THINK", "GRACE", "optimum")
 
 
 @dataclass(frozen=True)
-class Options:
-    """What is measured.
+class Options(Common):
+    """What is measured, besides what `reconstruction` says of it.
 
     Attributes
     ----------
-    texts : str
-        A text file or a folder of them, for a checkpoint; the pocket model brings its own.
-    passages : int
-        Texts, the independent units of the intervals.
-    prompt, later : int
-        Tokens of a prompt, and of its continuation, whose queries are the later ones.
-    layers : tuple of int
-        Which; none means all.
-    ratios : tuple of float
-        Of channels to prune.
+    recent : int
+        At least so many of the prompt's last tokens stay dense, until whole groups are left.
     widths : tuple of int
         Bits of quantised keys, alone.
     together : tuple of int
         Bits of the kept channels, where pruning and quantisation are combined.
-    observed, recent, sinks : int
-        Queries that the choice is made from; last and first tokens of the prompt that stay dense, the last ones at
-        least so many, until whole groups are left.
-    time_limit : float
-        Seconds for the proof of a head's optimum.
     """
 
-    texts: str = ""
-    passages: int = 6
-    prompt: int = 896
-    later: int = 96
-    layers: tuple[int, ...] = ()
     ratios: tuple[float, ...] = (0.25, 0.5, 0.6)
+    sinks: int = 4
     widths: tuple[int, ...] = (8, 4, 3, 2)
     together: tuple[int, ...] = (4, 3)
-    observed: int = 32
-    recent: int = 32
-    sinks: int = 4
-    time_limit: float = 10.0
 
 
 def cells(settings: Settings) -> list[dict[str, Any]]:

@@ -65,6 +65,8 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
                 axis.set_title(f"{_label(plot, plot.facet)} = {panel}", fontsize=9, parse_math=False)
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
+        if plot.hue and plot.kind != "heatmap":
+            _legend(plot, figure, axes)
         figure.suptitle(plot.title, parse_math=False)
         with aside(path.with_name(path.name + ".png")) as file:
             figure.savefig(file, dpi=120)
@@ -118,9 +120,9 @@ def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any], limi
         axis.set_xscale("log")
     if "y" in plot.log:
         axis.set_yscale("log")
+    elif numeric and not named and all(isinstance(place, int) for place in places):
+        axis.xaxis.get_major_locator().set_params(integer=True)  # there is no layer 0.5
     axis.grid(alpha=0.3)
-    if hues != [None]:
-        axis.legend(title=_label(plot, plot.hue), fontsize=7, title_fontsize=7)
 
 
 def _heatmap(plot: Plot, figure: Any, axis: Any, frame: Any, limits: tuple[float, float]) -> None:
@@ -132,6 +134,19 @@ def _heatmap(plot: Plot, figure: Any, axis: Any, frame: Any, limits: tuple[float
         step = math.ceil(len(labels) / most)
         ticks(range(0, len(labels), step), [str(label) for label in labels[::step]], parse_math=False)
     figure.colorbar(image, ax=axis, shrink=0.9, label=_label(plot, plot.value))
+
+
+def _legend(plot: Plot, figure: Any, axes: Any) -> None:
+    """One for all panels, below them, where it hides nothing."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    if found:
+        title, columns = _label(plot, plot.hue), min(len(found), 4)
+        figure.legend(
+            found.values(), found, title=title, ncols=columns, fontsize=7, title_fontsize=7, loc="outside lower center"
+        )
 
 
 def _means(plot: Plot, frame: Any) -> Any:
