@@ -2,7 +2,7 @@ r"""Local search: best-improvement 1-swap from any start, batched, until no swap
 
 Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W
 1_S`; the best exchange is made, s is updated in O(n), and the search stops when a freshly computed s shows no improving
-exchange. Complexity O(n²) per step; compiled on the CPU, and on a GPU, for n up to 128, all steps in one launch of a
+exchange. Complexity O(n²) per step; compiled on the CPU, and on a GPU, for n up to 256, all steps in one launch of a
 Triton kernel. Guarantee: a verified 1-swap-local optimum (to ``1e-12 max|W|`` relative rounding), never worse than its
 start. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and any work on
 maximum diversity.
@@ -30,7 +30,7 @@ from grace_opt.starts import starting_masks
 #: Improvements below this, relative to ``max |W|``, are rounding; sums of n terms need a little more for large n.
 TOLERANCE, TOLERANCE_PER_VERTEX = 1e-12, 2e-15
 #: As in the Triton kernel, which is not imported without need.
-LARGEST_ON_CHIP = 128
+LARGEST_ON_CHIP = 256
 #: Swaps between two fresh computations of the sums, which keep their drift below the tolerance.
 REFRESH = 256
 #: Pairs that the compiled search looks at, per instance, between two looks at the clock: some hundredths of a second.

@@ -20,7 +20,9 @@ from grace_opt.errors import CacheError
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels import decode
+from grace_opt.kernels.packed import FIRST, PLANE, SCALE, STEP, ZERO, PackedKeys
 from tests import oracle
+from tests.packed import packed_keys
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Case:
     """One call of the kernel."""
 
     query: Tensor
-    pruned_keys: Tensor
+    pruned_keys: Tensor | PackedKeys
     kept_indices: Tensor
     sink_keys: Tensor
     tail_keys: Tensor
@@ -320,6 +322,87 @@ def test_what_it_can_not_do_is_refused_with_a_reason(generator):
             wrong.run()
     with torch.no_grad():
         assert case.error(refused["gradients"].run()) <= 1
+
+
+# ------------------------------------------------------- keys in a few bits
+
+PACKINGS = [(4, "quanto"), (2, "quanto"), (8, "hqq"), (4, "hqq"), (2, "hqq"), (1, "hqq")]
+
+
+def in_few_bits(case: Case, generator: torch.Generator, *packing: Any, blocks: int = 2) -> tuple[Case, Case]:
+    """The same with keys in a few bits, and with the numbers that these stand for."""
+    packed, numbers = packed_keys(generator, case.pruned_keys.shape, *packing, blocks=blocks)
+    return replace(case, pruned_keys=packed), replace(case, pruned_keys=numbers.float())
+
+
+@st.composite
+def packed_cases(draw_from: st.DrawFn) -> tuple[Case, Case]:
+    def number(low: int, high: int) -> int:
+        return draw_from(st.integers(low, high))
+
+    generator = torch.Generator().manual_seed(number(0, 2**32 - 1))
+    d, group_size, groups = number(1, 40), draw_from(st.sampled_from([1, 5, 8, 16, 24, 32, 64, 100])), number(1, 5)
+    case = draw(
+        generator,
+        *(number(1, 2), number(1, 3), number(1, 6), number(1, 2), d, number(1, d), 8),
+        *(number(0, 5), groups * group_size, number(2, 9)),
+        softcap=draw_from(st.sampled_from([None, 2.0])),
+        runs=draw_from(st.sampled_from([None, 1, 2, 5])),
+    )
+    if draw_from(st.booleans()):
+        case = masked(case, generator, draw_from(st.sampled_from(["bool", "additive"])))
+    return in_few_bits(case, generator, *draw_from(st.sampled_from(PACKINGS)), group_size, blocks=number(1, 3))
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(packed_cases())
+def test_keys_in_few_bits_are_read_as_the_numbers_that_they_stand_for(both):
+    packed, dense = both
+    assert dense.error(packed.run()) <= 1
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_heads_of_models_in_few_bits(packing, generator):
+    case = draw(generator, batch=2, heads=3, group=4, d=128, kept=51, d_v=128, sinks=4, pruned=640, tail=33)
+    packed, dense = in_few_bits(case, generator, *packing, 32, blocks=4)
+    assert dense.error(packed.run()) <= 1
+
+
+def test_what_packed_keys_have_to_be(generator):
+    packed, _ = in_few_bits(draw(generator, pruned=64), generator, 4, "quanto", 32)
+    keys = packed.pruned_keys
+    for message, wrong in {
+        "scales and zero points are torch.float16": replace(keys, parameters=torch.float16),
+        r"pruned_keys.table has shape \(1, 1, 6\)": replace(keys, table=keys.table[:, :1]),
+    }.items():
+        with pytest.raises(CacheError, match=message):
+            replace(packed, pruned_keys=wrong).run()
+
+
+def entry_of(keys: PackedKeys, column: int, change: Any) -> PackedKeys:
+    table = keys.table.clone()
+    table[..., column] = change(table[..., column])
+    return replace(keys, table=table)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda keys: replace(keys, high_first=not keys.high_first),
+        lambda keys: replace(keys, zero_in_levels=not keys.zero_in_levels),
+        lambda keys: replace(keys, bits=2),
+        lambda keys: entry_of(keys, SCALE, lambda at: at + 4),
+        lambda keys: entry_of(keys, ZERO, lambda at: at + 4),
+        lambda keys: entry_of(keys, PLANE, lambda rows: rows + 1),
+        lambda keys: entry_of(keys, STEP, lambda rows: 0 * rows),
+        lambda keys: entry_of(keys, FIRST, lambda row: 0 * row),
+    ],
+)
+def test_wrong_packing_would_be_noticed(wrong, generator):
+    case = draw(generator, heads=2, group=2, sinks=2, pruned=64, scaling=1.0)
+    packed, dense = in_few_bits(case, generator, 4, "hqq", 16)
+    assert dense.error(packed.run()) <= 1
+    assert dense.error(replace(packed, pruned_keys=wrong(packed.pruned_keys)).run()) > 5
 
 
 # ------------------------------------------------------------ wrong versions

@@ -200,6 +200,7 @@ def test_trials_pass(kernel):
         ("gather", gather, "narrowed", lambda narrow: narrow.flip(-1)),
         ("weights", interaction, "interaction_matrix", lambda W: W * 1.0001),
         ("decoding", decode, "decode_attention", lambda output: output * 1.01),
+        ("decoding in few bits", decode, "decode_attention", lambda output: output * 1.01),
     ],
 )
 def test_trials_notice(kernel, module, name, spoil, monkeypatch):

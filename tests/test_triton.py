@@ -1,6 +1,5 @@
 """The kernels for the GPU, on one if there is one and else in triton's interpreter, against their references."""
 
-import importlib.util
 import os
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from grace_opt import solve, weights
 from grace_opt.errors import OptionError, ProblemError
 from grace_opt.kernels.greedy import cost_path, torch_order
+from tests.mutants import mutant
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
@@ -33,19 +33,6 @@ def random_W(size, n, dtype, integer, seed):
     g = torch.Generator().manual_seed(seed)
     W = torch.randint(-2, 3, (size, n, n), generator=g).float() if integer else torch.randn(size, n, n, generator=g)
     return (W + W.mT).to(dtype)
-
-
-def mutant(module, old, new, folder):
-    """A copy of a module with one thing wrong."""
-    with open(module.__file__, encoding="utf-8") as file:
-        source = file.read()
-    assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
-    path = folder / "mutant.py"
-    path.write_text(source.replace(old, new), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(f"{module.__package__}.mutant", path)
-    wrong = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(wrong)
-    return wrong
 
 
 # The greedy order
@@ -160,13 +147,16 @@ def check_swap(W, mask, candidates, steps):
 
 
 @settings(max_examples=12)
-@given(st.integers(1, 3), st.sampled_from([2, 3, 7, 8, 13, 17]), st.sampled_from([0, 1, 2, 50]), SEEDS)
-def test_exchanges_are_those_of_local_search(size, n, steps, seed):
+@given(st.integers(1, 3), st.sampled_from([2, 3, 7, 8, 13, 17]), st.sampled_from([0, 1, 2, 50]), SEEDS, st.booleans())
+def test_exchanges_are_those_of_local_search(size, n, steps, seed, in_parts):
     rng = np.random.default_rng(seed)
     W = random_W(size, n, torch.float32, True, seed) * int(rng.choice([1, 1000]))
     candidates = torch.from_numpy(rng.random((size, n)) < rng.choice([0.6, 1.0]))
     mask = candidates & torch.from_numpy(rng.random((size, n)) < 0.5)
-    check_swap(W, mask, candidates, steps)
+    with pytest.MonkeyPatch.context() as patch:
+        if in_parts:
+            patch.setattr(greedy, "ENTRIES_AT_ONCE", 64)
+        check_swap(W, mask, candidates, steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALF])
@@ -176,9 +166,10 @@ def test_exchanges_of_real_numbers_end_in_local_optima(dtype):
     check_swap(W, mask.clone(), torch.ones_like(mask), 100)
 
 
-def test_exchanges_of_many_vertices():
-    W = random_W(1, 128, torch.float32, True, 2)
-    check_swap(W, torch.arange(128)[None] < 60, torch.ones(1, 128, dtype=torch.bool), 3)
+@pytest.mark.parametrize("n", [128, 201])
+def test_exchanges_of_many_vertices(n):
+    W = random_W(1, n, torch.float32, True, 2)
+    check_swap(W, torch.arange(n)[None] < 60, torch.ones(1, n, dtype=torch.bool), 3)
 
 
 def test_exchanges_of_nothing():
@@ -189,7 +180,7 @@ def test_exchanges_of_nothing():
 
 def test_exchanges_refuse():
     W, mask = torch.zeros(2, 3, 3), torch.zeros(2, 3, dtype=torch.bool)
-    for bad in ((W, mask[:1], mask), (W, mask, mask.int()), (torch.zeros(1, 129, 129), mask, mask)):
+    for bad in ((W, mask[:1], mask), (W, mask, mask.int()), (torch.zeros(1, 257, 257), mask, mask)):
         with pytest.raises(ProblemError):
             greedy.swap_refine(*bad, 1)
     with pytest.raises(OptionError):
@@ -199,7 +190,10 @@ def test_exchanges_refuse():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("- 2 * tl.where(chosen[:, None]", "- 1 * tl.where(chosen[:, None]"),
+        ("- 2 * _rows(", "- 1 * _rows("),
+        ("start + at", "at"),
+        ("least < change", "least <= change"),
+        ("sums += ", "sums = "),
         ("(chosen == 0) & (free != 0)", "chosen == 0"),
         ("left = tl.where(improves, left - 1, 0)", "left -= 1000"),
         ("diagonal - 2 * sums", "diagonal + 2 * sums"),
@@ -207,10 +201,16 @@ def test_exchanges_refuse():
 )
 def test_wrong_exchanges_are_noticed(monkeypatch, tmp_path, old, new):
     monkeypatch.setattr(greedy, "_swap_kernel", mutant(greedy, old, new, tmp_path)._swap_kernel)
-    W = random_W(6, 17, torch.float32, True, 4)
-    vertex = torch.arange(17).expand(6, 17)
+    monkeypatch.setattr(greedy, "ENTRIES_AT_ONCE", 256)
+    W = random_W(12, 17, torch.float32, True, 4)
+    vertex = torch.arange(17).expand(12, 17)
+
+    def check_all():
+        for steps in (1, 8):
+            check_swap(W, (vertex % 3 == 1) & (vertex < 15), vertex < 15, steps)
+
     with pytest.raises(AssertionError):
-        check_swap(W, vertex < 5, vertex < 12, 20)
+        check_all()
 
 
 # W from queries and keys

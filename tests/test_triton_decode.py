@@ -25,7 +25,9 @@ pytest.importorskip("triton")
 from grace_opt.errors import CacheError
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.triton import decode
+from grace_opt.kernels.triton import attend, decode
+from tests.mutants import mutant
+from tests.packed import packed_keys
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -214,7 +216,7 @@ def test_many_blocks_in_several_runs_as_the_shapes_choose(generator):
 
 
 def _recorded(case: Case, calls: list[Any]) -> Tensor:
-    right = decode._attend_run
+    right = decode.attend_run
 
     class Recording:
         def __getitem__(self, grid: Any) -> Any:
@@ -222,7 +224,7 @@ def _recorded(case: Case, calls: list[Any]) -> Tensor:
             return right[grid]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_attend_run", Recording())
+        patch.setattr(decode, "attend_run", Recording())
         return case.run()
 
 
@@ -306,6 +308,54 @@ def test_what_it_can_not_do_is_refused_with_a_reason(generator):
         assert refused["gradients"].error(refused["gradients"].run()) <= 1
 
 
+# ------------------------------------------------------- keys in a few bits
+
+
+def in_few_bits(case: Case, generator: torch.Generator, *packing: Any) -> tuple[Case, Case]:
+    """The same with keys in a few bits, in two blocks, and with the numbers that these stand for."""
+    shape, dtype = case.pruned_keys.shape, case.query.dtype
+    packed, numbers = packed_keys(generator, shape, *packing, dtype=dtype, blocks=2, device=DEVICE)
+    return replace(case, pruned_keys=packed), replace(case, pruned_keys=numbers.to(DEVICE, dtype))
+
+
+@pytest.mark.parametrize("dtype", list(UNIT))
+@pytest.mark.parametrize(
+    ("bits", "backend", "group_size", "groups", "block"),
+    [
+        (4, "quanto", 32, 3, None),
+        (2, "quanto", 8, 4, 16),
+        (8, "hqq", 40, 2, 16),
+        (4, "hqq", 1, 20, None),
+        (1, "hqq", 128, 1, None),
+    ],
+)
+def test_keys_in_few_bits(bits, backend, group_size, groups, block, dtype, generator):
+    case = draw(
+        generator, 2, 3, 2, 2, 40, 13, 20, 2, groups * group_size, 19, dtype=dtype, block=block, runs=2, softcap=9.0
+    )
+    packed, dense = in_few_bits(masked(case, generator, "bool"), generator, bits, backend, group_size)
+    assert dense.error(packed.run()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if ZERO_IN_LEVELS", "if not ZERO_IN_LEVELS"),
+        ("if HIGH_FIRST", "if not HIGH_FIRST"),
+        ("tl.load(entry + 4) * head + ", ""),
+        ("(row - number * plane)", "(row % 8)"),
+        ("places < GROUP_SIZE", "places < 99"),
+        ("group * GROUP_SIZE + places", "places"),
+    ],
+)
+def test_wrong_reading_of_few_bits_would_be_noticed(old, new, generator, monkeypatch, tmp_path):
+    case = draw(generator, heads=2, group=2, sinks=2, pruned=60, scaling=1.0)
+    packed, dense = in_few_bits(masked(case, generator, "bool"), generator, 4, "hqq", 20)
+    assert dense.error(packed.run()) <= 1
+    monkeypatch.setattr(decode, "attend_run", mutant(attend, old, new, tmp_path).attend_run)
+    assert dense.error(packed.run()) > 5
+
+
 # ------------------------------------------------------------ wrong versions
 
 
@@ -342,14 +392,14 @@ def forget_that_the_tail_comes_after_the_old_tokens(case):
 
 
 def forget_to_weigh_the_runs(case):
-    right = decode._join_runs
+    right = decode.join_runs
 
     class Wrong:
         def __getitem__(self, grid):
             return lambda largest, *rest, **options: right[grid](torch.zeros_like(largest), *rest, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_join_runs", Wrong())
+        patch.setattr(decode, "join_runs", Wrong())
         return case.run()
 
 

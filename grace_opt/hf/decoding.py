@@ -1,8 +1,9 @@
 """Which code decodes on pruned keys: a kernel where one suits, and is faster, else the two-segment attention in torch.
 
 On a GPU Triton's kernel, on the CPU the compiled one; both compute what :func:`grace_opt.hf.segments.
-segmented_attention` defines, which does the work where attention weights, dropout or gradients are asked for, where the
-stored tokens are quantised, and while ``torch.compile`` is tracing.
+segmented_attention` defines, which does the work where attention weights, dropout or gradients are asked for, and while
+``torch.compile`` is tracing. Quantised keys are read where they lie, unless they are packed in 3 bits; quantised values
+become dense at every step.
 
 Source: ours.
 """
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 
 from ..kernels import decode as on_cpu
 from ..kernels.dispatch import DEVICE_TYPE, use_triton
+from ..kernels.packed import PackedKeys
+from .quantization import QuantizedTokens
 from .segments import check_covers, segmented_attention, stored_columns
-from .storage import Compressed
+from .storage import Compressed, dense
 
 #: The GPU's kernel is for few new tokens, the CPU's for one: more are better off with a library's matrix products.
 MAX_KERNEL_QUERIES = 8
-#: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up.
+#: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up; not in few bits.
 CPU_FROM = 2048
 
 
@@ -74,14 +77,18 @@ def _by_kernel(
     **_: Any,
 ) -> Tensor | None:
     """The output, or None if no kernel suits."""
-    keys, values = old.pruned_keys, old.values
-    if torch.compiler.is_compiling() or not isinstance(keys, Tensor) or not isinstance(values, Tensor):
+    if torch.compiler.is_compiling():
         return None
-    stored = (query, keys, old.sink_keys, tail, values, value)
+    keys = old.pruned_keys.packed if isinstance(old.pruned_keys, QuantizedTokens) else old.pruned_keys
+    if keys is None:
+        return None
+    # Quantised values become dense for the kernel, and are of the tail's type and width then.
+    stored = (query, keys, old.sink_keys, tail, old.values if isinstance(old.values, Tensor) else value, value)
+    few = isinstance(keys, Tensor) and old.stored + tail.shape[2] < CPU_FROM
     if query.device.type == DEVICE_TYPE:
         if (decode := _triton_decode(*stored)) is None:
             return None
-    elif query.shape[2] > 1 or old.stored + tail.shape[2] < CPU_FROM or on_cpu.objection(*stored) is not None:
+    elif query.shape[2] > 1 or few or on_cpu.objection(*stored) is not None:
         return None
     else:
         decode = on_cpu.decode_attention
@@ -89,18 +96,19 @@ def _by_kernel(
         check_covers(attention_mask, old.length + tail.shape[2])
         attention_mask = stored_columns(attention_mask, old, query.shape[1])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    values = dense(old.values)
     output: Tensor = decode(
         query, keys, old.kept_indices, old.sink_keys, tail, values, value, attention_mask, scaling, softcap, causal
     )
     return output
 
 
-def _triton_decode(*stored: Tensor) -> Any:
-    device = stored[0].device
-    if torch.is_grad_enabled() and any(t.requires_grad for t in stored):
+def _triton_decode(query: Tensor, keys: Tensor | PackedKeys, *rest: Tensor) -> Any:
+    device, kernel = query.device, "decoding in few bits" if isinstance(keys, PackedKeys) else "decoding"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, keys, *rest)):
         return None
-    if not use_triton("decoding", device):
+    if not use_triton(kernel, device):
         return None
     from ..kernels.triton import decode
 
-    return decode.decode_attention if use_triton("decoding", device, decode.objection(*stored)) else None
+    return decode.decode_attention if use_triton(kernel, device, decode.objection(query, keys, *rest)) else None

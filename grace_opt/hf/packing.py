@@ -6,7 +6,7 @@ which library, and what is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,16 @@ class Form:
             grouped = groups.view(self.heads, -1, self.channels, self.width)
             return grouped.transpose(2, 3).reshape(self.heads, block.tokens, self.channels)
         return groups.reshape(self.heads, block.tokens, self.channels)
+
+    def table(self, blocks: Sequence[Block]) -> list[tuple[int, ...]]:
+        """A row for each group of tokens of one sequence, as :class:`~grace_opt.kernels.packed.PackedKeys` has it."""
+        rows = []
+        for block in blocks:
+            addresses = [tensor.data_ptr() for tensor in block.tensors()]
+            count = block.tokens // self.group_size
+            places = (len(block.packed), count * self.channels)
+            rows += [(*addresses, *places, number * self.channels) for number in range(count)]
+        return rows
 
     def stored_shapes(self, tokens: int) -> list[tuple[int, ...]]:
         """Shapes of a block's tensors, to check what is read from a file."""

@@ -5,7 +5,8 @@ levels between the group's smallest and largest: no number moves by more than ha
 :math:`(\max - \min) / (2^b - 1) / 2`, apart from the rounding of the number type itself. Keys are grouped along tokens,
 because some of their channels are large in every token; values along channels.
 
-When: for tokens that left the dense window. It is lossy, and each read pays for :meth:`QuantizedTokens.dequantize`.
+When: for tokens that left the dense window. It is lossy. The kernels that decode read keys where they lie; every other
+read pays for :meth:`QuantizedTokens.dequantize`.
 
 Rounding and packing are those of optimum-quanto or hqq, which transformers' quantised caches use as well; see
 docs/adr/0005-quantised-storage.md. Both come with ``pip install "grace-opt[quant]"`` and are imported on first use.
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import CacheError, OptionError
+from ..kernels.packed import PackedKeys
 from .packing import BITS, PARTS, Block, Form, check_options, dtype_name, library
 
 _FORMAT = 1
@@ -179,6 +182,29 @@ class QuantizedTokens:
                 done[id(block)] = part
                 start += block.tokens
         return result
+
+    @cached_property
+    def packed(self) -> PackedKeys | None:
+        """Where everything is, for a kernel; None if it is grouped along channels, or packed as no kernel reads it."""
+        form, parameters = self._form, {block.scale.dtype for block in self._blocks().values()}
+        if form.grouping != "tokens" or form.bits == 3 or len(parameters) > 1:
+            return None
+        table = torch.tensor([form.table(row) for row in self._rows], device=self.device)
+        return PackedKeys(
+            self.shape,
+            self.dtype,
+            parameters.pop(),
+            form.group_size,
+            form.bits,
+            high_first=form.backend == "hqq",
+            zero_in_levels=form.backend == "hqq",
+            table=table,
+            tensors=tuple(self.tensors().values()),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `packed`: in a copy, its addresses would still be the original's."""
+        return {name: value for name, value in vars(self).items() if name != "packed"}
 
     # -------------------------------------------------------------- sizes
 

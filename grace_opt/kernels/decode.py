@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
+from .packed import ENTRIES, PackedKeys
 from .threads import in_threads, torch_team
 
 #: Most query rows (query heads per KV head times new tokens): a matrix library is faster long before.
@@ -34,11 +35,12 @@ ALONE_BELOW = 2**17
 
 _ROWS, _LANES = 4, 8  # as the compiled module has them: importing it takes long
 _NO_MASK, _CAUSAL, _BOOL, _ADDITIVE = range(4)
+_BY_TOKEN, _BY_CHANNEL, _PACKED = range(3)
 
 
 def objection(
     query: Tensor,
-    pruned_keys: Tensor,
+    pruned_keys: Tensor | PackedKeys,
     sink_keys: Tensor,
     tail_keys: Tensor,
     old_values: Tensor,
@@ -58,6 +60,8 @@ def objection(
     if any(t.dtype != torch.float32 for t in tensors):
         types = ", ".join(sorted({str(t.dtype) for t in tensors}))
         return f"queries, keys and values are {types}; they must all be float32"
+    if isinstance(pruned_keys, PackedKeys) and pruned_keys.parameters != torch.float32:
+        return f"scales and zero points are {pruned_keys.parameters}; they must be float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "gradients are asked for, and the kernel has none"
     if torch.compiler.is_compiling():
@@ -70,7 +74,7 @@ def objection(
 
 def decode_attention(
     query: Tensor,
-    pruned_keys: Tensor,
+    pruned_keys: Tensor | PackedKeys,
     kept_indices: Tensor,
     sink_keys: Tensor,
     tail_keys: Tensor,
@@ -89,9 +93,9 @@ def decode_attention(
     ----------
     query : Tensor
         ``(B, H_q, L, d)`` in float32, as all keys and values, ``L`` new tokens at the end of the sequence.
-    pruned_keys : Tensor
+    pruned_keys : Tensor or PackedKeys
         ``(B, H, S_p, d')``. A view is read where it is if its channels, or each channel's tokens, lie side by side;
-        others are copied, which costs more than the rest.
+        others are copied, which costs more than the rest. Packed keys are read where they are.
     kept_indices : Tensor
         ``(B, H, d')`` int64: the channels of the pruned keys.
     sink_keys, tail_keys : Tensor
@@ -138,29 +142,28 @@ def decode_attention(
         runs = min(-(-ITEMS // pairs), -(-total // LEAST_COLUMNS))
     columns = -(-total // runs)
     runs = -(-total // columns)
-    by_channel = kept > 1 and pruned_keys.stride(3) != 1 and (pruned_keys.stride(2) == 1 or pruned == 1)
     kind, mask, mask_place = _read_mask(attention_mask, query, total, causal)
     # All tensors stay referred to until the kernel is done: it gets their addresses alone.
     stored = [_rowwise(t) for t in (sink_keys, tail_keys, old_values, tail_values)]
-    narrow = pruned_keys if by_channel else _rowwise(pruned_keys)
+    layout, narrow, narrow_place, form = _read_keys(pruned_keys)
     kept_indices = kept_indices.to(torch.int64)
     steps = kept_indices.stride()
     places = [
         _place(query),
         [kept_indices.data_ptr(), 8 * steps[0], 8 * steps[1], 0, 8 * steps[2]],
         _place(stored[0]),
-        _place(narrow),
+        narrow_place,
         *map(_place, stored[1:]),
         mask_place,
     ]
     group = query_heads // heads
-    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, by_channel, kind]
+    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
     inner, outer = _scales(width**-0.5 if scaling is None else scaling, softcap)
 
     items = pairs * runs
     largest, sums = np.full((items, rows), -np.inf, np.float32), np.zeros((items, rows), np.float32)
     products = np.zeros((items, -(-rows // _ROWS) * _ROWS, -(-value_width // (2 * _LANES)) * 2 * _LANES), np.float32)
-    constants = np.array(places, np.int64), np.array(sizes, np.int64), inner, softcap is not None, outer
+    constants = np.array(places, np.int64), np.array(sizes + form, np.int64), inner, softcap is not None, outer
     from .compiled.decode import attend, attend_in_team, join
 
     taken = np.zeros(1, np.int64)
@@ -180,7 +183,7 @@ def decode_attention(
 
 def _check_shapes(
     query: Tensor,
-    pruned_keys: Tensor,
+    pruned_keys: Tensor | PackedKeys,
     kept_indices: Tensor,
     sink_keys: Tensor,
     tail_keys: Tensor,
@@ -204,6 +207,9 @@ def _check_shapes(
         "old_values": (old_values, (batch, heads, sinks + pruned, value_width)),
         "tail_values": (tail_values, (batch, heads, tail, value_width)),
     }
+    if isinstance(pruned_keys, PackedKeys):
+        groups = pruned // pruned_keys.group_size
+        expected["pruned_keys.table"] = (pruned_keys.table, (batch, groups, ENTRIES))
     for name, (tensor, shape) in expected.items():
         if tensor.shape != shape:
             raise CacheError(
@@ -211,6 +217,17 @@ def _check_shapes(
             )
     if query_heads % heads:
         raise CacheError(f"{query_heads} query heads can not share {heads} KV heads; their number must be a multiple")
+
+
+def _read_keys(keys: Tensor | PackedKeys) -> tuple[int, Tensor | PackedKeys, list[int], list[int]]:
+    """How pruned keys lie, what is read and must stay alive, its place, and what packed keys look like."""
+    if isinstance(keys, PackedKeys):
+        form = [keys.group_size, keys.bits, int(keys.high_first), int(keys.zero_in_levels)]
+        return _PACKED, keys, [keys.table.data_ptr(), 8 * keys.table.stride(0), 0, 0, 0], form
+    if keys.shape[3] > 1 and keys.stride(3) != 1 and (keys.stride(2) == 1 or keys.shape[2] == 1):
+        return _BY_CHANNEL, keys, _place(keys), [0] * 4
+    rows = _rowwise(keys)
+    return _BY_TOKEN, rows, _place(rows), [0] * 4
 
 
 def _read_mask(

@@ -11,6 +11,7 @@ import torch
 from grace_opt.hf import Quantization, SnapKV, decoding
 from grace_opt.kernels import dispatch
 from grace_opt.kernels.dispatch import use_triton
+from grace_opt.kernels.packed import PackedKeys
 
 
 @pytest.fixture(params=["compiled", "triton"])
@@ -70,11 +71,33 @@ def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, family, tiny,
     assert torch.equal(found, generate(model, prune(model, "grace", 0.5), *padded))
 
 
+@pytest.mark.parametrize(
+    ("quantize", "changes"),
+    [
+        (Quantization(keys=4, group_size=8), {"sink_tokens": 3}),
+        (Quantization(keys=2, values=4, group_size=4), {"tail_block": 4}),
+        (Quantization(keys=8, group_size=8, backend="hqq"), {"evict": SnapKV(24, window=6)}),
+    ],
+    ids=str,
+)
+def test_quantised_keys_are_read_where_they_lie(
+    kernel, quantize, changes, tiny, prune, padded, continuation, step, close, monkeypatch
+):
+    pytest.importorskip("optimum.quanto" if quantize.backend == "quanto" else "hqq")
+    model, (prompt, mask), changes = tiny(), padded, {"quantize": quantize, **changes}
+    found = step(model, prune(model, "mies", 0.5, **changes), prompt, continuation, mask)
+    assert len(kernel) == 12 * model.config.num_hidden_layers
+    assert all(isinstance(arguments[1], PackedKeys) for arguments in kernel)
+    monkeypatch.setattr(decoding, "_by_kernel", lambda *args, **kwargs: None)
+    assert close(found, step(model, prune(model, "mies", 0.5, **changes), prompt, continuation, mask))
+
+
 def test_where_the_kernel_can_not_go(kernel, tiny, prune, padded, continuation, step):
-    """Quantised storage, weights that are asked for, and gradients: the reference does it, without a word."""
-    pytest.importorskip("optimum.quanto")
+    """Three bits, weights that are asked for, and gradients: the reference does it, without a word."""
+    pytest.importorskip("hqq")
     model, (prompt, mask) = tiny(), padded
-    step(model, prune(model, "mies", 0.5, quantize=Quantization(keys=4, group_size=8)), prompt, continuation, mask)
+    quantize = Quantization(keys=3, group_size=8, backend="hqq")
+    step(model, prune(model, "mies", 0.5, quantize=quantize), prompt, continuation, mask)
     model.set_attn_implementation("grace_eager")
     step(model, prune(model, "mies", 0.5), prompt, continuation, mask)
     model.set_attn_implementation("grace_sdpa")

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf.quantization import BITS, Quantization, QuantizedTokens
+from tests.packed import numbers_of
 
 MODULES = {"quanto": "optimum", "hqq": "hqq"}
 GROUP = 8
@@ -138,6 +139,38 @@ def test_views_and_gradients_do_no_harm(backend):
     found = QuantizedTokens.quantize(x.requires_grad_().transpose(1, 2), 4, "tokens", GROUP, backend).dequantize()
     assert torch.equal(found, expected)
     assert not found.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kernel_is_told_where_everything_is(library_and_bits, dtype):
+    backend, bits = library_and_bits
+    x = draw(2, 3, 3 * GROUP, 5, dtype=dtype)
+    stored = QuantizedTokens.quantize(x, bits, "tokens", GROUP, backend).append(x[:, :, :GROUP]).select([1, 0, 1])
+    if bits == 3:
+        assert stored.packed is None
+        return
+    assert stored.packed.dtype == stored.packed.parameters == dtype
+    assert stored.packed is stored.packed, "made once"
+    found = numbers_of(stored.packed).to(dtype)
+    torch.testing.assert_close(found, stored.dequantize(), atol=1e-6, rtol=2 * torch.finfo(dtype).eps)
+
+
+def test_what_no_kernel_reads(backend):
+    x = draw(1, 2, 2 * GROUP, 5)
+    assert QuantizedTokens.quantize(x, 4, "channels", GROUP, backend).packed is None
+    if backend == "hqq":  # of which one block needs scales in float32, and the other does not
+        stored = QuantizedTokens.quantize(x.half(), 8, "tokens", GROUP, backend)
+        stored = stored.append(1000 + x[:, :, :GROUP].half())
+        assert {block.scale.dtype for block in stored._rows[0]} == {torch.float16, torch.float32}
+        assert stored.packed is None
+
+
+def test_a_copy_does_not_point_to_the_original(backend):
+    stored = QuantizedTokens.quantize(draw(1, 2, 2 * GROUP, 5), 4, "tokens", GROUP, backend)
+    own = {t.data_ptr() for t in stored.packed.tensors}
+    other = copy.deepcopy(stored)
+    assert torch.equal(numbers_of(other.packed), numbers_of(stored.packed))
+    assert own.isdisjoint(other.packed.table[..., :3].flatten().tolist())
 
 
 @pytest.mark.parametrize(("grouping", "more"), [("tokens", 2 * GROUP), ("channels", 5)])

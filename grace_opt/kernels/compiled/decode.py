@@ -6,10 +6,9 @@ with a running maximum :math:`m`, sum :math:`l = \sum_j 2^{x_j - m}` and product
 which logits are in powers of two (times :math:`\log_2 e`). `join` puts the runs together. Each item is computed alike
 whoever computes it, so the result does not depend on the number of threads.
 
-The two products are written in vectors of eight numbers (:mod:`~grace_opt.kernels.compiled.lanes`): what makes them
-fast is that sums stay in registers for four rows at a time, which LLVM's own vectoriser does not find. Addresses are
-plain integers, in bytes: strided views need no array type of their own, so the kernel is compiled once and not once for
-every combination of layouts.
+Both products take four rows at a time (:mod:`~grace_opt.kernels.compiled.rows`), and logits are made from dense keys in
+two orders or from keys in a few bits (:mod:`~grace_opt.kernels.compiled.logits`). Addresses are plain integers: strided
+views need no array type of their own, so the kernel is compiled once and not once for every combination of layouts.
 
 Not-a-number is not lost: no part is compiled with the liberty to think it away.
 
@@ -34,26 +33,19 @@ from .lanes import (
     load_one,
     load_place,
     load_some,
-    multiply_add,
     pointer,
     power_of_two,
     spread,
     store,
-    store_one,
     total,
 )
+from .logits import logits_by_channel, logits_by_token, logits_packed
+from .rows import BYTES, ROWS, WHOLE, add_multiples, load_four, store_four
 
-#: Rows whose sums stay in registers together. The caller pads rows to a multiple of it.
-ROWS = 4
 #: Columns whose logits are made before they are turned into shares.
 BLOCK = 64
 #: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are asked for.
 GROUP, AHEAD = 8, 16
-#: Bytes that token-major keys are asked for ahead.
-KEY_AHEAD = 2048
-CACHE_LINE = 64
-BYTES = 4
-WHOLE = LANES * BYTES
 
 LOG2E = np.float32(np.log2(np.e))
 #: What a hidden column gets instead of minus infinity: a row that sees nothing gets the mean of all values.
@@ -61,82 +53,10 @@ LEAST = np.float32(np.finfo(np.float32).min)
 NOTHING, NAN, ZERO = np.float32(-np.inf), np.float32(np.nan), np.float32(0.0)
 
 NO_MASK, CAUSAL, BOOL, ADDITIVE = range(4)
+#: How keys lie: each token's channels side by side, each channel's tokens, or in a few bits.
+BY_TOKEN, BY_CHANNEL, PACKED = range(3)
 #: Rows of `places`; its columns are address and strides (batch, head, token or row, channel or column), in bytes.
 QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
-
-
-@njit(nogil=True)
-def add_products(at, step, x, a, b, c, d):
-    """Four rows of eight numbers each, from `at` on and `step` apart, times `x`, added to the four sums."""
-    return (
-        multiply_add(load(at), x, a),
-        multiply_add(load(at + step), x, b),
-        multiply_add(load(at + 2 * step), x, c),
-        multiply_add(load(at + 3 * step), x, d),
-    )
-
-
-@njit(nogil=True)
-def add_multiples(at, step, x, a, b, c, d):
-    """Four single numbers, from `at` on and `step` apart, times `x`, added to the four sums."""
-    return (
-        multiply_add(spread(load_one(at)), x, a),
-        multiply_add(spread(load_one(at + step)), x, b),
-        multiply_add(spread(load_one(at + 2 * step)), x, c),
-        multiply_add(spread(load_one(at + 3 * step)), x, d),
-    )
-
-
-@njit(nogil=True)
-def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_step):
-    """Logits of four rows with `count` keys whose channels lie side by side, two keys at a time."""
-    full, rest = width - width % LANES, width % LANES
-    for t in range(0, count, 2):
-        key = keys + t * key_step
-        other = key + key_step if t + 1 < count else key  # of an odd last one, the same again: `out` has room
-        for place in range(0, 2 * width * BYTES, CACHE_LINE):
-            ask_for(key + KEY_AHEAD + place)
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(ZERO)
-        for c in range(0, full * BYTES, WHOLE):
-            a0, a1, a2, a3 = add_products(queries + c, query_step, load(key + c), a0, a1, a2, a3)
-            b0, b1, b2, b3 = add_products(queries + c, query_step, load(other + c), b0, b1, b2, b3)
-        if rest:
-            c = full * BYTES
-            a0, a1, a2, a3 = add_products(queries + c, query_step, load_some(key + c, rest), a0, a1, a2, a3)
-            b0, b1, b2, b3 = add_products(queries + c, query_step, load_some(other + c, rest), b0, b1, b2, b3)
-        place = out + t * BYTES
-        store_pair(place, a0, b0)
-        store_pair(place + out_step, a1, b1)
-        store_pair(place + 2 * out_step, a2, b2)
-        store_pair(place + 3 * out_step, a3, b3)
-
-
-@njit(nogil=True)
-def store_pair(place, a, b):
-    """The sums of two vectors, side by side."""
-    store_one(place, total(a))
-    store_one(place + BYTES, total(b))
-
-
-@njit(nogil=True)
-def logits_by_channel(queries, query_step, keys, channel_step, width, count, out, out_step):
-    """Logits of four rows with `count` keys of which each channel's numbers lie side by side, eight keys at a time."""
-    for t in range(0, count, LANES):
-        key = keys + t * BYTES
-        a0 = a1 = a2 = a3 = spread(ZERO)
-        if t + LANES <= count:
-            for c in range(width):
-                x = load(key + c * channel_step)
-                a0, a1, a2, a3 = add_multiples(queries + c * BYTES, query_step, x, a0, a1, a2, a3)
-        else:
-            for c in range(width):
-                x = load_some(key + c * channel_step, count - t)
-                a0, a1, a2, a3 = add_multiples(queries + c * BYTES, query_step, x, a0, a1, a2, a3)
-        place = out + t * BYTES
-        store(place, a0)
-        store(place + out_step, a1)
-        store(place + 2 * out_step, a2)
-        store(place + 3 * out_step, a3)
 
 
 @njit(nogil=True)
@@ -163,21 +83,6 @@ def add_values(shares, share_step, values, value_step, width, count, out, out_st
                     b0, b1, b2, b3 = add_multiples(share, share_step, load_some(at + WHOLE, high), b0, b1, b2, b3)
             store_four(place, out_step, a0, a1, a2, a3)
             store_four(place + WHOLE, out_step, b0, b1, b2, b3)
-
-
-@njit(nogil=True)
-def load_four(at, step):
-    """Eight numbers of each of four rows."""
-    return load(at), load(at + step), load(at + 2 * step), load(at + 3 * step)
-
-
-@njit(nogil=True)
-def store_four(at, step, a, b, c, d):
-    """Eight numbers of each of four rows."""
-    store(at, a)
-    store(at + step, b)
-    store(at + 2 * step, c)
-    store(at + 3 * step, d)
 
 
 @njit(nogil=True)
@@ -231,8 +136,11 @@ def attend_segment(
     queries,
     keys,
     key_step,
-    by_channel,
+    layout,
     width,
+    head,
+    form,
+    scaled,
     values,
     value_step,
     value_width,
@@ -252,13 +160,16 @@ def attend_segment(
     products,
 ):
     """Columns `start` to `stop` of a segment whose first one has number `column` among all."""
-    query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, BLOCK * BYTES
-    to, out = logits.ctypes.data, products.ctypes.data
-    for t in range(start, stop, BLOCK):
-        count = min(BLOCK, stop - t)
+    query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
+    to, out, room = logits.ctypes.data, products.ctypes.data, scaled.ctypes.data
+    t = start
+    while t < stop:
+        count = min(BLOCK - t % BLOCK, stop - t)  # from multiples of BLOCK on: most groups of packed keys stay whole
         for first in range(0, rows, ROWS):
             four = queries.ctypes.data + first * query_step
-            if by_channel:
+            if layout == PACKED:
+                logits_packed(four, query_step, room, keys, head, form, t, width, count, to, logit_step)
+            elif layout == BY_CHANNEL:
                 logits_by_channel(four, query_step, keys + t * BYTES, key_step, width, count, to, logit_step)
             else:
                 logits_by_token(four, query_step, keys + t * key_step, key_step, width, count, to, logit_step)
@@ -288,6 +199,7 @@ def attend_segment(
                 out + first * out_step,
                 out_step,
             )
+        t += count
 
 
 @njit(nogil=True)
@@ -328,10 +240,11 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
     taken : (1,) int64
         How many items have been taken.
     places : (8, 5) int64
-        Address and strides of each tensor.
-    sizes : (13,) int64
+        Address and strides of each tensor; of packed keys, their table's.
+    sizes : (17,) int64
         KV heads, query heads of each, new tokens, width, kept channels, width of values, sinks, pruned tokens, tail,
-        runs, columns per run, whether the pruned keys are channel-major, kind of mask.
+        runs, columns per run, how the pruned keys lie, kind of mask; of packed keys: group size, bits, whether the
+        first plane has the highest bits, whether zero points count levels.
     inner, softcap, outer : float32, bool, float32
         Queries are multiplied by `inner`; where `softcap` is, what `cap` needs.
     largest, sums : (all items, rows) float32
@@ -339,11 +252,13 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
     products : (all items, rows padded, width of values padded) float32
         At first zero.
     """
-    heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, by_channel, kind = sizes
+    heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind = sizes[:13]
+    form = sizes[13], sizes[14], sizes[15] != 0, sizes[16] != 0
     every, rows, room = sinks + pruned + tail, group * length, products.shape[1]
     full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
     narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
-    logits = np.zeros((ROWS, BLOCK), np.float32)
+    scaled = np.zeros((ROWS, narrow.shape[1]), np.float32)
+    logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
     masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     while True:
         item = add_one(taken)
@@ -360,9 +275,9 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
             last_columns[row] = every - length + row % length
         for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
             narrowed = segment == PRUNED_KEYS
-            across = narrowed and by_channel != 0
+            lies = layout if narrowed else BY_TOKEN
             queries, key_width = (narrow, kept) if narrowed else (full, width)
-            key_step = places[segment, 4 if across else 3]
+            key_step = places[segment, 4 if lies == BY_CHANNEL else 3]
             if segment == TAIL_KEYS:
                 column, count, store_of, skipped = sinks + pruned, tail, TAIL_VALUES, 0
             elif narrowed:
@@ -375,8 +290,11 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
                 queries,
                 address(places, segment, b, h),
                 key_step,
-                across,
+                lies,
                 key_width,
+                h,
+                form,
+                scaled,
                 values,
                 value_step,
                 value_width,
@@ -413,7 +331,7 @@ def numbers(at, shape):
 def attend_in_team(data):
     """`attend`, as a team of threads calls it: with the address of addresses, sizes and `softcap`."""
     given = carray(data, (11,), np.int64)
-    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (13,))
+    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (17,))
     items, rows, room, width = given[7], given[8], given[9], given[10]
     scales = numbers(given[3], (3,))
     attend(

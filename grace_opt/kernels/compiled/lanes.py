@@ -18,7 +18,7 @@ from numba.np.arrayobj import make_array
 LANES = 8
 
 _NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
-_VECTOR, _COUNTS = ir.VectorType(_NUMBER, LANES), ir.VectorType(_COUNT, LANES)
+_VECTOR, _COUNTS, _BYTES = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT, ir.IntType(8)))
 
 
 class Lanes(types.Type):
@@ -46,6 +46,12 @@ def _call(builder, name, result, arguments):
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
+def _first(builder, count):
+    """The first `count` of eight truths."""
+    limit = _spread(builder, builder.trunc(count, _COUNT), _COUNTS)
+    return builder.icmp_signed("<", ir.Constant(_COUNTS, list(range(LANES))), limit)
+
+
 @intrinsic
 def load(typing_context, address):
     """The eight numbers from an address on."""
@@ -62,12 +68,47 @@ def load_some(typing_context, address, count):
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], _VECTOR.as_pointer())
-        limit = _spread(builder, builder.trunc(arguments[1], _COUNT), _COUNTS)
-        exists = builder.icmp_signed("<", ir.Constant(_COUNTS, list(range(LANES))), limit)
-        name = f"llvm.masked.load.v{LANES}f32.p0"
+        name, exists = f"llvm.masked.load.v{LANES}f32.p0", _first(builder, arguments[1])
         return _call(builder, name, _VECTOR, [pointer, ir.Constant(_COUNT, 4), exists, _constant(0.0)])
 
     return lanes(types.intp, types.intp), generate
+
+
+def _levels(builder, found, shift, bits):
+    """Numbers of a few bits out of eight bytes, of which `shift` bits stand before them."""
+    shift, bits = (_spread(builder, builder.trunc(number, _COUNT), _COUNTS) for number in (shift, bits))
+    one = ir.Constant(_COUNTS, [1] * LANES)
+    mask = builder.sub(builder.shl(one, bits), one)
+    levels = builder.and_(builder.lshr(builder.zext(found, _COUNTS), shift), mask)
+    return builder.sitofp(levels, _VECTOR)
+
+
+@intrinsic
+def load_levels(typing_context, address, shift, bits):
+    """Eight numbers from 0 to ``2**bits - 1``: of each byte from an address on, the bits above the first `shift`."""
+
+    def generate(context, builder, signature, arguments):
+        address, shift, bits = arguments
+        return _levels(builder, builder.load(builder.inttoptr(address, _BYTES.as_pointer()), align=1), shift, bits)
+
+    return lanes(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def load_some_levels(typing_context, address, count, shift, bits):
+    """As `load_levels`, of the first `count` bytes, and zeros; nothing behind them is read."""
+
+    def generate(context, builder, signature, arguments):
+        address, count, shift, bits = arguments
+        pointer = builder.inttoptr(address, _BYTES.as_pointer())
+        nothing = ir.Constant(_BYTES, [0] * LANES)
+        name, parts = (
+            f"llvm.masked.load.v{LANES}i8.p0",
+            [pointer, ir.Constant(_COUNT, 1), _first(builder, count), nothing],
+        )
+        return _levels(builder, _call(builder, name, _BYTES, parts), shift, bits)
+
+    return lanes(types.intp, types.intp, types.intp, types.intp), generate
 
 
 @intrinsic

@@ -26,7 +26,7 @@ Gimelshein (arXiv 1805.02867) for the running softmax. Segments and kept channel
 from __future__ import annotations
 
 import contextlib
-import math
+from typing import Any
 
 import torch
 import triton
@@ -34,6 +34,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import CacheError
+from ..packed import PackedKeys
+from .attend import LOG2E, attend_run, join_runs
 
 #: Widest head, of keys and of values, that one program holds.
 MAX_WIDTH = 256
@@ -50,14 +52,13 @@ BLOCKS_PER_RUN = 4
 MAX_RUNS = 64
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_PARAMETERS = dict(zip(_DTYPES, (tl.float16, tl.bfloat16, tl.float32), strict=True))
 _NO_MASK, _CAUSAL, _BOOL, _ADDITIVE = range(4)
-_LOG2E = tl.constexpr(math.log2(math.e))
-_LEAST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 def objection(
     query: Tensor,
-    pruned_keys: Tensor,
+    pruned_keys: Tensor | PackedKeys,
     sink_keys: Tensor,
     tail_keys: Tensor,
     old_values: Tensor,
@@ -93,7 +94,7 @@ def objection(
 
 def decode_attention(
     query: Tensor,
-    pruned_keys: Tensor,
+    pruned_keys: Tensor | PackedKeys,
     kept_indices: Tensor,
     sink_keys: Tensor,
     tail_keys: Tensor,
@@ -113,8 +114,9 @@ def decode_attention(
     ----------
     query : Tensor
         ``(B, H_q, L, d)`` in float16, bfloat16 or float32, ``L`` new tokens at the end of the sequence.
-    pruned_keys : Tensor
-        ``(B, H, S_p, d')``, of the query's type as all keys and values. Any strides: views are read where they are.
+    pruned_keys : Tensor or PackedKeys
+        ``(B, H, S_p, d')``, of the query's type as all keys and values. Any strides: views are read where they are, as
+        are packed keys, which become numbers of the query's type on chip.
     kept_indices : Tensor
         ``(B, H, d')`` int64: the channels of the pruned keys.
     sink_keys, tail_keys : Tensor
@@ -164,7 +166,12 @@ def decode_attention(
     kept_block, block_width, value_block = (_padded(n) for n in (kept, width, value_width))
     if block is None:
         block = _block_size(max(block_width, kept_block) + value_block, query.element_size())
-    blocks = sum(triton.cdiv(n, block) for n in (sinks, pruned, tail))
+        if isinstance(pruned_keys, PackedKeys):
+            block = min(block, _padded(pruned_keys.group_size))
+    narrow, constants = _read_keys(pruned_keys, block)
+    per_group = pruned // constants["GROUP_SIZE"] * constants["BLOCKS_PER_GROUP"]
+    pruned_blocks = per_group if constants["PACKED"] else triton.cdiv(pruned, block)
+    blocks = triton.cdiv(sinks, block) + pruned_blocks + triton.cdiv(tail, block)
     if runs is None:
         runs = min(MAX_RUNS, triton.cdiv(PROGRAMS, batch * heads), triton.cdiv(blocks, BLOCKS_PER_RUN))
     blocks_per_run = triton.cdiv(blocks, runs)
@@ -172,20 +179,19 @@ def decode_attention(
 
     scaling = width**-0.5 if scaling is None else scaling
     if softcap is None:
-        inner, outer = scaling * _LOG2E.value, 1.0
+        inner, outer = scaling * LOG2E.value, 1.0
     else:  # tanh(x) = 1 - 2 / (e^2x + 1)
-        inner, outer = 2 * scaling / softcap * _LOG2E.value, softcap * _LOG2E.value
+        inner, outer = 2 * scaling / softcap * LOG2E.value, softcap * LOG2E.value
 
     rows = group * length
     largest, sums = query.new_empty(2, batch * heads, runs, rows, dtype=torch.float32)
     products = query.new_empty(batch * heads, runs, rows, value_width, dtype=torch.float32)
     row_block = _padded(rows)
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
-        _attend_run[(batch * heads, runs)](
+        attend_run[(batch * heads, runs)](
             query,
             *query.stride(),
-            pruned_keys,
-            *pruned_keys.stride(),
+            *narrow,
             kept_indices,
             *kept_indices.stride(),
             sink_keys,
@@ -221,10 +227,11 @@ def decode_attention(
             WIDTH=block_width,
             KEPT=kept_block,
             VALUE_WIDTH=value_block,
+            **constants,
             num_warps=4 if row_block <= 32 else 8,
             num_stages=2,
         )
-        _join_runs[(batch * heads * rows,)](
+        join_runs[(batch * heads * rows,)](
             largest,
             sums,
             products,
@@ -239,6 +246,28 @@ def decode_attention(
             num_warps=4,
         )
     return output
+
+
+def _read_keys(keys: Tensor | PackedKeys, block: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What is read of pruned keys, with its strides, and what has to be known of it to compile."""
+    if not isinstance(keys, PackedKeys):
+        constants = dict.fromkeys(("PACKED", "HIGH_FIRST", "ZERO_IN_LEVELS"), False)
+        return (keys, *keys.stride()), constants | {
+            "GROUP_SIZE": 1,
+            "BLOCKS_PER_GROUP": 1,
+            "BITS": 8,
+            "PARAMETERS": tl.float32,
+        }
+    batch, group, _ = keys.table.stride()
+    return (keys.table, batch, 0, group, 0), {
+        "PACKED": True,
+        "GROUP_SIZE": keys.group_size,
+        "BLOCKS_PER_GROUP": triton.cdiv(keys.group_size, block),
+        "BITS": keys.bits,
+        "HIGH_FIRST": keys.high_first,
+        "ZERO_IN_LEVELS": keys.zero_in_levels,
+        "PARAMETERS": _PARAMETERS[keys.parameters],
+    }
 
 
 def _read_mask(
@@ -272,332 +301,5 @@ def _block_size(channels: int, itemsize: int) -> int:
     return block
 
 
-@triton.jit
-def _attend_block(
-    largest,
-    sums,
-    products,
-    queries,
-    keys,
-    key_token,
-    key_channel,
-    width,
-    values,
-    value_token,
-    value_channel,
-    value_width,
-    start,
-    stop,
-    column,
-    mask,
-    mask_column,
-    row_exists,
-    last_column,
-    inner,
-    outer,
-    MASK: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-):
-    """One more block of tokens, from `start` on and before `stop`, of a segment whose first token has `column`."""
-    tokens = start + tl.arange(0, BLOCK)
-    exists = tokens < stop
-    place = tokens.to(tl.int64)
-    channels = tl.arange(0, WIDTH)
-    k = tl.load(
-        keys + place[None, :] * key_token + channels[:, None] * key_channel,
-        mask=exists[None, :] & (channels < width)[:, None],
-        other=0.0,
-    )
-    if WIDEN:
-        x = tl.dot(queries.to(tl.float32), k.to(tl.float32), input_precision="ieee")
-    else:
-        x = tl.dot(queries, k, input_precision="ieee")
-    x = x * inner
-    if SOFTCAP:
-        x = outer * (1.0 - 2.0 / (tl.exp2(x) + 1.0))
-    columns = column + tokens
-    if MASK == 1:
-        x = tl.where(columns[None, :] <= last_column[:, None], x, _LEAST)
-    elif MASK >= 2:
-        seen = tl.load(
-            mask[:, None] + columns.to(tl.int64)[None, :] * mask_column,
-            mask=row_exists[:, None] & exists[None, :],
-            other=0,
-        )
-        if MASK == 2:
-            x = tl.where(seen != 0, x, _LEAST)
-        else:
-            x = x + seen.to(tl.float32) * _LOG2E
-            x = tl.where(x < _LEAST, _LEAST, x)  # not a maximum: NaN stays NaN
-    # Minus infinity only here: tokens that do not exist get no share even in a row that sees nothing.
-    x = tl.where(exists[None, :], x, float("-inf"))
-
-    new_largest = tl.maximum(largest, tl.max(x, axis=1))
-    shrink = tl.exp2(largest - new_largest)
-    share = tl.exp2(x - new_largest[:, None])
-    v_channels = tl.arange(0, VALUE_WIDTH)
-    v = tl.load(
-        values + place[:, None] * value_token + v_channels[None, :] * value_channel,
-        mask=exists[:, None] & (v_channels < value_width)[None, :],
-        other=0.0,
-    )
-    products = products * shrink[:, None]
-    if WIDEN:
-        products += tl.dot(share.to(v.dtype).to(tl.float32), v.to(tl.float32), input_precision="ieee")
-    else:
-        products += tl.dot(share.to(v.dtype), v, input_precision="ieee")
-    return new_largest, sums * shrink + tl.sum(share, axis=1), products
-
-
-# Numbers that change from token to token: compiling again for each that 16 divides would cost more than it brings.
-_CHANGING = ["mask_batch", "mask_head", "mask_row", "sinks", "pruned", "tail", "blocks_per_run"]
-
-
-@triton.jit(do_not_specialize=_CHANGING)
-def _attend_run(
-    query,
-    query_batch,
-    query_head,
-    query_row,
-    query_channel,
-    pruned_keys,
-    pruned_batch,
-    pruned_head,
-    pruned_token,
-    pruned_channel,
-    kept_indices,
-    kept_batch,
-    kept_head,
-    kept_channel,
-    sink_keys,
-    sink_batch,
-    sink_head,
-    sink_token,
-    sink_channel,
-    tail_keys,
-    tail_batch,
-    tail_head,
-    tail_token,
-    tail_channel,
-    old_values,
-    old_batch,
-    old_head,
-    old_token,
-    old_channel,
-    tail_values,
-    new_batch,
-    new_head,
-    new_token,
-    new_channel,
-    mask,
-    mask_batch,
-    mask_head,
-    mask_row,
-    mask_column,
-    largest_out,
-    sums_out,
-    products_out,
-    heads,
-    width,
-    kept,
-    value_width,
-    sinks,
-    pruned,
-    tail,
-    blocks_per_run,
-    inner,
-    outer,
-    GROUP: tl.constexpr,
-    LENGTH: tl.constexpr,
-    MASK: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WIDEN: tl.constexpr,
-    ROW_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    KEPT: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-):
-    """One KV head of one sequence, one run of blocks; row r is query head r // LENGTH of the group, token r %
-    LENGTH."""
-    pair, run = tl.program_id(0), tl.program_id(1)
-    b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
-    rows = tl.arange(0, ROW_BLOCK)
-    row_exists = rows < GROUP * LENGTH
-    head, position = h * GROUP + rows // LENGTH, rows % LENGTH
-    from_row = query + b * query_batch + head * query_head + position * query_row
-    from_mask = mask + b * mask_batch + head * mask_head + position.to(tl.int64) * mask_row
-    last_column = sinks + pruned + tail - LENGTH + position
-
-    channels = tl.arange(0, WIDTH)
-    full = tl.load(
-        from_row[:, None] + channels[None, :] * query_channel,
-        mask=row_exists[:, None] & (channels < width)[None, :],
-        other=0.0,
-    )
-    number = tl.arange(0, KEPT)
-    chosen = tl.load(kept_indices + b * kept_batch + h * kept_head + number * kept_channel, mask=number < kept, other=0)
-    narrow = tl.load(
-        from_row[:, None] + chosen[None, :] * query_channel,
-        mask=row_exists[:, None] & (number < kept)[None, :],
-        other=0.0,
-    )
-
-    largest = tl.full([ROW_BLOCK], _LEAST, tl.float32)
-    sums = tl.zeros([ROW_BLOCK], tl.float32)
-    products = tl.zeros([ROW_BLOCK, VALUE_WIDTH], tl.float32)
-    first = run * blocks_per_run
-    stop = first + blocks_per_run
-    after_sinks = tl.cdiv(sinks, BLOCK)
-    after_pruned = after_sinks + tl.cdiv(pruned, BLOCK)
-    after_tail = after_pruned + tl.cdiv(tail, BLOCK)
-
-    keys = sink_keys + b * sink_batch + h * sink_head
-    values = old_values + b * old_batch + h * old_head
-    for i in range(first, tl.minimum(stop, after_sinks)):
-        largest, sums, products = _attend_block(
-            largest,
-            sums,
-            products,
-            full,
-            keys,
-            sink_token,
-            sink_channel,
-            width,
-            values,
-            old_token,
-            old_channel,
-            value_width,
-            i * BLOCK,
-            sinks,
-            0,
-            from_mask,
-            mask_column,
-            row_exists,
-            last_column,
-            inner,
-            outer,
-            MASK,
-            SOFTCAP,
-            WIDEN,
-            BLOCK,
-            WIDTH,
-            VALUE_WIDTH,
-        )
-    keys = pruned_keys + b * pruned_batch + h * pruned_head
-    values += sinks.to(tl.int64) * old_token
-    for i in range(tl.maximum(first, after_sinks), tl.minimum(stop, after_pruned)):
-        largest, sums, products = _attend_block(
-            largest,
-            sums,
-            products,
-            narrow,
-            keys,
-            pruned_token,
-            pruned_channel,
-            kept,
-            values,
-            old_token,
-            old_channel,
-            value_width,
-            (i - after_sinks) * BLOCK,
-            pruned,
-            sinks,
-            from_mask,
-            mask_column,
-            row_exists,
-            last_column,
-            inner,
-            outer,
-            MASK,
-            SOFTCAP,
-            WIDEN,
-            BLOCK,
-            KEPT,
-            VALUE_WIDTH,
-        )
-    keys = tail_keys + b * tail_batch + h * tail_head
-    values = tail_values + b * new_batch + h * new_head
-    for i in range(tl.maximum(first, after_pruned), tl.minimum(stop, after_tail)):
-        largest, sums, products = _attend_block(
-            largest,
-            sums,
-            products,
-            full,
-            keys,
-            tail_token,
-            tail_channel,
-            width,
-            values,
-            new_token,
-            new_channel,
-            value_width,
-            (i - after_pruned) * BLOCK,
-            tail,
-            sinks + pruned,
-            from_mask,
-            mask_column,
-            row_exists,
-            last_column,
-            inner,
-            outer,
-            MASK,
-            SOFTCAP,
-            WIDEN,
-            BLOCK,
-            WIDTH,
-            VALUE_WIDTH,
-        )
-
-    place = (pair.to(tl.int64) * tl.num_programs(1) + run) * GROUP * LENGTH + rows
-    tl.store(largest_out + place, largest, mask=row_exists)
-    tl.store(sums_out + place, sums, mask=row_exists)
-    v_channels = tl.arange(0, VALUE_WIDTH)
-    tl.store(
-        products_out + place[:, None] * value_width + v_channels[None, :],
-        products,
-        mask=row_exists[:, None] & (v_channels < value_width)[None, :],
-    )
-
-
-@triton.jit(do_not_specialize=["runs"])
-def _join_runs(
-    largest_in,
-    sums_in,
-    products_in,
-    output,
-    runs,
-    heads,
-    value_width,
-    GROUP: tl.constexpr,
-    LENGTH: tl.constexpr,
-    RUNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-):
-    """One query row: its runs, weighted as their maxima say, and divided by the sum of the weights."""
-    program = tl.program_id(0).to(tl.int64)
-    pair, row = program // (GROUP * LENGTH), program % (GROUP * LENGTH)
-    number = tl.arange(0, RUNS)
-    exists = number < runs
-    place = (pair * runs + number) * (GROUP * LENGTH) + row
-    largest = tl.load(largest_in + place, mask=exists, other=_LEAST)
-    weight = tl.exp2(largest - tl.max(largest, axis=0))
-    sums = tl.load(sums_in + place, mask=exists, other=0.0)
-    channels = tl.arange(0, VALUE_WIDTH)
-    products = tl.load(
-        products_in + place[:, None] * value_width + channels[None, :],
-        mask=exists[:, None] & (channels < value_width)[None, :],
-        other=0.0,
-    )
-    result = tl.sum(products * weight[:, None], axis=0) / tl.sum(sums * weight, axis=0)
-    b, head = pair // heads, (pair % heads) * GROUP + row // LENGTH
-    target = ((b * LENGTH + row % LENGTH) * heads * GROUP + head) * value_width
-    tl.store(output + target + channels, result.to(output.dtype.element_ty), mask=channels < value_width)
-
-
 #: Whether triton was imported with TRITON_INTERPRET=1: numpy does the work, on the CPU, and multiplies no bfloat16.
-_INTERPRETED = not isinstance(_attend_run, triton.JITFunction)
+_INTERPRETED = not isinstance(attend_run, triton.JITFunction)

@@ -18,7 +18,9 @@ from torch import Tensor
 from ...errors import OptionError, ProblemError
 
 #: Largest n: scores (n) and the matrix of exchanges (n, n) have to fit into one program's registers.
-LARGEST_GREEDY, LARGEST_SWAP = 256, 128
+LARGEST_GREEDY, LARGEST_SWAP = 256, 256
+#: Entries of W that an exchange looks at together: what the registers of four warps hold in float64.
+ENTRIES_AT_ONCE = 2048
 #: Improvements below this, relative to ``max |W|``, are rounding; as in the solver ``local_search``.
 TOLERANCE = 1e-12
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -138,13 +140,12 @@ def swap_refine(W: Tensor, mask: Tensor, candidates: Tensor, max_steps: int) -> 
         raise OptionError(f"max_steps={max_steps}: give a non-negative integer.")
     result = torch.empty(size, n, dtype=torch.bool, device=W.device)
     if size and n:
-        mask, candidates = mask.view(torch.uint8), candidates.view(torch.uint8)
+        mask, candidates, N = mask.view(torch.uint8), candidates.view(torch.uint8), triton.next_power_of_2(n)
         with torch.cuda.device_of(W):
             _swap_kernel[(size,)](
                 W, mask, candidates, result.view(torch.uint8), n, max_steps,
                 *W.stride(), *mask.stride(), *candidates.stride(),
-                N=triton.next_power_of_2(n), TOLERANCE=TOLERANCE, num_warps=16 if n > 64 else 4,
-                enable_fp_fusion=False,
+                N=N, T=max(min(N, ENTRIES_AT_ONCE // N), 1), TOLERANCE=TOLERANCE, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
     return result
 
@@ -184,26 +185,36 @@ def _greedy_kernel(
 def _swap_kernel(
     W, mask, candidates, result, n, max_steps,
     W_b, W_i, W_j, mask_b, mask_i, candidates_b, candidates_i,
-    N: tl.constexpr, TOLERANCE: tl.constexpr,
+    N: tl.constexpr, T: tl.constexpr, TOLERANCE: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     vertex = tl.arange(0, N)
     inside = vertex < n
-    both = inside[:, None] & inside[None, :]
     row_of = W + b * W_b + vertex * W_j
-    w = tl.load(row_of[None, :] + vertex[:, None] * W_i, mask=both, other=0.0)
     diagonal = tl.load(row_of + vertex * W_i, mask=inside, other=0.0).to(tl.float64)
     chosen = tl.load(mask + b * mask_b + vertex * mask_i, mask=inside, other=0).to(tl.int32)
     free = tl.load(candidates + b * candidates_b + vertex * candidates_i, mask=inside, other=0).to(tl.int32)
-    margin = -TOLERANCE * tl.max(tl.max(tl.abs(w.to(tl.float64)), 1), 0)
+    largest = tl.full([], 0.0, tl.float64)
+    for start in range(0, N, T):
+        w = _rows(row_of, W_i, start + tl.arange(0, T), inside, n)
+        largest = tl.maximum(largest, tl.max(tl.max(tl.abs(w), 1), 0))
+    margin = -TOLERANCE * largest
     left = tl.full([], 0, tl.int32) + max_steps
     while left > 0:
-        sums = tl.sum(tl.where(chosen[None, :] != 0, w, 0.0).to(tl.float64), 1)
-        leave = diagonal - 2 * sums
+        sums = tl.zeros([N], tl.float64)
+        for start in range(0, N, T):
+            i = start + tl.arange(0, T)
+            w = _rows(row_of, W_i, i, inside, n)
+            sums += tl.sum(tl.where(_pick(chosen, vertex, i)[:, None] != 0, w, 0.0), 0)
         enter = tl.where((chosen == 0) & (free != 0), diagonal + 2 * sums, float("inf"))
-        # Masked in float32, so that w is not kept in float64 throughout the loop: registers are short.
-        cost = (leave[:, None] + enter[None, :]) - 2 * tl.where(chosen[:, None] != 0, w, -float("inf")).to(tl.float64)
-        change, out = tl.min(tl.min(cost, 1), axis=0, return_indices=True, return_indices_tie_break_left=True)
+        leave = tl.where(chosen != 0, diagonal - 2 * sums, float("inf"))
+        change, out = tl.full([], float("inf"), tl.float64), tl.full([], 0, tl.int32)
+        for start in range(0, N, T):
+            i = start + tl.arange(0, T)
+            cost = (_pick(leave, vertex, i)[:, None] + enter[None, :]) - 2 * _rows(row_of, W_i, i, inside, n)
+            least, at = tl.min(tl.min(cost, 1), axis=0, return_indices=True, return_indices_tie_break_left=True)
+            out = tl.where(least < change, start + at, out)
+            change = tl.minimum(least, change)
         # Only the best row is looked through for the partner: an index for every entry would not fit into registers.
         row = tl.load(row_of + out.to(tl.int64) * W_i, mask=inside, other=0.0).to(tl.float64)
         into = tl.argmin((tl.sum(tl.where(vertex == out, leave, 0.0), 0) + enter) - 2 * row, 0, tie_break_left=True)
@@ -212,6 +223,19 @@ def _swap_kernel(
         chosen = tl.where(improves, swapped, chosen)
         left = tl.where(improves, left - 1, 0)
     tl.store(result + b * n + vertex, chosen.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _rows(row_of, step, i, inside, n):
+    """Rows `i` of W in float64; from a cache, as W fits one, and not from registers, which it does not fit."""
+    there = (i < n)[:, None] & inside[None, :]
+    return tl.load(row_of[None, :] + i.to(tl.int64)[:, None] * step, mask=there, other=0.0).to(tl.float64)
+
+
+@triton.jit
+def _pick(values, vertex, i):
+    """The values of vertices `i`: all others count as zero in a sum."""
+    return tl.sum(tl.where(i[:, None] == vertex[None, :], values[None, :], 0), 1)
 
 
 def _check_matrices(W: Tensor, largest: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..greedy import torch_order
+from ..packed import PackedKeys
 from . import decode, gather, greedy, interaction
 
 
@@ -71,9 +72,40 @@ def weights(device: torch.device) -> bool:
 
 def decoding(device: torch.device) -> bool:
     """Attention to 1e-5 in float32, 2e-3 in float16."""
+    return _attention(device, lambda keys: (keys, keys))
+
+
+def decoding_in_few_bits(device: torch.device) -> bool:
+    """As `decoding`, with the nearest keys in four bits."""
+    return _attention(device, _in_four_bits)
+
+
+def _in_four_bits(keys: Tensor) -> tuple[PackedKeys, Tensor]:
+    """Keys in groups of seven tokens, and what they stand for: steps of 1/4 from -2 on, which all types hold."""
+    batch, heads, tokens, channels = keys.shape
+    groups, size = tokens // 7, 7
+    levels = ((keys.float() + 2) * 4).round().clamp(0, 15).to(torch.uint8)
+    rows = levels.view(batch, heads, groups, size, channels).transpose(3, 4).reshape(batch, -1, size)
+    low, high = rows.chunk(2, dim=1)
+    packed = (low | high << 4).contiguous()
+    scale, zero = (torch.full((rows.shape[1],), value, device=keys.device, dtype=keys.dtype) for value in (0.25, 2.0))
+    plane, step = packed.shape[1], groups * channels
+    table = torch.tensor(
+        [
+            [(part.data_ptr(), scale.data_ptr(), zero.data_ptr(), plane, step, n * channels) for n in range(groups)]
+            for part in packed
+        ],
+        device=keys.device,
+    )
+    form = PackedKeys(keys.shape, keys.dtype, keys.dtype, size, 4, False, False, table, (packed, scale, zero))
+    return form, (levels.double() * 0.25 - 2).to(keys.dtype)
+
+
+def _attention(device: torch.device, store: Callable[[Tensor], tuple[Tensor | PackedKeys, Tensor]]) -> bool:
     good = True
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
         query, pruned = (_random(device, *s).to(dtype) for s in ((2, 4, 2, 48), (2, 2, 301, 19)))
+        stored, pruned = store(pruned)
         sinks, tail = (_random(device, 2, 2, count, 48).to(dtype) for count in (3, 37))
         old, new = (_random(device, 2, 2, count, 40).to(dtype) for count in (304, 37))
         kept = torch.stack([torch.arange(19), torch.arange(5, 43, 2)]).expand(2, -1, -1).contiguous().to(device)
@@ -84,7 +116,7 @@ def decoding(device: torch.device) -> bool:
         hidden = torch.ones(2, 341, dtype=torch.bool, device=device).triu(340)
         weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
         expected = (weights @ values.repeat_interleave(2, 1)).transpose(1, 2)
-        found = decode.decode_attention(query, pruned, kept, sinks, tail, old, new)
+        found = decode.decode_attention(query, stored, kept, sinks, tail, old, new)
         good &= bool(((found - expected).abs().max() <= tolerance * expected.abs().max()).item())
     return good
 
@@ -96,4 +128,5 @@ TRIALS: dict[str, Callable[[torch.device], bool]] = {
     "gather": narrow,
     "weights": weights,
     "decoding": decoding,
+    "decoding in few bits": decoding_in_few_bits,
 }

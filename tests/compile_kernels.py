@@ -1,0 +1,134 @@
+"""Compile every Triton kernel for GPUs that are not here: ``python -m tests.compile_kernels 80 90 --all``.
+
+Triton's interpreter runs kernels as Python does, and lets through what its compiler refuses: a variable that changes
+its type in a loop, a shape that is no power of two, more shared memory than there is. The compiler and the assembler
+need no GPU. Here the kernels' own host functions call them, on tensors of the CPU, with a driver that only says which
+GPU to compile for; nothing is launched.
+
+Prints one line of JSON per compiled kernel: name, registers per thread, bytes of stack per thread (what registers could
+not hold) and of shared memory. With ``--all``, in over a minute per GPU, for more sizes and types.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from grace_opt.kernels.triton import decode, gather, greedy, interaction
+from tests.packed import packed_keys
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class Absent:
+    """A GPU that can be compiled for, and not used."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return self._target.arch  # kernels are remembered by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only() -> dict[str, dict[str, Any]]:
+    """From now on a launch compiles; what was compiled is found in the dictionary."""
+    found: dict[str, dict[str, Any]] = {}
+    launch = JITFunction.run
+
+    def run(self, *args, grid, warmup, **kwargs):
+        kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
+        shared = kernel.metadata.shared
+        found.setdefault(kernel.hash, {"kernel": self.__name__, **resources(kernel.asm["cubin"]), "shared": shared})
+
+    JITFunction.run = run
+    decode.objection = lambda *tensors: None  # of which one is that the tensors are on the CPU
+    return found
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers and stack, by the tool that comes with Triton."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [CUOBJDUMP, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name.lower(): int(re.search(rf"{name}:(\d+)", said).group(1)) for name in ("REG", "STACK")}
+
+
+def decoding(every: bool) -> None:
+    """Head widths and types of models, all kinds of masks, dense and packed keys."""
+    half, bfloat16 = torch.float16, torch.bfloat16
+    attend(half, 64, length=2, mask=torch.bool, softcap=30.0)
+    attend(bfloat16, 128, packing=(4, "quanto", 32))
+    attend(torch.float32, 256, mask=torch.float32)
+    if every:
+        for d, dtype in product((64, 128, 256), decode._DTYPES):
+            attend(dtype, d)
+            attend(dtype, d, length=8, mask=dtype)
+        for dtype, *packing in ((half, 4, "hqq", 32), (bfloat16, 8, "hqq", 128), (half, 2, "hqq", 7)):
+            attend(dtype, 128, packing=packing)
+
+
+def attend(dtype, d, length=1, mask=None, softcap=None, packing=None):
+    heads, kept, old, tail = 2, d * 2 // 5, 448, 33
+
+    def draw(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
+    keys = draw(1, heads, old, kept)
+    if packing is not None:
+        keys, _ = packed_keys(torch.Generator(), keys.shape, *packing, dtype=dtype)
+    index = torch.arange(kept).expand(1, heads, kept).contiguous()
+    shown = None if mask is None else torch.ones(1, 1, length, 4 + old + tail, dtype=mask)
+    rest = draw(1, heads, 4, d), draw(1, heads, tail, d), draw(1, heads, 4 + old, d), draw(1, heads, tail, d)
+    decode.decode_attention(draw(1, 4 * heads, length, d), keys, index, *rest, shown, softcap=softcap)
+
+
+def selecting(every: bool) -> None:
+    """Interaction matrices, MIES, exchanges and gathering."""
+    for d, dtype in product((64, 128, 256) if every else (128,), (torch.float32, torch.bfloat16)):
+        queries, keys = (torch.zeros(1, heads, 300, d, dtype=dtype) for heads in (4, 2))
+        interaction.interaction_matrix(queries[:, :, :32], keys, torch.ones(1, 300, dtype=torch.bool))
+        for channel_major in (False, True):
+            gather.narrowed(keys, torch.arange(d // 2).expand(1, 2, -1), channel_major)
+    for n, dtype in product((64, 128, 256) if every else (128,), (torch.float32, torch.float64)):
+        W, k, vertices = torch.zeros(2, n, n, dtype=dtype), torch.full((2,), n // 2), torch.ones(2, n, dtype=torch.bool)
+        greedy.greedy_order(W, W[:, 0], k, n // 2, path=dtype == torch.float32)
+        greedy.swap_refine(W, vertices, vertices, 10)
+
+
+def main() -> None:
+    every, found = "--all" in sys.argv, compile_only()
+    for capability in (int(argument) for argument in sys.argv[1:] if argument != "--all"):
+        driver.set_active(Absent(capability))
+        for part in (selecting, decoding):
+            part(every)
+            for entry in found.values():
+                print(json.dumps({"capability": capability, **entry}), flush=True)
+            found.clear()
+
+
+if __name__ == "__main__":
+    main()

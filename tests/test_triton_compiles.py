@@ -1,0 +1,31 @@
+"""The Triton kernels compile for the oldest GPU that they are for, though there is none here."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from grace_opt.kernels.dispatch import OLDEST
+
+pytest.importorskip("triton")
+
+#: Bytes of shared memory that a program can have on the GPUs of 8.6 and 8.9, which have least.
+SHARED = 99 * 1024
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_and_fits(tmp_path):
+    """In another process: in this one Triton may be an interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.compile_kernels", "".join(map(str, OLDEST))]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = {"_gram_kernel", "_product_kernel", "_gather_kernel", "_greedy_kernel", "_swap_kernel"}
+    assert {entry["kernel"] for entry in found} == expected | {"attend_run", "join_runs"}
+    for entry in found:
+        assert entry["shared"] <= SHARED, entry
+        assert entry["stack"] <= 64, f"registers do not suffice: {entry}"
