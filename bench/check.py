@@ -184,7 +184,7 @@ def decoding(rounds: int) -> float:
     """The fastest dense step of one layer of Llama-3-8B by the compiled pruned one; this alone knows `bench.decode`."""
     model = MODELS["llama3-8b"]
     with torch.inference_mode():
-        times = decode.measure(model, CONTEXT, rounds)
+        times = decode.measure(model, CONTEXT, rounds, few_bits=False)
     found: float = decode.summary(model, CONTEXT, RATIO, times, bandwidth=1.0)["dense_by_pruned"]["token-major"]
     return found
 

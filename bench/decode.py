@@ -5,7 +5,8 @@ docs/results/decode_cpu.{json,md}. Each call is for another layer's tensors, eno
 cache when its turn comes again. Before each comes a matrix product that is not timed, as in a model: torch's threads
 are awake after it, which helps what runs on them and hinders what runs on others. The kernel reads pruned keys in three
 layouts: each token's channels side by side (token-major), the same with room up to a multiple of sixteen channels
-(padded), and each channel's tokens side by side (channel-major). Ratios are medians of the ratios of each round.
+(padded), and each channel's tokens side by side (channel-major). It reads keys in 4 and
+8 bits as well, which takes ``grace-opt[quant]``. Ratios are medians of the ratios of each round.
 
 The floor is the bytes of keys and values, kept indices included, at the bandwidth of a large copy. A copy also writes,
 so reading alone can be a little faster than that.
@@ -25,15 +26,18 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from bench.cost_model import MODELS, PROBES, Model, probes, timed
 from bench.provenance import caption, provenance, write_json
 from grace_opt.files import aside
+from grace_opt.hf.quantization import QuantizedTokens
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode import decode_attention
+from grace_opt.kernels.packed import PackedKeys
 from grace_opt.weights import prune_count
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -42,9 +46,12 @@ RATIOS = (0.6, 0.5)
 RECENT, ITEM, INDEX = 32, 4, 8  # dense tokens; bytes of a float32 and of a kept index
 COLD = 2**27  # bytes of dense keys and values that no cache holds
 LAYOUTS = ("token-major", "padded", "channel-major")
+FEW_BITS = {"K in 4 bits": (4, "quanto"), "K in 8 bits": (8, "hqq")}
+GROUP = 32  # tokens that share a scale and a zero point
+WIDENED = "K in 4 bits, torch"
 SLOW = ("eager, transformers", "sdpa, expanded")  # ten times slower, so timed on one layer a round, always another
 Run = Callable[[int], Any]  # of the number of a layer
-Layers = Sequence[tuple[torch.Tensor, torch.Tensor]]  # dense keys and values of each
+Layers = Sequence[tuple[Tensor, Tensor]]  # dense keys and values of each
 
 
 def dense_bytes(model: Model, tokens: int) -> int:
@@ -52,14 +59,16 @@ def dense_bytes(model: Model, tokens: int) -> int:
     return 2 * model.kv_heads * tokens * model.head_dim * ITEM
 
 
-def pruned_bytes(model: Model, tokens: int, ratio: float) -> int:
-    """Of pruned K, dense V and the kept indices of one layer."""
+def pruned_bytes(model: Model, tokens: int, ratio: float, bits: int | None = None) -> int:
+    """Of pruned K, dense V and the kept indices of one layer; with `bits`, K's scales and zero points included."""
     kept = model.head_dim - prune_count(ratio, model.head_dim)
-    per_head = (tokens - RECENT) * kept * ITEM + RECENT * model.head_dim * ITEM + kept * INDEX
+    numbers = (tokens - RECENT) * kept
+    narrow = numbers * ITEM if bits is None else numbers * bits // 8 + 2 * ITEM * numbers // GROUP
+    per_head = narrow + RECENT * model.head_dim * ITEM + kept * INDEX
     return model.kv_heads * per_head + dense_bytes(model, tokens) // 2
 
 
-def in_layout(keys: torch.Tensor, layout: str) -> torch.Tensor:
+def in_layout(keys: Tensor, layout: str) -> Tensor:
     """Keys (B, H, S, d'), the same numbers in another order in memory."""
     if layout == "channel-major":
         return keys.mT.contiguous().mT
@@ -69,18 +78,16 @@ def in_layout(keys: torch.Tensor, layout: str) -> torch.Tensor:
     return keys
 
 
-def dense_contenders(
-    model: Model, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor
-) -> dict[str, Run]:
+def dense_contenders(model: Model, layers: Sequence[tuple[Tensor, Tensor]], q: Tensor) -> dict[str, Run]:
     """Dense attention as it is usually written, by name."""
     heads, group, width = model.kv_heads, model.query_heads // model.kv_heads, model.head_dim
     module = SimpleNamespace(num_key_value_groups=group, training=False)
     grouped, sdpa = q.view(1, heads, group, width), functional.scaled_dot_product_attention
 
-    def eager(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def eager(k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax(grouped @ k.mT * width**-0.5, dim=-1) @ v
 
-    def expanded(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def expanded(k: Tensor, v: Tensor) -> Tensor:
         return sdpa(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
 
     ways: dict[str, Callable[..., Any]] = {
@@ -93,8 +100,8 @@ def dense_contenders(
     return {name: lambda i, way=way: way(*layers[i]) for name, way in ways.items()}
 
 
-def pruned_contenders(layers: Layers, q: torch.Tensor, ratio: float) -> dict[str, Run]:
-    """The torch reference and the kernel in each layout of the pruned keys, by name."""
+def pruned_contenders(layers: Layers, q: Tensor, ratio: float, few_bits: bool) -> dict[str, Run]:
+    """The torch reference and the kernel in each layout of the pruned keys, by name; also in `FEW_BITS`, if asked."""
     heads, tokens, width = layers[0][0].shape[1:]
     old = tokens - RECENT
     kept = torch.rand(1, heads, width).argsort(-1)[..., : width - prune_count(ratio, width)].sort(-1).values
@@ -103,24 +110,33 @@ def pruned_contenders(layers: Layers, q: torch.Tensor, ratio: float) -> dict[str
     # Values are the cache's own, as are the tail's buffers.
     rest = [(k[:, :, :0], k[:, :, old:].clone(), v[:, :, :old].clone(), v[:, :, old:].clone()) for k, v in layers]
 
-    def torch_reference(i: int) -> Any:
-        sinks, tail, values, tail_values = rest[i]
-        stored = Compressed(old, sinks, narrow[i], kept, values)
-        return segmented_attention(torch.nn.Identity(), q, tail, tail_values, None, stored)[0]
+    def torch_reference(keys: Sequence[Tensor | QuantizedTokens]) -> Run:
+        def run(i: int) -> Any:
+            sinks, tail, values, tail_values = rest[i]
+            stored = Compressed(old, sinks, keys[i], kept, values)
+            return segmented_attention(torch.nn.Identity(), q, tail, tail_values, None, stored)[0]
 
-    def kernel(layout: str) -> Run:
-        stored = [in_layout(keys, layout) for keys in narrow]
+        return run
+
+    def kernel(stored: Sequence[Tensor | PackedKeys]) -> Run:
         return lambda i: decode_attention(q, stored[i], kept, *rest[i])
 
-    found = {"segmented_attention": torch_reference, **{layout: kernel(layout) for layout in LAYOUTS}}
-    expected = torch_reference(0)
-    for layout in LAYOUTS:
-        if not torch.allclose(found[layout](0), expected, atol=1e-5):
-            raise SystemExit(f"{layout}: the kernel and the reference differ: nothing is worth timing")
+    found = {"segmented_attention": torch_reference(narrow)}
+    found |= {layout: kernel([in_layout(keys, layout) for keys in narrow]) for layout in LAYOUTS}
+    expected = {layout: found["segmented_attention"](0) for layout in LAYOUTS}
+    for name, (bits, backend) in FEW_BITS.items() if few_bits else ():
+        stored = [QuantizedTokens.quantize(keys, bits, "tokens", GROUP, backend) for keys in narrow]
+        found[name], widened = kernel([keys.packed for keys in stored]), torch_reference(stored)
+        expected[name] = widened(0)
+        if f"{name}, torch" == WIDENED:
+            found[WIDENED] = widened
+    for name, output in expected.items():
+        if not torch.allclose(found[name](0), output, atol=1e-5):
+            raise SystemExit(f"{name}: the kernel and the reference differ: nothing is worth timing")
     return {f"λ={ratio}, {name}": run for name, run in found.items()}
 
 
-def contenders(model: Model, tokens: int) -> tuple[dict[str, Run], int]:
+def contenders(model: Model, tokens: int, few_bits: bool) -> tuple[dict[str, Run], int]:
     """Name -> what to time, and how many layers there are."""
     torch.manual_seed(0)
     count = min(model.layers, -(-COLD // dense_bytes(model, tokens)) + 1)
@@ -129,13 +145,13 @@ def contenders(model: Model, tokens: int) -> tuple[dict[str, Run], int]:
     q = torch.randn(1, model.query_heads, 1, model.head_dim)
     table = dense_contenders(model, layers, q)
     for ratio in RATIOS:
-        table |= pruned_contenders(layers, q, ratio)
+        table |= pruned_contenders(layers, q, ratio, few_bits)
     return table, count
 
 
-def measure(model: Model, tokens: int, rounds: int) -> dict[str, list[float]]:
+def measure(model: Model, tokens: int, rounds: int, few_bits: bool = True) -> dict[str, list[float]]:
     """Milliseconds per layer of each round, the contenders taking turns."""
-    table, count = contenders(model, tokens)
+    table, count = contenders(model, tokens, few_bits)
     left, right = torch.randn(2, 256, 256)
     times: dict[str, list[float]] = {name: [] for name in table}
     for turn in track(range(rounds + 1), description=f"{model.models}, {tokens} tokens"):
@@ -156,7 +172,8 @@ def summary(model: Model, tokens: int, ratio: float, times: dict[str, list[float
     """One row: medians, which dense way is best, and ratios to it."""
     medians = {name: statistics.median(of) for name, of in times.items() if "λ" not in name}
     best = min(medians, key=lambda name: medians[name])
-    ours = {name: times[f"λ={ratio}, {name}"] for name in ("segmented_attention", *LAYOUTS)}
+    mark = f"λ={ratio}, "
+    ours = {name.removeprefix(mark): of for name, of in times.items() if name.startswith(mark)}
     moved, plain = pruned_bytes(model, tokens, ratio), dense_bytes(model, tokens)
     return {
         "model": model.models,
@@ -173,6 +190,7 @@ def summary(model: Model, tokens: int, ratio: float, times: dict[str, list[float
         "pruned_bytes": moved,
         "bytes_ratio": plain / moved,
         "floor_ms": 1000 * moved / bandwidth,
+        "floor_4_bits_ms": 1000 * pruned_bytes(model, tokens, ratio, 4) / bandwidth,
     }
 
 
@@ -186,7 +204,7 @@ HEAD = (
 def row(cell: dict[str, Any]) -> list[str]:
     """One row of the tables."""
     ratios, pruned = cell["dense_by_pruned"], cell["pruned_ms"]
-    numbers = [*pruned.values(), cell["floor_ms"]]
+    numbers = [*(pruned[name] for name in ("segmented_attention", *LAYOUTS)), cell["floor_ms"]]
     faster = [ratios["token-major"], ratios["channel-major"], ratios["segmented_attention"], cell["bytes_ratio"]]
     return [
         cell["model"].split(" and ")[0],
@@ -197,6 +215,27 @@ def row(cell: dict[str, Any]) -> list[str]:
         *(f"{ms:.3f}" for ms in numbers),
         *(f"{factor:.2f}" for factor in faster),
     ]
+
+
+HEAD_FEW_BITS = (
+    "model", "tokens", "λ", "K in 32 bits, ms", "8 bits, ms", "4 bits, ms", "4 bits, torch, ms", "floor, 4 bits, ms",
+    "dense by 4 bits", "dense by 4 bits, torch",
+)  # fmt: skip
+
+
+def row_in_few_bits(cell: dict[str, Any]) -> list[str]:
+    """One row of the second table."""
+    ratios, pruned = cell["dense_by_pruned"], cell["pruned_ms"]
+    names = ("token-major", "K in 8 bits", "K in 4 bits", WIDENED)
+    numbers = [*(pruned[name] for name in names), cell["floor_4_bits_ms"]]
+    return [*row(cell)[:3], *(f"{ms:.3f}" for ms in numbers), *(f"{ratios[name]:.2f}" for name in names[2:])]
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> list[str]:
+    """Lines of a table, whose columns are numbers but for the named ones."""
+    rule = "|".join("---" if name in words else "---:" for name in head)
+    first, *rest = (f"| {' | '.join(line)} |" for line in (head, *rows))
+    return [first, f"|{rule}|", *rest]
 
 
 def main() -> None:
@@ -215,20 +254,19 @@ def main() -> None:
     source, threads = provenance(), torch.get_num_threads()
     values = {"provenance": source, "rounds": args.rounds, "threads": threads, "copy_bandwidth": bandwidth}
     write_json(RESULTS / "decode_cpu.json", {**values, "cells": cells})
-    table = Table(*HEAD)
     lines = [
         f"One decoding step of one layer, float32, one sequence, {threads} threads; the last {RECENT} tokens are "
         f"dense. Medians of {args.rounds} interleaved rounds; floor at {bandwidth / 1e9:.1f} GB/s, a copy's rate.",
         "",
-        "| " + " | ".join(HEAD) + " |",
-        "|---|---:|---:|---:|---|" + "---:|" * (len(HEAD) - 5),
     ]
-    for cell in cells:
-        table.add_row(*row(cell))
-        lines.append("| " + " | ".join(row(cell)) + " |")
+    for head, line in ((HEAD, row), (HEAD_FEW_BITS, row_in_few_bits)):
+        shown, rows = Table(*head), [line(cell) for cell in cells]
+        for found in rows:
+            shown.add_row(*found)
+        Console(width=220).print(shown)
+        lines += [*markdown(head, rows, words=("model", "which")), ""]
     with aside(RESULTS / "decode_cpu.md") as path:
-        path.write_text("\n".join([*lines, "", caption(source), ""]))
-    Console(width=220).print(table)
+        path.write_text("\n".join([*lines, caption(source), ""]))
 
 
 if __name__ == "__main__":
