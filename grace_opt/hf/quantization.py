@@ -189,7 +189,7 @@ class QuantizedTokens:
         form, parameters = self._form, {block.scale.dtype for block in self._blocks().values()}
         if form.grouping != "tokens" or form.bits == 3 or len(parameters) > 1:
             return None
-        table = torch.tensor([form.table(row) for row in self._rows], device=self.device)
+        table = torch.tensor([form.table(row) for row in self._rows]).to(self.device, non_blocking=True)
         return PackedKeys(
             self.shape,
             self.dtype,
