@@ -31,7 +31,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from grace_opt.kernels.triton import decode, gather, greedy, interaction
-from tests.packed import packed_keys
+from tests.packed import packed_keys, packed_values
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -81,7 +81,7 @@ def decoding(every: bool) -> None:
     """Head widths and types of models, all kinds of masks, dense and packed keys."""
     half, bfloat16 = torch.float16, torch.bfloat16
     attend(half, 64, length=2, mask=torch.bool, softcap=30.0)
-    attend(bfloat16, 128, packing=(4, "quanto", 32))
+    attend(bfloat16, 128, packing=(4, "quanto", 32), values=True)
     attend(torch.float32, 256, mask=torch.float32)
     if every:
         for d, dtype in product((64, 128, 256), decode._DTYPES):
@@ -89,20 +89,23 @@ def decoding(every: bool) -> None:
             attend(dtype, d, length=8, mask=dtype)
         for dtype, *packing in ((half, 4, "hqq", 32), (bfloat16, 8, "hqq", 128), (half, 2, "hqq", 7)):
             attend(dtype, 128, packing=packing)
+            attend(dtype, 128, packing=(*packing[:2], 32), values=True)
 
 
-def attend(dtype, d, length=1, mask=None, softcap=None, packing=None):
+def attend(dtype, d, length=1, mask=None, softcap=None, packing=None, values=False):
     heads, kept, old, tail = 2, d * 2 // 5, 448, 33
 
     def draw(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=dtype)
 
-    keys = draw(1, heads, old, kept)
+    keys, old_values = draw(1, heads, old, kept), draw(1, heads, 4 + old, d)
     if packing is not None:
         keys, _ = packed_keys(torch.Generator(), keys.shape, *packing, dtype=dtype)
+    if values:
+        old_values, _ = packed_values(torch.Generator(), old_values.shape, *packing, dtype=dtype)
     index = torch.arange(kept).expand(1, heads, kept).contiguous()
     shown = None if mask is None else torch.ones(1, 1, length, 4 + old + tail, dtype=mask)
-    rest = draw(1, heads, 4, d), draw(1, heads, tail, d), draw(1, heads, 4 + old, d), draw(1, heads, tail, d)
+    rest = draw(1, heads, 4, d), draw(1, heads, tail, d), old_values, draw(1, heads, tail, d)
     decode.decode_attention(draw(1, 4 * heads, length, d), keys, index, *rest, shown, softcap=softcap)
 
 

@@ -20,9 +20,9 @@ from grace_opt.errors import CacheError
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels import decode
-from grace_opt.kernels.packed import FIRST, PLANE, SCALE, STEP, ZERO, PackedKeys
+from grace_opt.kernels.packed import FIRST, PLANE, SCALE, STEP, ZERO, PackedKeys, PackedValues
 from tests import oracle
-from tests.packed import packed_keys
+from tests.packed import packed_keys, packed_values
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Case:
     kept_indices: Tensor
     sink_keys: Tensor
     tail_keys: Tensor
-    old_values: Tensor
+    old_values: Tensor | PackedValues
     tail_values: Tensor
     attention_mask: Tensor | None = None
     scaling: float | None = None
@@ -324,15 +324,19 @@ def test_what_it_can_not_do_is_refused_with_a_reason(generator):
         assert case.error(refused["gradients"].run()) <= 1
 
 
-# ------------------------------------------------------- keys in a few bits
+# ---------------------------------------------- keys and values in a few bits
 
 PACKINGS = [(4, "quanto"), (2, "quanto"), (8, "hqq"), (4, "hqq"), (2, "hqq"), (1, "hqq")]
 
 
-def in_few_bits(case: Case, generator: torch.Generator, *packing: Any, blocks: int = 2) -> tuple[Case, Case]:
-    """The same with keys in a few bits, and with the numbers that these stand for."""
-    packed, numbers = packed_keys(generator, case.pruned_keys.shape, *packing, blocks=blocks)
-    return replace(case, pruned_keys=packed), replace(case, pruned_keys=numbers.float())
+def in_few_bits(case: Case, generator: torch.Generator, blocks: int = 2, **packings: Any) -> tuple[Case, Case]:
+    """The same with `pruned_keys` or `old_values` in a few bits, and with the numbers that these stand for."""
+    packed, dense = case, case
+    for name, packing in packings.items():
+        pack = packed_keys if name == "pruned_keys" else packed_values
+        stored, numbers = pack(generator, getattr(case, name).shape, *packing, blocks=blocks)
+        packed, dense = replace(packed, **{name: stored}), replace(dense, **{name: numbers.float()})
+    return packed, dense
 
 
 @st.composite
@@ -341,22 +345,26 @@ def packed_cases(draw_from: st.DrawFn) -> tuple[Case, Case]:
         return draw_from(st.integers(low, high))
 
     generator = torch.Generator().manual_seed(number(0, 2**32 - 1))
-    d, group_size, groups = number(1, 40), draw_from(st.sampled_from([1, 5, 8, 16, 24, 32, 64, 100])), number(1, 5)
+    key_size, value_size = (draw_from(st.sampled_from([1, 5, 8, 16, 24, 32, 64, 100])) for _ in range(2))
+    d, groups, sinks = number(1, 40), number(1, 5), number(0, 5)
     case = draw(
         generator,
-        *(number(1, 2), number(1, 3), number(1, 6), number(1, 2), d, number(1, d), 8),
-        *(number(0, 5), groups * group_size, number(2, 9)),
+        *(number(1, 2), number(1, 3), number(1, 6), number(1, 2), d, number(1, d), value_size * number(1, 3)),
+        *(sinks, groups * key_size, number(2, 9)),
         softcap=draw_from(st.sampled_from([None, 2.0])),
         runs=draw_from(st.sampled_from([None, 1, 2, 5])),
     )
     if draw_from(st.booleans()):
         case = masked(case, generator, draw_from(st.sampled_from(["bool", "additive"])))
-    return in_few_bits(case, generator, *draw_from(st.sampled_from(PACKINGS)), group_size, blocks=number(1, 3))
+    parts = draw_from(st.sampled_from([("pruned_keys",), ("old_values",), ("pruned_keys", "old_values")]))
+    sizes = {"pruned_keys": key_size, "old_values": value_size}
+    packings = {name: (*draw_from(st.sampled_from(PACKINGS)), sizes[name]) for name in parts}
+    return in_few_bits(case, generator, number(1, 3), **packings)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(packed_cases())
-def test_keys_in_few_bits_are_read_as_the_numbers_that_they_stand_for(both):
+def test_few_bits_are_read_as_the_numbers_that_they_stand_for(both):
     packed, dense = both
     assert dense.error(packed.run()) <= 1
 
@@ -364,45 +372,71 @@ def test_keys_in_few_bits_are_read_as_the_numbers_that_they_stand_for(both):
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_heads_of_models_in_few_bits(packing, generator):
     case = draw(generator, batch=2, heads=3, group=4, d=128, kept=51, d_v=128, sinks=4, pruned=640, tail=33)
-    packed, dense = in_few_bits(case, generator, *packing, 32, blocks=4)
+    packed, dense = in_few_bits(case, generator, 4, pruned_keys=(*packing, 32), old_values=(*packing, 32))
     assert dense.error(packed.run()) <= 1
 
 
+def test_a_group_of_values_that_is_not_finite_spoils_no_other(generator):
+    packed, _ = in_few_bits(draw(generator, d_v=24, pruned=64), generator, old_values=(4, "quanto", 8))
+    scale = packed.old_values.tensors[1]
+    scale[1] = float("nan")
+    found = packed.run()[0, 0, 0]
+    assert found[8:16].isnan().all()
+    assert found[:8].isfinite().all()
+    assert found[16:].isfinite().all()
+
+
 def test_what_packed_keys_have_to_be(generator):
-    packed, _ = in_few_bits(draw(generator, pruned=64), generator, 4, "quanto", 32)
-    keys = packed.pruned_keys
+    packing = 4, "quanto", 32
+    case = draw(generator, d_v=32, pruned=64)
+    packed, _ = in_few_bits(case, generator, pruned_keys=packing, old_values=packing)
+    keys, values = packed.pruned_keys, packed.old_values
     for message, wrong in {
         "scales and zero points are torch.float16": replace(keys, parameters=torch.float16),
         r"pruned_keys.table has shape \(1, 1, 6\)": replace(keys, table=keys.table[:, :1]),
     }.items():
         with pytest.raises(CacheError, match=message):
             replace(packed, pruned_keys=wrong).run()
+    for message, wrong in {
+        "scales and zero points are torch.float16": replace(values, parameters=torch.float16),
+        "old_values.owners has shape": replace(values, owners=values.owners[1:]),
+        "old_values.table has shape": replace(values, table=values.table.repeat(2, 1, 1)),
+    }.items():
+        with pytest.raises(CacheError, match=message):
+            replace(packed, old_values=wrong).run()
 
 
-def entry_of(keys: PackedKeys, column: int, change: Any) -> PackedKeys:
-    table = keys.table.clone()
-    table[..., column] = change(table[..., column])
-    return replace(keys, table=table)
+def columns(packed: Any, changes: dict[int, Any]) -> Any:
+    """With other columns of the table, made from it."""
+    table = packed.table.clone()
+    for column, change in changes.items():
+        table[..., column] = change(packed.table)
+    return replace(packed, table=table)
 
 
+@pytest.mark.parametrize("part", ["pruned_keys", "old_values"])
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda keys: replace(keys, high_first=not keys.high_first),
-        lambda keys: replace(keys, zero_in_levels=not keys.zero_in_levels),
-        lambda keys: replace(keys, bits=2),
-        lambda keys: entry_of(keys, SCALE, lambda at: at + 4),
-        lambda keys: entry_of(keys, ZERO, lambda at: at + 4),
-        lambda keys: entry_of(keys, PLANE, lambda rows: rows + 1),
-        lambda keys: entry_of(keys, STEP, lambda rows: 0 * rows),
-        lambda keys: entry_of(keys, FIRST, lambda row: 0 * row),
+        lambda packed: replace(packed, high_first=not packed.high_first),
+        lambda packed: replace(packed, zero_in_levels=not packed.zero_in_levels),
+        lambda packed: replace(packed, bits=2),
+        lambda packed: columns(packed, {SCALE: lambda of: of[..., ZERO], ZERO: lambda of: of[..., SCALE]}),
+        lambda packed: columns(packed, {PLANE: lambda of: of[..., PLANE] - 1}),
+        lambda packed: columns(packed, {STEP: lambda of: 0 * of[..., STEP]}),
     ],
 )
-def test_wrong_packing_would_be_noticed(wrong, generator):
+def test_wrong_packing_would_be_noticed(wrong, part, generator):
     case = draw(generator, heads=2, group=2, sinks=2, pruned=64, scaling=1.0)
-    packed, dense = in_few_bits(case, generator, 4, "hqq", 16)
+    packed, dense = in_few_bits(case, generator, **{part: (4, "hqq", 16)})
     assert dense.error(packed.run()) <= 1
-    assert dense.error(replace(packed, pruned_keys=wrong(packed.pruned_keys)).run()) > 5
+    assert dense.error(replace(packed, **{part: wrong(getattr(packed, part))}).run()) > 5
+
+
+def test_keys_of_another_group_would_be_noticed(generator):
+    packed, dense = in_few_bits(draw(generator, pruned=64, scaling=1.0), generator, pruned_keys=(4, "hqq", 16))
+    keys = columns(packed.pruned_keys, {FIRST: lambda of: 0 * of[..., FIRST]})
+    assert dense.error(replace(packed, pruned_keys=keys).run()) > 5
 
 
 # ------------------------------------------------------------ wrong versions

@@ -27,7 +27,7 @@ from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.triton import attend, decode
 from tests.mutants import mutant
-from tests.packed import packed_keys
+from tests.packed import packed_keys, packed_values
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -308,32 +308,37 @@ def test_what_it_can_not_do_is_refused_with_a_reason(generator):
         assert refused["gradients"].error(refused["gradients"].run()) <= 1
 
 
-# ------------------------------------------------------- keys in a few bits
+# ---------------------------------------------- keys and values in a few bits
 
 
-def in_few_bits(case: Case, generator: torch.Generator, *packing: Any) -> tuple[Case, Case]:
-    """The same with keys in a few bits, in two blocks, and with the numbers that these stand for."""
-    shape, dtype = case.pruned_keys.shape, case.query.dtype
-    packed, numbers = packed_keys(generator, shape, *packing, dtype=dtype, blocks=2, device=DEVICE)
-    return replace(case, pruned_keys=packed), replace(case, pruned_keys=numbers.to(DEVICE, dtype))
+def in_few_bits(case: Case, generator: torch.Generator, **packings: Any) -> tuple[Case, Case]:
+    """The same with `pruned_keys` or `old_values` in a few bits, and with the numbers that these stand for."""
+    packed, dense, dtype = case, case, case.query.dtype
+    for name, packing in packings.items():
+        pack = packed_keys if name == "pruned_keys" else packed_values
+        stored, numbers = pack(generator, getattr(case, name).shape, *packing, dtype=dtype, blocks=2, device=DEVICE)
+        packed, dense = replace(packed, **{name: stored}), replace(dense, **{name: numbers.to(DEVICE, dtype)})
+    return packed, dense
 
 
 @pytest.mark.parametrize("dtype", list(UNIT))
 @pytest.mark.parametrize(
-    ("bits", "backend", "group_size", "groups", "block"),
+    ("bits", "backend", "key_size", "value_size", "groups", "block"),
     [
-        (4, "quanto", 32, 3, None),
-        (2, "quanto", 8, 4, 16),
-        (8, "hqq", 40, 2, 16),
-        (4, "hqq", 1, 20, None),
-        (1, "hqq", 128, 1, None),
+        (4, "quanto", 32, None, 3, None),
+        (2, "quanto", 8, 5, 4, 16),
+        (8, "hqq", 40, 20, 2, 16),
+        (4, "hqq", 1, 4, 20, None),
+        (4, "hqq", None, 10, 20, 16),
+        (1, "hqq", 128, 1, 1, None),
     ],
 )
-def test_keys_in_few_bits(bits, backend, group_size, groups, block, dtype, generator):
-    case = draw(
-        generator, 2, 3, 2, 2, 40, 13, 20, 2, groups * group_size, 19, dtype=dtype, block=block, runs=2, softcap=9.0
-    )
-    packed, dense = in_few_bits(masked(case, generator, "bool"), generator, bits, backend, group_size)
+def test_few_bits(bits, backend, key_size, value_size, groups, block, dtype, generator):
+    pruned = groups * (key_size or 1)
+    case = draw(generator, 2, 3, 2, 2, 40, 13, 20, 2, pruned, 19, dtype=dtype, block=block, runs=2, softcap=9.0)
+    sizes = {"pruned_keys": key_size, "old_values": value_size}
+    packings = {name: (bits, backend, size) for name, size in sizes.items() if size is not None}
+    packed, dense = in_few_bits(masked(case, generator, "bool"), generator, **packings)
     assert dense.error(packed.run()) <= 1
 
 
@@ -342,15 +347,22 @@ def test_keys_in_few_bits(bits, backend, group_size, groups, block, dtype, gener
     [
         ("if ZERO_IN_LEVELS", "if not ZERO_IN_LEVELS"),
         ("if HIGH_FIRST", "if not HIGH_FIRST"),
-        ("tl.load(entry + 4) * head + ", ""),
+        ("row = tl.load(entry + 4) * head + ", "row = "),
+        ("first = tl.load(entry + 4) * head + ", "first = "),
         ("(row - number * plane)", "(row % 8)"),
-        ("places < GROUP_SIZE", "places < 99"),
-        ("group * GROUP_SIZE + places", "places"),
+        ("places < KEY_SIZE", "places < KEY_SIZE - 1"),
+        ("group * KEY_SIZE + places", "places"),
+        ("(channels % SIZE)", "(channels % 5)"),
+        ("(channels // SIZE)", "(channels // 99)"),
+        ("tl.load(owners + tokens, mask=exists, other=0)", "(0 * tokens)"),
+        ("columns = sinks + tokens", "columns = tokens"),
     ],
 )
 def test_wrong_reading_of_few_bits_would_be_noticed(old, new, generator, monkeypatch, tmp_path):
-    case = draw(generator, heads=2, group=2, sinks=2, pruned=60, scaling=1.0)
-    packed, dense = in_few_bits(masked(case, generator, "bool"), generator, 4, "hqq", 20)
+    case = draw(generator, heads=2, group=2, sinks=2, pruned=60, scaling=1.0, d_v=20)
+    packed, dense = in_few_bits(
+        masked(case, generator, "bool"), generator, pruned_keys=(4, "hqq", 20), old_values=(4, "hqq", 10)
+    )
     assert dense.error(packed.run()) <= 1
     monkeypatch.setattr(decode, "attend_run", mutant(attend, old, new, tmp_path).attend_run)
     assert dense.error(packed.run()) > 5

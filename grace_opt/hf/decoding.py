@@ -2,8 +2,7 @@
 
 On a GPU Triton's kernel, on the CPU the compiled one; both compute what :func:`grace_opt.hf.segments.
 segmented_attention` defines, which does the work where attention weights, dropout or gradients are asked for, and while
-``torch.compile`` is tracing. Quantised keys are read where they lie, unless they are packed in 3 bits; quantised values
-become dense at every step.
+``torch.compile`` is tracing. What is quantised is read where it lies, unless it is packed in 3 bits.
 
 Source: ours.
 """
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 
 from ..kernels import decode as on_cpu
 from ..kernels.dispatch import DEVICE_TYPE, use_triton
-from ..kernels.packed import PackedKeys
+from ..kernels.packed import Packed
 from .quantization import QuantizedTokens
 from .segments import check_covers, segmented_attention, stored_columns
-from .storage import Compressed, dense
+from .storage import Compressed
 
 #: The GPU's kernel is for few new tokens, the CPU's for one: more are better off with a library's matrix products.
 MAX_KERNEL_QUERIES = 8
@@ -79,12 +78,13 @@ def _by_kernel(
     """The output, or None if no kernel suits."""
     if torch.compiler.is_compiling():
         return None
-    keys = old.pruned_keys.packed if isinstance(old.pruned_keys, QuantizedTokens) else old.pruned_keys
-    if keys is None:
+    keys, values = (
+        part.packed if isinstance(part, QuantizedTokens) else part for part in (old.pruned_keys, old.values)
+    )
+    if keys is None or values is None:
         return None
-    # Quantised values become dense for the kernel, and are of the tail's type and width then.
-    stored = (query, keys, old.sink_keys, tail, old.values if isinstance(old.values, Tensor) else value, value)
-    few = isinstance(keys, Tensor) and old.stored + tail.shape[2] < CPU_FROM
+    stored: tuple[Any, ...] = query, keys, old.sink_keys, tail, values, value
+    few = not any(isinstance(part, Packed) for part in (keys, values)) and old.stored + tail.shape[2] < CPU_FROM
     if query.device.type == DEVICE_TYPE:
         if (decode := _triton_decode(*stored)) is None:
             return None
@@ -96,19 +96,19 @@ def _by_kernel(
         check_covers(attention_mask, old.length + tail.shape[2])
         attention_mask = stored_columns(attention_mask, old, query.shape[1])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    values = dense(old.values)
     output: Tensor = decode(
         query, keys, old.kept_indices, old.sink_keys, tail, values, value, attention_mask, scaling, softcap, causal
     )
     return output
 
 
-def _triton_decode(query: Tensor, keys: Tensor | PackedKeys, *rest: Tensor) -> Any:
-    device, kernel = query.device, "decoding in few bits" if isinstance(keys, PackedKeys) else "decoding"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, keys, *rest)):
+def _triton_decode(*stored: Any) -> Any:
+    device, few_bits = stored[0].device, any(isinstance(part, Packed) for part in stored)
+    kernel = "decoding in few bits" if few_bits else "decoding"
+    if torch.is_grad_enabled() and any(part.requires_grad for part in stored):
         return None
     if not use_triton(kernel, device):
         return None
     from ..kernels.triton import decode
 
-    return decode.decode_attention if use_triton(kernel, device, decode.objection(query, keys, *rest)) else None
+    return decode.decode_attention if use_triton(kernel, device, decode.objection(*stored)) else None

@@ -96,13 +96,17 @@ class Form:
         return groups.reshape(self.heads, block.tokens, self.channels)
 
     def table(self, blocks: Sequence[Block]) -> list[tuple[int, ...]]:
-        """A row for each group of tokens of one sequence, as :class:`~grace_opt.kernels.packed.PackedKeys` has it."""
-        rows = []
+        """Where the blocks of one sequence lie, as :mod:`grace_opt.kernels.packed` has it."""
+        rows, start = [], 0
         for block in blocks:
-            addresses = [tensor.data_ptr() for tensor in block.tensors()]
-            count = block.tokens // self.group_size
-            places = (len(block.packed), count * self.channels)
-            rows += [(*addresses, *places, number * self.channels) for number in range(count)]
+            place = (*(tensor.data_ptr() for tensor in block.tensors()), len(block.packed))
+            if self.grouping == "tokens":
+                count = block.tokens // self.group_size
+                rows += [(*place, count * self.channels, number * self.channels) for number in range(count)]
+            else:
+                per_token = self.channels // self.width
+                rows.append((*place, block.tokens * per_token, -start * per_token))
+                start += block.tokens
         return rows
 
     def stored_shapes(self, tokens: int) -> list[tuple[int, ...]]:

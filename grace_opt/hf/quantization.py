@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError, OptionError
-from ..kernels.packed import PackedKeys
+from ..kernels.packed import Packed, PackedKeys, PackedValues
 from .packing import BITS, PARTS, Block, Form, check_options, dtype_name, library
 
 _FORMAT = 1
@@ -184,23 +184,29 @@ class QuantizedTokens:
         return result
 
     @cached_property
-    def packed(self) -> PackedKeys | None:
-        """Where everything is, for a kernel; None if it is grouped along channels, or packed as no kernel reads it."""
+    def packed(self) -> PackedKeys | PackedValues | None:
+        """Where everything is, for a kernel; None if it is packed as no kernel reads it."""
         form, parameters = self._form, {block.scale.dtype for block in self._blocks().values()}
-        if form.grouping != "tokens" or form.bits == 3 or len(parameters) > 1:
+        lengths = {tuple(block.tokens for block in row) for row in self._rows}
+        if form.bits == 3 or len(parameters) > 1 or len(lengths) > 1:
             return None
         table = torch.tensor([form.table(row) for row in self._rows]).to(self.device, non_blocking=True)
-        return PackedKeys(
+        found = Packed(
             self.shape,
             self.dtype,
             parameters.pop(),
-            form.group_size,
+            form.width,
             form.bits,
             high_first=form.backend == "hqq",
             zero_in_levels=form.backend == "hqq",
             table=table,
             tensors=tuple(self.tensors().values()),
         )
+        if form.grouping == "tokens":
+            return PackedKeys(**vars(found))
+        tokens = torch.tensor(lengths.pop())
+        owners = torch.arange(len(tokens), dtype=torch.int32).repeat_interleave(tokens)
+        return PackedValues(**vars(found), owners=owners.to(self.device, non_blocking=True))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without `packed`: in a copy, its addresses would still be the original's."""

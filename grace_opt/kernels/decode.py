@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from .packed import ENTRIES, PackedKeys
+from .packed import ENTRIES, Packed, PackedKeys, PackedValues
 from .threads import in_threads, torch_team
 
 #: Most query rows (query heads per KV head times new tokens): a matrix library is faster long before.
@@ -43,7 +43,7 @@ def objection(
     pruned_keys: Tensor | PackedKeys,
     sink_keys: Tensor,
     tail_keys: Tensor,
-    old_values: Tensor,
+    old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> str | None:
     """Why :func:`decode_attention` can not take these tensors, or None if it can.
@@ -60,8 +60,9 @@ def objection(
     if any(t.dtype != torch.float32 for t in tensors):
         types = ", ".join(sorted({str(t.dtype) for t in tensors}))
         return f"queries, keys and values are {types}; they must all be float32"
-    if isinstance(pruned_keys, PackedKeys) and pruned_keys.parameters != torch.float32:
-        return f"scales and zero points are {pruned_keys.parameters}; they must be float32"
+    for part in (pruned_keys, old_values):
+        if isinstance(part, Packed) and part.parameters != torch.float32:
+            return f"scales and zero points are {part.parameters}; they must be float32"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "gradients are asked for, and the kernel has none"
     if torch.compiler.is_compiling():
@@ -78,7 +79,7 @@ def decode_attention(
     kept_indices: Tensor,
     sink_keys: Tensor,
     tail_keys: Tensor,
-    old_values: Tensor,
+    old_values: Tensor | PackedValues,
     tail_values: Tensor,
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
@@ -101,8 +102,10 @@ def decode_attention(
     sink_keys, tail_keys : Tensor
         ``(B, H, s, d)`` and ``(B, H, S_t, d)``. Of s, S_p and S_t any may be zero, not all. Views are read where they
         are if channels lie side by side, of values as well.
-    old_values, tail_values : Tensor
-        ``(B, H, s + S_p, d_v)`` and ``(B, H, S_t, d_v)``.
+    old_values : Tensor or PackedValues
+        ``(B, H, s + S_p, d_v)``.
+    tail_values : Tensor
+        ``(B, H, S_t, d_v)``.
     attention_mask : Tensor or None
         ``(B or 1, H_q or 1, L, s + S_p + S_t)``, columns in stored order: bool (True attends) or to be added. None
         means causal if `causal` says so, else nothing hidden.
@@ -144,8 +147,9 @@ def decode_attention(
     runs = -(-total // columns)
     kind, mask, mask_place = _read_mask(attention_mask, query, total, causal)
     # All tensors stay referred to until the kernel is done: it gets their addresses alone.
-    stored = [_rowwise(t) for t in (sink_keys, tail_keys, old_values, tail_values)]
-    layout, narrow, narrow_place, form = _read_keys(pruned_keys)
+    stored = [_rowwise(t) for t in (sink_keys, tail_keys, tail_values)]
+    layout, narrow, narrow_place, key_form = _read_keys(pruned_keys)
+    old, old_place, value_form, owners = _read_values(old_values)
     kept_indices = kept_indices.to(torch.int64)
     steps = kept_indices.stride()
     places = [
@@ -153,8 +157,11 @@ def decode_attention(
         [kept_indices.data_ptr(), 8 * steps[0], 8 * steps[1], 0, 8 * steps[2]],
         _place(stored[0]),
         narrow_place,
-        *map(_place, stored[1:]),
+        _place(stored[1]),
+        old_place,
+        _place(stored[2]),
         mask_place,
+        [owners, 0, 0, 0, 0],
     ]
     group = query_heads // heads
     sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
@@ -163,7 +170,13 @@ def decode_attention(
     items = pairs * runs
     largest, sums = np.full((items, rows), -np.inf, np.float32), np.zeros((items, rows), np.float32)
     products = np.zeros((items, -(-rows // _ROWS) * _ROWS, -(-value_width // (2 * _LANES)) * 2 * _LANES), np.float32)
-    constants = np.array(places, np.int64), np.array(sizes + form, np.int64), inner, softcap is not None, outer
+    constants = (
+        np.array(places, np.int64),
+        np.array(sizes + key_form + value_form, np.int64),
+        inner,
+        softcap is not None,
+        outer,
+    )
     from .compiled.decode import attend, attend_in_team, join
 
     taken = np.zeros(1, np.int64)
@@ -177,7 +190,7 @@ def decode_attention(
     else:
         in_threads(lambda share: attend(taken, *constants, largest, sums, products), (np.arange(items),))
     join(largest, sums, products, runs, length, output.numpy())
-    del mask, narrow, stored
+    del mask, narrow, old, stored
     return output
 
 
@@ -187,7 +200,7 @@ def _check_shapes(
     kept_indices: Tensor,
     sink_keys: Tensor,
     tail_keys: Tensor,
-    old_values: Tensor,
+    old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> None:
     """The kernel reads by address: a tensor that is smaller than it should be must not get there."""
@@ -210,6 +223,9 @@ def _check_shapes(
     if isinstance(pruned_keys, PackedKeys):
         groups = pruned // pruned_keys.group_size
         expected["pruned_keys.table"] = (pruned_keys.table, (batch, groups, ENTRIES))
+    if isinstance(old_values, PackedValues):
+        expected["old_values.table"] = (old_values.table, (batch, old_values.table.shape[1], ENTRIES))
+        expected["old_values.owners"] = (old_values.owners, (sinks + pruned,))
     for name, (tensor, shape) in expected.items():
         if tensor.shape != shape:
             raise CacheError(
@@ -219,11 +235,26 @@ def _check_shapes(
         raise CacheError(f"{query_heads} query heads can not share {heads} KV heads; their number must be a multiple")
 
 
+def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, list[int], list[int], int]:
+    """What is read of the old values and must stay alive, its place, what packed values look like, their owners."""
+    if isinstance(values, PackedValues):
+        return values, _table_place(values), [1, *_form(values)], values.owners.data_ptr()
+    rows = _rowwise(values)
+    return rows, _place(rows), [0] * 5, 0
+
+
+def _form(packed: Packed) -> list[int]:
+    return [packed.group_size, packed.bits, int(packed.high_first), int(packed.zero_in_levels)]
+
+
+def _table_place(packed: Packed) -> list[int]:
+    return [packed.table.data_ptr(), 8 * packed.table.stride(0), 0, 0, 0]
+
+
 def _read_keys(keys: Tensor | PackedKeys) -> tuple[int, Tensor | PackedKeys, list[int], list[int]]:
     """How pruned keys lie, what is read and must stay alive, its place, and what packed keys look like."""
     if isinstance(keys, PackedKeys):
-        form = [keys.group_size, keys.bits, int(keys.high_first), int(keys.zero_in_levels)]
-        return _PACKED, keys, [keys.table.data_ptr(), 8 * keys.table.stride(0), 0, 0, 0], form
+        return _PACKED, keys, _table_place(keys), _form(keys)
     if keys.shape[3] > 1 and keys.stride(3) != 1 and (keys.stride(2) == 1 or keys.shape[2] == 1):
         return _BY_CHANNEL, keys, _place(keys), [0] * 4
     rows = _rowwise(keys)

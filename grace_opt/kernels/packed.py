@@ -1,8 +1,16 @@
-r"""Keys in a few bits where they lie: what a decoding kernel is given instead of a dense tensor.
+r"""Keys and values in a few bits where they lie: what a decoding kernel is given instead of dense tensors.
 
-:class:`PackedKeys` says where each number's bits, scale and zero point are, so that a kernel can read them without a
-dense copy being made first. It holds addresses, not numbers: it is made from tensors that never change, and keeps them
-alive.
+:class:`PackedKeys` and :class:`PackedValues` say where each number's bits, scale and zero point are, so that a kernel
+can read them without a dense copy being made first. They hold addresses, not numbers: they are made from tensors that
+never change, and keep them alive.
+
+The levels of ``8 // bits`` rows share their bytes. Row ``r`` is in plane ``p = r // plane``, and its bytes are those of
+row ``r % plane``:
+
+.. math:: l = \lfloor \text{levels}[r \bmod \text{plane},\ i] / 2^{s_p} \rfloor \bmod 2^\text{bits}
+
+at place ``i`` of the group, with :math:`s_p = p \cdot \text{bits}`, or :math:`8 - (p + 1)\,\text{bits}` if
+``high_first``. The number is ``scale[r] * l - zero[r]``, or ``scale[r] * (l - zero[r])`` if ``zero_in_levels``.
 
 Source: ours; the arrangement is what optimum-quanto and hqq have in common (docs/adr/0005-quantised-storage.md).
 """
@@ -14,39 +22,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Columns of the table: addresses of levels, scales and zero points; rows per plane; rows per head; the first row.
+#: Columns of the tables: addresses of levels, scales and zero points; rows per plane; rows per head; the first row.
 LEVELS, SCALE, ZERO, PLANE, STEP, FIRST = range(6)
 ENTRIES = 6
 
 
 @dataclass(frozen=True, eq=False)
-class PackedKeys:
-    r"""Keys ``(B, H, S, C)`` whose numbers share a scale and a zero point along ``group_size`` tokens.
-
-    Token ``t`` of sequence ``b`` belongs to the group that ``table[b, t // group_size]`` describes. In the tensors that
-    this entry names, head ``h`` and channel ``c`` have row ``r = h * step + first + c``. The levels of ``8 // bits``
-    rows share their bytes: row ``r`` is in plane ``p = r // plane``, and its bytes are those of row ``r % plane``:
-
-    .. math:: l = \lfloor \text{levels}[r \bmod \text{plane},\ t \bmod \text{group\_size}] / 2^{s_p} \rfloor
-        \bmod 2^\text{bits}
-
-    with :math:`s_p = p \cdot \text{bits}`, or :math:`8 - (p + 1)\,\text{bits}` if ``high_first``. The number is
-    ``scale[r] * l - zero[r]``, or ``scale[r] * (l - zero[r])`` if ``zero_in_levels``.
+class Packed:
+    """What keys and values have in common.
 
     Attributes
     ----------
     shape : torch.Size
-        ``(B, H, S, C)``; ``S`` is a multiple of ``group_size``.
+        ``(B, H, S, C)``.
     dtype : torch.dtype
         Of the numbers.
     parameters : torch.dtype
         Of scales and zero points.
     group_size, bits : int
-        ``bits`` is 1, 2, 4 or 8.
+        Numbers per group; ``bits`` is 1, 2, 4 or 8.
     high_first, zero_in_levels : bool
         See above.
     table : Tensor
-        ``(B, S // group_size, 6)`` int64, contiguous, on the device of the tensors.
+        ``(B, N, 6)`` int64, contiguous, on the device of the tensors.
     tensors : tuple of Tensor
         What the addresses point to.
     """
@@ -70,3 +68,28 @@ class PackedKeys:
     def requires_grad(self) -> bool:
         """Levels have no gradient."""
         return False
+
+
+@dataclass(frozen=True, eq=False)
+class PackedKeys(Packed):
+    """Keys in groups of ``group_size`` consecutive tokens of a channel, of which ``S`` is a multiple.
+
+    ``table[b, t // group_size]`` is for token ``t`` of sequence ``b``: with head ``h`` and channel ``c`` it is number
+    ``t % group_size`` of row ``h * step + first + c``.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class PackedValues(Packed):
+    """Values in groups of ``group_size`` consecutive channels of a token, of which ``C`` is a multiple.
+
+    ``table[b, owners[t]]`` is for token ``t`` of sequence ``b``: with head ``h``, channel ``c`` is number ``c %
+    group_size`` of row ``h * step + first + t * (C // group_size) + c // group_size``.
+
+    Attributes
+    ----------
+    owners : Tensor
+        ``(S,)`` int32, ascending.
+    """
+
+    owners: Tensor

@@ -11,7 +11,7 @@ import torch
 from grace_opt.hf import Quantization, SnapKV, decoding
 from grace_opt.kernels import dispatch
 from grace_opt.kernels.dispatch import use_triton
-from grace_opt.kernels.packed import PackedKeys
+from grace_opt.kernels.packed import PackedKeys, PackedValues
 
 
 @pytest.fixture(params=["compiled", "triton"])
@@ -76,7 +76,7 @@ def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, family, tiny,
     [
         (Quantization(keys=4, group_size=8), {"sink_tokens": 3}),
         (Quantization(keys=2, values=4, group_size=4), {"tail_block": 4}),
-        (Quantization(keys=8, group_size=8, backend="hqq"), {"evict": SnapKV(24, window=6)}),
+        (Quantization(keys=8, values=8, group_size=8, backend="hqq"), {"evict": SnapKV(24, window=6)}),
     ],
     ids=str,
 )
@@ -88,6 +88,7 @@ def test_quantised_keys_are_read_where_they_lie(
     found = step(model, prune(model, "mies", 0.5, **changes), prompt, continuation, mask)
     assert len(kernel) == 12 * model.config.num_hidden_layers
     assert all(isinstance(arguments[1], PackedKeys) for arguments in kernel)
+    assert all(isinstance(arguments[5], PackedValues) == (quantize.values is not None) for arguments in kernel)
     monkeypatch.setattr(decoding, "_by_kernel", lambda *args, **kwargs: None)
     assert close(found, step(model, prune(model, "mies", 0.5, **changes), prompt, continuation, mask))
 

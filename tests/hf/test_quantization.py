@@ -142,10 +142,11 @@ def test_views_and_gradients_do_no_harm(backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_kernel_is_told_where_everything_is(library_and_bits, dtype):
+@pytest.mark.parametrize(("grouping", "channels"), [("tokens", 5), ("channels", 5), ("channels", 2 * GROUP)])
+def test_a_kernel_is_told_where_everything_is(library_and_bits, grouping, channels, dtype):
     backend, bits = library_and_bits
-    x = draw(2, 3, 3 * GROUP, 5, dtype=dtype)
-    stored = QuantizedTokens.quantize(x, bits, "tokens", GROUP, backend).append(x[:, :, :GROUP]).select([1, 0, 1])
+    x = draw(2, 3, 3 * GROUP, channels, dtype=dtype)
+    stored = QuantizedTokens.quantize(x, bits, grouping, GROUP, backend).append(x[:, :, :GROUP]).select([1, 0, 1])
     if bits == 3:
         assert stored.packed is None
         return
@@ -156,8 +157,10 @@ def test_a_kernel_is_told_where_everything_is(library_and_bits, dtype):
 
 
 def test_what_no_kernel_reads(backend):
-    x = draw(1, 2, 2 * GROUP, 5)
-    assert QuantizedTokens.quantize(x, 4, "channels", GROUP, backend).packed is None
+    x = draw(2, 2, 3 * GROUP, 5)
+    one = QuantizedTokens.quantize(x[:1], 4, "tokens", GROUP, backend)
+    other = QuantizedTokens.quantize(x[1:, :, :GROUP], 4, "tokens", GROUP, backend).append(x[1:, :, GROUP:])
+    assert QuantizedTokens(one._form, [one._rows[0], other._rows[0]]).packed is None, "blocks of other lengths"
     if backend == "hqq":  # of which one block needs scales in float32, and the other does not
         stored = QuantizedTokens.quantize(x.half(), 8, "tokens", GROUP, backend)
         stored = stored.append(1000 + x[:, :, :GROUP].half())

@@ -25,14 +25,12 @@ from numba.np.numpy_support import carray
 from .lanes import (
     LANES,
     add_one,
-    ask_for,
     greater,
     greatest,
     load,
     load_byte,
     load_one,
     load_place,
-    load_some,
     pointer,
     power_of_two,
     spread,
@@ -40,12 +38,11 @@ from .lanes import (
     total,
 )
 from .logits import logits_by_channel, logits_by_token, logits_packed
-from .rows import BYTES, ROWS, WHOLE, add_multiples, load_four, store_four
+from .rows import BYTES, ROWS, WHOLE
+from .values import add_packed_values, add_values
 
 #: Columns whose logits are made before they are turned into shares.
 BLOCK = 64
-#: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are asked for.
-GROUP, AHEAD = 8, 16
 
 LOG2E = np.float32(np.log2(np.e))
 #: What a hidden column gets instead of minus infinity: a row that sees nothing gets the mean of all values.
@@ -56,33 +53,7 @@ NO_MASK, CAUSAL, BOOL, ADDITIVE = range(4)
 #: How keys lie: each token's channels side by side, each channel's tokens, or in a few bits.
 BY_TOKEN, BY_CHANNEL, PACKED = range(3)
 #: Rows of `places`; its columns are address and strides (batch, head, token or row, channel or column), in bytes.
-QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
-
-
-@njit(nogil=True)
-def add_values(shares, share_step, values, value_step, width, count, out, out_step):
-    """Add to four rows of `out` their shares times `count` values, sixteen channels at a time."""
-    for start in range(0, count, GROUP):
-        stop = min(start + GROUP, count)
-        for c in range(0, width, 2 * LANES):
-            place = out + c * BYTES
-            a0, a1, a2, a3 = load_four(place, out_step)
-            b0, b1, b2, b3 = load_four(place + WHOLE, out_step)
-            value, left = values + c * BYTES, width - c
-            if left >= 2 * LANES:
-                for t in range(start, stop):
-                    at, share = value + t * value_step, shares + t * BYTES
-                    ask_for(at + AHEAD * value_step)
-                    a0, a1, a2, a3 = add_multiples(share, share_step, load(at), a0, a1, a2, a3)
-                    b0, b1, b2, b3 = add_multiples(share, share_step, load(at + WHOLE), b0, b1, b2, b3)
-            else:
-                low, high = min(left, LANES), max(left - LANES, 0)
-                for t in range(start, stop):
-                    at, share = value + t * value_step, shares + t * BYTES
-                    a0, a1, a2, a3 = add_multiples(share, share_step, load_some(at, low), a0, a1, a2, a3)
-                    b0, b1, b2, b3 = add_multiples(share, share_step, load_some(at + WHOLE, high), b0, b1, b2, b3)
-            store_four(place, out_step, a0, a1, a2, a3)
-            store_four(place + WHOLE, out_step, b0, b1, b2, b3)
+QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK, OWNERS = range(9)
 
 
 @njit(nogil=True)
@@ -132,47 +103,30 @@ def turn_into_shares(logits, count, largest):
 
 
 @njit(nogil=True)
-def attend_segment(
-    queries,
-    keys,
-    key_step,
-    layout,
-    width,
-    head,
-    form,
-    scaled,
-    values,
-    value_step,
-    value_width,
-    start,
-    stop,
-    column,
-    last_columns,
-    softcap,
-    outer,
-    masks,
-    kind,
-    mask_step,
-    rows,
-    logits,
-    largest,
-    sums,
-    products,
-):
-    """Columns `start` to `stop` of a segment whose first one has number `column` among all."""
+def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state):
+    """Columns `start` to `stop` of a segment.
+
+    `keys` are (address, step, how they lie, width, form), `values` (address, step, whether packed, width, form, address
+    of owners, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
+    segment's first column), `state` (maxima, sums and products of the rows so far).
+    """
+    keys_at, key_step, lies, width, key_form = keys
+    values_at, value_step, packed, value_width, value_form, owners, before = values
+    kind, masks, mask_step, last_columns, column = hidden
+    largest, sums, products = state
     query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
     to, out, room = logits.ctypes.data, products.ctypes.data, scaled.ctypes.data
     t = start
     while t < stop:
         count = min(BLOCK - t % BLOCK, stop - t)  # from multiples of BLOCK on: most groups of packed keys stay whole
         for first in range(0, rows, ROWS):
-            four = queries.ctypes.data + first * query_step
-            if layout == PACKED:
-                logits_packed(four, query_step, room, keys, head, form, t, width, count, to, logit_step)
-            elif layout == BY_CHANNEL:
-                logits_by_channel(four, query_step, keys + t * BYTES, key_step, width, count, to, logit_step)
+            four, place = queries.ctypes.data + first * query_step, out + first * out_step
+            if lies == PACKED:
+                logits_packed(four, query_step, room, keys_at, head, key_form, t, width, count, to, logit_step)
+            elif lies == BY_CHANNEL:
+                logits_by_channel(four, query_step, keys_at + t * BYTES, key_step, width, count, to, logit_step)
             else:
-                logits_by_token(four, query_step, keys + t * key_step, key_step, width, count, to, logit_step)
+                logits_by_token(four, query_step, keys_at + t * key_step, key_step, width, count, to, logit_step)
             for row in range(first, min(first + ROWS, rows)):
                 line = logits[row - first]
                 if softcap:
@@ -189,16 +143,33 @@ def attend_segment(
                 if shrink != 1:
                     for c in range(products.shape[1]):
                         products[row, c] *= shrink
-            add_values(
-                to,
-                logit_step,
-                values + t * value_step,
-                value_step,
-                value_width,
-                count,
-                out + first * out_step,
-                out_step,
-            )
+            if packed:
+                from_token = before + t
+                add_packed_values(
+                    to,
+                    logit_step,
+                    room,
+                    values_at,
+                    owners,
+                    head,
+                    value_form,
+                    from_token,
+                    value_width,
+                    count,
+                    place,
+                    out_step,
+                )
+            else:
+                add_values(
+                    to,
+                    logit_step,
+                    values_at + (before + t) * value_step,
+                    value_step,
+                    value_width,
+                    count,
+                    place,
+                    out_step,
+                )
         t += count
 
 
@@ -239,12 +210,13 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
     ----------
     taken : (1,) int64
         How many items have been taken.
-    places : (8, 5) int64
-        Address and strides of each tensor; of packed keys, their table's.
-    sizes : (17,) int64
+    places : (9, 5) int64
+        Address and strides of each tensor; of packed ones, their table's.
+    sizes : (22,) int64
         KV heads, query heads of each, new tokens, width, kept channels, width of values, sinks, pruned tokens, tail,
         runs, columns per run, how the pruned keys lie, kind of mask; of packed keys: group size, bits, whether the
-        first plane has the highest bits, whether zero points count levels.
+        first plane has the highest bits, whether zero points count levels; whether old values are packed, and the same
+        of these.
     inner, softcap, outer : float32, bool, float32
         Queries are multiplied by `inner`; where `softcap` is, what `cap` needs.
     largest, sums : (all items, rows) float32
@@ -253,12 +225,13 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
         At first zero.
     """
     heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind = sizes[:13]
-    form = sizes[13], sizes[14], sizes[15] != 0, sizes[16] != 0
+    key_form = sizes[13], sizes[14], sizes[15] != 0, sizes[16] != 0
+    value_form = sizes[18], sizes[19], sizes[20] != 0, sizes[21] != 0
     every, rows, room = sinks + pruned + tail, group * length, products.shape[1]
     full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
     narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
-    scaled = np.zeros((ROWS, narrow.shape[1]), np.float32)
     logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
+    scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
     masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     while True:
         item = add_one(taken)
@@ -274,44 +247,40 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
             masks[row] = address(places, MASK, b, h * group + row // length) + row % length * places[MASK, 3]
             last_columns[row] = every - length + row % length
         for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
-            narrowed = segment == PRUNED_KEYS
+            narrowed, newest = segment == PRUNED_KEYS, segment == TAIL_KEYS
             lies = layout if narrowed else BY_TOKEN
             queries, key_width = (narrow, kept) if narrowed else (full, width)
-            key_step = places[segment, 4 if lies == BY_CHANNEL else 3]
-            if segment == TAIL_KEYS:
-                column, count, store_of, skipped = sinks + pruned, tail, TAIL_VALUES, 0
+            if newest:
+                column, count = sinks + pruned, tail
             elif narrowed:
-                column, count, store_of, skipped = sinks, pruned, OLD_VALUES, sinks
+                column, count = sinks, pruned
             else:
-                column, count, store_of, skipped = 0, sinks, OLD_VALUES, 0
-            value_step = places[store_of, 3]
-            values = address(places, store_of, b, h) + skipped * value_step
+                column, count = 0, sinks
+            stored, before = (TAIL_VALUES, 0) if newest else (OLD_VALUES, column)
+            packed = not newest and sizes[17] != 0
+            key_step = places[segment, 4 if lies == BY_CHANNEL else 3]
             attend_segment(
                 queries,
-                address(places, segment, b, h),
-                key_step,
-                lies,
-                key_width,
                 h,
-                form,
-                scaled,
-                values,
-                value_step,
-                value_width,
+                (address(places, segment, b, h), key_step, lies, key_width, key_form),
+                (
+                    address(places, stored, b, h),
+                    places[stored, 3],
+                    packed,
+                    value_width,
+                    value_form,
+                    places[OWNERS, 0],
+                    before,
+                ),
                 max(start - column, 0),
                 min(stop - column, count),
-                column,
-                last_columns,
+                rows,
+                (kind, masks, places[MASK, 4], last_columns, column),
                 softcap,
                 outer,
-                masks,
-                kind,
-                places[MASK, 4],
-                rows,
                 logits,
-                largest[item],
-                sums[item],
-                products[item],
+                scaled,
+                (largest[item], sums[item], products[item]),
             )
 
 
@@ -331,7 +300,7 @@ def numbers(at, shape):
 def attend_in_team(data):
     """`attend`, as a team of threads calls it: with the address of addresses, sizes and `softcap`."""
     given = carray(data, (11,), np.int64)
-    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (17,))
+    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (9, 5)), integers(given[2], (22,))
     items, rows, room, width = given[7], given[8], given[9], given[10]
     scales = numbers(given[3], (3,))
     attend(

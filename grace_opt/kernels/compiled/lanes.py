@@ -123,6 +123,19 @@ def store(typing_context, address, value):
 
 
 @intrinsic
+def store_some(typing_context, address, value, count):
+    """Write the first `count` of eight numbers from an address on."""
+
+    def generate(context, builder, signature, arguments):
+        address, value, count = arguments
+        pointer, name = builder.inttoptr(address, _VECTOR.as_pointer()), f"llvm.masked.store.v{LANES}f32.p0"
+        _call(builder, name, ir.VoidType(), [value, pointer, ir.Constant(_COUNT, 4), _first(builder, count)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, lanes, types.intp), generate
+
+
+@intrinsic
 def load_one(typing_context, address):
     """The number at an address."""
 
@@ -210,6 +223,16 @@ def spread(typing_context, value):
         return _spread(builder, arguments[0], _VECTOR)
 
     return lanes(types.float32), generate
+
+
+@intrinsic
+def load_short(typing_context, address):
+    """The int32 at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], _COUNT.as_pointer()), align=4)
+
+    return types.int32(types.intp), generate
 
 
 @intrinsic

@@ -18,12 +18,11 @@ from numba import njit
 
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
 from .lanes import LANES, ask_for, load, load_levels, load_place, load_some, load_some_levels, spread, store, total
-from .rows import BYTES, WHOLE, add_multiples, add_products, load_four, store_four, store_pair
+from .rows import BYTES, PLACE, WHOLE, add_multiples, add_products, load_four, store_four, store_pair
 
 #: Bytes that token-major keys are asked for ahead.
 KEY_AHEAD = 2048
 CACHE_LINE = 64
-PLACE = 8  # bytes of an int64
 NOTHING = np.float32(0.0)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from numba import njit
 
-from .lanes import LANES, load, load_one, multiply_add, spread, store, store_one, total
+from .lanes import LANES, load, load_one, multiply_add, spread, store, store_one, store_some, total
 
 #: Rows whose sums stay in registers together.
 ROWS = 4
-#: Of a float32, and of a vector.
-BYTES = 4
+#: Bytes of a float32, of an int64, and of a vector.
+BYTES, PLACE = 4, 8
 WHOLE = LANES * BYTES
 
 
@@ -53,6 +53,15 @@ def store_four(at, step, a, b, c, d):
     store(at + step, b)
     store(at + 2 * step, c)
     store(at + 3 * step, d)
+
+
+@njit(nogil=True)
+def store_some_of_four(at, step, count, a, b, c, d):
+    """The first `count` of eight numbers of each of four rows."""
+    store_some(at, a, count)
+    store_some(at + step, b, count)
+    store_some(at + 2 * step, c, count)
+    store_some(at + 3 * step, d, count)
 
 
 @njit(nogil=True)

@@ -27,38 +27,108 @@ def load_keys(keys, token_step, channel_step, tokens, exists, width, WIDTH: tl.c
 
 
 @triton.jit
-def load_packed(
+def load_values(values, token_step, channel_step, tokens, exists, width, WIDTH: tl.constexpr):
+    """(tokens, channels) of dense values."""
+    channels = tl.arange(0, WIDTH)
+    return tl.load(
+        values + tokens.to(tl.int64)[:, None] * token_step + channels[None, :] * channel_step,
+        mask=exists[:, None] & (channels < width)[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
+def unpacked(
+    levels,
+    scale,
+    zero,
+    row,
+    plane,
+    place,
+    exists,
+    SIZE: tl.constexpr,
+    BITS: tl.constexpr,
+    HIGH_FIRST: tl.constexpr,
+    ZERO_IN_LEVELS: tl.constexpr,
+    PARAMETERS: tl.constexpr,
+):
+    """The numbers at `place` of each `row`, in float32, as `Packed` defines them; addresses as integers."""
+    number = row // plane
+    at = (levels + (row - number * plane) * SIZE).to(tl.pointer_type(tl.uint8))
+    found = tl.load(at + place, mask=exists, other=0).to(tl.int32)
+    shift = (8 - (number + 1) * BITS if HIGH_FIRST else number * BITS).to(tl.int32)
+    level = ((found >> shift) & ((1 << BITS) - 1)).to(tl.float32)
+    factor = tl.load(scale.to(tl.pointer_type(PARAMETERS)) + row, mask=exists, other=0.0).to(tl.float32)
+    shifted = tl.load(zero.to(tl.pointer_type(PARAMETERS)) + row, mask=exists, other=0.0).to(tl.float32)
+    return factor * (level - shifted) if ZERO_IN_LEVELS else factor * level - shifted
+
+
+@triton.jit
+def load_packed_keys(
     entry,
     head,
     places,
     exists,
     width,
-    GROUP_SIZE: tl.constexpr,
+    SIZE: tl.constexpr,
     BITS: tl.constexpr,
     HIGH_FIRST: tl.constexpr,
     ZERO_IN_LEVELS: tl.constexpr,
     PARAMETERS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """(channels, tokens) of the tokens at `places` of one group, in float32, as `PackedKeys` defines them."""
-    levels = tl.load(entry).to(tl.pointer_type(tl.uint8))
-    scale = tl.load(entry + 1).to(tl.pointer_type(PARAMETERS))
-    zero = tl.load(entry + 2).to(tl.pointer_type(PARAMETERS))
-    plane = tl.load(entry + 3)
+    """(channels, tokens) of the tokens at `places` of one group."""
     channels = tl.arange(0, WIDTH)
-    kept = channels < width
     row = tl.load(entry + 4) * head + tl.load(entry + 5) + channels
-    number = row // plane
-    found = tl.load(
-        levels + (row - number * plane)[:, None] * GROUP_SIZE + places[None, :],
-        mask=kept[:, None] & exists[None, :],
-        other=0,
+    return unpacked(
+        tl.load(entry),
+        tl.load(entry + 1),
+        tl.load(entry + 2),
+        row[:, None],
+        tl.load(entry + 3),
+        places[None, :],
+        (channels < width)[:, None] & exists[None, :],
+        SIZE,
+        BITS,
+        HIGH_FIRST,
+        ZERO_IN_LEVELS,
+        PARAMETERS,
     )
-    shift = 8 - (number + 1) * BITS if HIGH_FIRST else number * BITS
-    level = ((found.to(tl.int32) >> shift.to(tl.int32)[:, None]) & ((1 << BITS) - 1)).to(tl.float32)
-    factor = tl.load(scale + row, mask=kept, other=0.0).to(tl.float32)[:, None]
-    shifted = tl.load(zero + row, mask=kept, other=0.0).to(tl.float32)[:, None]
-    return factor * (level - shifted) if ZERO_IN_LEVELS else factor * level - shifted
+
+
+@triton.jit
+def load_packed_values(
+    table,
+    owners,
+    head,
+    tokens,
+    exists,
+    width,
+    SIZE: tl.constexpr,
+    BITS: tl.constexpr,
+    HIGH_FIRST: tl.constexpr,
+    ZERO_IN_LEVELS: tl.constexpr,
+    PARAMETERS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """(tokens, channels), of tokens that may belong to several entries."""
+    channels = tl.arange(0, WIDTH)
+    entry = table + tl.load(owners + tokens, mask=exists, other=0).to(tl.int64) * 6
+    first = tl.load(entry + 4) * head + tl.load(entry + 5) + tokens.to(tl.int64) * (width // SIZE)
+    return unpacked(
+        tl.load(entry)[:, None],
+        tl.load(entry + 1)[:, None],
+        tl.load(entry + 2)[:, None],
+        first[:, None] + (channels // SIZE)[None, :],
+        tl.load(entry + 3)[:, None],
+        (channels % SIZE)[None, :],
+        exists[:, None] & (channels < width)[None, :],
+        SIZE,
+        BITS,
+        HIGH_FIRST,
+        ZERO_IN_LEVELS,
+        PARAMETERS,
+    )
 
 
 @triton.jit
@@ -68,13 +138,9 @@ def attend_block(
     products,
     queries,
     k,
-    tokens,
+    v,
+    columns,
     exists,
-    values,
-    value_token,
-    value_channel,
-    value_width,
-    column,
     mask,
     mask_column,
     row_exists,
@@ -84,9 +150,8 @@ def attend_block(
     MASK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WIDEN: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
 ):
-    """One more block: keys `k` of the `tokens` of a segment whose first token has `column` among all."""
+    """One more block: keys `k`, (channels, tokens), and values `v`, (tokens, channels), of `columns` among all."""
     if WIDEN:
         x = tl.dot(queries.to(tl.float32), k.to(tl.float32), input_precision="ieee")
     else:
@@ -94,7 +159,6 @@ def attend_block(
     x = x * inner
     if SOFTCAP:
         x = outer * (1.0 - 2.0 / (tl.exp2(x) + 1.0))
-    columns = column + tokens
     if MASK == 1:
         x = tl.where(columns[None, :] <= last_column[:, None], x, LEAST)
     elif MASK >= 2:
@@ -114,12 +178,6 @@ def attend_block(
     new_largest = tl.maximum(largest, tl.max(x, axis=1))
     shrink = tl.exp2(largest - new_largest)
     share = tl.exp2(x - new_largest[:, None])
-    v_channels = tl.arange(0, VALUE_WIDTH)
-    v = tl.load(
-        values + tokens.to(tl.int64)[:, None] * value_token + v_channels[None, :] * value_channel,
-        mask=exists[:, None] & (v_channels < value_width)[None, :],
-        other=0.0,
-    )
     products = products * shrink[:, None]
     if WIDEN:
         products += tl.dot(share.to(v.dtype).to(tl.float32), v.to(tl.float32), input_precision="ieee")
@@ -159,6 +217,7 @@ def attend_run(
     tail_token,
     tail_channel,
     old_values,
+    owners,
     old_batch,
     old_head,
     old_token,
@@ -196,16 +255,23 @@ def attend_run(
     WIDTH: tl.constexpr,
     KEPT: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
-    PACKED: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
+    PACKED_KEYS: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
     BLOCKS_PER_GROUP: tl.constexpr,
-    BITS: tl.constexpr,
-    HIGH_FIRST: tl.constexpr,
-    ZERO_IN_LEVELS: tl.constexpr,
-    PARAMETERS: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    KEY_HIGH_FIRST: tl.constexpr,
+    KEY_ZERO_IN_LEVELS: tl.constexpr,
+    KEY_PARAMETERS: tl.constexpr,
+    PACKED_VALUES: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    VALUE_HIGH_FIRST: tl.constexpr,
+    VALUE_ZERO_IN_LEVELS: tl.constexpr,
+    VALUE_PARAMETERS: tl.constexpr,
 ):
     """One KV head of one sequence, one run of blocks; row r is query head r // LENGTH of the group, token r %
-    LENGTH. With `PACKED`, `pruned_keys` is the table of `PackedKeys`, of which one group is one or more blocks."""
+    LENGTH. With `PACKED_KEYS`, `pruned_keys` is their table, and one group
+    is one or more blocks; with `PACKED_VALUES`, `old_values` is theirs."""
     pair, run = tl.program_id(0), tl.program_id(1)
     b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     rows = tl.arange(0, ROW_BLOCK)
@@ -235,29 +301,42 @@ def attend_run(
     first = run * blocks_per_run
     stop = first + blocks_per_run
     after_sinks = tl.cdiv(sinks, BLOCK)
-    pruned_blocks = pruned // GROUP_SIZE * BLOCKS_PER_GROUP if PACKED else tl.cdiv(pruned, BLOCK)
+    pruned_blocks = pruned // KEY_SIZE * BLOCKS_PER_GROUP if PACKED_KEYS else tl.cdiv(pruned, BLOCK)
     after_pruned = after_sinks + pruned_blocks
     after_tail = after_pruned + tl.cdiv(tail, BLOCK)
 
     keys = sink_keys + b * sink_batch + h * sink_head
     values = old_values + b * old_batch + h * old_head
     for i in range(first, tl.minimum(stop, after_sinks)):
-        tokens = i * BLOCK + tl.arange(0, BLOCK)
-        exists = tokens < sinks
-        k = load_keys(keys, sink_token, sink_channel, tokens, exists, width, WIDTH)
+        columns = i * BLOCK + tl.arange(0, BLOCK)
+        exists = columns < sinks
+        k = load_keys(keys, sink_token, sink_channel, columns, exists, width, WIDTH)
+        if PACKED_VALUES:
+            v = load_packed_values(
+                values,
+                owners,
+                h,
+                columns,
+                exists,
+                value_width,
+                VALUE_SIZE,
+                VALUE_BITS,
+                VALUE_HIGH_FIRST,
+                VALUE_ZERO_IN_LEVELS,
+                VALUE_PARAMETERS,
+                VALUE_WIDTH,
+            ).to(full.dtype)
+        else:
+            v = load_values(values, old_token, old_channel, columns, exists, value_width, VALUE_WIDTH)
         largest, sums, products = attend_block(
             largest,
             sums,
             products,
             full,
             k,
-            tokens,
+            v,
+            columns,
             exists,
-            values,
-            old_token,
-            old_channel,
-            value_width,
-            0,
             from_mask,
             mask_column,
             row_exists,
@@ -267,27 +346,24 @@ def attend_run(
             MASK,
             SOFTCAP,
             WIDEN,
-            VALUE_WIDTH,
         )
-    values += sinks.to(tl.int64) * old_token
     for i in range(tl.maximum(first, after_sinks), tl.minimum(stop, after_pruned)):
         block = i - after_sinks
-        if PACKED:
+        if PACKED_KEYS:
             group = block // BLOCKS_PER_GROUP
             places = block % BLOCKS_PER_GROUP * BLOCK + tl.arange(0, BLOCK)
-            tokens, exists = group * GROUP_SIZE + places, places < GROUP_SIZE
-            entry = pruned_keys + b * pruned_batch + group.to(tl.int64) * pruned_token
-            k = load_packed(
-                entry,
+            tokens, exists = group * KEY_SIZE + places, places < KEY_SIZE
+            k = load_packed_keys(
+                pruned_keys + b * pruned_batch + group.to(tl.int64) * pruned_token,
                 h,
                 places,
                 exists,
                 kept,
-                GROUP_SIZE,
-                BITS,
-                HIGH_FIRST,
-                ZERO_IN_LEVELS,
-                PARAMETERS,
+                KEY_SIZE,
+                KEY_BITS,
+                KEY_HIGH_FIRST,
+                KEY_ZERO_IN_LEVELS,
+                KEY_PARAMETERS,
                 KEPT,
             ).to(narrow.dtype)
         else:
@@ -295,19 +371,33 @@ def attend_run(
             exists = tokens < pruned
             keys = pruned_keys + b * pruned_batch + h * pruned_head
             k = load_keys(keys, pruned_token, pruned_channel, tokens, exists, kept, KEPT)
+        columns = sinks + tokens
+        if PACKED_VALUES:
+            v = load_packed_values(
+                values,
+                owners,
+                h,
+                columns,
+                exists,
+                value_width,
+                VALUE_SIZE,
+                VALUE_BITS,
+                VALUE_HIGH_FIRST,
+                VALUE_ZERO_IN_LEVELS,
+                VALUE_PARAMETERS,
+                VALUE_WIDTH,
+            ).to(full.dtype)
+        else:
+            v = load_values(values, old_token, old_channel, columns, exists, value_width, VALUE_WIDTH)
         largest, sums, products = attend_block(
             largest,
             sums,
             products,
             narrow,
             k,
-            tokens,
+            v,
+            columns,
             exists,
-            values,
-            old_token,
-            old_channel,
-            value_width,
-            sinks,
             from_mask,
             mask_column,
             row_exists,
@@ -317,27 +407,24 @@ def attend_run(
             MASK,
             SOFTCAP,
             WIDEN,
-            VALUE_WIDTH,
         )
     keys = tail_keys + b * tail_batch + h * tail_head
-    values = tail_values + b * new_batch + h * new_head
+    newest = tail_values + b * new_batch + h * new_head
     for i in range(tl.maximum(first, after_pruned), tl.minimum(stop, after_tail)):
         tokens = (i - after_pruned) * BLOCK + tl.arange(0, BLOCK)
         exists = tokens < tail
         k = load_keys(keys, tail_token, tail_channel, tokens, exists, width, WIDTH)
+        v = load_values(newest, new_token, new_channel, tokens, exists, value_width, VALUE_WIDTH)
+        columns = sinks + pruned + tokens
         largest, sums, products = attend_block(
             largest,
             sums,
             products,
             full,
             k,
-            tokens,
+            v,
+            columns,
             exists,
-            values,
-            new_token,
-            new_channel,
-            value_width,
-            sinks + pruned,
             from_mask,
             mask_column,
             row_exists,
@@ -347,7 +434,6 @@ def attend_run(
             MASK,
             SOFTCAP,
             WIDEN,
-            VALUE_WIDTH,
         )
 
     place = (pair.to(tl.int64) * tl.num_programs(1) + run) * GROUP * LENGTH + rows

@@ -34,7 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import CacheError
-from ..packed import PackedKeys
+from ..packed import Packed, PackedKeys, PackedValues
 from .attend import LOG2E, attend_run, join_runs
 
 #: Widest head, of keys and of values, that one program holds.
@@ -61,7 +61,7 @@ def objection(
     pruned_keys: Tensor | PackedKeys,
     sink_keys: Tensor,
     tail_keys: Tensor,
-    old_values: Tensor,
+    old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> str | None:
     """Why :func:`decode_attention` can not take these tensors, or None if it can.
@@ -98,7 +98,7 @@ def decode_attention(
     kept_indices: Tensor,
     sink_keys: Tensor,
     tail_keys: Tensor,
-    old_values: Tensor,
+    old_values: Tensor | PackedValues,
     tail_values: Tensor,
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
@@ -121,8 +121,10 @@ def decode_attention(
         ``(B, H, d')`` int64: the channels of the pruned keys.
     sink_keys, tail_keys : Tensor
         ``(B, H, s, d)`` and ``(B, H, S_t, d)``. Of s, S_p and S_t any may be zero, not all.
-    old_values, tail_values : Tensor
-        ``(B, H, s + S_p, d_v)`` and ``(B, H, S_t, d_v)``.
+    old_values : Tensor or PackedValues
+        ``(B, H, s + S_p, d_v)``.
+    tail_values : Tensor
+        ``(B, H, S_t, d_v)``.
     attention_mask : Tensor or None
         ``(B or 1, H_q or 1, L, s + S_p + S_t)``, columns in stored order: bool (True attends) or to be added. None
         means causal if `causal` says so, else nothing hidden.
@@ -168,9 +170,11 @@ def decode_attention(
         block = _block_size(max(block_width, kept_block) + value_block, query.element_size())
         if isinstance(pruned_keys, PackedKeys):
             block = min(block, _padded(pruned_keys.group_size))
-    narrow, constants = _read_keys(pruned_keys, block)
-    per_group = pruned // constants["GROUP_SIZE"] * constants["BLOCKS_PER_GROUP"]
-    pruned_blocks = per_group if constants["PACKED"] else triton.cdiv(pruned, block)
+    narrow, key_constants = _read_keys(pruned_keys, block)
+    old, value_constants = _read_values(old_values)
+    pruned_blocks = triton.cdiv(pruned, block)
+    if isinstance(pruned_keys, PackedKeys):
+        pruned_blocks = pruned // pruned_keys.group_size * key_constants["BLOCKS_PER_GROUP"]
     blocks = triton.cdiv(sinks, block) + pruned_blocks + triton.cdiv(tail, block)
     if runs is None:
         runs = min(MAX_RUNS, triton.cdiv(PROGRAMS, batch * heads), triton.cdiv(blocks, BLOCKS_PER_RUN))
@@ -198,8 +202,7 @@ def decode_attention(
             *sink_keys.stride(),
             tail_keys,
             *tail_keys.stride(),
-            old_values,
-            *old_values.stride(),
+            *old,
             tail_values,
             *tail_values.stride(),
             mask,
@@ -227,7 +230,8 @@ def decode_attention(
             WIDTH=block_width,
             KEPT=kept_block,
             VALUE_WIDTH=value_block,
-            **constants,
+            **key_constants,
+            **value_constants,
             num_warps=4 if row_block <= 32 else 8,
             num_stages=2,
         )
@@ -250,24 +254,29 @@ def decode_attention(
 
 def _read_keys(keys: Tensor | PackedKeys, block: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What is read of pruned keys, with its strides, and what has to be known of it to compile."""
+    constants = _form("KEY", keys)
     if not isinstance(keys, PackedKeys):
-        constants = dict.fromkeys(("PACKED", "HIGH_FIRST", "ZERO_IN_LEVELS"), False)
-        return (keys, *keys.stride()), constants | {
-            "GROUP_SIZE": 1,
-            "BLOCKS_PER_GROUP": 1,
-            "BITS": 8,
-            "PARAMETERS": tl.float32,
-        }
+        return (keys, *keys.stride()), {**constants, "BLOCKS_PER_GROUP": 1}
     batch, group, _ = keys.table.stride()
-    return (keys.table, batch, 0, group, 0), {
-        "PACKED": True,
-        "GROUP_SIZE": keys.group_size,
-        "BLOCKS_PER_GROUP": triton.cdiv(keys.group_size, block),
-        "BITS": keys.bits,
-        "HIGH_FIRST": keys.high_first,
-        "ZERO_IN_LEVELS": keys.zero_in_levels,
-        "PARAMETERS": _PARAMETERS[keys.parameters],
-    }
+    return (keys.table, batch, 0, group, 0), {**constants, "BLOCKS_PER_GROUP": triton.cdiv(keys.group_size, block)}
+
+
+def _read_values(values: Tensor | PackedValues) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As `_read_keys`, of the old values; without owners, any tensor stands in their place."""
+    if not isinstance(values, PackedValues):
+        return (values, values, *values.stride()), _form("VALUE", values)
+    return (values.table, values.owners, values.table.stride(0), 0, 0, 0), _form("VALUE", values)
+
+
+def _form(name: str, stored: Tensor | Packed) -> dict[str, Any]:
+    """The kernel's constants for keys or values."""
+    if isinstance(stored, Packed):
+        form = stored.group_size, stored.bits, stored.high_first, stored.zero_in_levels, _PARAMETERS[stored.parameters]
+    else:
+        form = 1, 8, False, False, tl.float32
+    names = "SIZE", "BITS", "HIGH_FIRST", "ZERO_IN_LEVELS", "PARAMETERS"
+    constants = {f"{name}_{part}": value for part, value in zip(names, form, strict=True)}
+    return {f"PACKED_{name}S": isinstance(stored, Packed), **constants}
 
 
 def _read_mask(

@@ -6,12 +6,13 @@ Shapes are odd on purpose: several blocks, none of them full. Source: ours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..greedy import torch_order
-from ..packed import PackedKeys
+from ..packed import PackedKeys, PackedValues
 from . import decode, gather, greedy, interaction
 
 
@@ -72,42 +73,58 @@ def weights(device: torch.device) -> bool:
 
 def decoding(device: torch.device) -> bool:
     """Attention to 1e-5 in float32, 2e-3 in float16."""
-    return _attention(device, lambda keys: (keys, keys))
+    return _attention(device, lambda *dense: (*dense, *dense))
 
 
 def decoding_in_few_bits(device: torch.device) -> bool:
-    """As `decoding`, with the nearest keys in four bits."""
+    """As `decoding`, with the nearest keys and values in four bits."""
     return _attention(device, _in_four_bits)
 
 
-def _in_four_bits(keys: Tensor) -> tuple[PackedKeys, Tensor]:
-    """Keys in groups of seven tokens, and what they stand for: steps of 1/4 from -2 on, which all types hold."""
-    batch, heads, tokens, channels = keys.shape
-    groups, size = tokens // 7, 7
-    levels = ((keys.float() + 2) * 4).round().clamp(0, 15).to(torch.uint8)
-    rows = levels.view(batch, heads, groups, size, channels).transpose(3, 4).reshape(batch, -1, size)
-    low, high = rows.chunk(2, dim=1)
-    packed = (low | high << 4).contiguous()
-    scale, zero = (torch.full((rows.shape[1],), value, device=keys.device, dtype=keys.dtype) for value in (0.25, 2.0))
-    plane, step = packed.shape[1], groups * channels
-    table = torch.tensor(
-        [
-            [(part.data_ptr(), scale.data_ptr(), zero.data_ptr(), plane, step, n * channels) for n in range(groups)]
-            for part in packed
-        ],
-        device=keys.device,
+def _in_four_bits(keys: Tensor, values: Tensor) -> tuple[PackedKeys, PackedValues, Tensor, Tensor]:
+    """Groups of seven tokens and of eight channels, and what they stand for: steps of 1/4 from -2, which all types
+    hold."""
+    (batch, heads, count, channels), width = keys.shape, values.shape[-1]
+    of_keys, of_values = (((t.float() + 2) * 4).round().clamp(0, 15).to(torch.uint8) for t in (keys, values))
+    groups, per_token, tokens = count // 7, width // 8, values.shape[2]
+    by_token = of_keys.view(batch, heads, groups, 7, channels).mT.reshape(batch, -1, 7)
+    common, table = _pack(by_token, keys.dtype)
+    rows = [[(*entry, groups * channels, n * channels) for n in range(groups)] for entry in table]
+    packed_keys = PackedKeys(shape=keys.shape, group_size=7, table=torch.tensor(rows, device=keys.device), **common)
+    common, table = _pack(of_values.view(batch, -1, 8), keys.dtype)
+    rows = [[(*entry, tokens * per_token, 0)] for entry in table]
+    owners = torch.zeros(tokens, dtype=torch.int32, device=keys.device)
+    packed_values = PackedValues(
+        shape=values.shape, group_size=8, table=torch.tensor(rows, device=keys.device), owners=owners, **common
     )
-    form = PackedKeys(keys.shape, keys.dtype, keys.dtype, size, 4, False, False, table, (packed, scale, zero))
-    return form, (levels.double() * 0.25 - 2).to(keys.dtype)
+    dense_keys, dense_values = ((levels.double() * 0.25 - 2).to(keys.dtype) for levels in (of_keys, of_values))
+    return packed_keys, packed_values, dense_keys, dense_values
 
 
-def _attention(device: torch.device, store: Callable[[Tensor], tuple[Tensor | PackedKeys, Tensor]]) -> bool:
+def _pack(rows: Tensor, dtype: torch.dtype) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+    """An even number of rows of levels per sequence, two to a byte; where each sequence's are, and how many bytes."""
+    low, high = rows.chunk(2, dim=1)
+    packed = low | high << 4
+    scale, zero = (torch.full((rows.shape[1],), value, device=rows.device, dtype=dtype) for value in (0.25, 2.0))
+    common = {
+        "dtype": dtype,
+        "parameters": dtype,
+        "bits": 4,
+        "high_first": False,
+        "zero_in_levels": False,
+        "tensors": (packed, scale, zero),
+    }
+    return common, [(part.data_ptr(), scale.data_ptr(), zero.data_ptr(), len(part)) for part in packed]
+
+
+def _attention(device: torch.device, store: Callable[[Tensor, Tensor], tuple[Any, Any, Tensor, Tensor]]) -> bool:
+    """With stored keys and values, and the numbers that they stand for, as `store` makes them of dense ones."""
     good = True
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
         query, pruned = (_random(device, *s).to(dtype) for s in ((2, 4, 2, 48), (2, 2, 301, 19)))
-        stored, pruned = store(pruned)
         sinks, tail = (_random(device, 2, 2, count, 48).to(dtype) for count in (3, 37))
         old, new = (_random(device, 2, 2, count, 40).to(dtype) for count in (304, 37))
+        stored, stored_values, pruned, old = store(pruned, old)
         kept = torch.stack([torch.arange(19), torch.arange(5, 43, 2)]).expand(2, -1, -1).contiguous().to(device)
         full = torch.zeros(2, 2, 301, 48, device=device, dtype=torch.float64)
         full.scatter_(-1, kept[:, :, None].expand(-1, -1, 301, -1), pruned.double())
@@ -116,7 +133,7 @@ def _attention(device: torch.device, store: Callable[[Tensor], tuple[Tensor | Pa
         hidden = torch.ones(2, 341, dtype=torch.bool, device=device).triu(340)
         weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
         expected = (weights @ values.repeat_interleave(2, 1)).transpose(1, 2)
-        found = decode.decode_attention(query, stored, kept, sinks, tail, old, new)
+        found = decode.decode_attention(query, stored, kept, sinks, tail, stored_values, new)
         good &= bool(((found - expected).abs().max() <= tolerance * expected.abs().max()).item())
     return good
 
