@@ -8,6 +8,9 @@ PIP_FLAGS ?=
 MODEL ?=
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
+# The tests run in so many processes, of one thread each, as threads of several processes wait for each other. 0: in one
+PYTEST_WORKERS ?= auto
+PYTEST_IN_PARALLEL = -n $(PYTEST_WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST_FLAGS)
 # --update writes the baselines of bench-check anew
 CHECK_FLAGS ?=
 # How large the experiments are (smoke, pocket, full), and more of their options: EXPERIMENT_FLAGS="--workers 4"
@@ -61,7 +64,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt | $(
 	@grep -v -i -E '^($(NEWER))==' constraints.txt > $(OLDEST)/constraints.txt
 	@PYTHONWARNINGS=ignore $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
 		-c $(OLDEST)/constraints.txt -c constraints-oldest.txt \
-		-e ".[hf,kvpress,quant]" pytest pytest-benchmark hypothesis
+		-e ".[hf,kvpress,quant]" pytest pytest-benchmark pytest-xdist hypothesis
 	@touch $@
 
 test: lint types contracts unit test-oldest docs ## Everything that CI checks: lint, types, import contracts, tests, docs
@@ -77,7 +80,7 @@ contracts: $(STAMP) ## Who may import whom, by import-linter
 	$(BIN)/lint-imports
 
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)
 
 test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, about an hour; log in docs/results
 	GRACE_TEST_INSTANCES=100000 $(BIN)/python -m pytest tests/test_against_exhaustive.py $(PYTEST_FLAGS)
@@ -86,7 +89,7 @@ test-matrix: $(STAMP) ## Every model family in every way of generating, some ten
 	GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_matrix.py $(PYTEST_FLAGS)
 
 test-oldest: $(OLDEST)/.installed ## The key-cache adapter with the oldest transformers, and beside kvpress
-	$(OLDEST)/bin/python -m pytest tests/hf -p no:cacheprovider $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests/hf -p no:cacheprovider $(PYTEST_IN_PARALLEL)
 
 bench: $(STAMP) ## Benchmarks, by pytest-benchmark
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group $(PYTEST_FLAGS)

@@ -14,7 +14,7 @@ from grace_opt.testing import instance
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("grace_opt.cli.console.width", 200)
     monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.5)
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 

@@ -50,7 +50,7 @@ def rows(out: Path) -> list[dict]:
 def test_every_cache_is_measured(out: Path) -> None:
     efficiency.main([*TINY, "--ratio", "0.5", "0.6", "--attention", "sdpa", "eager", "--out", str(out)])
     found = rows(out)
-    assert len(found) == 2 * (2 + 5 * 2)
+    assert len(found) == 2 * (2 + 6 * 2)
     for row in found:
         if said := missing(row["method"]):
             assert row["status"] == said
@@ -68,7 +68,10 @@ def test_every_cache_is_measured(out: Path) -> None:
         for method in ("think", "grace", "grace+local_search"):
             assert bytes_of[method, 0.6] < bytes_of[method, 0.5] < bytes_of["dense", None]
         if missing("grace+int4") is None:
-            assert bytes_of["int4", None] < bytes_of["grace+int4", 0.6] < bytes_of["grace", 0.6]
+            few = [bytes_of[f"grace+int4{values}", 0.6] for values in ("-kv", "")]
+            assert few == sorted(few)
+            assert few[1] < bytes_of["grace", 0.6]
+            assert bytes_of["int4", None] < few[1]
     text = out.with_suffix(".md").read_text()
     assert text.count("| GRACE | 0.6 |") == 2
     assert "all 2 layers" in text

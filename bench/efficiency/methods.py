@@ -107,6 +107,9 @@ METHODS = {
     "grace": Method("GRACE", pruned("grace"), ("#0072B2", "D")),
     "grace+local_search": Method("GRACE + local search", pruned("local_search"), ("#D55E00", "^")),
     "grace+int4": Method("GRACE, K in 4 bits", pruned("grace", Quantization(keys=4)), ("#56B4E9", "v")),
+    "grace+int4-kv": Method(
+        "GRACE, K and V in 4 bits", pruned("grace", Quantization(keys=4, values=4)), ("#999999", "<")
+    ),
     "int4": Method("QuantizedCache, K and V in 4 bits", int4, ("#009E73", "P"), prunes=False, ours=False),
     "kvpress": Method("kvpress ThinKPress", think_press, ("#CC79A7", "X"), ours=False),
 }
@@ -118,7 +121,7 @@ def missing(name: str) -> str | None:
         return "not run here: kvpress needs transformers < 5.3"
     if name == "int4" and _quantizer() is None:
         return 'not run here: write pip install "grace-opt[quant]"'
-    if name == "grace+int4" and not _importable("optimum.quanto"):
+    if name.startswith("grace+int4") and not _importable("optimum.quanto"):
         return 'not run here: write pip install "grace-opt[quant]"'
     return None
 

@@ -38,12 +38,18 @@ def kernel(request, monkeypatch):
     return calls
 
 
+@pytest.fixture
+def continuation(continuation):
+    """Fewer tokens: the interpreter is slow."""
+    return continuation[:, :6]
+
+
 def test_steps_by_kernel_equal_zeroing_by_hand(kernel, family, tiny, prune, padded, continuation, step, zeroed, close):
     model = tiny(family)
     prompt, mask = padded
     cache = prune(model, "mies", 0.5)
     found = step(model, cache, prompt, continuation, mask)
-    assert len(kernel) == 12 * model.config.num_hidden_layers
+    assert len(kernel) == 6 * model.config.num_hidden_layers
     assert close(found, zeroed(model, cache.channel_mask(), prompt, continuation, mask))
 
 
@@ -63,8 +69,8 @@ def test_steps_by_kernel_are_the_reference_s(
     assert used == (width == 1 or decoding.DEVICE_TYPE == "cpu")
 
 
-def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, family, tiny, prune, padded, generate, monkeypatch):
-    model = tiny(family)
+def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, tiny, prune, padded, generate, monkeypatch):
+    model = tiny()
     found = generate(model, prune(model, "grace", 0.5), *padded)
     assert len(kernel) == 15 * model.config.num_hidden_layers
     monkeypatch.setattr(decoding, "_by_kernel", lambda *args, **kwargs: None)
@@ -86,7 +92,7 @@ def test_quantised_keys_are_read_where_they_lie(
     pytest.importorskip("optimum.quanto" if quantize.backend == "quanto" else "hqq")
     model, (prompt, mask), changes = tiny(), padded, {"quantize": quantize, **changes}
     found = step(model, prune(model, "mies", 0.5, **changes), prompt, continuation, mask)
-    assert len(kernel) == 12 * model.config.num_hidden_layers
+    assert len(kernel) == 6 * model.config.num_hidden_layers
     assert all(isinstance(arguments[1], PackedKeys) for arguments in kernel)
     assert all(isinstance(arguments[5], PackedValues) == (quantize.values is not None) for arguments in kernel)
     monkeypatch.setattr(decoding, "_by_kernel", lambda *args, **kwargs: None)

@@ -82,15 +82,15 @@ def decoding_in_few_bits(device: torch.device) -> bool:
 
 
 def _in_four_bits(keys: Tensor, values: Tensor) -> tuple[PackedKeys, PackedValues, Tensor, Tensor]:
-    """Groups of seven tokens and of eight channels, and what they stand for: steps of 1/4 from -2, which all types
+    """Groups of 43 tokens and of 8 channels, and what they stand for: steps of 1/4 from -2, which all types
     hold."""
     (batch, heads, count, channels), width = keys.shape, values.shape[-1]
     of_keys, of_values = (((t.float() + 2) * 4).round().clamp(0, 15).to(torch.uint8) for t in (keys, values))
-    groups, per_token, tokens = count // 7, width // 8, values.shape[2]
-    by_token = of_keys.view(batch, heads, groups, 7, channels).mT.reshape(batch, -1, 7)
+    groups, per_token, tokens = count // 43, width // 8, values.shape[2]
+    by_token = of_keys.view(batch, heads, groups, 43, channels).mT.reshape(batch, -1, 43)
     common, table = _pack(by_token, keys.dtype)
     rows = [[(*entry, groups * channels, n * channels) for n in range(groups)] for entry in table]
-    packed_keys = PackedKeys(shape=keys.shape, group_size=7, table=torch.tensor(rows, device=keys.device), **common)
+    packed_keys = PackedKeys(shape=keys.shape, group_size=43, table=torch.tensor(rows, device=keys.device), **common)
     common, table = _pack(of_values.view(batch, -1, 8), keys.dtype)
     rows = [[(*entry, tokens * per_token, 0)] for entry in table]
     owners = torch.zeros(tokens, dtype=torch.int32, device=keys.device)
