@@ -354,7 +354,6 @@ def test_few_bits(bits, backend, key_size, value_size, groups, block, dtype, gen
         ("group * KEY_SIZE + places", "places"),
         ("(channels % SIZE)", "(channels % 5)"),
         ("(channels // SIZE)", "(channels // 99)"),
-        ("tl.load(owners + tokens, mask=exists, other=0)", "(0 * tokens)"),
         ("columns = sinks + tokens", "columns = tokens"),
     ],
 )

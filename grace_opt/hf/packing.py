@@ -99,14 +99,10 @@ class Form:
         """Where the blocks of one sequence lie, as :mod:`grace_opt.kernels.packed` has it."""
         rows, start = [], 0
         for block in blocks:
-            place = (*(tensor.data_ptr() for tensor in block.tensors()), len(block.packed))
-            if self.grouping == "tokens":
-                count = block.tokens // self.group_size
-                rows += [(*place, count * self.channels, number * self.channels) for number in range(count)]
-            else:
-                per_token = self.channels // self.width
-                rows.append((*place, block.tokens * per_token, -start * per_token))
-                start += block.tokens
+            addresses = (tensor.data_ptr() for tensor in block.tensors())
+            count = self._groups(block.tokens) // self.heads
+            rows.append((*addresses, len(block.packed), count, -start))
+            start += count
         return rows
 
     def stored_shapes(self, tokens: int) -> list[tuple[int, ...]]:

@@ -5,8 +5,8 @@ levels between the group's smallest and largest: no number moves by more than ha
 :math:`(\max - \min) / (2^b - 1) / 2`, apart from the rounding of the number type itself. Keys are grouped along tokens,
 because some of their channels are large in every token; values along channels.
 
-When: for tokens that left the dense window. It is lossy. The kernels that decode read keys where they lie; every other
-read pays for :meth:`QuantizedTokens.dequantize`.
+When: for tokens that left the dense window. It is lossy. The kernels that decode read the bits where they lie; every
+other read pays for :meth:`QuantizedTokens.dequantize`.
 
 Rounding and packing are those of optimum-quanto or hqq, which transformers' quantised caches use as well; see
 docs/adr/0005-quantised-storage.md. Both come with ``pip install "grace-opt[quant]"`` and are imported on first use.
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError, OptionError
-from ..kernels.packed import Packed, PackedKeys, PackedValues
+from ..kernels.packed import PackedKeys, PackedValues
 from .packing import BITS, PARTS, Block, Form, check_options, dtype_name, library
 
 _FORMAT = 1
@@ -190,8 +190,11 @@ class QuantizedTokens:
         lengths = {tuple(block.tokens for block in row) for row in self._rows}
         if form.bits == 3 or len(parameters) > 1 or len(lengths) > 1:
             return None
-        table = torch.tensor([form.table(row) for row in self._rows]).to(self.device, non_blocking=True)
-        found = Packed(
+        unit = form.group_size if form.grouping == "tokens" else 1
+        units = torch.tensor(lengths.pop()) // unit
+        table = torch.tensor([form.table(row) for row in self._rows])
+        owners = torch.arange(len(units), dtype=torch.int32).repeat_interleave(units)
+        return (PackedKeys if form.grouping == "tokens" else PackedValues)(
             self.shape,
             self.dtype,
             parameters.pop(),
@@ -199,14 +202,15 @@ class QuantizedTokens:
             form.bits,
             high_first=form.backend == "hqq",
             zero_in_levels=form.backend == "hqq",
-            table=table,
+            table=table.to(self.device, non_blocking=True),
+            owners=owners.to(self.device, non_blocking=True),
             tensors=tuple(self.tensors().values()),
         )
-        if form.grouping == "tokens":
-            return PackedKeys(**vars(found))
-        tokens = torch.tensor(lengths.pop())
-        owners = torch.arange(len(tokens), dtype=torch.int32).repeat_interleave(tokens)
-        return PackedValues(**vars(found), owners=owners.to(self.device, non_blocking=True))
+
+    def places(self) -> tuple[Tensor, ...]:
+        """What `packed` holds besides the stored tensors, once it was asked for: a few bytes per token."""
+        packed = vars(self).get("packed")
+        return () if packed is None else (packed.table, packed.owners)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without `packed`: in a copy, its addresses would still be the original's."""
@@ -233,7 +237,8 @@ class QuantizedTokens:
     @property
     def nbytes(self) -> int:
         """Bytes of all stored tensors, scales and zero points included; what sequences share counts once."""
-        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors().values())
+        kept = (*self.tensors().values(), *self.places())
+        return sum(tensor.untyped_storage().nbytes() for tensor in kept)
 
     # -------------------------------------- selecting, moving, saving
 

@@ -159,4 +159,4 @@ def _tensors(things: Iterable[Any]) -> Iterator[Tensor]:
         if isinstance(thing, Tensor):
             yield thing
         elif isinstance(thing, QuantizedTokens):
-            yield from thing.tensors().values()
+            yield from (*thing.tensors().values(), *thing.places())

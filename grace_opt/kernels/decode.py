@@ -149,7 +149,7 @@ def decode_attention(
     # All tensors stay referred to until the kernel is done: it gets their addresses alone.
     stored = [_rowwise(t) for t in (sink_keys, tail_keys, tail_values)]
     layout, narrow, narrow_place, key_form = _read_keys(pruned_keys)
-    old, old_place, value_form, owners = _read_values(old_values)
+    old, old_place, value_form = _read_values(old_values)
     kept_indices = kept_indices.to(torch.int64)
     steps = kept_indices.stride()
     places = [
@@ -161,7 +161,6 @@ def decode_attention(
         old_place,
         _place(stored[2]),
         mask_place,
-        [owners, 0, 0, 0, 0],
     ]
     group = query_heads // heads
     sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
@@ -220,12 +219,11 @@ def _check_shapes(
         "old_values": (old_values, (batch, heads, sinks + pruned, value_width)),
         "tail_values": (tail_values, (batch, heads, tail, value_width)),
     }
-    if isinstance(pruned_keys, PackedKeys):
-        groups = pruned // pruned_keys.group_size
-        expected["pruned_keys.table"] = (pruned_keys.table, (batch, groups, ENTRIES))
-    if isinstance(old_values, PackedValues):
-        expected["old_values.table"] = (old_values.table, (batch, old_values.table.shape[1], ENTRIES))
-        expected["old_values.owners"] = (old_values.owners, (sinks + pruned,))
+    for name, part in (("pruned_keys", pruned_keys), ("old_values", old_values)):
+        if isinstance(part, Packed):
+            units = part.shape[2] // (part.group_size if isinstance(part, PackedKeys) else 1)
+            expected[f"{name}.table"] = (part.table, (batch, part.table.shape[1], ENTRIES))
+            expected[f"{name}.owners"] = (part.owners, (units,))
     for name, (tensor, shape) in expected.items():
         if tensor.shape != shape:
             raise CacheError(
@@ -235,12 +233,12 @@ def _check_shapes(
         raise CacheError(f"{query_heads} query heads can not share {heads} KV heads; their number must be a multiple")
 
 
-def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, list[int], list[int], int]:
-    """What is read of the old values and must stay alive, its place, what packed values look like, their owners."""
+def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, list[int], list[int]]:
+    """What is read of the old values and must stay alive, its place, and what packed values look like."""
     if isinstance(values, PackedValues):
-        return values, _table_place(values), [1, *_form(values)], values.owners.data_ptr()
+        return values, _table_place(values), [1, *_form(values)]
     rows = _rowwise(values)
-    return rows, _place(rows), [0] * 5, 0
+    return rows, _place(rows), [0] * 5
 
 
 def _form(packed: Packed) -> list[int]:
@@ -248,7 +246,8 @@ def _form(packed: Packed) -> list[int]:
 
 
 def _table_place(packed: Packed) -> list[int]:
-    return [packed.table.data_ptr(), 8 * packed.table.stride(0), 0, 0, 0]
+    """Address and step of a sequence; address of the owners."""
+    return [packed.table.data_ptr(), 8 * packed.table.stride(0), 0, packed.owners.data_ptr(), 0]
 
 
 def _read_keys(keys: Tensor | PackedKeys) -> tuple[int, Tensor | PackedKeys, list[int], list[int]]:

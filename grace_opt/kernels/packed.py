@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Columns of the tables: addresses of levels, scales and zero points; rows per plane; rows per head; the first row.
+#: Columns of the table: addresses of levels, scales and zero points; rows per plane; rows per head; the first row.
 LEVELS, SCALE, ZERO, PLANE, STEP, FIRST = range(6)
 ENTRIES = 6
 
@@ -30,6 +30,10 @@ ENTRIES = 6
 @dataclass(frozen=True, eq=False)
 class Packed:
     """What keys and values have in common.
+
+    Their *units* are groups of tokens, or tokens. Unit ``u`` of sequence ``b`` is described by ``table[b, owners[u]]``,
+    as are all that are stored in the same tensors; its rows begin at ``h * step + first + u * rows``, where ``rows``
+    of them belong to each head ``h``.
 
     Attributes
     ----------
@@ -45,6 +49,8 @@ class Packed:
         See above.
     table : Tensor
         ``(B, N, 6)`` int64, contiguous, on the device of the tensors.
+    owners : Tensor
+        ``(units,)`` int32, ascending.
     tensors : tuple of Tensor
         What the addresses point to.
     """
@@ -57,6 +63,7 @@ class Packed:
     high_first: bool
     zero_in_levels: bool
     table: Tensor
+    owners: Tensor
     tensors: tuple[Tensor, ...]
 
     @property
@@ -70,26 +77,15 @@ class Packed:
         return False
 
 
-@dataclass(frozen=True, eq=False)
 class PackedKeys(Packed):
     """Keys in groups of ``group_size`` consecutive tokens of a channel, of which ``S`` is a multiple.
 
-    ``table[b, t // group_size]`` is for token ``t`` of sequence ``b``: with head ``h`` and channel ``c`` it is number
-    ``t % group_size`` of row ``h * step + first + c``.
+    A unit is ``group_size`` tokens; each head has ``C`` rows of it, one for each channel.
     """
 
 
-@dataclass(frozen=True, eq=False)
 class PackedValues(Packed):
     """Values in groups of ``group_size`` consecutive channels of a token, of which ``C`` is a multiple.
 
-    ``table[b, owners[t]]`` is for token ``t`` of sequence ``b``: with head ``h``, channel ``c`` is number ``c %
-    group_size`` of row ``h * step + first + t * (C // group_size) + c // group_size``.
-
-    Attributes
-    ----------
-    owners : Tensor
-        ``(S,)`` int32, ascending.
+    A unit is a token; each head has ``C // group_size`` rows of it.
     """
-
-    owners: Tensor

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from grace_opt.hf import MemoryReport
+from grace_opt.hf import MemoryReport, Quantization
 
 
 def storage_bytes(cache):
@@ -46,6 +46,26 @@ def test_the_report_equals_the_storages_and_the_formula(dtype, ratio, tiny, prun
     assert report.other_bytes == 0
     assert report.total_bytes == storage_bytes(cache)
     assert (report.tokens, report.pruned_tokens) == (52, 32)
+
+
+@pytest.mark.parametrize("values", [None, 4])
+def test_what_tells_kernels_where_the_bits_are_is_counted(values, tiny, prune, prompt, continuation, step):
+    pytest.importorskip("optimum.quanto")
+    model = tiny()
+    cache = prune(model, "mies", 0.5, quantize=Quantization(4, values, group_size=8))
+    with torch.no_grad():
+        model(prompt, past_key_values=cache)
+        before = cache.memory_report().total_bytes
+        assert before == storage_bytes(cache)
+        model(continuation[:, :1], past_key_values=cache)
+    after = cache.memory_report()
+    assert after.total_bytes == storage_bytes(cache)
+    layers = model.config.num_hidden_layers
+    # Per layer and sequence an entry of six int64; an int32 for each group of keys and for each token of values.
+    keys, tokens = layers * (2 * 48 + 4 * 4), layers * (2 * 48 + 4 * 32)
+    assert after.pruned_key_bytes == layers * 2 * 2 * (32 * 8 // 2 + 4 * 8 * 2 * 4) + keys
+    if values:
+        assert after.value_bytes == layers * 2 * 2 * (32 * 16 // 2 + 32 * 2 * 2 * 4 + (8 + 1) * 16 * 4) + tokens
 
 
 def test_every_operation_leaves_tensors_that_own_their_bytes(tiny, prune, prompt, continuation):

@@ -53,7 +53,7 @@ NO_MASK, CAUSAL, BOOL, ADDITIVE = range(4)
 #: How keys lie: each token's channels side by side, each channel's tokens, or in a few bits.
 BY_TOKEN, BY_CHANNEL, PACKED = range(3)
 #: Rows of `places`; its columns are address and strides (batch, head, token or row, channel or column), in bytes.
-QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK, OWNERS = range(9)
+QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
 
 
 @njit(nogil=True)
@@ -106,12 +106,12 @@ def turn_into_shares(logits, count, largest):
 def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state):
     """Columns `start` to `stop` of a segment.
 
-    `keys` are (address, step, how they lie, width, form), `values` (address, step, whether packed, width, form, address
-    of owners, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
+    `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
+    width, form, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
     segment's first column), `state` (maxima, sums and products of the rows so far).
     """
     keys_at, key_step, lies, width, key_form = keys
-    values_at, value_step, packed, value_width, value_form, owners, before = values
+    values_at, value_step, packed, value_width, value_form, before = values
     kind, masks, mask_step, last_columns, column = hidden
     largest, sums, products = state
     query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
@@ -122,7 +122,9 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
         for first in range(0, rows, ROWS):
             four, place = queries.ctypes.data + first * query_step, out + first * out_step
             if lies == PACKED:
-                logits_packed(four, query_step, room, keys_at, head, key_form, t, width, count, to, logit_step)
+                logits_packed(
+                    four, query_step, room, keys_at, key_step, head, key_form, t, width, count, to, logit_step
+                )
             elif lies == BY_CHANNEL:
                 logits_by_channel(four, query_step, keys_at + t * BYTES, key_step, width, count, to, logit_step)
             else:
@@ -144,16 +146,15 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
                     for c in range(products.shape[1]):
                         products[row, c] *= shrink
             if packed:
-                from_token = before + t
                 add_packed_values(
                     to,
                     logit_step,
                     room,
                     values_at,
-                    owners,
+                    value_step,
                     head,
                     value_form,
-                    from_token,
+                    before + t,
                     value_width,
                     count,
                     place,
@@ -210,8 +211,8 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
     ----------
     taken : (1,) int64
         How many items have been taken.
-    places : (9, 5) int64
-        Address and strides of each tensor; of packed ones, their table's.
+    places : (8, 5) int64
+        Address and strides of each tensor; of packed ones, address and step of the table, zero, address of the owners.
     sizes : (22,) int64
         KV heads, query heads of each, new tokens, width, kept channels, width of values, sinks, pruned tokens, tail,
         runs, columns per run, how the pruned keys lie, kind of mask; of packed keys: group size, bits, whether the
@@ -263,15 +264,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
                 queries,
                 h,
                 (address(places, segment, b, h), key_step, lies, key_width, key_form),
-                (
-                    address(places, stored, b, h),
-                    places[stored, 3],
-                    packed,
-                    value_width,
-                    value_form,
-                    places[OWNERS, 0],
-                    before,
-                ),
+                (address(places, stored, b, h), places[stored, 3], packed, value_width, value_form, before),
                 max(start - column, 0),
                 min(stop - column, count),
                 rows,
@@ -300,7 +293,7 @@ def numbers(at, shape):
 def attend_in_team(data):
     """`attend`, as a team of threads calls it: with the address of addresses, sizes and `softcap`."""
     given = carray(data, (11,), np.int64)
-    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (9, 5)), integers(given[2], (22,))
+    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (22,))
     items, rows, room, width = given[7], given[8], given[9], given[10]
     scales = numbers(given[3], (3,))
     attend(

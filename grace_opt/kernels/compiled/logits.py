@@ -17,7 +17,19 @@ import numpy as np
 from numba import njit
 
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
-from .lanes import LANES, ask_for, load, load_levels, load_place, load_some, load_some_levels, spread, store, total
+from .lanes import (
+    LANES,
+    ask_for,
+    load,
+    load_levels,
+    load_place,
+    load_short,
+    load_some,
+    load_some_levels,
+    spread,
+    store,
+    total,
+)
 from .rows import BYTES, PLACE, WHOLE, add_multiples, add_products, load_four, store_four, store_pair
 
 #: Bytes that token-major keys are asked for ahead.
@@ -72,7 +84,7 @@ def logits_by_channel(queries, query_step, keys, channel_step, width, count, out
 
 
 @njit(nogil=True)
-def logits_packed(queries, query_step, scaled, table, head, form, start, width, count, out, out_step):
+def logits_packed(queries, query_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Logits of four rows with `count` keys from token `start` on, one group of tokens after the other.
 
     Writes up to seven numbers more into each row of `out`. `form` is (group size, bits, whether the first plane has the
@@ -81,11 +93,11 @@ def logits_packed(queries, query_step, scaled, table, head, form, start, width, 
     group_size, bits, high_first, zero_in_levels = form
     t, stop = start, start + count
     while t < stop:
-        entry = table + t // group_size * ENTRIES * PLACE
-        skipped = t % group_size
+        unit, skipped = t // group_size, t % group_size
+        entry = table + load_short(owners + unit * BYTES) * ENTRIES * PLACE
         piece = min(group_size - skipped, stop - t)
         levels, plane = load_place(entry + LEVELS * PLACE) + skipped, load_place(entry + PLANE * PLACE)
-        first = load_place(entry + STEP * PLACE) * head + load_place(entry + FIRST * PLACE)
+        first = load_place(entry + STEP * PLACE) * head + load_place(entry + FIRST * PLACE) + unit * width
         scale = load_place(entry + SCALE * PLACE) + first * BYTES
         zero = load_place(entry + ZERO * PLACE) + first * BYTES
         shifts = scale_queries(queries, query_step, scale, zero, width, zero_in_levels, scaled)

@@ -65,8 +65,10 @@ def unpacked(
 
 @triton.jit
 def load_packed_keys(
-    entry,
+    table,
+    owners,
     head,
+    unit,
     places,
     exists,
     width,
@@ -77,9 +79,10 @@ def load_packed_keys(
     PARAMETERS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """(channels, tokens) of the tokens at `places` of one group."""
+    """(channels, tokens) of the tokens at `places` of one unit."""
     channels = tl.arange(0, WIDTH)
-    row = tl.load(entry + 4) * head + tl.load(entry + 5) + channels
+    entry = table + tl.load(owners + unit).to(tl.int64) * 6
+    row = tl.load(entry + 4) * head + tl.load(entry + 5) + unit.to(tl.int64) * width + channels
     return unpacked(
         tl.load(entry),
         tl.load(entry + 1),
@@ -198,6 +201,7 @@ def attend_run(
     query_row,
     query_channel,
     pruned_keys,
+    key_owners,
     pruned_batch,
     pruned_head,
     pruned_token,
@@ -217,7 +221,7 @@ def attend_run(
     tail_token,
     tail_channel,
     old_values,
-    owners,
+    value_owners,
     old_batch,
     old_head,
     old_token,
@@ -314,7 +318,7 @@ def attend_run(
         if PACKED_VALUES:
             v = load_packed_values(
                 values,
-                owners,
+                value_owners,
                 h,
                 columns,
                 exists,
@@ -354,8 +358,10 @@ def attend_run(
             places = block % BLOCKS_PER_GROUP * BLOCK + tl.arange(0, BLOCK)
             tokens, exists = group * KEY_SIZE + places, places < KEY_SIZE
             k = load_packed_keys(
-                pruned_keys + b * pruned_batch + group.to(tl.int64) * pruned_token,
+                pruned_keys + b * pruned_batch,
+                key_owners,
                 h,
+                group,
                 places,
                 exists,
                 kept,
@@ -375,7 +381,7 @@ def attend_run(
         if PACKED_VALUES:
             v = load_packed_values(
                 values,
-                owners,
+                value_owners,
                 h,
                 columns,
                 exists,

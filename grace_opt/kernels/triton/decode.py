@@ -170,11 +170,10 @@ def decode_attention(
         block = _block_size(max(block_width, kept_block) + value_block, query.element_size())
         if isinstance(pruned_keys, PackedKeys):
             block = min(block, _padded(pruned_keys.group_size))
-    narrow, key_constants = _read_keys(pruned_keys, block)
-    old, value_constants = _read_values(old_values)
-    pruned_blocks = triton.cdiv(pruned, block)
+    pruned_blocks, blocks_per_group = triton.cdiv(pruned, block), 1
     if isinstance(pruned_keys, PackedKeys):
-        pruned_blocks = pruned // pruned_keys.group_size * key_constants["BLOCKS_PER_GROUP"]
+        blocks_per_group = triton.cdiv(pruned_keys.group_size, block)
+        pruned_blocks = pruned // pruned_keys.group_size * blocks_per_group
     blocks = triton.cdiv(sinks, block) + pruned_blocks + triton.cdiv(tail, block)
     if runs is None:
         runs = min(MAX_RUNS, triton.cdiv(PROGRAMS, batch * heads), triton.cdiv(blocks, BLOCKS_PER_RUN))
@@ -195,14 +194,14 @@ def decode_attention(
         attend_run[(batch * heads, runs)](
             query,
             *query.stride(),
-            *narrow,
+            *_read(pruned_keys),
             kept_indices,
             *kept_indices.stride(),
             sink_keys,
             *sink_keys.stride(),
             tail_keys,
             *tail_keys.stride(),
-            *old,
+            *_read(old_values),
             tail_values,
             *tail_values.stride(),
             mask,
@@ -230,8 +229,9 @@ def decode_attention(
             WIDTH=block_width,
             KEPT=kept_block,
             VALUE_WIDTH=value_block,
-            **key_constants,
-            **value_constants,
+            BLOCKS_PER_GROUP=blocks_per_group,
+            **_form("KEY", pruned_keys),
+            **_form("VALUE", old_values),
             num_warps=4 if row_block <= 32 else 8,
             num_stages=2,
         )
@@ -252,20 +252,11 @@ def decode_attention(
     return output
 
 
-def _read_keys(keys: Tensor | PackedKeys, block: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What is read of pruned keys, with its strides, and what has to be known of it to compile."""
-    constants = _form("KEY", keys)
-    if not isinstance(keys, PackedKeys):
-        return (keys, *keys.stride()), {**constants, "BLOCKS_PER_GROUP": 1}
-    batch, group, _ = keys.table.stride()
-    return (keys.table, batch, 0, group, 0), {**constants, "BLOCKS_PER_GROUP": triton.cdiv(keys.group_size, block)}
-
-
-def _read_values(values: Tensor | PackedValues) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """As `_read_keys`, of the old values; without owners, any tensor stands in their place."""
-    if not isinstance(values, PackedValues):
-        return (values, values, *values.stride()), _form("VALUE", values)
-    return (values.table, values.owners, values.table.stride(0), 0, 0, 0), _form("VALUE", values)
+def _read(stored: Tensor | Packed) -> tuple[Any, ...]:
+    """What is read of pruned keys or old values: numbers or table, owners (or any tensor), strides."""
+    if isinstance(stored, Packed):
+        return stored.table, stored.owners, stored.table.stride(0), 0, 0, 0
+    return stored, stored, *stored.stride()
 
 
 def _form(name: str, stored: Tensor | Packed) -> dict[str, Any]:

@@ -84,37 +84,33 @@ def decoding_in_few_bits(device: torch.device) -> bool:
 def _in_four_bits(keys: Tensor, values: Tensor) -> tuple[PackedKeys, PackedValues, Tensor, Tensor]:
     """Groups of 43 tokens and of 8 channels, and what they stand for: steps of 1/4 from -2, which all types
     hold."""
-    (batch, heads, count, channels), width = keys.shape, values.shape[-1]
     of_keys, of_values = (((t.float() + 2) * 4).round().clamp(0, 15).to(torch.uint8) for t in (keys, values))
-    groups, per_token, tokens = count // 43, width // 8, values.shape[2]
-    by_token = of_keys.view(batch, heads, groups, 43, channels).mT.reshape(batch, -1, 43)
-    common, table = _pack(by_token, keys.dtype)
-    rows = [[(*entry, groups * channels, n * channels) for n in range(groups)] for entry in table]
-    packed_keys = PackedKeys(shape=keys.shape, group_size=43, table=torch.tensor(rows, device=keys.device), **common)
-    common, table = _pack(of_values.view(batch, -1, 8), keys.dtype)
-    rows = [[(*entry, tokens * per_token, 0)] for entry in table]
-    owners = torch.zeros(tokens, dtype=torch.int32, device=keys.device)
-    packed_values = PackedValues(
-        shape=values.shape, group_size=8, table=torch.tensor(rows, device=keys.device), owners=owners, **common
-    )
+    batch, heads, _, channels = keys.shape
+    by_token = of_keys.view(batch, heads, -1, 43, channels).mT.reshape(batch, -1, 43)
+    packed_keys = PackedKeys(shape=keys.shape, **_packed(by_token, keys.shape[2] // 43, heads, keys.dtype))
+    by_channel = of_values.view(batch, -1, 8)
+    packed_values = PackedValues(shape=values.shape, **_packed(by_channel, values.shape[2], heads, keys.dtype))
     dense_keys, dense_values = ((levels.double() * 0.25 - 2).to(keys.dtype) for levels in (of_keys, of_values))
     return packed_keys, packed_values, dense_keys, dense_values
 
 
-def _pack(rows: Tensor, dtype: torch.dtype) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
-    """An even number of rows of levels per sequence, two to a byte; where each sequence's are, and how many bytes."""
+def _packed(rows: Tensor, units: int, heads: int, dtype: torch.dtype) -> dict[str, Any]:
+    """All but the shape of what has an even number of rows of levels per sequence; two share a byte."""
     low, high = rows.chunk(2, dim=1)
     packed = low | high << 4
     scale, zero = (torch.full((rows.shape[1],), value, device=rows.device, dtype=dtype) for value in (0.25, 2.0))
-    common = {
+    parameters, places = (scale.data_ptr(), zero.data_ptr()), (packed.shape[1], rows.shape[1] // heads, 0)
+    return {
         "dtype": dtype,
         "parameters": dtype,
+        "group_size": rows.shape[2],
         "bits": 4,
         "high_first": False,
         "zero_in_levels": False,
+        "table": torch.tensor([[(part.data_ptr(), *parameters, *places)] for part in packed], device=rows.device),
+        "owners": torch.zeros(units, dtype=torch.int32, device=rows.device),
         "tensors": (packed, scale, zero),
     }
-    return common, [(part.data_ptr(), scale.data_ptr(), zero.data_ptr(), len(part)) for part in packed]
 
 
 def _attention(device: torch.device, store: Callable[[Tensor, Tensor], tuple[Any, Any, Tensor, Tensor]]) -> bool:
