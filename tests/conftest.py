@@ -1,15 +1,20 @@
 """One hypothesis profile for everyone: no deadlines (machines are shared), and the same draws on every run in CI.
 
-Without a GPU, Triton's kernels run in its interpreter, which has to be said before anything imports triton.
+Without a GPU, Triton's kernels run in its interpreter, which has to be said before anything imports triton. Where a
+shell has started everything in the background, Ctrl-C is ignored, and so are the interrupts that tests send.
 """
 
 import os
+import signal
 
 import torch
 from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
