@@ -39,19 +39,10 @@ def load_values(values, token_step, channel_step, tokens, exists, width, WIDTH: 
 
 @triton.jit
 def unpacked(
-    levels,
-    scale,
-    zero,
-    row,
-    plane,
-    place,
-    exists,
-    SIZE: tl.constexpr,
-    BITS: tl.constexpr,
-    HIGH_FIRST: tl.constexpr,
-    ZERO_IN_LEVELS: tl.constexpr,
+    levels, scale, zero, row, plane, place, exists,
+    SIZE: tl.constexpr, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr, ZERO_IN_LEVELS: tl.constexpr,
     PARAMETERS: tl.constexpr,
-):
+):  # fmt: skip
     """The numbers at `place` of each `row`, in float32, as `Packed` defines them; addresses as integers."""
     number = row // plane
     at = (levels + (row - number * plane) * SIZE).to(tl.pointer_type(tl.uint8))
@@ -65,20 +56,10 @@ def unpacked(
 
 @triton.jit
 def load_packed_keys(
-    table,
-    owners,
-    head,
-    unit,
-    places,
-    exists,
-    width,
-    SIZE: tl.constexpr,
-    BITS: tl.constexpr,
-    HIGH_FIRST: tl.constexpr,
-    ZERO_IN_LEVELS: tl.constexpr,
-    PARAMETERS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    table, owners, head, unit, places, exists, width,
+    SIZE: tl.constexpr, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr, ZERO_IN_LEVELS: tl.constexpr,
+    PARAMETERS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """(channels, tokens) of the tokens at `places` of one unit."""
     channels = tl.arange(0, WIDTH)
     entry = table + tl.load(owners + unit).to(tl.int64) * 6
@@ -91,69 +72,41 @@ def load_packed_keys(
         tl.load(entry + 3),
         places[None, :],
         (channels < width)[:, None] & exists[None, :],
-        SIZE,
-        BITS,
-        HIGH_FIRST,
-        ZERO_IN_LEVELS,
-        PARAMETERS,
-    )
+        SIZE, BITS, HIGH_FIRST, ZERO_IN_LEVELS, PARAMETERS,
+    )  # fmt: skip
 
 
 @triton.jit
-def load_packed_values(
-    table,
-    owners,
-    head,
-    tokens,
-    exists,
-    width,
-    SIZE: tl.constexpr,
-    BITS: tl.constexpr,
-    HIGH_FIRST: tl.constexpr,
-    ZERO_IN_LEVELS: tl.constexpr,
-    PARAMETERS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """(tokens, channels), of tokens that may belong to several entries."""
-    channels = tl.arange(0, WIDTH)
-    entry = table + tl.load(owners + tokens, mask=exists, other=0).to(tl.int64) * 6
-    first = tl.load(entry + 4) * head + tl.load(entry + 5) + tokens.to(tl.int64) * (width // SIZE)
-    return unpacked(
-        tl.load(entry)[:, None],
-        tl.load(entry + 1)[:, None],
-        tl.load(entry + 2)[:, None],
-        first[:, None] + (channels // SIZE)[None, :],
-        tl.load(entry + 3)[:, None],
-        (channels % SIZE)[None, :],
-        exists[:, None] & (channels < width)[None, :],
-        SIZE,
-        BITS,
-        HIGH_FIRST,
-        ZERO_IN_LEVELS,
-        PARAMETERS,
-    )
+def load_old_values(
+    values, owners, token_step, channel_step, head, tokens, exists, width,
+    PACKED: tl.constexpr, SIZE: tl.constexpr, BITS: tl.constexpr, HIGH_FIRST: tl.constexpr,
+    ZERO_IN_LEVELS: tl.constexpr, PARAMETERS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """(tokens, channels) of dense values, or of packed ones, whose table `values` is then."""
+    if PACKED:
+        channels = tl.arange(0, WIDTH)
+        entry = values + tl.load(owners + tokens, mask=exists, other=0).to(tl.int64) * 6
+        first = tl.load(entry + 4) * head + tl.load(entry + 5) + tokens.to(tl.int64) * (width // SIZE)
+        found = unpacked(
+            tl.load(entry)[:, None],
+            tl.load(entry + 1)[:, None],
+            tl.load(entry + 2)[:, None],
+            first[:, None] + (channels // SIZE)[None, :],
+            tl.load(entry + 3)[:, None],
+            (channels % SIZE)[None, :],
+            exists[:, None] & (channels < width)[None, :],
+            SIZE, BITS, HIGH_FIRST, ZERO_IN_LEVELS, PARAMETERS,
+        )  # fmt: skip
+    else:
+        found = load_values(values, token_step, channel_step, tokens, exists, width, WIDTH)
+    return found
 
 
 @triton.jit
 def attend_block(
-    largest,
-    sums,
-    products,
-    queries,
-    k,
-    v,
-    columns,
-    exists,
-    mask,
-    mask_column,
-    row_exists,
-    last_column,
-    inner,
-    outer,
-    MASK: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WIDEN: tl.constexpr,
-):
+    largest, sums, products, queries, k, v, columns, exists, mask, mask_column, row_exists, last_column, inner, outer,
+    MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
     """One more block: keys `k`, (channels, tokens), and values `v`, (tokens, channels), of `columns` among all."""
     if WIDEN:
         x = tl.dot(queries.to(tl.float32), k.to(tl.float32), input_precision="ieee")
@@ -195,84 +148,19 @@ _CHANGING = ["mask_batch", "mask_head", "mask_row", "sinks", "pruned", "tail", "
 
 @triton.jit(do_not_specialize=_CHANGING)
 def attend_run(
-    query,
-    query_batch,
-    query_head,
-    query_row,
-    query_channel,
-    pruned_keys,
-    key_owners,
-    pruned_batch,
-    pruned_head,
-    pruned_token,
-    pruned_channel,
-    kept_indices,
-    kept_batch,
-    kept_head,
-    kept_channel,
-    sink_keys,
-    sink_batch,
-    sink_head,
-    sink_token,
-    sink_channel,
-    tail_keys,
-    tail_batch,
-    tail_head,
-    tail_token,
-    tail_channel,
-    old_values,
-    value_owners,
-    old_batch,
-    old_head,
-    old_token,
-    old_channel,
-    tail_values,
-    new_batch,
-    new_head,
-    new_token,
-    new_channel,
-    mask,
-    mask_batch,
-    mask_head,
-    mask_row,
-    mask_column,
-    largest_out,
-    sums_out,
-    products_out,
-    heads,
-    width,
-    kept,
-    value_width,
-    sinks,
-    pruned,
-    tail,
-    blocks_per_run,
-    inner,
-    outer,
-    GROUP: tl.constexpr,
-    LENGTH: tl.constexpr,
-    MASK: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WIDEN: tl.constexpr,
-    ROW_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    KEPT: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    PACKED_KEYS: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
-    BLOCKS_PER_GROUP: tl.constexpr,
-    KEY_BITS: tl.constexpr,
-    KEY_HIGH_FIRST: tl.constexpr,
-    KEY_ZERO_IN_LEVELS: tl.constexpr,
-    KEY_PARAMETERS: tl.constexpr,
-    PACKED_VALUES: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    VALUE_BITS: tl.constexpr,
-    VALUE_HIGH_FIRST: tl.constexpr,
-    VALUE_ZERO_IN_LEVELS: tl.constexpr,
-    VALUE_PARAMETERS: tl.constexpr,
-):
+    query, query_batch, query_head, query_row, query_channel, pruned_keys, key_owners, pruned_batch, pruned_head,
+    pruned_token, pruned_channel, kept_indices, kept_batch, kept_head, kept_channel, sink_keys, sink_batch, sink_head,
+    sink_token, sink_channel, tail_keys, tail_batch, tail_head, tail_token, tail_channel, old_values, value_owners,
+    old_batch, old_head, old_token, old_channel, tail_values, new_batch, new_head, new_token, new_channel, mask,
+    mask_batch, mask_head, mask_row, mask_column, largest_out, sums_out, products_out, heads, width, kept,
+    value_width, sinks, pruned, tail, blocks_per_run, inner, outer, GROUP: tl.constexpr, LENGTH: tl.constexpr,
+    MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr, ROW_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, KEPT: tl.constexpr, VALUE_WIDTH: tl.constexpr, PACKED_KEYS: tl.constexpr,
+    KEY_SIZE: tl.constexpr, BLOCKS_PER_GROUP: tl.constexpr, KEY_BITS: tl.constexpr, KEY_HIGH_FIRST: tl.constexpr,
+    KEY_ZERO_IN_LEVELS: tl.constexpr, KEY_PARAMETERS: tl.constexpr, PACKED_VALUES: tl.constexpr,
+    VALUE_SIZE: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_HIGH_FIRST: tl.constexpr,
+    VALUE_ZERO_IN_LEVELS: tl.constexpr, VALUE_PARAMETERS: tl.constexpr,
+):  # fmt: skip
     """One KV head of one sequence, one run of blocks; row r is query head r // LENGTH of the group, token r %
     LENGTH. With `PACKED_KEYS`, `pruned_keys` is their table, and one group
     is one or more blocks; with `PACKED_VALUES`, `old_values` is theirs."""
@@ -315,42 +203,14 @@ def attend_run(
         columns = i * BLOCK + tl.arange(0, BLOCK)
         exists = columns < sinks
         k = load_keys(keys, sink_token, sink_channel, columns, exists, width, WIDTH)
-        if PACKED_VALUES:
-            v = load_packed_values(
-                values,
-                value_owners,
-                h,
-                columns,
-                exists,
-                value_width,
-                VALUE_SIZE,
-                VALUE_BITS,
-                VALUE_HIGH_FIRST,
-                VALUE_ZERO_IN_LEVELS,
-                VALUE_PARAMETERS,
-                VALUE_WIDTH,
-            ).to(full.dtype)
-        else:
-            v = load_values(values, old_token, old_channel, columns, exists, value_width, VALUE_WIDTH)
+        v = load_old_values(
+            values, value_owners, old_token, old_channel, h, columns, exists, value_width, PACKED_VALUES,
+            VALUE_SIZE, VALUE_BITS, VALUE_HIGH_FIRST, VALUE_ZERO_IN_LEVELS, VALUE_PARAMETERS, VALUE_WIDTH,
+        ).to(full.dtype)  # fmt: skip
         largest, sums, products = attend_block(
-            largest,
-            sums,
-            products,
-            full,
-            k,
-            v,
-            columns,
-            exists,
-            from_mask,
-            mask_column,
-            row_exists,
-            last_column,
-            inner,
-            outer,
-            MASK,
-            SOFTCAP,
-            WIDEN,
-        )
+            largest, sums, products, full, k, v, columns, exists, from_mask, mask_column, row_exists, last_column,
+            inner, outer, MASK, SOFTCAP, WIDEN,
+        )  # fmt: skip
     for i in range(tl.maximum(first, after_sinks), tl.minimum(stop, after_pruned)):
         block = i - after_sinks
         if PACKED_KEYS:
@@ -358,62 +218,23 @@ def attend_run(
             places = block % BLOCKS_PER_GROUP * BLOCK + tl.arange(0, BLOCK)
             tokens, exists = group * KEY_SIZE + places, places < KEY_SIZE
             k = load_packed_keys(
-                pruned_keys + b * pruned_batch,
-                key_owners,
-                h,
-                group,
-                places,
-                exists,
-                kept,
-                KEY_SIZE,
-                KEY_BITS,
-                KEY_HIGH_FIRST,
-                KEY_ZERO_IN_LEVELS,
-                KEY_PARAMETERS,
-                KEPT,
-            ).to(narrow.dtype)
+                pruned_keys + b * pruned_batch, key_owners, h, group, places, exists, kept,
+                KEY_SIZE, KEY_BITS, KEY_HIGH_FIRST, KEY_ZERO_IN_LEVELS, KEY_PARAMETERS, KEPT,
+            ).to(narrow.dtype)  # fmt: skip
         else:
             tokens = block * BLOCK + tl.arange(0, BLOCK)
             exists = tokens < pruned
             keys = pruned_keys + b * pruned_batch + h * pruned_head
             k = load_keys(keys, pruned_token, pruned_channel, tokens, exists, kept, KEPT)
         columns = sinks + tokens
-        if PACKED_VALUES:
-            v = load_packed_values(
-                values,
-                value_owners,
-                h,
-                columns,
-                exists,
-                value_width,
-                VALUE_SIZE,
-                VALUE_BITS,
-                VALUE_HIGH_FIRST,
-                VALUE_ZERO_IN_LEVELS,
-                VALUE_PARAMETERS,
-                VALUE_WIDTH,
-            ).to(full.dtype)
-        else:
-            v = load_values(values, old_token, old_channel, columns, exists, value_width, VALUE_WIDTH)
+        v = load_old_values(
+            values, value_owners, old_token, old_channel, h, columns, exists, value_width, PACKED_VALUES,
+            VALUE_SIZE, VALUE_BITS, VALUE_HIGH_FIRST, VALUE_ZERO_IN_LEVELS, VALUE_PARAMETERS, VALUE_WIDTH,
+        ).to(full.dtype)  # fmt: skip
         largest, sums, products = attend_block(
-            largest,
-            sums,
-            products,
-            narrow,
-            k,
-            v,
-            columns,
-            exists,
-            from_mask,
-            mask_column,
-            row_exists,
-            last_column,
-            inner,
-            outer,
-            MASK,
-            SOFTCAP,
-            WIDEN,
-        )
+            largest, sums, products, narrow, k, v, columns, exists, from_mask, mask_column, row_exists, last_column,
+            inner, outer, MASK, SOFTCAP, WIDEN,
+        )  # fmt: skip
     keys = tail_keys + b * tail_batch + h * tail_head
     newest = tail_values + b * new_batch + h * new_head
     for i in range(tl.maximum(first, after_pruned), tl.minimum(stop, after_tail)):
@@ -423,24 +244,9 @@ def attend_run(
         v = load_values(newest, new_token, new_channel, tokens, exists, value_width, VALUE_WIDTH)
         columns = sinks + pruned + tokens
         largest, sums, products = attend_block(
-            largest,
-            sums,
-            products,
-            full,
-            k,
-            v,
-            columns,
-            exists,
-            from_mask,
-            mask_column,
-            row_exists,
-            last_column,
-            inner,
-            outer,
-            MASK,
-            SOFTCAP,
-            WIDEN,
-        )
+            largest, sums, products, full, k, v, columns, exists, from_mask, mask_column, row_exists, last_column,
+            inner, outer, MASK, SOFTCAP, WIDEN,
+        )  # fmt: skip
 
     place = (pair.to(tl.int64) * tl.num_programs(1) + run) * GROUP * LENGTH + rows
     tl.store(largest_out + place, largest, mask=row_exists)
@@ -455,18 +261,9 @@ def attend_run(
 
 @triton.jit(do_not_specialize=["runs"])
 def join_runs(
-    largest_in,
-    sums_in,
-    products_in,
-    output,
-    runs,
-    heads,
-    value_width,
-    GROUP: tl.constexpr,
-    LENGTH: tl.constexpr,
-    RUNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-):
+    largest_in, sums_in, products_in, output, runs, heads, value_width, GROUP: tl.constexpr, LENGTH: tl.constexpr,
+    RUNS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+):  # fmt: skip
     """One query row: its runs, weighted as their maxima say, and divided by the sum of the weights."""
     program = tl.program_id(0).to(tl.int64)
     pair, row = program // (GROUP * LENGTH), program % (GROUP * LENGTH)
