@@ -23,8 +23,9 @@ from .storage import Compressed
 
 #: The GPU's kernel is for few new tokens, the CPU's for one: more are better off with a library's matrix products.
 MAX_KERNEL_QUERIES = 8
-#: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up; not in few bits.
-CPU_FROM = 2048
+#: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up, or, in few bits, in so
+#: little time that nobody should wait for a compiler because of them.
+CPU_FROM, CPU_FROM_IN_FEW_BITS = 2048, 256
 
 
 def fused_attention(
@@ -78,17 +79,21 @@ def _by_kernel(
     """The output, or None if no kernel suits."""
     if torch.compiler.is_compiling():
         return None
+    on_gpu = query.device.type == DEVICE_TYPE
+    few_bits = any(isinstance(part, QuantizedTokens) for part in (old.pruned_keys, old.values))
+    least = CPU_FROM_IN_FEW_BITS if few_bits else CPU_FROM
+    if not on_gpu and (query.shape[2] > 1 or old.stored + tail.shape[2] < least):
+        return None
     keys, values = (
         part.packed if isinstance(part, QuantizedTokens) else part for part in (old.pruned_keys, old.values)
     )
     if keys is None or values is None:
         return None
     stored: tuple[Any, ...] = query, keys, old.sink_keys, tail, values, value
-    few = not any(isinstance(part, Packed) for part in (keys, values)) and old.stored + tail.shape[2] < CPU_FROM
-    if query.device.type == DEVICE_TYPE:
+    if on_gpu:
         if (decode := _triton_decode(*stored)) is None:
             return None
-    elif query.shape[2] > 1 or few or on_cpu.objection(*stored) is not None:
+    elif on_cpu.objection(*stored) is not None:
         return None
     else:
         decode = on_cpu.decode_attention

@@ -20,6 +20,7 @@ def kernel(request, monkeypatch):
     calls = []
     if request.param == "compiled":
         monkeypatch.setattr(decoding, "CPU_FROM", 0)
+        monkeypatch.setattr(decoding, "CPU_FROM_IN_FEW_BITS", 0)
         owner, name = decoding.on_cpu, "decode_attention"
     else:
         pytest.importorskip("triton")
