@@ -82,7 +82,8 @@ def _by_kernel(
     on_gpu = query.device.type == DEVICE_TYPE
     few_bits = any(isinstance(part, QuantizedTokens) for part in (old.pruned_keys, old.values))
     least = CPU_FROM_IN_FEW_BITS if few_bits else CPU_FROM
-    if not on_gpu and (query.shape[2] > 1 or old.stored + tail.shape[2] < least):
+    # Before anything is packed: a table that no kernel reads would only take memory.
+    if not on_gpu and (query.shape[2] > 1 or query.dtype != torch.float32 or old.stored + tail.shape[2] < least):
         return None
     keys, values = (
         part.packed if isinstance(part, QuantizedTokens) else part for part in (old.pruned_keys, old.values)

@@ -69,6 +69,19 @@ def test_what_tells_kernels_where_the_bits_are_is_counted(values, tiny, prune, p
         assert after.value_bytes == layers * 2 * 2 * (32 * 16 // 2 + 32 * 2 * 2 * 4 + (8 + 1) * 16 * 4) + tokens
 
 
+def test_no_table_is_made_that_no_kernel_reads(tiny, prune, prompt, continuation, monkeypatch):
+    """On the CPU the kernel is for float32."""
+    pytest.importorskip("optimum.quanto")
+    monkeypatch.setattr(decoding, "CPU_FROM_IN_FEW_BITS", 0)
+    for dtype, made in ((torch.float32, 2), (torch.bfloat16, 0)):
+        model = copy.deepcopy(tiny()).to(dtype)
+        cache = prune(model, "mies", 0.5, quantize=Quantization(4, group_size=8))
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+            model(continuation[:, :1], past_key_values=cache)
+        assert len(cache.layers[0].compressed.pruned_keys.places()) == made
+
+
 def test_every_operation_leaves_tensors_that_own_their_bytes(tiny, prune, prompt, continuation):
     model = tiny()
     cache = prune(model, "mies", 0.5)
