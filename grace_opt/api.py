@@ -242,15 +242,17 @@ def _finish(
     mask = result.mask
     if check:
         check_mask(flat, mask, spec.name)
-    if check:
+    uncertified = certified is None and result.lower_bound is None
+    if check or not uncertified:  # nothing is certified for an f that is not exact
         value = objective.evaluate(flat.W, mask)
     elif result.objective is not None:
         value = result.objective
     else:
         value = objective.evaluate_fast(flat.W, mask)
     bound = _lower_bound(flat, value, result, certified)
-    uncertified = certified is None and result.lower_bound is None
-    optimal = value == bound if uncertified else proved(flat, value, bound)
+    optimal = value == bound if uncertified else proved(flat, mask, value, bound)
+    if problem.integer:  # nothing lies strictly between a whole f and the next one below it
+        bound = torch.where(optimal, torch.maximum(bound, value), bound)
     limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.to(value.device)
     elapsed = time.perf_counter() - began
     shape, export = problem.batch_shape, problem.backend.export
@@ -261,7 +263,7 @@ def _finish(
         indices=export(indices.reshape(*shape, problem.k_max)),
         objective=export(value.reshape(shape)),
         lower_bound=export(bound.reshape(shape)),
-        gap=export((_no_gap(value, bound) if uncertified else relative_gap(flat, value, bound)).reshape(shape)),
+        gap=export((_no_gap(value, bound) if uncertified else relative_gap(flat, mask, value, bound)).reshape(shape)),
         status=_statuses(optimal, limit, shape),
         method=spec.name,
         options=dataclasses.asdict(options),

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from .errors import OptionError, SolverError, UnknownSolverError
-from .objective import evaluate
+from .objective import magnitude
 from .optional import require
 from .problem import Problem
-from .solution import OPTIMALITY_RTOL, Solution, Status, proved, relative_gap
+from .solution import OPTIMALITY_RTOL, Solution, Status, relative_gap, tolerance
 from .values import array, plain, solution_values, to_text
 
 if TYPE_CHECKING:
@@ -180,8 +180,7 @@ class Comparison(Sequence[Solution]):
         for solution, f in zip(self.solutions, self._flat, strict=True):
             # As in Solution.verify: without the checks, f was summed in W's own precision.
             rtol = OPTIMALITY_RTOL if self._problem.W.dtype == torch.float64 else 1e-5
-            mask = torch.as_tensor(solution.mask).reshape(-1, self._problem.n).to(self._problem.W.device)
-            slack = rtol * evaluate(self._problem.W.abs(), mask).cpu()
+            slack = rtol * magnitude(self._problem.W, self._mask(solution)).cpu()
             if wrong := (self._bound > f + slack).nonzero().flatten().tolist():
                 b = wrong[0]
                 by = max(self.solutions, key=lambda s: float(_claim(s)[b]))
@@ -290,10 +289,18 @@ class Comparison(Sequence[Solution]):
     def _gaps(self) -> Tensor:
         problem, bound = self._problem, self._bound.to(self._problem.W.device)
         gaps = []
-        for f in (f.to(bound) for f in self._flat):
-            same = proved(problem, f, bound) & proved(problem, bound, f)
-            gaps.append(torch.where(same, 0.0, relative_gap(problem, f, bound)).cpu())
+        for solution, f in zip(self.solutions, (f.to(bound) for f in self._flat), strict=True):
+            mask = self._mask(solution)
+            above = (f - bound) / torch.maximum(
+                f.abs(), bound.abs()
+            )  # another method's bound, which one of them has wrong
+            gap = torch.where(f < bound, above, relative_gap(problem, mask, f, bound))
+            same = (f - bound).abs() <= tolerance(problem, mask, f)
+            gaps.append(torch.where(same, 0.0, gap).cpu())
         return torch.stack(gaps)
+
+    def _mask(self, solution: Solution) -> Tensor:
+        return torch.as_tensor(solution.mask).reshape(-1, self._problem.n).to(self._problem.W.device)
 
     def _picked(self, name: str, pick: Tensor) -> Any:
         stacked = np.stack([array(getattr(s, name)).reshape(len(pick), -1) for s in self.solutions])

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from . import registry
 from .errors import OptionError
 from .problem import Problem
 from .registry import Run
 from .relaxation import RTOL, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
-from .solution import OPTIMALITY_RTOL
+from .solution import OPTIMALITY_RTOL, rounding
 from .subproblem import Subproblem
 from .threads import in_threads
 
@@ -28,6 +29,9 @@ from .threads import in_threads
 WORTH_ANOTHER = 0.1
 #: Rounds of fixing per kind of relaxation.
 ROUNDS = 6
+#: Sums of n terms are off by at most this times n·eps·Σ|terms|.
+SUM_MARGIN = 8.0
+_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,13 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
     mask = spec.solve(problem.flatten(), spec.make_options({}), run).mask[0].cpu().numpy()
     W64 = problem.W.detach().to("cpu").double().numpy()
     objective = math.fsum(W64[np.ix_(mask, mask)].ravel().tolist())
-    sub, scale = Subproblem.of(problem)
-    # Ties must stay: only what costs clearly more than the known choice is ruled out.
-    tie = OPTIMALITY_RTOL * (abs(objective) + float(np.abs(W64.diagonal()).sum())) / scale
-    ((left, bound),) = in_threads(lambda part: narrowed(part, objective / scale, -tie, run), [sub])
+    sub, scale = Subproblem.of(problem, mask)
     inside, outside = np.zeros(problem.n, bool), ~problem.candidates.cpu().numpy()
+    if sub is None:  # weights too far apart for a relaxation
+        return Fixing(inside, outside, objective, -math.inf)
+    # Ties must stay: only what costs clearly more than the known choice is ruled out.
+    tie = (OPTIMALITY_RTOL * abs(objective) + float(rounding(problem, torch.from_numpy(mask)))) / scale
+    ((left, bound),) = in_threads(lambda part: narrowed(part, objective / scale, -tie, run), [sub])
     inside[left.chosen] = True
     outside |= ~inside & ~np.isin(np.arange(problem.n), left.vertices)
     return Fixing(inside, outside, objective, min(bound * scale, objective))
@@ -179,7 +185,11 @@ def probed(sub: Subproblem, relaxation: Relaxation, cutoff: float, run: Run | No
 
 
 def value_if_forced(sub: Subproblem) -> float:
-    """The objective where nothing is left to decide, -inf elsewhere."""
+    """The objective where nothing is left to decide, less what rounding may have added; -inf elsewhere."""
     if not sub.forced:
         return -math.inf
-    return sub.constant + (float(sub.linear.sum() + sub.W.sum()) if sub.k else 0.0)
+    value, size = sub.constant, sub.constant_size
+    if sub.k:
+        value += float(sub.linear.sum() + sub.W.sum())
+        size += float(sub.linear_size.sum() + np.abs(sub.W).sum())
+    return value - SUM_MARGIN * (len(sub.chosen) + sub.m) * _EPS * size

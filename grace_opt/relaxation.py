@@ -102,8 +102,8 @@ def rounding_of(sub: Subproblem, A: Array, F: Array, H: Array) -> float:
     """What a bound can be off by: sums of m terms, and gradients updated in up to `STEPS_PER_VERTEX` m steps."""
     if not sub.m:
         return 0.0
-    rows = np.abs(A).sum(0) + np.abs(sub.W).sum(0) + np.abs(F).sum(0) + np.abs(sub.linear)
-    terms = sub.k * float(rows.max()) + float(np.abs(H).sum()) + abs(sub.constant)
+    rows = np.abs(A).sum(0) + np.abs(sub.W).sum(0) + np.abs(F).sum(0) + sub.linear_size
+    terms = sub.k * float(rows.max()) + float(np.abs(H).sum()) + sub.constant_size
     return 8.0 * sub.m * _EPS * terms + 4.0 * STEPS_PER_VERTEX * sub.m * sub.k * _EPS * float(np.abs(A).max())
 
 

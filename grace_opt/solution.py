@@ -21,8 +21,17 @@ from .arrays import count
 from .errors import SolverError
 from .problem import Problem
 
-#: f - bound at most this times max(|f|, sum of W_ii) counts as proved.
+#: f - bound at most this times |f| counts as proved.
 OPTIMALITY_RTOL = 1e-9
+#: Where f nearly cancels: a bound's sums are off by about this times n·eps·Σ|W_ij| over the chosen entries.
+ROUNDING = 64.0
+#: Below this, gaps are relative to this times Σ|W_ij| over the chosen entries instead of |f|.
+GAP_FLOOR = 1e-9
+#: Integers up to here are float64s, with the next half between them.
+EXACT_INTEGER = 2.0**52
+#: A bound within a step of a whole f proves it, but for this much of the step.
+STEP_MARGIN = 1e-6
+_EPS = torch.finfo(torch.float64).eps
 
 
 class Status(enum.Enum):
@@ -74,7 +83,8 @@ class Solution:
     lower_bound : array (...), float64
         Certified: no choice of k vertices has a smaller objective. -inf where nothing was certified.
     gap : array (...), float64
-        ``(objective - lower_bound) / max(|objective|, 1e-9 sum|W|)``; infinite where uncertified.
+        ``(objective - lower_bound) / max(|objective|, 1e-9 Σ|W_ij|)``, the sum over the chosen entries alone; never
+        negative, infinite where uncertified.
     status : Status, or object array (...) of Status
     method, options, seed
         What was asked for.
@@ -122,7 +132,7 @@ class Solution:
         ------
         SolverError
             If the size is not k, a protected vertex is chosen, or f differs from the recomputed one by more than
-            1e-9 (float32 W: 1e-5) relative to ``sum |W_ij|`` over the chosen entries, or lies below its own bound.
+            1e-9 (float32 W: 1e-5) relative to ``Σ|W_ij|`` over the chosen entries, or lies below its own bound.
         """
         if self.problem is None:
             raise SolverError(
@@ -132,13 +142,12 @@ class Solution:
         check_mask(p, mask, self.method)
         # Without the checks, f was summed in W's own precision.
         rtol = 1e-9 if p.W.dtype == torch.float64 else 1e-5
-        exact = f.evaluate(p.W, mask)
-        size = f.evaluate(p.W.abs(), mask)
+        exact, size = f.evaluate(p.W, mask), f.magnitude(p.W, mask)
         stored = torch.as_tensor(self.objective, dtype=torch.float64, device=exact.device)
         bound = torch.as_tensor(self.lower_bound, dtype=torch.float64, device=exact.device)
         if bool(((stored - exact).abs() > rtol * size).any()):
             raise SolverError(f"{self.method}: stored objective {stored.tolist()} differs from {exact.tolist()}.")
-        if bool((bound > exact + OPTIMALITY_RTOL * size).any()):
+        if bool((bound > exact + 8 * _EPS * exact.abs()).any()):
             raise SolverError(f"{self.method}: lower bound {bound.tolist()} lies above the objective {exact.tolist()}.")
         return self
 
@@ -157,15 +166,29 @@ def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
         raise SolverError(f"{method} chose protected vertices.")
 
 
-def proved(problem: Problem, objective: Tensor, lower_bound: Tensor) -> Tensor:
-    """Whether each objective is proved optimal by its bound: within 1e-9, or less than one step for integer W."""
-    scale = torch.maximum(objective.abs(), problem.diagonal.to(torch.float64).sum(-1))
-    slack = torch.full_like(objective, 1 - 1e-6) if problem.integer else torch.zeros_like(objective)
-    return objective - lower_bound <= torch.maximum(OPTIMALITY_RTOL * scale, slack)
+def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:
+    """By how much a bound may stay below f and still prove it optimal, per instance.
+
+    ``max(1e-9 |f|, 64 n eps Σ|W_ij|)`` with the sum over the chosen entries: nothing that was not chosen widens it.
+    For whole-number dtypes a whole step, less a millionth, as long as f is exact, and beyond that nothing.
+    """
+    if problem.integer:
+        return torch.where(objective.abs() < EXACT_INTEGER, 1.0 - STEP_MARGIN, 0.0)
+    return torch.maximum(OPTIMALITY_RTOL * objective.abs(), rounding(problem, mask))
 
 
-def relative_gap(problem: Problem, objective: Tensor, lower_bound: Tensor) -> Tensor:
-    """``(f - bound) / max(|f|, 1e-9 sum|W|)``, 0 where both are equal."""
-    floor = 1e-9 * problem.W.abs().to(torch.float64).sum((-1, -2))
+def rounding(problem: Problem, mask: Tensor) -> Tensor:
+    """What the sums of a bound near f can be off by, where f nearly cancels: ``64 n eps Σ|W_ij|``, chosen entries."""
+    return ROUNDING * problem.n * _EPS * f.magnitude(problem.W, mask)
+
+
+def proved(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:
+    """Whether each objective is proved optimal by its bound, to `tolerance`."""
+    return objective - lower_bound <= tolerance(problem, mask, objective)
+
+
+def relative_gap(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:
+    """``(f - bound) / max(|f|, 1e-9 Σ|W_ij|)`` with the sum over the chosen entries; 0 where the bound is not below."""
+    size = torch.maximum(objective.abs(), GAP_FLOOR * f.magnitude(problem.W, mask))
     difference = objective - lower_bound
-    return torch.where(difference == 0, 0.0, difference / torch.maximum(objective.abs(), floor).clamp_min(1e-300))
+    return torch.where(difference <= 0, 0.0, difference / size)

@@ -20,6 +20,11 @@ from .problem import Problem
 
 Array = npt.NDArray[np.float64]
 IN, OUT = 1, 2
+#: A candidate's weights dwarf a choice if they are so many times the sum of its own. Quotients below TINY lose digits.
+DWARFS, TINY = 2.0**20, 1e-290
+#: So many of the heaviest candidates are also tried with what the others weigh without them.
+ONE_BY_ONE = 8
+_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Subproblem:
         The free vertices' numbers in the instance.
     chosen : ndarray
         Numbers of the vertices that are in.
+    linear_size : ndarray (m,), constant_size : float
+        Sums of the absolute values that `linear` and `constant` were summed from: what their rounding is relative to.
     """
 
     W: Array
@@ -48,18 +55,39 @@ class Subproblem:
     k: int
     vertices: npt.NDArray[np.int64]
     chosen: npt.NDArray[np.int64]
+    linear_size: Array
+    constant_size: float = 0.0
 
     @classmethod
-    def of(cls, problem: Problem) -> tuple[Subproblem, float]:
-        """The unprotected vertices of one instance (no batch dimension), and the power of two that W was divided by."""
-        alive = problem.candidates.cpu().numpy()
-        full = problem.W.detach().to("cpu").double().numpy()[np.ix_(alive, alive)]
+    def of(cls, problem: Problem, known: npt.NDArray[np.bool_] | None = None) -> tuple[Subproblem | None, float]:
+        """What there is to decide of one instance (no batch dimension), and the power of two that W was divided by.
+
+        Parameters
+        ----------
+        problem : Problem
+        known : ndarray (n,), bool, optional
+            A choice. Candidates that are in no choice as good as this one are left out where their weights dwarf its
+            own: beside them, all that matters would be rounding.
+
+        Returns
+        -------
+        sub : Subproblem or None
+            None where weights are so far apart that the smallest vanish beside the largest.
+        scale : float
+        """
+        W = problem.W.detach().to("cpu").double().numpy()
+        vertices = np.flatnonzero(problem.candidates.cpu().numpy())
+        if known is not None:
+            vertices = vertices[~_too_heavy(W, vertices, int(problem.k), known)]
+        full = W[np.ix_(vertices, vertices)]
         scale = power_of_two(full)
+        sizes = np.abs(full)
+        if (sizes[sizes > 0] / scale < TINY).any():
+            return None, scale
         full = full / scale
         linear = full.diagonal().copy()
         np.fill_diagonal(full, 0.0)
-        sub = cls(full, linear, 0.0, int(problem.k), np.flatnonzero(alive), np.empty(0, np.int64))
-        return sub, scale
+        return cls(full, linear, 0.0, int(problem.k), vertices, np.empty(0, np.int64), np.abs(linear)), scale
 
     @property
     def m(self) -> int:
@@ -74,11 +102,14 @@ class Subproblem:
     def fixed(self, verdict: npt.NDArray[Any]) -> Subproblem:
         """The subproblem with every vertex of verdict `IN` chosen and every one of verdict `OUT` dropped."""
         inside, free = verdict == IN, verdict == 0
+        tied, among = self.W[np.ix_(free, inside)], self.W[np.ix_(inside, inside)]
         return replace(
             self,
             W=np.ascontiguousarray(self.W[np.ix_(free, free)]),
-            linear=self.linear[free] + 2.0 * self.W[np.ix_(free, inside)].sum(1),
-            constant=self.constant + float(self.linear[inside].sum() + self.W[np.ix_(inside, inside)].sum()),
+            linear=self.linear[free] + 2.0 * tied.sum(1),
+            constant=self.constant + float(self.linear[inside].sum() + among.sum()),
+            linear_size=self.linear_size[free] + 2.0 * np.abs(tied).sum(1),
+            constant_size=self.constant_size + float(self.linear_size[inside].sum() + np.abs(among).sum()),
             k=self.k - int(inside.sum()),
             vertices=self.vertices[free],
             chosen=np.concatenate([self.chosen, self.vertices[inside]]),
@@ -90,6 +121,51 @@ class Subproblem:
         mask[self.chosen] = True
         mask[self.vertices[picked]] = True
         return mask
+
+
+def _too_heavy(
+    W: Array, vertices: npt.NDArray[np.int64], k: int, known: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Which `vertices` are in no choice as good as the `known` one, of those whose weights dwarf its own.
+
+    A choice with v weighs :math:`W_{vv} + 2 \\sum_j W_{vj}` over its other vertices j, and what these weigh among
+    themselves; both are bounded by sorting. Weights are used as they are: no scale suits all of them.
+    """
+    own = W[np.ix_(known, known)]
+    size = float(np.abs(own).sum())
+    cutoff = math.fsum(own.ravel().tolist()) + 8.0 * len(W) * _EPS * size
+    alive = np.isin(np.arange(len(W)), vertices)
+    heaviest = np.zeros(len(W))
+    heaviest[vertices] = np.abs(W[np.ix_(vertices, vertices)]).max(1, initial=0.0)
+    suspects = np.argsort(-heaviest, kind="stable")[: np.count_nonzero(heaviest > DWARFS * size)]
+    suspects = suspects[~known[suspects]]
+    found = bool(k)
+    while found:  # each one that goes may make room for others to go
+        found, among = False, np.flatnonzero(alive)
+        shared = _lightest(W, among, k - 1)
+        left = suspects[alive[suspects]]
+        for place, v in enumerate(left):
+            rest = among[alive[among] & (among != v)]
+            # What the others weigh at least, for all suspects at once; for the heaviest ones also without themselves.
+            others = [shared] + ([_lightest(W, rest, k - 1)] if place < ONE_BY_ONE else [])
+            tied = 2.0 * np.sort(W[v, rest])[: k - 1]
+            if any(_at_least(np.concatenate([[W[v, v]], tied, other])) > cutoff for other in others):
+                alive[v], found = False, True
+    return ~alive[vertices]
+
+
+def _lightest(W: Array, rest: npt.NDArray[np.int64], count: int) -> Array:
+    """Terms whose sum is at most what any `count` vertices of `rest` weigh among themselves."""
+    among = W[np.ix_(rest, rest)]
+    diagonal = among.diagonal().copy()
+    np.fill_diagonal(among, np.inf)
+    rows = np.column_stack([diagonal, np.sort(among, axis=1)[:, : max(count - 1, 0)]])
+    return np.asarray(rows[np.argsort(rows.sum(1), kind="stable")[:count]].ravel())
+
+
+def _at_least(terms: Array) -> float:
+    """Their sum, less what rounding may have added."""
+    return float(terms.sum() - 8.0 * len(terms) * _EPS * np.abs(terms).sum())
 
 
 def objective_step(problem: Problem) -> float:

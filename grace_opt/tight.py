@@ -26,6 +26,7 @@ from .errors import SolverError
 from .problem import Problem
 from .registry import Run
 from .relaxation import MOST_VERTICES, relax, shifted
+from .solution import STEP_MARGIN
 from .subproblem import Subproblem, objective_step
 from .threads import in_threads
 
@@ -34,6 +35,7 @@ from .threads import in_threads
 SHIFTS, ENOUGH, STEPS = 1, 0.08, 60
 #: Length of the search for the known choice.
 ITERATIONS_PER_VERTEX = 5
+_EPS = torch.finfo(torch.float64).eps
 
 
 def plain_bound(problem: Problem) -> Tensor:
@@ -155,15 +157,18 @@ def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], f
 
     def one(b: int) -> float:
         instance = problem.instance(b)
-        sub, scale = Subproblem.of(instance)
+        sub, scale = Subproblem.of(instance, masks[b].cpu().numpy())
+        if sub is None:
+            return -math.inf
         if sub.forced:
             return float(values[b])
-        value = values[b] / scale
-        found = bound(sub, value)
+        value = float(values[b]) / scale
+        found = min(value, bound(sub, value))
         step = objective_step(instance) / scale
-        if step:  # objectives are whole steps: the next one above the bound
-            found = max(found, min(value, step * math.ceil(found / step - 1e-6)))
-        return found * scale
+        if step:  # objectives are whole steps: the next one above the bound, however the quotient is rounded
+            steps = found / step
+            found = max(found, min(value, step * math.ceil(steps - STEP_MARGIN - 4.0 * _EPS * abs(steps))))
+        return float(found * scale)
 
     found = torch.tensor(in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
     return found, found.new_tensor(values)

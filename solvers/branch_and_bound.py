@@ -7,10 +7,12 @@ nodes; (5) where that does not finish, multipliers of products of pairs (DNN + R
 the depth-first search is tried again; (6) where that does not finish either, the vertex that the relaxation is least
 sure of is branched on, and the two halves go back to (5), the one with the lowest bound first.
 
-Complexity exponential at worst; O(n³) per relaxation, O(n²) per node. Guarantee: optimal, to 1e-9 of max(f, ΣW_ii),
-or to the last unit for whole numbers; every bound holds under rounding. Good on attention's W up to several hundred
-vertices, on random graphs to about 100. References: Billionnet & Elloumi (2007); Krislock, Malick & Roupin, Comput.
-Oper. Res. 66 (2016), for the strength of such bounds on k-cluster.
+Complexity exponential at worst; O(n³) per relaxation, O(n²) per node. Guarantee: optimal, to 1e-9 of \|f\| (where f
+nearly cancels: to the rounding of the chosen weights), or to the last unit for whole numbers; every bound holds under
+rounding. Where weights are so far apart, or cancel so well, that rounding hides the optimum from the relaxations, all
+choices are tried if they are few; otherwise nothing is claimed. Good on attention's W up to several hundred vertices,
+on random graphs to about 100. References: Billionnet & Elloumi (2007); Krislock, Malick & Roupin, Comput. Oper. Res. 66
+(2016), for the strength of such bounds on k-cluster.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ import numpy.typing as npt
 import torch
 
 from grace_opt import bounds, fixing, objective, registry
+from grace_opt.arrays import count
 from grace_opt.depth_first import DepthFirst
 from grace_opt.doubly_nonnegative import Multipliers, strengthened
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.relaxation import MOST_VERTICES, Relaxation, relax, shifted
-from grace_opt.solution import OPTIMALITY_RTOL, Result
+from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
 from grace_opt.starts import starting_masks
 from grace_opt.subproblem import Subproblem, objective_step
 from grace_opt.threads import in_threads
@@ -41,8 +44,11 @@ from grace_opt.threads import in_threads
 SHIFT_NODES, PAIR_NODES, STRONG_NODES = 2_000, 20_000, 200
 #: Seconds of depth-first search between two looks at the clock, roughly.
 SLICE = 0.05
+#: With no more subsets than this all are tried where rounding keeps the search from a proof.
+ENUMERATED = 20_000_000
 #: Rounds of strengthening and probing at one node, while they fix many.
 ROUNDS = 4
+_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -88,10 +94,12 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
     rows = bounds.row_bound(problem).tolist()
     trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run, b) for b in range(len(masks))]
     in_threads(_Tree.grow, trees, run)
+    for tree in trees:
+        tree.enumerate_if_in_doubt()
     return Result(
         torch.from_numpy(np.stack([tree.mask for tree in trees])).to(problem.W.device),
         torch.tensor([tree.lower_bound for tree in trees], dtype=torch.float64),
-        torch.tensor([not tree.closed for tree in trees]),
+        torch.tensor([tree.cut_short for tree in trees]),
         {"nodes": sum(tree.nodes for tree in trees), "strong_bounds": sum(tree.strong for tree in trees)},
     )
 
@@ -129,26 +137,29 @@ class _Tree:
     ) -> None:
         self.problem, self.options, self.run, self.number = problem, options, run, number
         self.mask, self.nodes, self.strong, self.age = mask, 0, 0, 0
-        self.sub, self.scale = Subproblem.of(problem)
-        self.value, self.known_bound = self._exact(mask), bound / self.scale
+        self.sub, self.scale = Subproblem.of(problem, mask)
+        self.value, self.allowed = self._exact(mask)
+        self.known_bound = bound / self.scale
         self.step = objective_step(problem) / self.scale
-        self.rounding = 0.0  # of the first relaxation, in as far as the tolerance allows for it
-        self.floor = math.inf  # least cutoff that parts were closed with
+        self.rounding = 0.0  # of the first relaxation
+        self.floor = math.inf  # least cutoff that parts were closed with, and least leaf that rounding leaves in doubt
         self.open: list[_Open] = []
         self.at_work = self.known_bound  # bound of the part that is being searched
+        self.enumerated = False
 
     @property
     def slack(self) -> float:
-        """By how much a bound may stay below the incumbent and still prove it: almost a step, or half the tolerance."""
-        return self.step * (1 - 1e-6) if self.step else max(0.5 * OPTIMALITY_RTOL * abs(self.value), self.rounding)
+        """By how much a bound may stay below the incumbent and still prove it: almost a step, or half the tolerance.
+
+        Where f nearly cancels, rounding decides: the tolerance is then that of the chosen weights, as far as needed.
+        """
+        if self.step:
+            return max(0.0, self.step * (1 - STEP_MARGIN) - 8 * _EPS * abs(self.value))
+        return max(0.5 * OPTIMALITY_RTOL * abs(self.value), min(0.5 * self.allowed, 4 * self.rounding))
 
     @property
     def cutoff(self) -> float:
         return self.value - self.slack
-
-    @property
-    def closed(self) -> bool:
-        return not self.open and self.at_work >= self.cutoff
 
     @property
     def stopped(self) -> bool:
@@ -156,6 +167,8 @@ class _Tree:
 
     @property
     def lower_bound(self) -> float:
+        if self.enumerated:
+            return self.value * self.scale
         least = min([self.at_work, *(part.bound for part in self.open)])
         if least < self.cutoff:
             return least * self.scale
@@ -164,15 +177,30 @@ class _Tree:
 
     def grow(self) -> None:
         """Search until nothing is left, or a limit is reached."""
-        if self.sub.forced or self.known_bound >= self.cutoff:
-            self.at_work = math.inf
+        if self.sub is None or self.sub.forced or self.known_bound >= self.cutoff:
+            self.at_work = self.known_bound if self.sub is None or not self.sub.forced else math.inf
             return
-        sub, bound = fixing.narrowed(self.sub, self.value, self.slack, self.run)
+        before = math.inf
+        while not self.open and not self.proved and self.value < before and not self.stopped:
+            # Once; and again where parts were closed with too much slack, before a better choice was known.
+            before, self.floor = self.value, math.inf
+            self._grow(self.sub)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a limit was reached before everything was searched."""
+        return bool(self.open) or (not self.proved and self.stopped)
+
+    @property
+    def proved(self) -> bool:
+        """Whether what was searched proves the incumbent, to twice the slack or the last unit."""
+        return self.lower_bound >= (self.value - (0.0 if self.step else 2 * self.slack)) * self.scale
+
+    def _grow(self, sub: Subproblem) -> None:
+        sub, bound = fixing.narrowed(sub, self.value, self.slack, self.run)
         bound = max(bound, self.known_bound)
         if not self.step and 0 < sub.k < sub.m:
-            # Where f nearly cancels, rounding decides: the tolerance is then relative to the trace, as far as needed.
-            most = 0.5 * OPTIMALITY_RTOL * float(self.problem.diagonal.double().sum()) / self.scale
-            self.rounding = min(most, 4 * relax(sub).rounding)
+            self.rounding = relax(sub).rounding
         self._report(bound)
         self._push(_Open(bound, 0, sub, self.options.bound == "sdp"))
         self.at_work = math.inf
@@ -185,6 +213,18 @@ class _Tree:
             if self.at_work < self.cutoff:  # unfinished: a limit was reached
                 self._push(_Open(self.at_work, part.age, part.sub, part.pairs, part.warm))
             self.at_work = math.inf
+
+    def enumerate_if_in_doubt(self) -> None:
+        """Where weights are too far apart for relaxations, or nearly cancel, all choices are tried, if they are few."""
+        free, k = int(count(self.problem.candidates)), self.problem.k_max
+        if self.cut_short or self.proved or math.comb(free, k) > ENUMERATED:
+            return
+        spec = registry.get("exhaustive")
+        found = spec.solve(self.problem.flatten(), spec.make_options({}), self.run)
+        if not bool(found.limit[0]):  # type: ignore[index]
+            self.mask = found.mask[0].cpu().numpy()
+            self.value, self.allowed = self._exact(self.mask)
+            self.enumerated = True
 
     def _push(self, part: _Open) -> None:
         """Keep a part, unless it is closed or decided."""
@@ -242,14 +282,16 @@ class _Tree:
     ) -> tuple[float, npt.NDArray[np.float64]]:
         """Search a part for at most `budget` nodes. Returns the least bound left (inf: none), and the root's x."""
         search = DepthFirst(sub, relaxation)
-        count = 32
+        batch = 32
         while search.top and budget > 0 and not self.stopped:
-            seconds, used, found = search.advance(self.value, self.slack, min(count, budget, self._nodes_left()))
+            seconds, used, found = search.advance(self.value, self.slack, min(batch, budget, self._nodes_left()))
             self.nodes += used
             budget -= used
             if found is not None:
                 self._offer(sub, found)
-            count = max(8, int(min(4.0, SLICE / max(seconds, 1e-9)) * count))
+            batch = max(8, int(min(4.0, SLICE / max(seconds, 1e-9)) * batch))
+        if not self.step:  # whole numbers are summed exactly
+            self.floor = min(self.floor, search.least_leaf())
         return search.least_bound(), relaxation.x
 
     def _nodes_left(self) -> int:
@@ -270,14 +312,17 @@ class _Tree:
     def _offer(self, sub: Subproblem, picked: npt.NDArray[np.bool_]) -> None:
         """Take a choice as the incumbent if it is better, by its objective computed afresh."""
         mask = sub.lift(picked, self.problem.n)
-        value = self._exact(mask)
+        value, allowed = self._exact(mask)
         if value < self.value:
             self.floor = min(self.floor, self.cutoff)
-            self.mask, self.value = mask, value
+            self.mask, self.value, self.allowed = mask, value, allowed
             self._report()
 
-    def _exact(self, mask: npt.NDArray[np.bool_]) -> float:
-        return float(objective.evaluate(self.problem.W, torch.from_numpy(mask).to(self.problem.W.device))) / self.scale
+    def _exact(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
+        """f of a choice, computed afresh, and what rounding of its weights is allowed to leave open."""
+        chosen = torch.from_numpy(mask).to(self.problem.W.device)
+        value, allowed = objective.evaluate(self.problem.W, chosen), rounding(self.problem, chosen)
+        return float(value) / self.scale, float(allowed) / self.scale
 
     def _report(self, bound: float = -math.inf) -> None:
         self.known_bound = max(self.known_bound, min(bound, self.value))

@@ -73,7 +73,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
             mask = _better(problem, mask, exact.mask)
             bound = torch.maximum(bound, exact.lower_bound.to(bound))  # type: ignore[union-attr]
             stats |= exact.stats
-        limit = ~proved(problem, objective.evaluate(problem.W, mask), bound)
+        limit = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
         if bool(limit.any()) and not run.expired():
             open_ = limit.nonzero().squeeze(-1)
             last = _call("tabu", problem.instances(open_), run.renumbered(open_.tolist()), start=mask[open_])

@@ -106,11 +106,12 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
         masks = torch.zeros(len(choices), problem.n, dtype=torch.bool, device=problem.W.device)
         masks[:, vertices] = torch.as_tensor(np.asarray(choices), device=problem.W.device)
         best, stopped = _best(problem, masks, options.polish and 1 < k < m - 1, run)
-        return best, scale * bound, limit or stopped, stats
+        return best, bound, limit or stopped, stats
 
     stats: dict[str, Any] = {"relaxation": None, "solver": None, "solver_status": "not needed", "iterations": 0}
     if not (1 < k < m - 1) or not W.any():
-        return result(*_trivial(W, k), stats)
+        choices, bound = _trivial(part, k)  # in W's own units: a large weight must not hide small ones
+        return result(choices, bound, stats)
     fallback = np.argsort(np.diag(W), kind="stable")[:k]
     if run.expired() or run.deadline - time.monotonic() < SECONDS_TO_START * m**3:
         return result([_mask(m, fallback)], -math.inf, stats | {"solver_status": "no time left"}, limit=True)
@@ -121,7 +122,7 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
     stats = {"relaxation": value, "solver": found.solver, "solver_status": found.status}
     return result(
         _round(found.X, k, options.roundings, run.seed) if np.isfinite(found.X).all() else [_mask(m, fallback)],
-        bound,
+        scale * bound,
         stats | {"iterations": found.iterations},
         limit=not found.converged,
     )

@@ -5,7 +5,8 @@ Elsewhere, and for small inputs, torch operations do. Source: ours.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,16 +48,50 @@ def extremes(W: Tensor) -> Extremes:
     return Extremes(True, float(wide.abs().max()), float((wide - wide.mT).abs().max()))
 
 
-def objective(W: Tensor, mask: Tensor) -> Tensor | None:
-    """f in float64, (...), by the compiled pass; None where it does not suit."""
-    if not _compiled_suits(W):
-        return None
-    from .compiled.passes import objective as compiled
+def objective(W: Tensor, mask: Tensor) -> Tensor:
+    """f in float64, (...), correctly rounded but for sums that cancel beyond 30 digits; mask (..., n) as W's rows."""
+    if _compiled_suits(W):
+        from .compiled.passes import objective as compiled
 
+        return _per_instance(compiled, W, mask)
+    both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    terms = torch.where(both, W.to(torch.float64), 0.0).flatten(-2)
+    if W.device.type == "cpu":
+        return torch.as_tensor(_paired_sum(terms.numpy(), np.zeros))
+    return torch.as_tensor(_paired_sum(terms, lambda shape: terms.new_zeros(shape)))
+
+
+def magnitude(W: Tensor, mask: Tensor) -> Tensor:
+    """The sum of |W_ij| over the chosen vertices, float64, (...): what rounding of f is relative to."""
+    if _compiled_suits(W):
+        from .compiled.passes import magnitude as compiled
+
+        return _per_instance(compiled, W, mask)
+    both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    return torch.where(both, W.to(torch.float64).abs(), 0.0).sum((-1, -2))
+
+
+def _per_instance(kernel: Callable[..., None], W: Tensor, mask: Tensor) -> Tensor:
     arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
     value = np.zeros(len(arrays))
-    in_threads(compiled, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value))
+    in_threads(kernel, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value))
     return torch.from_numpy(value).reshape(W.shape[:-2])
+
+
+def _paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
+    """Sums over the last dimension, halves added to each other with what rounding takes off kept beside (TwoSum)."""
+    *batch, count = terms.shape
+    width = 1 << max(count - 1, 0).bit_length()
+    high, low = zeros((*batch, width)), zeros((*batch, width))
+    high[..., :count] = terms
+    while width > 1:
+        width //= 2
+        left, right = high[..., :width], high[..., width : 2 * width]
+        total = left + right
+        part = total - left
+        low = (low[..., :width] + low[..., width : 2 * width]) + ((left - (total - part)) + (right - part))
+        high = total
+    return (high + low)[..., 0]
 
 
 def indices(mask: Tensor, width: int) -> Tensor | None:

@@ -96,9 +96,10 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
     Returns
     -------
     top, best, nodes
+    least : the least value of a leaf that is below ``best - slack``, infinite if none is
     """
     m = W.shape[0]
-    nodes = 0
+    nodes, least = 0, np.inf
     index = np.empty(m, np.int64)
     small, c, x = np.empty(m * m), np.empty(m), np.empty(m)
     g, ordered = np.empty(m), np.empty(m)
@@ -113,6 +114,8 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
         while True:
             value, is_leaf = leaf(W, s, C_, const, chosen)
             if is_leaf:
+                if value < known - slack:
+                    least = min(least, value)
                 if value < best:
                     best = value
                     best_x[:] = chosen
@@ -166,4 +169,4 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
             fix(v, inside, W, F, H, status[top + 1], C[top + 1], E[top + 1], consts[top + 1])
             top += 2
             break
-    return top, best, nodes
+    return top, best, nodes, least
