@@ -150,6 +150,21 @@ def power_of_two(W: Any) -> float:
     return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
 
 
+def least_eigenvalue(W: np.ndarray[Any, Any]) -> float:
+    """The least eigenvalue of a symmetric W; where its entries are too far apart for LAPACK, Gershgorin's bound on it.
+
+    Examples
+    --------
+    >>> round(least_eigenvalue(np.array([[2.0, 1.0], [1.0, 2.0]])), 9)
+    1.0
+    """
+    try:
+        return float(np.linalg.eigvalsh(W)[0])
+    except np.linalg.LinAlgError:
+        diagonal = W.diagonal()
+        return float((diagonal + np.abs(diagonal) - np.abs(W).sum(1)).min())
+
+
 def _wrong_dtype(name: str, dtype: str) -> ProblemError:
     return ProblemError(
         f"{name} has dtype {dtype}: give real numbers (float16, bfloat16, float32, float64 or integers), "

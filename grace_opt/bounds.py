@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .arrays import least_eigenvalue
 from .errors import OptionError, ProblemError
 from .problem import Problem
 from .relaxation import EIGENVALUE_MARGIN
@@ -42,6 +43,7 @@ MOST_FAST, ROW_BLOCK = 1500, 1 << 22
 #: Sums of n products are off by at most this times n·eps·Σ|terms|.
 SUM_MARGIN = 8.0
 _EPS = torch.finfo(torch.float64).eps
+_NotConverged: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 def certificate(problem: Problem, level: str) -> Tensor:
@@ -244,7 +246,9 @@ def _diagonal_shift(W: Tensor, alive: Tensor, shift: str) -> tuple[Tensor, Tenso
         return uniform, torch.ones_like(alive[..., 0])
     positive = ((diagonal > 0) | ~alive).all(-1) & alive.any(-1)
     root = torch.where(alive & positive.unsqueeze(-1), diagonal, 1.0).sqrt()
-    C = W / (root.unsqueeze(-1) * root.unsqueeze(-2))
+    C = W / root.unsqueeze(-1) / root.unsqueeze(-2)
+    positive &= torch.isfinite(torch.linalg.matrix_norm(C))  # else the diagonals are too far apart for a scale
+    C = torch.where(positive[..., None, None], C, W)
     norm = torch.linalg.matrix_norm(C)
     big = torch.diag_embed((~alive).to(W) * (4 * norm).unsqueeze(-1))
     least = _least_eigenvalue(C + big) - 2 * EIGENVALUE_MARGIN * n * _EPS * norm
@@ -315,6 +319,17 @@ def _times(A: Tensor, x: Tensor) -> Tensor:
 def _least_eigenvalue(W: Tensor) -> Tensor:
     """The least eigenvalue per instance; on the CPU one by one, for a batched call may round differently."""
     if W.device.type == "cpu":
-        return torch.stack([torch.linalg.eigvalsh(one)[0] for one in W])
-    values: Tensor = torch.linalg.eigvalsh(W)
+        return torch.stack([_one_least_eigenvalue(one) for one in W])
+    try:
+        values: Tensor = torch.linalg.eigvalsh(W)
+    except _NotConverged:
+        return torch.stack([_one_least_eigenvalue(one) for one in W])
     return values[..., 0]
+
+
+def _one_least_eigenvalue(W: Tensor) -> Tensor:
+    try:
+        values: Tensor = torch.linalg.eigvalsh(W)
+    except _NotConverged:  # entries too far apart for LAPACK
+        return W.new_tensor(least_eigenvalue(W.cpu().numpy()))
+    return values[0]

@@ -124,7 +124,10 @@ def _iterate(C: Array, k: int, state: Multipliers, steps: int, run: Any) -> Mult
         lifted[0, 0] = (p * p * TX.sum() + 2 * p * q * TM.sum() + q * q * TN.sum()) / norm2
         edge = p * (TX.sum(1) - TM.sum(0)) + q * (TM.sum(1) - TN.sum(1))
         lifted[0, 1:] = lifted[1:, 0] = (edge - h * (h @ edge))[1:] / cross
-        values, vectors = np.linalg.eigh(lifted)
+        try:
+            values, vectors = np.linalg.eigh(lifted)
+        except np.linalg.LinAlgError:  # entries too far apart: what is there holds all the same
+            break
         weights = _onto_simplex(values, float(m))
         alive = weights > 0
         factor = vectors[:, alive] * np.sqrt(weights[alive])

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import power_of_two
+from .arrays import least_eigenvalue, power_of_two
 
 Array = npt.NDArray[np.float64]
 
@@ -125,7 +125,7 @@ def dual_bound(W: Array, k: int, multipliers: Multipliers) -> float:
         weight = abs(y) * k * k + np.abs(B).sum() + 2 * np.abs(C).sum() + 3 * np.abs(H).sum()
         if not (np.isfinite(size) and np.isfinite(weight)):
             return -math.inf
-        least = float(np.linalg.eigvalsh(M)[0]) - EIGENVALUE_MARGIN * m * _EPS * size
+        least = least_eigenvalue(M) - EIGENVALUE_MARGIN * m * _EPS * size
         chosen = C.sum(1) + _row_minima(B - C, off, k - 1)
         unchosen = _row_minima(H, off, m - k - 1)
         separable = unchosen.sum() + np.sort(chosen - unchosen)[:k].sum() - H.sum() - y * k * k

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import least_eigenvalue
 from .subproblem import Array, Subproblem
 
 #: Above this, one relaxation alone takes minutes and gigabytes.
@@ -170,7 +171,7 @@ def shifted(
         if run is not None and run.expired():
             break
         gap = max(incumbent - best.bound, 1e-3 * abs(incumbent), NOTHING)
-        least = np.linalg.eigvalsh(base + np.diag(e))[0]
+        least = least_eigenvalue(base + np.diag(e))
         e += max(0.0, 1e-8 - least)
         try:
             inverse = np.linalg.inv(base + np.diag(e))
@@ -206,4 +207,4 @@ def _repaired(W: Array, a: Array, scale: Array) -> Array:
     C = (W + np.diag(a)) / np.outer(scale, scale)
     C = _lifted(0.5 * (C + C.T), scale, LEAVING * (1.0 + float(np.abs(C).sum(0).max())))
     margin = EIGENVALUE_MARGIN * len(a) * _EPS * float(np.linalg.norm(C))
-    return np.asarray(a + (margin - float(np.linalg.eigvalsh(C)[0])) * scale**2)
+    return np.asarray(a + (margin - least_eigenvalue(C)) * scale**2)

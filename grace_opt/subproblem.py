@@ -83,7 +83,7 @@ class Subproblem:
         scale = power_of_two(full)
         sizes = np.abs(full)
         if (sizes[sizes > 0] / scale < TINY).any():
-            return None, scale
+            return None, 1.0
         full = full / scale
         linear = full.diagonal().copy()
         np.fill_diagonal(full, 0.0)
