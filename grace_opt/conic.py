@@ -161,7 +161,7 @@ def row_scaling(W: Array, k: int) -> Array:
     A = np.abs(W) / power_of_two(W)
     s = np.ones(len(W))
     for _ in range(10):  # converges like 2^-t
-        largest = (A / np.outer(s, s)).max(1)
+        largest = (A / s / s[:, None]).max(1)  # not by their product, which may vanish
         s *= np.sqrt(np.where(largest > 0, largest, 1.0))
     filled = np.where(A.max(1) > 0, s, np.median(s[A.max(1) > 0]))  # zero rows have no scale of their own
     middle = np.sort(filled)[k - 1]
