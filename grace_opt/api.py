@@ -23,7 +23,8 @@ from .errors import GraceError, OptionError, UnknownSolverError
 from .problem import Problem
 from .progress import progress_bar
 from .registry import Progress, Run, SolverSpec
-from .solution import Result, Solution, Status, check_mask, proved, relative_gap
+from .result_checks import sound
+from .solution import Solution, Status, check_mask, proved, relative_gap
 
 #: Seconds that `compare` gives each method where neither methods nor a limit were named.
 DEFAULT_LIMIT = 10.0
@@ -238,7 +239,7 @@ def _finish(
 ) -> Solution:
     """Run the solver on the flattened batch and dress its result."""
     flat = problem.flatten()
-    result = spec.solve(flat, options, run)
+    result = spec.solve(flat, options, run, check=check)
     mask = result.mask
     if check:
         check_mask(flat, mask, spec.name)
@@ -248,10 +249,10 @@ def _finish(
         value = result.objective
     else:
         value = objective.evaluate_fast(flat.W, mask)
-    bound = _lower_bound(flat, value, result, certified)
+    bound = _lower_bound(flat, mask, value, {spec.name: result.lower_bound, "certify=": certified}, check)
     uncertified = certified is None and result.lower_bound is None
     optimal = value == bound if uncertified else proved(flat, value, bound)
-    limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.to(value.device)
+    limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit
     elapsed = time.perf_counter() - began
     shape, export = problem.batch_shape, problem.backend.export
     indices = objective.indices_from_mask(mask, problem.k_max)
@@ -277,11 +278,15 @@ def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any])
     return export(value.reshape(*shape, *value.shape[1:])) if isinstance(value, Tensor) else value
 
 
-def _lower_bound(problem: Problem, value: Tensor, result: Result, certified: Tensor | None) -> Tensor:
-    """The best of the solver's own bound, the certificate asked for, and what is known of forced choices."""
-    bound = value.new_tensor(-math.inf) if result.lower_bound is None else result.lower_bound.to(value)
-    if certified is not None:
-        bound = torch.maximum(bound, certified)
+def _lower_bound(
+    problem: Problem, mask: Tensor, value: Tensor, found: Mapping[str, Tensor | None], check: bool
+) -> Tensor:
+    """The best of the bounds found, each by whom, and of what is known of forced choices; at most f."""
+    bound = torch.full_like(value, -math.inf)
+    for name, one in found.items():
+        if one is not None:
+            bound = torch.maximum(bound, sound(problem, mask, value, one, name) if check else one)
+    bound = torch.minimum(bound, value)
     forced = (problem.k == 0) | (problem.k == count(problem.candidates))
     return torch.where(forced, value, bound)
 

@@ -193,11 +193,11 @@ def _checked_weights(W: Tensor) -> Tensor:
     skew = worst / (SYMMETRY_EPS * eps) > largest
     if bool(skew.any()):
         at = tuple(skew.nonzero()[0].tolist())
-        wide, where = W[at].to(torch.float64), " of the instance" if at else ""
+        wide, whose = W[at].to(torch.float64), " of the instance" if at else ""
         i, j = ((wide - wide.mT).abs() == worst[at].to(W.device)).nonzero()[0].tolist()
         raise ProblemError(
             f"W is not symmetric: |W{[*at, i, j]} - W{[*at, j, i]}| = {float(worst[at]):.3g}, allowed "
-            f"{SYMMETRY_EPS * eps * float(largest[at]):.3g} ({SYMMETRY_EPS} eps max|W|{where}). "
+            f"{SYMMETRY_EPS * eps * float(largest[at]):.3g} ({SYMMETRY_EPS} eps max|W|{whose}). "
             "If the symmetric part is meant, pass grace_opt.symmetrize(W)."
         )
     if bool((largest > torch.finfo(torch.float64).max / 8 / n**2).any()):
