@@ -293,7 +293,7 @@ def _lower_bound(
 
 def _no_gap(value: Tensor, bound: Tensor) -> Tensor:
     """`relative_gap` where nothing was certified, without a pass over W: 0 for forced choices, else infinite."""
-    return torch.where(value == bound, 0.0, torch.inf).to(value.dtype)
+    return torch.zeros_like(value).masked_fill(value != bound, torch.inf)
 
 
 def _statuses(optimal: Tensor, limit: Tensor, shape: tuple[int, ...]) -> Any:

@@ -128,7 +128,7 @@ class Solution:
             raise SolverError(
                 "this Solution carries no problem to verify against: call solve(...) to get one that does."
             )
-        p, mask = self.problem, torch.as_tensor(self.mask).to(self.problem.W.device)
+        p, mask = self.problem, torch.as_tensor(self.mask, device=self.problem.W.device)
         check_mask(p, mask, self.method)
         # Without the checks, f was summed in W's own precision.
         rtol = 1e-9 if p.W.dtype == torch.float64 else 1e-5

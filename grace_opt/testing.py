@@ -2,8 +2,8 @@
 
 ``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first breach of the
 contract: exactly k vertices, none protected; honest objective; a bound at most f and the optimum; batch = loop;
-per-instance k; reproducible; input untouched; dtypes and edge cases. Our own tests run it over the whole registry. Needs ``pip install
-"grace-opt[dev]"`` for hypothesis. Source: ours.
+per-instance k; reproducible; input untouched; dtypes and edge cases. Our own tests run it over the whole registry.
+Needs ``pip install "grace-opt[dev]"`` for hypothesis. Source: ours.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import torch
 from hypothesis import strategies as st
 
 from . import api, registry
+from .array_like import read
 from .errors import SolverError
 from .solution import OPTIMALITY_RTOL, Solution, Status
+from .values import array
 
 KINDS = ("wishart", "attention", "indefinite", "integer", "ties", "rank one", "zero rows", "diagonal", "scaled")
 
@@ -80,15 +82,15 @@ def batches(
 
 def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) -> None:
     """Check one answer against the instance it is for: size, protection, objective, bound, gap, status, indices."""
-    mask = np.asarray(torch.as_tensor(solution.mask).cpu())
-    W = np.asarray(torch.as_tensor(W).to(torch.float64).cpu())
+    mask = array(solution.mask)
+    W = array(read(W, "W").to(torch.float64))
     n, shape = W.shape[-1], W.shape[:-2]
     ks = np.broadcast_to(np.asarray(k), shape)
     blocked = np.zeros((*shape, n), bool)
     if protected is not None:
-        protected = np.asarray(torch.as_tensor(protected).cpu())
+        protected = array(protected)
         blocked = blocked | (protected if protected.dtype == bool else np.isin(np.arange(n), protected))
-    indices = np.asarray(torch.as_tensor(solution.indices).cpu())
+    indices = array(solution.indices)
     for at in np.ndindex(*shape):
         chosen = np.flatnonzero(mask[at])
         assert mask[at].dtype == bool, f"{solution.method}: the mask is not bool"
@@ -100,9 +102,7 @@ def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) ->
         )
         exact = W[at][np.ix_(chosen, chosen)]
         size = np.abs(exact).sum()
-        objective, bound = (
-            float(np.asarray(torch.as_tensor(v).cpu())[at]) for v in (solution.objective, solution.lower_bound)
-        )
+        objective, bound = (float(array(v)[at]) for v in (solution.objective, solution.lower_bound))
         assert abs(objective - exact.sum()) <= 1e-9 * size, (
             f"{solution.method}: objective {objective}, recomputed {exact.sum()}"
         )

@@ -13,10 +13,10 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .array_like import read
 from .arrays import backend_of, to_tensor, working_dtype
 from .errors import OptionError, ProblemError
 from .kernels.dispatch import use_triton
@@ -87,6 +87,7 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> W = interaction_matrix(rng.normal(size=(4, 8, 16)), rng.normal(size=(2, 32, 16)))
     >>> W.shape
@@ -158,6 +159,7 @@ def salient_channels(
 
     Examples
     --------
+    >>> import numpy as np
     >>> keys = np.ones((10, 20)); keys[:, 3] = 50.0
     >>> salient_channels(keys).nonzero()[0]
     array([3])
@@ -215,8 +217,13 @@ def _check_shapes(q: Tensor, k: Tensor) -> int:
 
 
 def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
-    valid = attention_mask if isinstance(attention_mask, Tensor) else torch.as_tensor(np.asarray(attention_mask))
-    valid = valid.to(keys.device) != 0
+    given = read(attention_mask, "attention_mask").to(keys.device)
+    valid = given != 0
+    if given.dtype.is_floating_point and not bool((~valid | (given == 1)).all()):
+        raise ProblemError(
+            "attention_mask holds numbers other than 0 and 1: give True (or 1) for real tokens, False for padding. In "
+            "a mask that is added to logits 0 stands for real tokens: write attention_mask == 0."
+        )
     expected = (*keys.shape[:-3], keys.shape[-2])
     if valid.shape != expected:
         raise ProblemError(f"attention_mask has shape {tuple(valid.shape)}: expected {expected}, True for real tokens.")
