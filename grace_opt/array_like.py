@@ -45,7 +45,7 @@ def read(value: Any, name: str) -> Tensor:
     >>> read([[1, 2]], "k")
     tensor([[1, 2]])
     """
-    tensor = _from_torch(value, name) if isinstance(value, Tensor) else _from_numpy(_array(value, name), name)
+    tensor = _from_torch(value, name) if isinstance(value, Tensor) else _from_numpy(to_array(value, name), name)
     if tensor.dtype in _SIGNED or tensor.dtype in _UNSIGNED:
         whole = tensor.to(torch.int64)
         if tensor.dtype == torch.uint64 and whole.numel() and (least := int(whole.min())) < 0:
@@ -88,7 +88,8 @@ def _from_torch(tensor: Tensor, name: str) -> Tensor:
     return tensor.as_subclass(Tensor).resolve_neg()
 
 
-def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
+def to_array(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """What numpy makes of a value, of whatever dtype, if nothing is lost on the way; ProblemError otherwise."""
     if hasattr(value, "toarray"):  # scipy.sparse, without importing it; dok_matrix is a dict besides
         value = value.toarray()
     if value is None or isinstance(value, str | bytes | os.PathLike | dict):
