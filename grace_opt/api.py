@@ -22,7 +22,7 @@ from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, UnknownSolverError
 from .problem import Problem
 from .progress import progress_bar
-from .registry import Progress, Run, SolverSpec
+from .registry import Progress, Run, SolverSpec, checked_seed
 from .result_checks import sound
 from .solution import Solution, Status, check_mask, proved, relative_gap
 
@@ -104,9 +104,11 @@ def solve(
     problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
     if isinstance(W, Problem) and (k is not None or protected is not None):
         raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
+    if callback is not None and not callable(callback):
+        raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
     spec = registry.get(method)
     made = spec.make_options(options)
-    seed, bound = _seed(seed), _certificate(problem, certify)
+    seed, bound = checked_seed(seed), _certificate(problem, certify)
     if time_limit is not None:
         spec.prepare()
     began = time.perf_counter()
@@ -192,7 +194,7 @@ def compare(
             left_out[name] = str(error)
         else:
             plan.append((spec, spec.make_options(dict(per_method.get(name, {})))))
-    seed, bound = _seed(seed), _certificate(problem, certify)  # one certificate serves them all
+    seed, bound = checked_seed(seed), _certificate(problem, certify)  # one certificate serves them all
     done: list[Solution] = []
     interrupted = False
     with progress_bar(progress, len(plan)) as show:
@@ -311,12 +313,6 @@ def _given(k: Any) -> Any:
     if k is None:
         raise OptionError("k is missing: say how many vertices to choose, solve(W, k).")
     return k
-
-
-def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or int(seed) < 0:
-        raise OptionError(f"seed={seed!r}: give a non-negative integer.")
-    return int(seed)
 
 
 def _deadline(time_limit: Any) -> float:

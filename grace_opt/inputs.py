@@ -115,6 +115,10 @@ def from_graph(graph: Any, protected: Any) -> tuple[np.ndarray[Any, Any], Any, t
         if a == b:
             W[place[a], place[a]] += weight
         else:
+            if weight / 2 * 2 != weight:
+                raise ProblemError(
+                    f"the weight {weight!r} of edge ({a!r}, {b!r}) is too small to be halved: scale W up."
+                )
             W[place[a], place[b]] += weight / 2
             W[place[b], place[a]] += weight / 2
     return W, None if protected is None else _nodes_mask(protected, place), labels

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import numbers
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -113,6 +114,13 @@ class Run:
             elapsed = time.monotonic() - self.began
             if self.callback(Progress(instance, elapsed, objective, lower_bound, mask.copy())):
                 self.stop()
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed as an int; OptionError for what is none."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or int(seed) < 0:
+        raise OptionError(f"seed={seed!r}: give a non-negative integer.")
+    return int(seed)
 
 
 Solver = Callable[[Problem, Any, Run], Result]

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 
 from grace_opt import GraceError, OptionError, Problem, ProblemError, solve, symmetrize
+from grace_opt.fixing import fixed_vertices
 from grace_opt.kernels import passes
 
 W = np.array([[4.0, 1, 2], [1, 3, 0], [2, 0, 5]])
@@ -278,3 +279,25 @@ def test_bool_seeds():
     for seed in (True, np.True_, torch.tensor(True)):
         with pytest.raises(OptionError, match="seed="):
             solve(W, 1, seed=seed)
+
+
+def test_the_least_edge_weight_is_not_halved_to_nothing():
+    with pytest.raises(ProblemError, match="too small to be halved"):
+        solve(nx.Graph([(0, 1, {"weight": TINY})]), 2)
+    assert float(solve(nx.Graph([(0, 1, {"weight": 2 * TINY})]), 2).objective) == 2 * TINY
+
+
+def test_what_is_no_callback_and_no_target():
+    with pytest.raises(OptionError, match="callback=3"):
+        solve(W, 1, callback=3)
+    with pytest.raises(OptionError, match="target=nan"):
+        solve(W, 1, "tabu", target=float("nan"))
+
+
+def test_fixed_vertices_of_a_problem_take_nothing_twice():
+    problem = Problem.of(W, 2)
+    with pytest.raises(OptionError, match="holds k"):
+        fixed_vertices(problem, 1)
+    for seed in (True, 1.5):
+        with pytest.raises(OptionError, match="seed="):
+            fixed_vertices(problem, seed=seed)
