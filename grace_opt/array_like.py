@@ -75,8 +75,9 @@ def too_large(name: str, worst: int) -> ProblemError:
 
 def _from_torch(tensor: Tensor, name: str) -> Tensor:
     kind = type(tensor)
-    # A subclass with a dispatch of its own (masked, fake, distributed, jagged) need not hold the numbers it stands for.
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ or tensor.is_nested:
+    # Wrappers of other tensors (masked, distributed, jagged) do not hold the numbers that they stand for.
+    is_wrapper = hasattr(kind, "__tensor_flatten__") or issubclass(kind, torch.masked.MaskedTensor)
+    if is_wrapper or tensor.is_nested:
         what = "nested tensor" if tensor.is_nested else kind.__name__
         raise ProblemError(f"{name} is a {what}: give a plain tensor with every entry filled in.")
     if tensor.device.type == "meta":
@@ -85,7 +86,9 @@ def _from_torch(tensor: Tensor, name: str) -> Tensor:
         raise ProblemError(f"{name} is quantised ({tensor.dtype}): write {name}.dequantize().")
     tensor = tensor.detach()
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return tensor.as_subclass(Tensor).resolve_neg()
+    if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:  # not of a tensor that a compiler is tracing
+        tensor = tensor.as_subclass(Tensor)
+    return tensor.resolve_neg()
 
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, Any]:
