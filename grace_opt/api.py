@@ -22,8 +22,9 @@ from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, UnknownSolverError
 from .problem import Problem
 from .progress import progress_bar
-from .registry import Progress, Run, SolverSpec
-from .solution import Result, Solution, Status, check_mask, proved, relative_gap
+from .registry import Progress, Run, SolverSpec, checked_seed
+from .result_checks import sound
+from .solution import Solution, Status, check_mask, proved, relative_gap
 
 #: Seconds that `compare` gives each method where neither methods nor a limit were named.
 DEFAULT_LIMIT = 10.0
@@ -103,9 +104,11 @@ def solve(
     problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
     if isinstance(W, Problem) and (k is not None or protected is not None):
         raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
+    if callback is not None and not callable(callback):
+        raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
     spec = registry.get(method)
     made = spec.make_options(options)
-    seed, bound = _seed(seed), _certificate(problem, certify)
+    seed, bound = checked_seed(seed), _certificate(problem, certify)
     if time_limit is not None:
         spec.prepare()
     began = time.perf_counter()
@@ -191,7 +194,7 @@ def compare(
             left_out[name] = str(error)
         else:
             plan.append((spec, spec.make_options(dict(per_method.get(name, {})))))
-    seed, bound = _seed(seed), _certificate(problem, certify)  # one certificate serves them all
+    seed, bound = checked_seed(seed), _certificate(problem, certify)  # one certificate serves them all
     done: list[Solution] = []
     interrupted = False
     with progress_bar(progress, len(plan)) as show:
@@ -238,7 +241,7 @@ def _finish(
 ) -> Solution:
     """Run the solver on the flattened batch and dress its result."""
     flat = problem.flatten()
-    result = spec.solve(flat, options, run)
+    result = spec.solve(flat, options, run, check=check)
     mask = result.mask
     if check:
         check_mask(flat, mask, spec.name)
@@ -249,11 +252,11 @@ def _finish(
         value = result.objective
     else:
         value = objective.evaluate_fast(flat.W, mask)
-    bound = _lower_bound(flat, value, result, certified)
+    bound = _lower_bound(flat, mask, value, {spec.name: result.lower_bound, "certify=": certified}, check)
     optimal = value == bound if uncertified else proved(flat, mask, value, bound)
     if problem.integer:  # nothing lies strictly between a whole f and the next one below it
         bound = torch.where(optimal, torch.maximum(bound, value), bound)
-    limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit.to(value.device)
+    limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit
     elapsed = time.perf_counter() - began
     shape, export = problem.batch_shape, problem.backend.export
     indices = objective.indices_from_mask(mask, problem.k_max)
@@ -279,18 +282,22 @@ def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any])
     return export(value.reshape(*shape, *value.shape[1:])) if isinstance(value, Tensor) else value
 
 
-def _lower_bound(problem: Problem, value: Tensor, result: Result, certified: Tensor | None) -> Tensor:
-    """The best of the solver's own bound, the certificate asked for, and what is known of forced choices."""
-    bound = value.new_tensor(-math.inf) if result.lower_bound is None else result.lower_bound.to(value)
-    if certified is not None:
-        bound = torch.maximum(bound, certified)
+def _lower_bound(
+    problem: Problem, mask: Tensor, value: Tensor, found: Mapping[str, Tensor | None], check: bool
+) -> Tensor:
+    """The best of the bounds found, each by whom, and of what is known of forced choices; at most f."""
+    bound = torch.full_like(value, -math.inf)
+    for name, one in found.items():
+        if one is not None:
+            bound = torch.maximum(bound, sound(problem, mask, value, one, name) if check else one)
+    bound = torch.minimum(bound, value)
     forced = (problem.k == 0) | (problem.k == count(problem.candidates))
     return torch.where(forced, value, bound)
 
 
 def _no_gap(value: Tensor, bound: Tensor) -> Tensor:
     """`relative_gap` where nothing was certified, without a pass over W: 0 for forced choices, else infinite."""
-    return torch.where(value == bound, 0.0, torch.inf).to(value.dtype)
+    return torch.zeros_like(value).masked_fill(value != bound, torch.inf)
 
 
 def _statuses(optimal: Tensor, limit: Tensor, shape: tuple[int, ...]) -> Any:
@@ -308,12 +315,6 @@ def _given(k: Any) -> Any:
     if k is None:
         raise OptionError("k is missing: say how many vertices to choose, solve(W, k).")
     return k
-
-
-def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or int(seed) < 0:
-        raise OptionError(f"seed={seed!r}: give a non-negative integer.")
-    return int(seed)
 
 
 def _deadline(time_limit: Any) -> float:

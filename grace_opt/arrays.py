@@ -1,15 +1,14 @@
 """The one place that tells numpy from torch: everything inside the library is a torch tensor, results go back as they
 came.
 
-`to_tensor` takes what users have (numpy arrays, nested lists, torch tensors, scipy.sparse matrices), refuses what
-cannot be meant (complex, object, bool weights), and says which kind it was, so that `Backend.export` can return the
-same kind on the same device. Source: ours.
+`to_tensor` takes what users have (numpy arrays, nested lists, torch tensors, scipy.sparse matrices) as real numbers,
+and `backend_of` says which kind it was, so that `Backend.export` can return the same kind on the same device.
+Source: ours.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .array_like import EXACT_INTEGER, FLOATS, read, too_large, wrong_dtype
 from .errors import ProblemError
-
-#: The largest integer below which every integer is a float64.
-EXACT_INTEGER = 2**53
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -71,50 +67,23 @@ def to_tensor(value: Any, name: str) -> Tensor:
     Raises
     ------
     ProblemError
-        For bool, complex and object entries, and for integers beyond 2**53.
+        For bool, complex and object entries, for integers beyond 2**53, and for what `array_like.read` refuses.
     """
-    if value is None or isinstance(value, str | bytes | os.PathLike | dict):
-        hint = f"; to read a file, write grace_opt.instances.read({value!r}).W" if isinstance(value, str) else ""
-        raise ProblemError(f"{name} is a {type(value).__name__}: give an array of numbers{hint}.")
-    if isinstance(value, Tensor):
-        tensor = value.detach()
-        if tensor.device.type == "meta":
-            raise ProblemError(f"{name} is on the meta device and holds no numbers: give a tensor with data.")
-        if tensor.layout != torch.strided:
-            tensor = tensor.to_dense()
-    else:
-        if hasattr(value, "toarray"):  # scipy.sparse, without importing it
-            value = value.toarray()
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise ProblemError(f"{name} is a ragged sequence: give a rectangular array ({error}).") from None
-        if array.dtype == np.float16 or array.dtype.kind in "iub" or array.dtype in (np.float32, np.float64):
-            pass
-        elif array.dtype.kind == "f":
-            array = array.astype(np.float64)  # longdouble
-        else:
-            raise _wrong_dtype(name, str(array.dtype))
-        if array.dtype.kind == "u" and array.size and int(array.max()) > EXACT_INTEGER:
-            raise _integer_overflow(name, int(array.max()))
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
-        if array.dtype.kind == "u":
-            array = array.astype(np.int64)
-        # torch shares memory and warns about read-only arrays; nothing here writes into its input, but a copy is cheap.
-        tensor = torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
-    if tensor.dtype in _FLOATS:
+    return real(read(value, name), name)
+
+
+def real(tensor: Tensor, name: str) -> Tensor:
+    """What `read` gave as floats; integers become float64, exactly."""
+    if tensor.dtype in FLOATS:
         return tensor
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise _wrong_dtype(name, str(tensor.dtype).removeprefix("torch."))
-    if not tensor.dtype.is_floating_point:
-        if tensor.numel():
-            # Not through abs(): the least int64 has no positive counterpart.
-            worst = max(int(tensor.max()), int(tensor.min()), key=abs)
-            if abs(worst) > EXACT_INTEGER:
-                raise _integer_overflow(name, worst)
-        return tensor.to(torch.float64)
-    raise _wrong_dtype(name, str(tensor.dtype).removeprefix("torch."))
+    if tensor.dtype == torch.bool:
+        raise wrong_dtype(name, tensor.dtype)
+    if tensor.numel():
+        # Not through abs(): the least int64 has no positive counterpart.
+        worst = max(int(tensor.max()), int(tensor.min()), key=abs)
+        if abs(worst) > EXACT_INTEGER:
+            raise too_large(name, worst)
+    return tensor.to(torch.float64)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -140,7 +109,7 @@ def count(mask: Tensor) -> Tensor:
     if mask.ndim > 1 and not any(mask.stride()[:-1]):  # one row, expanded
         return count(mask[(0,) * (mask.ndim - 1)]).expand(mask.shape[:-1])
     if mask.device.type == "cpu":
-        return torch.as_tensor(mask.numpy().sum(-1))
+        return torch.from_numpy(np.asarray(mask.numpy().sum(-1)))
     return mask.sum(-1)
 
 
@@ -163,17 +132,3 @@ def least_eigenvalue(W: np.ndarray[Any, Any]) -> float:
     except np.linalg.LinAlgError:
         diagonal = W.diagonal()
         return float((diagonal + np.abs(diagonal) - np.abs(W).sum(1)).min())
-
-
-def _wrong_dtype(name: str, dtype: str) -> ProblemError:
-    return ProblemError(
-        f"{name} has dtype {dtype}: give real numbers (float16, bfloat16, float32, float64 or integers), "
-        f"for instance {name}.astype(float)."
-    )
-
-
-def _integer_overflow(name: str, worst: int) -> ProblemError:
-    return ProblemError(
-        f"{name} holds the integer {worst}, beyond 2**53 = {EXACT_INTEGER}, where float64 stops being exact: "
-        "divide by a common factor, or convert to float64 yourself if rounding is fine."
-    )

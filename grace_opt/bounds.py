@@ -261,7 +261,7 @@ def _solve_relaxation(A: Tensor, d: Tensor, alive: Tensor, k: Tensor, steps: int
     rows = torch.arange(A.shape[0], device=A.device)
     curvature = A.diagonal(dim1=-2, dim2=-1)
     m = alive.sum(-1).clamp_min(1)
-    x = alive * (k / m).to(A).unsqueeze(-1)
+    x = alive * (k.to(A) / m).unsqueeze(-1)
     gradient = d + 2 * _times(A, x)
     best = torch.full_like(x[:, 0], -torch.inf)
     done = torch.zeros_like(best, dtype=torch.bool)

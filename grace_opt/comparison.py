@@ -147,9 +147,11 @@ class Comparison(Sequence[Solution]):
         """
         bound = self._bound  # an empty comparison has none, and says so
         f = torch.stack(self._flat)
-        optimal = torch.tensor([[s is Status.OPTIMAL for s in np.ravel(x.status)] for x in self.solutions])
+        optimal = torch.from_numpy(
+            np.array([[s is Status.OPTIMAL for s in np.ravel(x.status)] for x in self.solutions])
+        )
         candidates = f == f.min(0).values
-        order = torch.arange(len(f)).unsqueeze(-1) - len(f) * optimal.int()
+        order = torch.arange(len(f), device=f.device).unsqueeze(-1) - len(f) * optimal.int()
         pick = order.masked_fill(~candidates, len(f)).argmin(0)
         if not self._shape:
             return self.solutions[int(pick[0])]
@@ -158,7 +160,7 @@ class Comparison(Sequence[Solution]):
             self.solutions[0],
             **{name: self._picked(name, pick) for name in ("mask", "indices", "objective")},
             lower_bound=self._export(bound),
-            gap=self._export(self._gaps[pick, torch.arange(len(pick))]),
+            gap=self._export(self._gaps[pick, torch.arange(len(pick), device=pick.device)]),
             status=np.stack([np.ravel(s.status) for s in self.solutions])[pick.numpy(), np.arange(len(pick))].reshape(
                 self._shape
             ),
@@ -300,7 +302,7 @@ class Comparison(Sequence[Solution]):
         return torch.stack(gaps)
 
     def _mask(self, solution: Solution) -> Tensor:
-        return torch.as_tensor(solution.mask).reshape(-1, self._problem.n).to(self._problem.W.device)
+        return torch.as_tensor(solution.mask, device=self._problem.W.device).reshape(-1, self._problem.n)
 
     def _picked(self, name: str, pick: Tensor) -> Any:
         stacked = np.stack([array(getattr(s, name)).reshape(len(pick), -1) for s in self.solutions])

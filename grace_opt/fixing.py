@@ -19,7 +19,7 @@ import torch
 from . import registry
 from .errors import OptionError
 from .problem import Problem
-from .registry import Run
+from .registry import Run, checked_seed
 from .relaxation import RTOL, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
 from .solution import OPTIMALITY_RTOL, rounding
 from .subproblem import Subproblem
@@ -102,10 +102,12 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
     >>> known.inside.tolist(), known.outside.tolist()
     ([True, True, False], [False, False, True])
     """
+    if isinstance(W, Problem) and (k is not None or protected is not None):
+        raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
     problem = W if isinstance(W, Problem) else Problem.of(W, k, protected=protected)
     if problem.batch_shape:
         raise OptionError(f"W is a batch of shape {problem.batch_shape}: call fixed_vertices once per instance.")
-    run = Run(seed)
+    run = Run(checked_seed(seed))
     spec = registry.get("tabu")
     mask = spec.solve(problem.flatten(), spec.make_options({}), run).mask[0].cpu().numpy()
     W64 = problem.W.detach().to("cpu").double().numpy()

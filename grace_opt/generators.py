@@ -18,12 +18,14 @@ are ours.
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from .array_like import EXACT_INTEGER
 from .errors import OptionError, ProblemError
 from .instances import Instance
 
@@ -82,7 +84,12 @@ def attention(
     """
     rng = _rng("attention", n, seed)
     queries, keys, rank = (_count(name, v, 1) for name, v in (("queries", queries), ("keys", keys), ("rank", rank)))
-    if not 0 <= mix <= 1 or not sigma >= 0 or not massive_factor > 0:
+    if (
+        not all(map(_is_number, (mix, sigma, massive_factor)))
+        or not 0 <= mix <= 1
+        or not sigma >= 0
+        or not massive_factor > 0
+    ):
         raise OptionError(
             f"mix={mix!r}, sigma={sigma!r}, massive_factor={massive_factor!r}: mix lies in [0, 1], sigma is not "
             "negative, massive_factor is positive."
@@ -136,7 +143,10 @@ def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: i
     if (size := _k(k, n)) is None or size < 1:
         raise ProblemError(f"k = {k}: plant at least one vertex, 1 <= k <= n = {n}.")
     length = max(2, n // 4) if rank is None else _count("rank", rank, 1)
-    V = rng.integers(-_count("spread", spread, 1), spread + 1, (n, length))
+    # Centred, an entry is at most twice as large and a step; W's are sums of `length` products, which must stay exact.
+    if length * (2 * _count("spread", spread, 1) + 2) ** 2 > EXACT_INTEGER:
+        raise OptionError(f"spread={spread!r}: weights would leave the whole numbers that float64 holds; give less.")
+    V = rng.integers(-spread, spread + 1, (n, length))
     P = np.sort(rng.choice(n, size, replace=False))
     # Take the mean off the planted vectors in whole steps: each coordinate's remainder goes to as many of them.
     share, remainder = np.divmod(V[P].sum(0), size)
@@ -183,7 +193,7 @@ def cancellation(n: int, seed: int = 0, *, k: int | None = None, noise: float = 
     size = 2 * (n // 4) if k is None else _k(k, n)
     if size is None or not 2 <= size <= n // 2:
         raise ProblemError(f"n = {n}, k = {size}: `cancellation` needs 2 <= k <= n / 2.")
-    if not noise >= 0:
+    if not _is_number(noise) or noise < 0:
         raise OptionError(f"noise={noise!r}: give a number that is not negative.")
     large = rng.uniform(4 * size, 6 * size, size // 2)
     v = rng.permutation(np.concatenate([large, -large, rng.uniform(0.8, 1.2, n - 2 * len(large))]))
@@ -254,7 +264,7 @@ def k_cluster(n: int, seed: int = 0, *, k: int | None = None, density: float = 0
     np.int64(-12)
     """
     rng = _rng("k_cluster", n, seed)
-    if not 0 <= density <= 1:
+    if not _is_number(density) or not 0 <= density <= 1:
         raise OptionError(f"density={density!r}: give a probability.")
     A = np.triu(rng.random((n, n)) < density, 1).astype(np.int64)
     return Instance(-(A + A.T), _k(n // 2 if k is None else k, n), "k-cluster")
@@ -313,6 +323,10 @@ def _count(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
         raise OptionError(f"{name}={value!r}: give an integer of at least {least}.")
     return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _k(k: Any, n: int) -> int | None:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .array_like import EXACT_INTEGER, read, too_large
 from .arrays import count
 from .errors import ProblemError
 
@@ -22,14 +24,15 @@ def counts(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tupl
         if not 0 <= int(k) <= n:
             raise ProblemError(f"k = {int(k)}: must lie between 0 and n = {n}.")
         return torch.full(batch, int(k), dtype=torch.int64, device=device), int(k)
-    tensor = k.detach() if isinstance(k, Tensor) else torch.as_tensor(np.asarray(k)) if _is_array(k) else None
-    if tensor is None or tensor.dtype.is_floating_point or tensor.is_complex() or tensor.dtype == torch.bool:
+    is_array = isinstance(k, list | tuple) or hasattr(k, "dtype")
+    tensor = read(k, "k") if is_array else None
+    if tensor is None or tensor.dtype != torch.int64:
         kind = type(k).__name__ if tensor is None else str(tensor.dtype).removeprefix("torch.")
         raise ProblemError(
             f"k = {k!r} ({kind}): give an int, or an integer array with one k per instance, e.g. k={n // 2}."
         )
     try:
-        tensor = tensor.to(device=device, dtype=torch.int64).expand(batch).contiguous()
+        tensor = tensor.to(device).expand(batch).clone(memory_format=torch.contiguous_format)
     except RuntimeError:
         raise ProblemError(
             f"k has shape {tuple(tensor.shape)}, which does not broadcast to the batch shape {batch} of W: "
@@ -41,33 +44,15 @@ def counts(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tupl
     return tensor, high
 
 
-def _is_array(value: Any) -> bool:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "iufcb"
-    return isinstance(value, list | tuple) and np.asarray(value).dtype.kind in "iufcb"
-
-
 def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torch.device) -> Tensor:
     """The vertices that are not protected as a bool mask (..., n), which may be an expanded one."""
     if protected is None:
         return torch.ones(n, dtype=torch.bool, device=device).expand(*batch, n)
-    if isinstance(protected, Tensor):
-        tensor = protected.detach()
-    else:
-        try:
-            array = np.asarray(list(protected) if isinstance(protected, set | frozenset | range) else protected)
-        except ValueError:
-            raise ProblemError(
-                f"protected is a ragged sequence: give a bool mask of shape {(*batch, n)} for one set per instance."
-            ) from None
-        if array.size == 0:
-            array = array.astype(np.int64)
-        if array.dtype.kind not in "iub":
-            raise ProblemError(
-                f"protected has dtype {array.dtype}: give a bool mask (..., {n}) or integer vertex indices."
-            )
-        tensor = torch.as_tensor(array.astype(np.int64) if array.dtype.kind in "iu" else array)
-    tensor = tensor.to(device)
+    if isinstance(protected, set | frozenset | range):
+        protected = list(protected)
+        if any(isinstance(vertex, bool | np.bool_) for vertex in protected):
+            raise ProblemError(f"protected is a set of bools, which has no order: give a list, a bool mask (..., {n}).")
+    tensor = read(protected, "protected").to(device)
     if tensor.dtype == torch.bool:
         try:
             if tensor.shape[-1:] != (n,):
@@ -77,10 +62,11 @@ def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
             raise ProblemError(
                 f"protected is a bool mask of shape {tuple(tensor.shape)}: expected ({n},) or {(*batch, n)}."
             ) from None
-    if tensor.dtype.is_floating_point or tensor.is_complex():
-        raise ProblemError(
-            f"protected has dtype {tensor.dtype}: give a bool mask (..., {n}) or integer vertex indices."
-        )
+    if tensor.numel() == 0:
+        tensor = tensor.to(torch.int64)  # an empty list has no numbers to tell a kind by
+    if tensor.dtype.is_floating_point:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ProblemError(f"protected has dtype {kind}: give a bool mask (..., {n}) or integer vertex indices.")
     if tensor.ndim != 1:
         raise ProblemError(
             f"protected indices have shape {tuple(tensor.shape)}: give a flat list that holds for every instance, "
@@ -90,12 +76,16 @@ def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
         raise ProblemError(
             f"protected holds vertex {int(tensor[(tensor < 0) | (tensor >= n)][0])}: vertices are 0 to {n - 1}."
         )
-    if len(set(tensor.tolist())) < tensor.numel():
-        hint = " It looks like a 0/1 mask: pass it as bool." if tensor.numel() == n else ""
-        raise ProblemError(f"protected names a vertex twice.{hint}")
+    _refuse_twice(tensor.tolist(), n)
     mask = torch.ones(n, dtype=torch.bool, device=device)
-    mask[tensor.to(torch.int64)] = False
+    mask[tensor] = False
     return mask.expand(*batch, n)
+
+
+def _refuse_twice(vertices: list[Any], n: int) -> None:
+    if len(set(vertices)) < len(vertices):
+        hint = " It looks like a 0/1 mask: pass it as bool." if len(vertices) == n else ""
+        raise ProblemError(f"protected names a vertex twice.{hint}")
 
 
 def check_room(k: Tensor, candidates: Tensor, n: int) -> None:
@@ -125,20 +115,60 @@ def from_graph(graph: Any, protected: Any) -> tuple[np.ndarray[Any, Any], Any, t
         if a == b:
             W[place[a], place[a]] += weight
         else:
+            if weight / 2 * 2 != weight:
+                raise ProblemError(
+                    f"the weight {weight!r} of edge ({a!r}, {b!r}) is too small to be halved: scale W up."
+                )
             W[place[a], place[b]] += weight / 2
             W[place[b], place[a]] += weight / 2
-    if protected is not None and not (isinstance(protected, np.ndarray) and protected.dtype == bool):
-        unknown = [node for node in protected if node not in place]
-        if unknown:
-            raise ProblemError(f"protected names {unknown[0]!r}, which is no node of the graph.")
-        mask = np.zeros(len(labels), dtype=bool)
-        mask[[place[node] for node in protected]] = True
-        protected = mask
-    return W, protected, labels
+    return W, None if protected is None else _nodes_mask(protected, place), labels
+
+
+def _nodes_mask(protected: Any, place: dict[Any, int]) -> np.ndarray[Any, Any]:
+    """Protected nodes of a graph as a bool mask; a mask, of whatever kind, stays one."""
+    if isinstance(protected, np.ndarray) and protected.dtype.kind in "USO" and not np.ma.isMaskedArray(protected):
+        protected = protected.tolist()  # names
+    elif hasattr(protected, "dtype"):
+        tensor = read(protected, "protected").cpu()
+        if tensor.dtype == torch.bool:
+            return np.asarray(tensor.numpy())
+        protected = tensor.tolist()
+    if isinstance(protected, str) or _found(protected, place) is not None:
+        raise ProblemError(f"protected={protected!r}: give a list of nodes, protected=[{protected!r}].")
+    if not isinstance(protected, Iterable):
+        raise ProblemError(f"protected={protected!r}: give a list of nodes of the graph, or a bool mask.")
+    nodes = list(protected)
+    bools = [isinstance(node, bool | np.bool_) for node in nodes]
+    if nodes and all(bools) and isinstance(protected, list | tuple):
+        if any(isinstance(label, bool) for label in place):
+            raise ProblemError(
+                f"protected={protected!r}: a mask, or nodes of this graph, which has bools for nodes? "
+                "Write np.array(mask, dtype=bool) for a mask, a set for nodes."
+            )
+        return np.array(nodes, dtype=bool)
+    labels = list(place)
+    for node, is_bool in zip(nodes, bools, strict=True):
+        at = _found(node, place)
+        # True is equal to 1 and finds it, but is no name for it, nor 1 for a node called True.
+        if at is None or is_bool != isinstance(labels[at], bool | np.bool_):
+            raise ProblemError(f"protected names {node!r}, which is no node of the graph.")
+    _refuse_twice(nodes, len(place))
+    mask = np.zeros(len(place), dtype=bool)
+    mask[[place[node] for node in nodes]] = True
+    return mask
+
+
+def _found(node: Any, place: dict[Any, int]) -> int | None:
+    try:
+        return place.get(node)
+    except TypeError:  # a list, say, is nobody's name
+        return None
 
 
 def _weight(data: Any, default: float, where: str) -> float:
     value = data.get("weight", default)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ProblemError(f"the weight of {where} is {value!r}: give a real number.")
+    if isinstance(value, numbers.Integral) and abs(int(value)) > EXACT_INTEGER:
+        raise too_large(f"the weight of {where}", int(value))
     return float(value)

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import formats
+from .array_like import to_array
 from .errors import ProblemError
 from .files import aside
 
@@ -145,7 +146,8 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     >>> print(open(path).read().splitlines()[1:])
     ['p edge 3 2', 'e 1 2', 'e 2 3']
     """
-    path, W = Path(path), np.asarray(W)
+    path, W = Path(path), to_array(W, "W")
+    _whole(path, None if k is None else to_array(k, "k"))
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
@@ -214,8 +216,17 @@ def _from_mapping(path: Path, arrays: dict[str, Array], source: str) -> Instance
     name = "W" if "W" in arrays else matrices[0] if len(matrices) == 1 else None
     if name is None:
         raise ProblemError(f"{path} holds {sorted(arrays)}: name the matrix 'W', or store just one square matrix.")
-    k = arrays.get("k")
-    return Instance(arrays[name], k if k is None or k.ndim else int(k), source)
+    return Instance(arrays[name], _whole(path, arrays.get("k")), source)
+
+
+def _whole(path: Path, k: Array | None) -> Any:
+    """k of a file: an int, or one per instance; anything else would have to be cut off to be one."""
+    if k is not None and k.dtype.kind not in "iu":
+        raise ProblemError(
+            f"{path}: k has dtype {k.dtype} and is {np.array2string(k, threshold=4)}: it must be an integer, or "
+            "integers, one per instance."
+        )
+    return k if k is None or k.ndim else int(k)
 
 
 def _csv(path: Path) -> Instance:

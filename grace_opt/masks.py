@@ -61,6 +61,11 @@ class ChannelMask:
                 else type(self.pruned)
             )
             raise MaskError(f"a ChannelMask is a bool tensor (..., KV heads, head_dim), True = pruned; got {got}.")
+        if not self.pruned.numel():
+            raise MaskError(f"a ChannelMask of shape {tuple(self.pruned.shape)} is empty: give at least one channel.")
+        k = self.pruned_per_head
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= self.pruned.shape[-1]):
+            raise MaskError(f"pruned_per_head={k!r}: give how many channels are pruned in every head, or None.")
 
     @property
     def head_dim(self) -> int:

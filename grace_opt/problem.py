@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import Backend, backend_of, to_tensor, working_dtype
+from .array_like import read
+from .arrays import Backend, backend_of, real, to_tensor, working_dtype
 from .errors import ProblemError
 from .inputs import candidates_mask, check_room, counts, from_graph
 from .kernels.passes import extremes
 
-#: Symmetry is required to this many units of rounding of the input's dtype, relative to max |W|.
+#: Symmetry is required to this many units of rounding of the input's dtype, relative to max |W| of the instance.
 SYMMETRY_EPS = 16
 
 
@@ -61,13 +61,14 @@ class Problem:
         Parameters
         ----------
         W : array_like (..., n, n), scipy.sparse matrix, or networkx graph
-            Symmetric to ``16 eps(dtype) max|W|``. Node attribute ``weight`` of a graph becomes ``W_ii`` (default 0),
-            edge attribute ``weight`` becomes ``2 W_ij`` (default 1), so that f is the induced subgraph's weight.
+            Each instance is symmetric to ``16 eps(dtype) max|W|``. Node attribute ``weight`` of a graph becomes
+            ``W_ii`` (default 0), edge attribute ``weight`` becomes ``2 W_ij`` (default 1), so that f is the induced
+            subgraph's weight.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
-            Vertices that must not be chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph, its
-            nodes.
+            Vertices that must not be chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph, a
+            bool mask or a list of its nodes.
         check : bool
             False skips every check that looks at data (finite, symmetric, k and protected in range), for trusted
             callers.
@@ -86,7 +87,8 @@ class Problem:
         if hasattr(W, "adjacency") and hasattr(W, "nodes"):
             W, protected, labels = from_graph(W, protected)
         backend = backend_of(W, k, protected)
-        tensor = to_tensor(W, "W")
+        given = read(W, "W")
+        integer, tensor = not given.dtype.is_floating_point, real(given, "W")
         if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
             raise ProblemError(
                 f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n)."
@@ -94,7 +96,6 @@ class Problem:
         if tensor.numel() == 0:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
         *batch, n, _ = tensor.shape
-        integer = not _is_float(W)
         if check:
             tensor = _checked_weights(tensor)
         tensor = tensor.to(working_dtype(tensor.dtype))
@@ -170,41 +171,41 @@ def symmetrize(W: Any) -> Any:
     tensor = to_tensor(W, "W")
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
         raise ProblemError(f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n).")
-    return backend_of(W).export(tensor / 2 + tensor.mT / 2)
+    return backend_of(W).export(_mean(tensor))
 
 
-def _is_float(W: Any) -> bool:
-    if isinstance(W, Tensor):
-        return W.dtype.is_floating_point
-    return np.dtype(getattr(W, "dtype", None) or np.asarray(W).dtype).kind == "f"
+def _mean(tensor: Tensor) -> Tensor:
+    """The mean of W and its transpose: exactly symmetric, W itself where W is, without over- or underflow."""
+    total = tensor + tensor.mT
+    return torch.where(total.isfinite(), total / 2, tensor / 2 + tensor.mT / 2)
 
 
 def _checked_weights(W: Tensor) -> Tensor:
-    """W made exactly symmetric, and promoted to float64 where sums would leave float32."""
+    """W made exactly symmetric, and promoted to float64 where sums would leave float32; each instance by itself."""
+    n, eps = W.shape[-1], torch.finfo(W.dtype).eps
     finite, largest, worst = extremes(W)
-    if not finite:
+    if not bool(finite.all()):
         where = [int(i) for i in (~torch.isfinite(W)).nonzero()[0]]
         raise ProblemError(
             f"W{where} is {W[tuple(where)].item()}: every weight must be finite. To forbid a vertex, use protected=."
         )
-    if worst > (allowed := SYMMETRY_EPS * torch.finfo(W.dtype).eps * largest):
-        wide = W.to(torch.float64)
-        asymmetry = (wide - wide.mT).abs()
-        i = [int(v) for v in (asymmetry == worst).nonzero()[0]]
+    # Divided, by a power of two and so exactly: the product with max |W| may underflow.
+    skew = worst / (SYMMETRY_EPS * eps) > largest
+    if bool(skew.any()):
+        at = tuple(skew.nonzero()[0].tolist())
+        wide, whose = W[at].to(torch.float64), " of the instance" if at else ""
+        i, j = ((wide - wide.mT).abs() == worst[at].to(W.device)).nonzero()[0].tolist()
         raise ProblemError(
-            f"W is not symmetric: |W{i} - W{[*i[:-2], i[-1], i[-2]]}| = {worst:.3g}, allowed {allowed:.3g} "
-            f"({SYMMETRY_EPS} eps max|W|). If the symmetric part is meant, pass grace_opt.symmetrize(W)."
+            f"W is not symmetric: |W{[*at, i, j]} - W{[*at, j, i]}| = {float(worst[at]):.3g}, allowed "
+            f"{SYMMETRY_EPS * eps * float(largest[at]):.3g} ({SYMMETRY_EPS} eps max|W|{whose}). "
+            "If the symmetric part is meant, pass grace_opt.symmetrize(W)."
         )
-    n = W.shape[-1]
-    if largest * n * n > torch.finfo(torch.float64).max / 8:
+    if bool((largest > torch.finfo(torch.float64).max / 8 / n**2).any()):
+        size = float(largest.max())
         raise ProblemError(
-            f"max|W| = {largest:.3g}: sums of weights leave float64. Divide W by {largest:.3g}; f scales with it."
+            f"max|W| = {size:.3g}: sums of weights leave float64. Divide W by {size:.3g}; f scales with it."
         )
     limits = torch.finfo(torch.float32)
-    fits = largest * n * n < limits.max / 8 and (largest == 0 or largest > limits.tiny / limits.eps)
-    dtype = working_dtype(W.dtype) if fits else torch.float64
-    # The mean of W and its transpose is exactly symmetric; where W already was, nothing changes.
-    if not worst:
-        return W.to(dtype)
-    wide = W.to(torch.float64)
-    return ((wide + wide.mT) / 2).to(dtype)
+    fits = (largest < limits.max / 8 / n**2) & ((largest == 0) | (largest > limits.tiny / limits.eps))
+    dtype = working_dtype(W.dtype) if bool(fits.all()) else torch.float64
+    return W.to(dtype) if not bool(worst.any()) else _mean(W.to(torch.float64)).to(dtype)

@@ -19,7 +19,7 @@ from .arrays import to_tensor
 from .errors import OptionError, ProblemError, UnknownSolverError
 from .masks import ChannelMask
 from .problem import Problem
-from .registry import Run
+from .registry import Run, checked_seed
 from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune_count, salient_channels
 
 #: Presets: name -> (method, protection bounds).
@@ -74,7 +74,7 @@ class MaskProvider:
             isinstance(kept_channels, bool) or not isinstance(kept_channels, int) or kept_channels < 1
         ):
             raise OptionError(f"kept_channels={kept_channels!r}: give an integer >= 1, or leave it out for ratio.")
-        self.method, self.ratio, self.weight, self.seed = method, float(ratio), weight, seed
+        self.method, self.ratio, self.weight, self.seed = method, float(ratio), weight, checked_seed(seed)
         self.kept_channels = kept_channels
         self.protect = None if protect is None else check_protection(protect)
         try:
@@ -147,5 +147,5 @@ class MaskProvider:
     def choose(self, problem: Problem) -> ChannelMask:
         """Solve instances that were built elsewhere, from an average of several W for instance."""
         with torch.no_grad():
-            mask = self._spec.solve(problem.flatten(), self._options, Run(self.seed)).mask
+            mask = self._spec.solve(problem.flatten(), self._options, Run(self.seed), check=False).mask
         return ChannelMask(mask.reshape(problem.candidates.shape))

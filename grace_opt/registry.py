@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import numbers
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .errors import OptionError, SolverError, UnknownSolverError
+from .errors import OptionError, UnknownSolverError
 from .problem import Problem
+from .result_checks import checked, copied, refuse_overwritten
 from .solution import Result
 
 ENTRY_POINT_GROUP = "grace_opt.solvers"
@@ -114,6 +116,13 @@ class Run:
                 self.stop()
 
 
+def checked_seed(seed: Any) -> int:
+    """A seed as an int; OptionError for what is none."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or int(seed) < 0:
+        raise OptionError(f"seed={seed!r}: give a non-negative integer.")
+    return int(seed)
+
+
 Solver = Callable[[Problem, Any, Run], Result]
 
 
@@ -156,7 +165,7 @@ class SolverSpec:
         """Have compiled code loaded, and at its first use on a machine compiled, before a time limit starts to run."""
         if self.compiled and self.name not in _PREPARED:
             _PREPARED.add(self.name)
-            place = torch.arange(24.0, dtype=torch.float64)
+            place = torch.arange(24.0, dtype=torch.float64, device="cpu")
             small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
             self.solver(Problem.of(small[None], 12), self.options(), Run(0))
 
@@ -171,30 +180,32 @@ class SolverSpec:
                 raise OptionError(f"method {self.name!r} has no option {name!r}; it {takes}.{hint}")
         return self.options(**given)
 
-    def solve(self, problem: Problem, options: Any, run: Run) -> Result:
-        """Solve a flattened batch, looping over instances where the solver takes one at a time."""
+    def solve(self, problem: Problem, options: Any, run: Run, *, check: bool = True) -> Result:
+        """Solve a flattened batch, looping over instances where the solver takes one at a time.
+
+        Solvers of other packages get a copy and are refused if they write into it, unless `check` is False.
+        """
+        theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"
+        given = copied(problem) if theirs else problem
+        result = self._solved(given, options, run)
+        if theirs:
+            refuse_overwritten(problem, given, self.name)
+        return result
+
+    def _solved(self, problem: Problem, options: Any, run: Run) -> Result:
         if self.batched:
-            return self._checked(self.solver(problem, options, run))
+            return checked(self.solver(problem, options, run), problem, self.name)
         instances = (problem.instance(b) for b in range(problem.W.shape[0]))
-        results = [self._checked(self.solver(instance, options, run)) for instance in instances]
-        bounds = [r.lower_bound for r in results]
-        limits = [r.limit for r in results]
-        unknown, false = torch.tensor(-torch.inf, dtype=torch.float64), torch.tensor(False)
+        results = [checked(self.solver(one, options, run), one, self.name) for one in instances]
+        device = problem.W.device
+        unknown = torch.tensor(-torch.inf, dtype=torch.float64, device=device)
+        false = torch.tensor(False, device=device)
         return Result(
             torch.stack([r.mask for r in results]),
-            torch.stack([unknown if b is None else torch.as_tensor(b, dtype=torch.float64).cpu() for b in bounds]),
-            torch.stack([false if v is None else torch.as_tensor(v).cpu() for v in limits]),
+            torch.stack([unknown if r.lower_bound is None else r.lower_bound for r in results]),
+            torch.stack([false if r.limit is None else r.limit for r in results]),
             {"instances": len(results)} | _summed([dict(r.stats) for r in results]),
         )
-
-    def _checked(self, result: Result) -> Result:
-        """The result, if it is one: what a solver's author is likeliest to get wrong."""
-        if not isinstance(result, Result) or not isinstance(result.mask, torch.Tensor):
-            got = f"Result({type(result.mask).__name__})" if isinstance(result, Result) else type(result).__name__
-            raise SolverError(
-                f"method {self.name!r} returned {got}: return Result(mask), the mask a bool torch tensor."
-            )
-        return result
 
 
 _REGISTRY: dict[str, SolverSpec] = {}

@@ -138,7 +138,7 @@ class Solution:
             raise SolverError(
                 "this Solution carries no problem to verify against: call solve(...) to get one that does."
             )
-        p, mask = self.problem, torch.as_tensor(self.mask).to(self.problem.W.device)
+        p, mask = self.problem, torch.as_tensor(self.mask, device=self.problem.W.device)
         check_mask(p, mask, self.method)
         # Without the checks, f was summed in W's own precision.
         rtol = 1e-9 if p.W.dtype == torch.float64 else 1e-5
@@ -173,7 +173,7 @@ def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:
     For whole-number dtypes a whole step, less a millionth, as long as f is exact, and beyond that nothing.
     """
     if problem.integer:
-        return torch.where(objective.abs() < EXACT_INTEGER, 1.0 - STEP_MARGIN, 0.0)
+        return torch.full_like(objective, 1.0 - STEP_MARGIN).masked_fill_(objective.abs() >= EXACT_INTEGER, 0.0)
     return torch.maximum(OPTIMALITY_RTOL * objective.abs(), rounding(problem, mask))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import objective, registry
-from .arrays import to_tensor
+from .array_like import read
 from .errors import OptionError
 from .problem import Problem
 from .registry import Run
@@ -38,7 +38,7 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     Raises
     ------
     OptionError
-        If indices are out of range.
+        If indices are out of range, or a mask does not have a place for every vertex.
     SolverError
         If a mask has the wrong size or holds protected vertices.
 
@@ -55,14 +55,18 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     if isinstance(start, str):
         spec = registry.get(start)
         return spec.solve(problem, spec.make_options({}), run).mask.clone()
-    given = start if isinstance(start, Tensor) else torch.as_tensor(start)
-    n = problem.n
+    given, n, batch = read(start, "start"), problem.n, problem.W.shape[0]
     if given.dtype != torch.bool:
-        given = to_tensor(given, "start").to(torch.int64)
+        if given.dtype.is_floating_point and given.numel():  # an empty list has no numbers to tell a kind by
+            raise OptionError(f"start has dtype {given.dtype}: give a bool mask (..., {n}) or integer vertex indices.")
         if given.numel() and not (int(given.min()) >= -1 and int(given.max()) < n):
-            raise OptionError(f"start holds vertex {int(given.max())}: vertices are 0 to {n - 1}.")
-        given = objective.mask_from_indices(given, n)
-    mask = given.to(problem.W.device)
-    mask = (mask.reshape(-1, n) if mask.ndim > 1 else mask).expand(problem.candidates.shape).clone()
+            raise OptionError(
+                f"start holds vertex {int(given[(given < -1) | (given >= n)][0])}: vertices are 0 to {n - 1}."
+            )
+        given = objective.mask_from_indices(given.to(torch.int64), n)
+    rows = given.numel() // n
+    if given.shape[-1:] != (n,) or rows not in (1, batch):
+        raise OptionError(f"start is a mask of shape {tuple(given.shape)}: give ({n},), or one for each instance.")
+    mask = given.to(problem.W.device).reshape(rows, n).expand(problem.candidates.shape).clone()
     check_mask(problem, mask, "start=")
     return mask

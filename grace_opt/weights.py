@@ -13,10 +13,10 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .array_like import read
 from .arrays import backend_of, to_tensor, working_dtype
 from .errors import OptionError, ProblemError
 from .kernels.dispatch import use_triton
@@ -39,13 +39,15 @@ def prune_count(ratio: float, d: int) -> int:
     Raises
     ------
     OptionError
-        If `ratio` lies outside [0, 1).
+        If `ratio` lies outside [0, 1), or `d` is no number of channels.
 
     Examples
     --------
     >>> prune_count(0.6, 128), prune_count(0.7, 10)
     (77, 7)
     """
+    if isinstance(d, bool) or not isinstance(d, numbers.Integral) or d < 0:
+        raise OptionError(f"d={d!r}: give the number of channels, a non-negative integer.")
     if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 <= ratio < 1:
         raise OptionError(f"ratio={ratio!r}: give the fraction of channels to prune, 0 <= ratio < 1, for instance 0.6.")
     # .7 * 10 is 7.000000000000001 in floating point: round away what decimal ratios cannot mean.
@@ -87,6 +89,7 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> W = interaction_matrix(rng.normal(size=(4, 8, 16)), rng.normal(size=(2, 32, 16)))
     >>> W.shape
@@ -104,8 +107,30 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
         k = k.masked_fill(~valid[..., None, :, None], 0.0)
         q = q.masked_fill(~valid[..., None, -q.shape[-2] :, None], 0.0)
     stacked = q.reshape(*k.shape[:-2], group * q.shape[-2], q.shape[-1])
-    W = (stacked.mT @ stacked) * (k.mT @ k)
+    of_queries, of_keys = stacked.mT @ stacked, k.mT @ k
+    if k.device.type == "cpu":  # elsewhere somebody would wait for it
+        _refuse_out_of_range(stacked, k, of_queries, of_keys)
+    W = of_queries * of_keys
     return backend.export((W + W.mT) / 2)  # matrix products are symmetric only up to rounding
+
+
+def _refuse_out_of_range(q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tensor) -> None:
+    """Raise where W would be infinite, or lose its digits near zero."""
+    limits = torch.finfo(of_queries.dtype)
+    # W is positive semidefinite: no entry is larger than the largest of its diagonal.
+    diagonals = [product.diagonal(dim1=-2, dim2=-1).to(torch.float64) for product in (of_queries, of_keys)]
+    reach = (diagonals[0] * diagonals[1]).amax(-1)
+    if not bool(reach.isfinite().all()) or bool((reach > limits.max).any()):
+        raise ProblemError(
+            "queries or keys hold numbers that are not finite, or so large that W leaves "
+            f"{str(of_queries.dtype).removeprefix('torch.')}: look for NaN, or divide them by a power of two."
+        )
+    small = reach < limits.tiny / limits.eps
+    if bool(small.any()) and bool((small & (q != 0).any(-1).any(-1) & (k != 0).any(-1).any(-1)).any()):
+        raise ProblemError(
+            f"queries and keys are so small that W, at most {float(reach.min()):.3g} in a head, loses its digits in "
+            f"{str(of_queries.dtype).removeprefix('torch.')}: multiply them by a power of two."
+        )
 
 
 def _objection(q: Tensor, k: Tensor) -> str | None:
@@ -158,6 +183,7 @@ def salient_channels(
 
     Examples
     --------
+    >>> import numpy as np
     >>> keys = np.ones((10, 20)); keys[:, 3] = 50.0
     >>> salient_channels(keys).nonzero()[0]
     array([3])
@@ -171,6 +197,8 @@ def salient_channels(
     if attention_mask is not None:
         k = k.masked_fill(~_valid_tokens(attention_mask, k)[..., None, :, None], 0.0)
     norms = torch.linalg.vector_norm(k, dim=-2)
+    if norms.device.type == "cpu" and not bool(norms.isfinite().all()):  # elsewhere somebody would wait for it
+        raise ProblemError("keys hold numbers that are not finite, or so large that their norms are not: look for NaN.")
     d = norms.shape[-1]
     salient = norms > norms.mean(-1, keepdim=True) + norms.std(-1, correction=0, keepdim=True)
     proportion = salient.to(norms.dtype).mean(-1, keepdim=True).clamp(low, high)
@@ -182,7 +210,9 @@ def salient_channels(
 def check_protection(protect: Any) -> tuple[float, float]:
     """The bounds (low, high) of the protected proportion, validated."""
     try:
-        low, high = (float(v) for v in protect)
+        if any(isinstance(bound, bool) or not isinstance(bound, numbers.Real) for bound in protect):
+            raise TypeError
+        low, high = (float(bound) for bound in protect)
     except (TypeError, ValueError):
         raise OptionError(
             f"protect={protect!r}: give (low, high), for instance ({PROTECT_LOW}, {PROTECT_HIGH})."
@@ -215,8 +245,13 @@ def _check_shapes(q: Tensor, k: Tensor) -> int:
 
 
 def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
-    valid = attention_mask if isinstance(attention_mask, Tensor) else torch.as_tensor(np.asarray(attention_mask))
-    valid = valid.to(keys.device) != 0
+    given = read(attention_mask, "attention_mask").to(keys.device)
+    valid = given != 0
+    if given.dtype.is_floating_point and not bool((~valid | (given == 1)).all()):
+        raise ProblemError(
+            "attention_mask holds numbers other than 0 and 1: give True (or 1) for real tokens, False for padding. In "
+            "a mask that is added to logits 0 stands for real tokens: write attention_mask == 0."
+        )
     expected = (*keys.shape[:-3], keys.shape[-2])
     if valid.shape != expected:
         raise ProblemError(f"attention_mask has shape {tuple(valid.shape)}: expected {expected}, True for real tokens.")

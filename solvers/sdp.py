@@ -92,7 +92,8 @@ def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
     masks, bounds, limits, each = zip(*found, strict=True)
     stats: dict[str, Any] = {key: [one[key] for one in each] for key in ("relaxation", "solver", "solver_status")}
     stats["iterations"] = sum(one["iterations"] for one in each)
-    return Result(torch.stack(masks), torch.tensor(bounds, dtype=torch.float64), torch.tensor(limits), stats)
+    lower = torch.tensor(bounds, dtype=torch.float64, device="cpu")
+    return Result(torch.stack(masks), lower, torch.tensor(limits, device="cpu"), stats)
 
 
 def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float, bool, dict[str, Any]]:

@@ -66,7 +66,8 @@ class TabuOptions:
             whole = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (whole and value >= (0 if name == "iterations" else 1)):
                 raise OptionError(f"{name}={value!r}: give a positive integer, or None.")
-        if self.target is not None and (isinstance(self.target, bool) or not isinstance(self.target, int | float)):
+        number = isinstance(self.target, int | float) and not isinstance(self.target, bool)
+        if self.target is not None and not (number and self.target == self.target):  # NaN would never be reached
             raise OptionError(f"target={self.target!r}: give the objective at which to stop, or None.")
 
 

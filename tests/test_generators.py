@@ -131,3 +131,28 @@ def test_the_literatures_kinds_fit_its_files(tmp_path, kind, suffix):
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_weights_stay_exact_integers():
+    """Entries of W wrapped around in int64, and the planted set was none."""
+    made = generators.planted(8, 3, spread=10**7)
+    assert int(made.W[np.ix_(made.planted, made.planted)].astype(object).sum()) == 0
+    assert abs(made.W).max() <= 2**53
+    with pytest.raises(OptionError, match="spread="):
+        generators.planted(8, 3, spread=2**40)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("cancellation", "noise", True),
+        ("cancellation", "noise", np.inf),
+        ("k_cluster", "density", True),
+        ("k_cluster", "density", "0.5"),
+        ("attention", "sigma", np.inf),
+        ("attention", "mix", True),
+    ],
+)
+def test_options_that_are_no_numbers(name, option, value):
+    with pytest.raises(OptionError, match=option):
+        generators.GENERATORS[name](8, **{option: value})

@@ -188,3 +188,30 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
     with pytest.raises(ProblemError, match="name the matrix 'W'"):
         instances.read(tmp_path / "two.npz")
     assert not [p for p in tmp_path.iterdir() if p.name != "two.npz"]
+
+
+@pytest.mark.parametrize("k", [1.5, 2.0, np.nan, True, "2", [1.0], [True, False], [[0.5]], np.datetime64(1, "s")])
+def test_a_k_that_is_no_integer_is_neither_read_nor_written(tmp_path, k):
+    """1.5 was cut off to 1."""
+    np.savez(tmp_path / "w.npz", W=np.eye(3), k=k)
+    with pytest.raises(ProblemError, match=r"w\.npz: k has dtype .* must be an integer"):
+        instances.read(tmp_path / "w.npz")
+    for suffix in (".npz", ".safetensors", ".txt"):
+        with pytest.raises(ProblemError, match="k "):
+            instances.write(tmp_path / f"x{suffix}", np.zeros((3, 3)), k)
+        assert not (tmp_path / f"x{suffix}").exists()
+
+
+@pytest.mark.parametrize("k", [0, 2, np.int8(2), np.array(2), np.array([1, 2], np.uint8)])
+def test_a_whole_k_is_read_as_it_is(tmp_path, k):
+    W = np.stack([np.eye(3)] * 2)
+    for name in ("w.npz", "w.safetensors"):
+        instances.write(tmp_path / name, W, k)
+        assert np.array_equal(instances.read(tmp_path / name).k, k)
+
+
+def test_masks_are_not_lost_in_files(tmp_path):
+    masked = np.ma.array(np.eye(2), mask=[[True, False], [False, False]])
+    for W, k in ((masked, None), (np.eye(2), np.ma.array(1, mask=True))):
+        with pytest.raises(ProblemError, match="masked array"):
+            instances.write(tmp_path / "w.npz", W, k)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import grace_opt
-from grace_opt import ChannelMask, MaskProvider, interaction_matrix, registry, salient_channels, solve
+from grace_opt import ChannelMask, MaskError, MaskProvider, interaction_matrix, registry, salient_channels, solve
 from grace_opt.solution import Result
 
 Q, K = torch.randn(2, 8, 32, 64), torch.randn(2, 4, 200, 64)
@@ -94,3 +94,14 @@ def test_a_registered_solver_is_a_provider_at_once():
 
 def test_ratio_zero_prunes_nothing():
     assert not MaskProvider("grace", 0.0)(Q, K).pruned.any()
+
+
+@pytest.mark.parametrize("count", [True, 1.0, -1, 4])
+def test_a_count_that_no_head_can_have(count):
+    with pytest.raises(MaskError, match="pruned_per_head"):
+        ChannelMask(torch.eye(3, dtype=torch.bool), {}, count)
+
+
+def test_an_empty_mask():
+    with pytest.raises(MaskError, match="empty"):
+        ChannelMask(torch.zeros(0, 3, dtype=torch.bool))

@@ -4,11 +4,12 @@ import dataclasses
 import time
 from importlib.metadata import EntryPoint
 
+import numpy as np
 import pytest
 import torch
 
 import grace_opt
-from grace_opt import registry, solve, testing
+from grace_opt import Problem, objective, registry, solve, testing
 from grace_opt.solution import Result
 
 
@@ -124,3 +125,150 @@ def test_compiling_comes_before_the_time_limit_starts(forget):
     for _ in range(2):
         assert grace_opt.solve(W, 3, "slow_start", time_limit=0.2).stats["time"] < 0.2
     assert calls == [False] * 3
+
+
+def _first(problem):
+    return problem.candidates & (problem.candidates.cumsum(-1) <= problem.k.unsqueeze(-1))
+
+
+def _spoiled(write):
+    def solver(problem, options, run):
+        write(problem)
+        return Result(_first(problem), torch.zeros_like(problem.k, dtype=torch.float64) - 100)
+
+    return solver
+
+
+WRITES = {
+    "W in torch": lambda p: p.W.fill_diagonal_(0.0) if p.W.ndim == 2 else p.W.diagonal(dim1=-2, dim2=-1).zero_(),
+    "W in numpy": lambda p: p.W.numpy().fill(0.0),
+    "W without its version": lambda p: p.W.data.mul_(2),
+    "k": lambda p: p.k.sub_(1),
+    "candidates": lambda p: p.candidates.logical_not_(),
+}
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("what", WRITES)
+def test_a_solver_that_writes_into_its_problem_is_refused(forget, what, batched):
+    """check_solver saw it; solve answered by a W that was no longer the user's, and left them with it."""
+    grace_opt.register("writes", batched=batched)(_spoiled(WRITES[what]))
+    W, k = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1), torch.tensor([1, 2])
+    before = W.clone()
+    problem = Problem.of(W, k)
+    for call in (
+        lambda: solve(W, k, "writes"),
+        lambda: solve(W.numpy(), k.numpy(), "writes"),
+        lambda: solve(W, k, "local_search", start="writes"),
+        lambda: solve(problem, None, "writes"),
+    ):
+        with pytest.raises(grace_opt.SolverError, match=rf"writes wrote into problem\.{what.split()[0]} "):
+            call()
+        assert torch.equal(W, before)
+        assert k.tolist() == [1, 2]
+        assert bool(problem.candidates.all())
+    with pytest.raises(AssertionError, match="wrote into"):
+        testing.check_solver("writes")
+
+
+def _bounded(bound, **more):
+    return lambda p, o, r: Result(_first(p), bound(p) if callable(bound) else bound, **more)
+
+
+BOUNDS = {
+    "above f": (lambda p: p.W.sum((-1, -2)).double() + 1, "at most f"),
+    "infinite": (lambda p: torch.full((2,), torch.inf), "at most f"),
+    "nan": (lambda p: torch.full((2,), torch.nan), "lower bound nan"),
+    "one nan": (lambda p: torch.tensor([0.0, torch.nan]), "nan for instance 1"),
+    "a column": (lambda p: torch.zeros(2, 1), r"shape \(2, 1\)"),
+    "too few": (lambda p: torch.zeros(1), r"shape \(1,\)"),
+    "a number": (1.0, r"shape \(\)"),
+    "complex": (lambda p: torch.zeros(2, dtype=torch.complex64), "complex"),
+    "bools": (lambda p: torch.zeros(2, dtype=torch.bool), "numbers of shape"),
+    "text": ("low", "lower_bound is a str"),
+    "elsewhere": (lambda p: torch.zeros(2, device="meta"), "meta"),
+}
+
+
+@pytest.mark.parametrize("case", BOUNDS)
+def test_a_bound_that_is_none_is_refused(forget, case):
+    bound, message = BOUNDS[case]
+    grace_opt.register("bounds", batched=True)(_bounded(bound))
+    W = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
+    with pytest.raises(grace_opt.SolverError, match=f"bounds.*{message}"):
+        solve(W, 1, "bounds")
+    with pytest.raises(grace_opt.SolverError, match=f"bounds.*{message}"):
+        solve(W, 1, "bounds", certify=True)
+    with pytest.raises(grace_opt.ComparisonError, match=message):
+        grace_opt.compare(W, 1, ["mies", "bounds"])
+
+
+@pytest.mark.parametrize("bound", [torch.zeros(1), torch.tensor([[0.0]]), float("nan"), 2.0, 1 + 1e-12, True, "low"])
+def test_a_bound_of_one_instance_that_is_none_is_refused(forget, bound):
+    grace_opt.register("bounds")(_bounded(bound))
+    with pytest.raises(grace_opt.SolverError, match=r"bounds.*bound"):
+        solve(torch.eye(3), 1, "bounds")
+
+
+@pytest.mark.parametrize("bound", [0, 0.5, np.float32(0.5), torch.tensor(0.5)])
+def test_a_bound_of_one_instance_may_be_a_number(forget, bound):
+    grace_opt.register("bounds")(_bounded(bound))
+    sol = solve(torch.eye(3), 1, "bounds")
+    assert float(sol.lower_bound) == float(bound)
+    assert sol.gap > 0
+
+
+LIMITS = {
+    "numbers": torch.zeros(2),
+    "one for all": torch.tensor(False),
+    "a column": torch.zeros(2, 1, dtype=torch.bool),
+    "a bool": True,
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limit_that_is_none_is_refused(forget, limit):
+    grace_opt.register("limits", batched=True)(_bounded(None, limit=LIMITS[limit]))
+    with pytest.raises(grace_opt.SolverError, match=r"limits: Result\.limit"):
+        solve(torch.eye(3).repeat(2, 1, 1), 1, "limits")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda p: Result(_first(p).to("meta")),
+        lambda p: Result(_first(p).float()),
+        lambda p: Result(_first(p)[..., :2]),
+        lambda p: Result(_first(p), stats=[1]),
+        lambda p: Result(_first(p), objective=torch.zeros(2, 2)),
+    ],
+)
+@pytest.mark.parametrize("batched", [True, False])
+def test_answers_of_another_form_are_refused(forget, answer, batched):
+    grace_opt.register("formless", batched=batched)(lambda p, o, r: answer(p))
+    for check in (True, False):
+        with pytest.raises(grace_opt.SolverError, match="formless"):
+            solve(torch.eye(3).repeat(2, 1, 1), 1, "formless", check=check)
+
+
+def test_statistics_are_one_per_instance(forget):
+    grace_opt.register("counts", batched=True)(lambda p, o, r: Result(_first(p), stats={"steps": torch.zeros(3)}))
+    with pytest.raises(grace_opt.SolverError, match=r"counts.*'steps'.*\(2, '...'\)"):
+        solve(torch.eye(3).repeat(2, 1, 1), 1, "counts")
+
+
+def test_a_bound_above_f_by_rounding_is_f(forget):
+    """f is a sum of floats: a bound summed in another order is no lie, and leaves no negative gap."""
+    W = torch.from_numpy(testing.instance("wishart", 40, 0))
+    grace_opt.register("rounds", batched=True)(lambda p, o, r: Result(_first(p), _value(p) * (1 + 4e-16)))
+    grace_opt.register("lies", batched=True)(lambda p, o, r: Result(_first(p), _value(p) * (1 + 1e-11)))
+
+    def _value(problem):
+        return objective.evaluate(problem.W, _first(problem))
+
+    sol = solve(W, 20, "rounds")
+    assert sol.lower_bound == sol.objective
+    assert sol.gap == 0
+    assert solve(W, 20, "lies", check=False).gap == 0  # trusted, but never negative
+    with pytest.raises(grace_opt.SolverError, match=r"lies.*at most f"):
+        solve(W, 20, "lies")

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grace_opt import interaction_matrix, prune_count, salient_channels
+from grace_opt import MaskProvider, OptionError, ProblemError, interaction_matrix, prune_count, salient_channels
 from tests import oracle
 
 
@@ -87,3 +87,69 @@ def test_prune_count_rounds_up_what_the_decimal_means(ratio, d, k):
 def test_the_threshold_uses_the_population_deviation():
     keys = np.array([[1.0, 0.52, 0.0]])  # mean + std: .915 with ddof 0, 1.007 with ddof 1
     assert salient_channels(keys, 0.0, 1.0).tolist() == [True, False, False]
+
+
+class TestNumbersOutOfRange:
+    """W or its norms would be infinite, zero or NaN, and the choice of channels made of nothing."""
+
+    q, k = torch.randn(4, 8, 16), torch.randn(2, 32, 16)
+
+    @pytest.mark.parametrize("scale", [1e10, 1e20, 1e-12, 1e-25])
+    def test_weights_leave_float32(self, scale):
+        for dtype in (torch.float32, torch.bfloat16):
+            q, k = (self.q * scale).to(dtype), (self.k * scale).to(dtype)
+            for call in (lambda: interaction_matrix(q, k), lambda: MaskProvider("mies")(q, k)):  # noqa: B023
+                with pytest.raises(ProblemError, match="power of two"):
+                    call()
+        wide = MaskProvider("mies")(self.q.double() * scale, self.k.double() * scale)
+        assert torch.equal(wide.pruned, MaskProvider("mies")(self.q.double(), self.k.double()).pruned)
+
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+    def test_not_finite(self, bad):
+        q, k = self.q.clone(), self.k.clone()
+        q[0, 0, 0] = k[1, 5, 3] = bad
+        for call in (
+            lambda: interaction_matrix(q, self.k),
+            lambda: MaskProvider("mies")(self.q, k),
+            lambda: salient_channels(k),
+        ):
+            with pytest.raises(ProblemError, match="not finite"):
+                call()
+        valid = torch.ones(32, dtype=torch.bool)
+        valid[5] = False  # what padding holds does not count
+        assert interaction_matrix(self.q, k, valid).isfinite().all()
+        assert salient_channels(k, attention_mask=valid).sum() > 0
+
+    def test_a_head_of_zeros_is_one(self):
+        k = self.k.clone()
+        k[0] = 0
+        assert not interaction_matrix(self.q, k)[0].any()
+
+    def test_half_precision_does_not_overflow(self):
+        q, k = (torch.full((1, length, 4), 60000.0, dtype=torch.float16) for length in (8, 100))
+        assert float(interaction_matrix(q, k).max()) == pytest.approx(60000.0**4 * 800)
+
+    @pytest.mark.parametrize("mask", [[0.0] * 31 + [-1e9], [0.5] * 32, [float("nan")] * 32])
+    def test_a_mask_that_is_added_is_refused(self, mask):
+        """0 stands for real tokens there: it was read upside down."""
+        for form in (mask, torch.tensor(mask)):
+            with pytest.raises(ProblemError, match="attention_mask == 0"):
+                interaction_matrix(self.q, self.k, form)
+
+
+@pytest.mark.parametrize("seed", [1.5, True, -1, "0", None])
+def test_a_provider_s_seed(seed):
+    with pytest.raises(OptionError, match="seed="):
+        MaskProvider("random", seed=seed)
+
+
+@pytest.mark.parametrize("protect", [(False, True), ("0", "1"), (0.1, np.nan)])
+def test_protection_of_other_kinds(protect):
+    with pytest.raises(OptionError, match="protect"):
+        MaskProvider(protect=protect)
+
+
+@pytest.mark.parametrize("d", [4.7, -4, True])
+def test_a_number_of_channels(d):
+    with pytest.raises(OptionError, match="d="):
+        prune_count(0.5, d)

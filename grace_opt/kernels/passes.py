@@ -16,36 +16,35 @@ from .threads import COMPILE_FROM, in_threads
 
 
 class Extremes(NamedTuple):
-    """What there is to know about W before it is used.
+    """What there is to know about W before it is used, per instance, on the CPU.
 
     Attributes
     ----------
-    finite : bool
+    finite : Tensor (...), bool
         Whether every entry is.
-    largest, asymmetry : float
-        max |W_ij| and max |W_ij - W_ji|, of the whole batch; 0 if not all is finite.
+    largest, asymmetry : Tensor (...), float64
+        max |W_ij| and max |W_ij - W_ji|, the latter infinite where it leaves float64; 0 if not all is finite.
     """
 
-    finite: bool
-    largest: float
-    asymmetry: float
+    finite: Tensor
+    largest: Tensor
+    asymmetry: Tensor
 
 
 def extremes(W: Tensor) -> Extremes:
-    """Finite or not, the largest size of an entry, and how far from symmetric, for W (..., n, n)."""
+    """Finite or not, the largest size of an entry, and how far from symmetric, for each instance of W (..., n, n)."""
     if _compiled_suits(W):
         from .compiled.passes import extremes as compiled
 
         arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
-        finite, largest, asymmetry = np.zeros(len(arrays), np.bool_), np.zeros(len(arrays)), np.zeros(len(arrays))
-        in_threads(compiled, (arrays, finite, largest, asymmetry))
-        if not finite.all():
-            return Extremes(False, 0.0, 0.0)
-        return Extremes(True, float(largest.max()), float(asymmetry.max()))
-    if not bool(torch.isfinite(W).all()):
-        return Extremes(False, 0.0, 0.0)
+        found = np.zeros(len(arrays), np.bool_), np.zeros(len(arrays)), np.zeros(len(arrays))
+        in_threads(compiled, (arrays, *found))
+        found[1][~found[0]] = 0.0
+        return Extremes(*(torch.from_numpy(one).reshape(W.shape[:-2]) for one in found))
     wide = W.to(torch.float64)
-    return Extremes(True, float(wide.abs().max()), float((wide - wide.mT).abs().max()))
+    finite = wide.isfinite().all(-1).all(-1)
+    largest, asymmetry = (one.abs().amax((-1, -2)).masked_fill(~finite, 0.0).cpu() for one in (wide, wide - wide.mT))
+    return Extremes(finite.cpu(), largest, asymmetry)
 
 
 def objective(W: Tensor, mask: Tensor) -> Tensor:
@@ -57,8 +56,9 @@ def objective(W: Tensor, mask: Tensor) -> Tensor:
     both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
     terms = torch.where(both, W.to(torch.float64), 0.0).flatten(-2)
     if W.device.type == "cpu":
-        return torch.as_tensor(_paired_sum(terms.numpy(), np.zeros))
-    return torch.as_tensor(_paired_sum(terms, lambda shape: terms.new_zeros(shape)))
+        return torch.from_numpy(np.asarray(_paired_sum(terms.numpy(), np.zeros)))
+    total: Tensor = _paired_sum(terms, terms.new_zeros)
+    return total
 
 
 def magnitude(W: Tensor, mask: Tensor) -> Tensor:

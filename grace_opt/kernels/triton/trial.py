@@ -18,7 +18,9 @@ from . import decode, gather, greedy, interaction
 
 def _random(device: torch.device, *shape: int) -> Tensor:
     # From the CPU's generator: the user's random numbers on the device stay what they were.
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)
+    return torch.randn(
+        *shape, generator=torch.Generator("cpu").manual_seed(sum(shape)), dtype=torch.float32, device="cpu"
+    ).to(device)
 
 
 def _weights(device: torch.device) -> Tensor:
@@ -121,7 +123,8 @@ def _attention(device: torch.device, store: Callable[[Tensor, Tensor], tuple[Any
         sinks, tail = (_random(device, 2, 2, count, 48).to(dtype) for count in (3, 37))
         old, new = (_random(device, 2, 2, count, 40).to(dtype) for count in (304, 37))
         stored, stored_values, pruned, old = store(pruned, old)
-        kept = torch.stack([torch.arange(19), torch.arange(5, 43, 2)]).expand(2, -1, -1).contiguous().to(device)
+        kept = torch.stack([torch.arange(19, device=device), torch.arange(5, 43, 2, device=device)])
+        kept = kept.expand(2, -1, -1).contiguous()
         full = torch.zeros(2, 2, 301, 48, device=device, dtype=torch.float64)
         full.scatter_(-1, kept[:, :, None].expand(-1, -1, 301, -1), pruned.double())
         keys, values = torch.cat([sinks.double(), full, tail.double()], 2), torch.cat([old, new], 2).double()
