@@ -289,23 +289,26 @@ class PrunedKeyCache(Cache):
             If the file can not be read, or was saved for another model.
         """
         about, tensors = load_about(path)
+        here = fingerprint(model if isinstance(model, PreTrainedModel) else _text_config(model))
+        there = about["fingerprint"]
+        # Whoever made the cache from a configuration knows no weights; all else is always compared.
+        names = sorted({*here, *there} - ({"weights"} if not ("weights" in here and "weights" in there) else set()))
+        pairs = {name: (there.get(name), here.get(name)) for name in names}
+        differ = [f"{name}: {a!r} there, {b!r} here" for name, (a, b) in pairs.items() if a != b]
+        if differ:
+            raise CacheError(f"{path} was saved for another model ({'; '.join(differ)}); run this one on the prompt")
         try:
             pruning = PruningConfig.from_dict(about["pruning"])
-        except (KeyError, GraceError) as error:
+        except GraceError as error:
             raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
         deciding: dict[str, Any] = {"provider": provider, "masks": masks}
         if about["chosen_by"] != "method" and provider is None and masks is None:
             deciding["provider"] = _forgotten_source
         cache = cls(model, pruning=pruning, **deciding)
-        here = cache.fingerprint()
-        differ = [
-            f"{name}: {value!r} there, {here[name]!r} here"
-            for name, value in about["fingerprint"].items()
-            if name in here and here[name] != value
-        ]
-        if differ:
-            raise CacheError(f"{path} was saved for another model ({'; '.join(differ)}); run this one on the prompt")
-        restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
+        try:
+            restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
+        except CacheError as error:
+            raise CacheError(f"{path}: {error}") from error
         return cache
 
     def memory_report(self) -> MemoryReport:
