@@ -4,8 +4,8 @@ Each subclass also derives from the builtin that a newcomer would expect (``Valu
 ``LookupError``, ``OSError``). A message says what was wrong, where, and what to write instead.
 
 A file that is missing, can not be read or can not be written raises the error of what it holds: `ProblemError` for
-instances, `MaskError` for masks, `CacheError` for saved caches, ``SweepError`` for sweeps and their reports, `FileError`
-for all others. No ``FileNotFoundError``, no ``SafetensorError``, no ``BadZipFile`` comes through.
+instances, `MaskError` for masks, `CacheError` for saved caches, ``SweepError`` for sweeps and their reports,
+`FileError` for all others. No ``FileNotFoundError``, no ``SafetensorError``, no ``BadZipFile`` comes through.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -151,7 +151,7 @@ class ChannelMask:
         return ChannelMask(pruned, fingerprint)
 
 
-def is_fingerprint(value: Any) -> bool:
+def is_fingerprint(value: Any) -> TypeGuard[dict[str, str | int]]:
     """Whether a value from a file is what `ChannelMask.fingerprint` may be."""
     return isinstance(value, dict) and all(type(entry) in (str, int) for entry in value.values())
 

@@ -95,5 +95,5 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     for name, tensor in sorted(tensors.items()):
         found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         if tensor.numel():
-            found.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

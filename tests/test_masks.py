@@ -44,7 +44,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(grace_opt.MaskError, match="cannot write .*disk full"):
+    with pytest.raises(grace_opt.MaskError, match=r"cannot write .*disk full"):
         ChannelMask(torch.ones(4, 4, dtype=torch.bool)).save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]

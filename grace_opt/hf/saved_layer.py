@@ -104,7 +104,7 @@ class _Check:
             raise CacheError(f"layer {self.number} of the saved cache: {what}; save the cache again")
 
     def layer(self, layer: Any, said: Any, found: dict[str, Tensor]) -> SavedLayer:
-        self.require(isinstance(said, dict) and _FIELDS <= set(said), "its description lacks a kind, or what is filled")
+        self.require(isinstance(said, dict) and set(said) >= _FIELDS, "its description lacks a kind, or what is filled")
         if said["kind"] != type(layer).__name__:
             raise CacheError(
                 f"layer {self.number} was saved as {said['kind']} and is {type(layer).__name__} in this "
