@@ -76,7 +76,8 @@ def read_dimacs(path: Path) -> tuple[Array, None, str]:
     Raises
     ------
     ProblemError
-        If the problem line is missing, edges are missing, or vertices do not exist.
+        If the problem line is missing, edges are missing, or vertices do not exist. One loss cannot be told, as the
+        header may count lines or edges: of a file with both directions, half the lines, if they are whole edges.
     """
     n, promised, pairs = 0, -1, []
     for number, line in enumerate(read_lines(path, ProblemError), 1):
