@@ -199,6 +199,14 @@ class PrunedKeyCache(Cache):
             self._last_updated.check_attended()
         layer = self.layers[layer_idx]
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
+        if self._last_updated is None and getattr(layer, "is_initialized", False) and isinstance(layer, DynamicLayer):
+            pairs = ((layer.keys, layer.values), (key_states, value_states))
+            expected, found = ((*keys.shape[:2], keys.shape[-1], values.shape[-1]) for keys, values in pairs)
+            if expected != found and layer.keys.numel():
+                raise CacheError(
+                    f"layer {layer_idx} of the cache holds (batch, KV heads, head_dim, width of values) = {expected} "
+                    f"and the new keys have {found}; use a new cache, or one of this model and batch"
+                )
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
 
@@ -304,7 +312,12 @@ class PrunedKeyCache(Cache):
         deciding: dict[str, Any] = {"provider": provider, "masks": masks}
         if about["chosen_by"] != "method" and provider is None and masks is None:
             deciding["provider"] = _forgotten_source
-        cache = cls(model, pruning=pruning, **deciding)
+        try:
+            cache = cls(model, pruning=pruning, **deciding)
+        except GraceError as error:
+            if provider is not None or masks is not None:
+                raise
+            raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
         try:
             restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
         except CacheError as error:

@@ -197,10 +197,10 @@ class _Check:
 
     def tokens_of(self, name: str, part: Stored, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         """Whether keys or values are floating numbers (B, H, S, ...) of this beginning."""
-        fits = len(part.shape) == 4 and tuple(part.shape[: len(shape)]) == tuple(shape) and part.shape[3] > 0
+        fits = len(part.shape) == 4 and tuple(part.shape[: len(shape)]) == tuple(shape)
+        sizes = fits and min(part.shape[0], part.shape[1], part.shape[3]) > 0
         kind = part.dtype.is_floating_point if dtype is None else part.dtype == dtype
-        size = part.shape[0] > 0 and part.shape[1] > 0
-        self.require(fits and kind and size, f"{name} are {part.dtype} {tuple(part.shape)} and fit nothing else")
+        self.require(sizes and kind, f"{name} are {part.dtype} {tuple(part.shape)} and fit nothing else")
 
 
 def _at_least(value: Any, least: int) -> bool:
