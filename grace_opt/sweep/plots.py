@@ -74,7 +74,12 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
         settings: tuple[dict[str, Any], ...] = ({"dpi": 120}, {"metadata": {"Date": None}})
         for file, options in zip(drawn, settings, strict=True):
             picture = BytesIO()
-            figure.savefig(picture, format=file.suffix[1:], **options)
+            try:
+                figure.savefig(picture, format=file.suffix[1:], **options)
+            except (ValueError, OverflowError) as error:  # numbers so large that no axis has room for them
+                raise OptionError(
+                    f"plot {plot.title!r} can not be drawn: {error}. Are its numbers that large?"
+                ) from error
             write(inside(file.parent, file), picture.getvalue(), SweepError)
     return drawn
 
@@ -103,7 +108,11 @@ def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any], limi
             pairs = [(x_, y) for x_, ys in zip(x, values.values(), strict=True) for y in ys]
             axis.scatter(*np.array(pairs).reshape(-1, 2).T, s=14, marker=marker, alpha=0.7, **style)
         elif plot.kind == "box":
-            drawn = axis.boxplot(list(values.values()), positions=x, widths=0.7 / len(hues), manage_ticks=False)
+            drawn = (
+                axis.boxplot(list(values.values()), positions=x, widths=0.7 / len(hues), manage_ticks=False)
+                if x
+                else {}
+            )
             for part_ in (line for lines in drawn.values() for line in lines):
                 part_.set_color(colour)
             axis.plot([], [], **style)  # boxes have no place in a legend
