@@ -136,6 +136,7 @@ def usable(path, model, what):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", KINDS, indirect=True)
 def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
     model, _, path = saved
