@@ -8,6 +8,7 @@ from .api import compare, methods, solve
 from .comparison import Comparison, ComparisonError
 from .errors import (
     CacheError,
+    FileError,
     GraceError,
     MaskError,
     OptionError,
@@ -29,6 +30,7 @@ __all__ = [
     "ChannelMask",
     "Comparison",
     "ComparisonError",
+    "FileError",
     "GraceError",
     "MaskError",
     "MaskProvider",

@@ -211,10 +211,7 @@ def generate(
             raise OptionError(f"k is missing: say how many vertices to plant, e.g. -k {max(1, n // 2)}.")
         made = make(n, seed=seed, **given)
         has_room = out.suffix.lower() in instances.HOLD_K
-        try:
-            instances.write(out, made.W, made.k if has_room else None)
-        except OSError as error:
-            raise OptionError(f"cannot write to {out}: {error}. Choose another file with --out.") from None
+        instances.write(out, made.W, made.k if has_room else None)
     # Where the file has no room for k, the reader of this line has.
     stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
     console.print(f"wrote {out}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True, highlight=False)

@@ -1,7 +1,11 @@
 """Every error that grace_opt raises on purpose: one tree, so that ``except GraceError`` catches them all.
 
 Each subclass also derives from the builtin that a newcomer would expect (``ValueError``, ``TypeError``,
-``LookupError``). A message says what was wrong, where, and what to write instead.
+``LookupError``, ``OSError``). A message says what was wrong, where, and what to write instead.
+
+A file that is missing, can not be read or can not be written raises the error of what it holds: `ProblemError` for
+instances, `MaskError` for masks, `CacheError` for saved caches, ``SweepError`` for sweeps and their reports,
+`FileError` for all others. No ``FileNotFoundError``, no ``SafetensorError``, no ``BadZipFile`` comes through.
 """
 
 from __future__ import annotations
@@ -33,3 +37,7 @@ class MaskError(GraceError, ValueError):
 
 class CacheError(GraceError, RuntimeError):
     """A pruned key cache is used in a way that would give silently wrong output."""
+
+
+class FileError(GraceError, OSError):
+    """A file can not be written where it was asked for: no folder, no room, no permission, or no file."""

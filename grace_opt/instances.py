@@ -6,7 +6,7 @@ format              what it holds
 .npy                W (..., n, n)
 .npz, .safetensors  W under ``W`` (or the only matrix in the file), optionally ``k``
 .csv                W, one row a line, no header
-.mtx                MatrixMarket: W, symmetric or general
+.mtx                MatrixMarket: W, coordinate or array; symmetric, skew-symmetric or general
 k-cluster .dat      ``n k m``, then ``i j weight`` with 1-based vertices; the weight is ignored, W = -A: f = -2·(edges)
 MDPLIB .txt         ``n m``, then ``i j d_ij`` with 0-based vertices; W = -d: f = -2·(dispersion)
 DIMACS .clq, .col   ``p edge n m``, then ``e i j`` with 1-based vertices; W = adjacency of the *complement*:
@@ -15,7 +15,8 @@ DIMACS .clq, .col   ``p edge n m``, then ``e i j`` with 1-based vertices; W = ad
 
 All of them can be written as well. W is int64 where the format makes all weights whole numbers: objectives then
 differ by whole steps, which proofs can use. A graph in a .mtx file stays the matrix that it is, its own adjacency
-matrix.
+matrix. What a file that was cut short or damaged no longer says is an error, as far as the format can tell; the last
+line of a text file must therefore end with a newline.
 
 Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket; DIMACS's second challenge.
 """
@@ -23,19 +24,18 @@ Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST Mat
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import formats
+from . import files, formats, matrix_market
 from .array_like import to_array
 from .errors import ProblemError
-from .files import aside
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".mtx", ".dat", ".txt", ".clq", ".col")
@@ -108,10 +108,13 @@ def read(path: str | os.PathLike[str]) -> Instance:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ProblemError(f"{path}: unknown kind {path.suffix!r}; readable are {', '.join(SUFFIXES)}.")
-    if not path.is_file():
-        raise ProblemError(f"no instance file at {path}.")
     try:
-        return reader(path)
+        if not path.is_file():
+            raise ProblemError(f"no instance file at {path}.")
+        made = reader(path)
+        if made.W.ndim < 2 or made.W.shape[-1] != made.W.shape[-2] or made.W.dtype.kind not in "biuf":
+            raise ProblemError(f"{path} holds {made.W.dtype} of shape {made.W.shape}: W is square, of real numbers.")
+        return made
     except ProblemError:
         raise
     except Exception as error:  # each library has its own errors for broken files; all mean the same to the user
@@ -136,7 +139,8 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     Raises
     ------
     ProblemError
-        If the format is not one of these, cannot hold this W, or has no room for k or for a batch.
+        If the format is not one of these, cannot hold this W, or has no room for k or for a batch; or if the file
+        cannot be written there.
 
     Examples
     --------
@@ -157,47 +161,54 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
         raise ProblemError(f"W has shape {W.shape}: give a square matrix (n, n) or a batch (..., n, n).")
     if W.ndim != 2 and suffix not in (".npy", ".npz", ".safetensors"):
         raise ProblemError(f"{path}: {suffix} holds one matrix, not shape {W.shape}; write .npz or .safetensors.")
-    text = _text_of(path, suffix, W, k)
-    with aside(path) as name:
-        if text is None:
-            _write(name, suffix, W, k)
-        else:
-            name.write_text(text)
+    if W.dtype.kind not in "biuf" or W.dtype.itemsize > 8:
+        raise ProblemError(f"W has dtype {W.dtype}: give real numbers of at most 64 bits, e.g. W.astype(float).")
+    if k is not None and (k := np.asarray(k)).dtype.kind not in "iu":
+        raise ProblemError(f"k has dtype {k.dtype}: give an integer, or an array of integers with one k per instance.")
+    files.write(path, _content(path, suffix, W, k), ProblemError)
 
 
-def _text_of(path: Path, suffix: str, W: Array, k: Any) -> str | None:
-    """The file's text in the literature's formats; None for the others."""
+def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
+    """What the file will hold."""
     if suffix in (".clq", ".col"):
         return formats.dimacs_text(W)
-    if suffix not in (".dat", ".txt"):
-        return None
-    is_whole = isinstance(k, int | np.integer) or (isinstance(k, np.ndarray) and k.ndim == 0 and k.dtype.kind in "iu")
-    text = (formats.k_cluster_text if suffix == ".dat" else formats.mdplib_text)(W, int(k) if is_whole else 0)
-    if not is_whole or not 0 <= int(k) <= len(W):
+    if suffix in (".dat", ".txt"):
+        return _with_k(path, suffix, W, k)
+    if suffix == ".mtx":
+        return matrix_market.matrix_text(W)
+    if suffix == ".csv":
+        return "".join(f"{','.join(formats.numbers_text(row))}\n" for row in W)
+    arrays = {"W": np.ascontiguousarray(W)} | ({} if k is None else {"k": k})
+    if suffix == ".safetensors":
+        from safetensors.numpy import save
+
+        content: bytes = save(arrays)
+        return content
+    buffer = BytesIO()
+    if suffix == ".npy":
+        np.save(buffer, arrays["W"], allow_pickle=False)
+    else:
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _with_k(path: Path, suffix: str, W: Array, k: Array | None) -> str:
+    """The text of a format whose first line states k."""
+    stated = k if k is not None and k.ndim == 0 else None
+    text = (formats.k_cluster_text if suffix == ".dat" else formats.mdplib_text)(
+        W, 0 if stated is None else int(stated)
+    )
+    if stated is None or not 0 <= stated <= len(W):
         raise ProblemError(f"{path}: {suffix} states k in its first line: give k= an integer from 0 to {len(W)}.")
     return text
 
 
-def _write(path: Path, suffix: str, W: Array, k: Any) -> None:
-    arrays = {"W": np.ascontiguousarray(W)} | ({} if k is None else {"k": np.asarray(k)})
-    if suffix == ".npy":
-        np.save(path, W, allow_pickle=False)
-    elif suffix == ".npz":
-        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
-    elif suffix == ".safetensors":
-        from safetensors.numpy import save_file
-
-        save_file(arrays, path)
-    elif suffix == ".csv":
-        np.savetxt(path, W, delimiter=",", fmt="%d" if W.dtype.kind in "iu" else "%.17g")
-    else:
-        from scipy.io import mmwrite
-
-        mmwrite(path, W, precision=17)
-
-
 def _npy(path: Path) -> Instance:
-    return Instance(np.load(path, allow_pickle=False), None, "npy")
+    with path.open("rb") as file:
+        W = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):
+            raise ProblemError(f"{path} holds more than its header says, {W.dtype} of shape {W.shape}: it was changed.")
+    return Instance(W, None, "npy")
 
 
 def _npz(path: Path) -> Instance:
@@ -230,18 +241,18 @@ def _whole(path: Path, k: Array | None) -> Any:
 
 
 def _csv(path: Path) -> Instance:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # numpy only warns of an empty file
-        return Instance(np.loadtxt(path, delimiter=",", ndmin=2), None, "csv")
+    lines = [line for line in files.read_lines(path, ProblemError) if line.strip() and not line.startswith("#")]
+    rows = [[text.strip() for text in line.split(",")] for line in lines]
+    for row in rows:
+        if len(row) != len(rows):
+            raise ProblemError(
+                f"{path}: {len(rows)} rows, and one of {len(row)} numbers: W is square. Are rows missing (truncated)?"
+            )
+    return Instance(formats.numbers(path, [text for row in rows for text in row]).reshape(len(rows), -1), None, "csv")
 
 
 def _mtx(path: Path) -> Instance:
-    from scipy.io import mminfo, mmread
-
-    matrix = mmread(path)
-    dense = matrix.toarray() if hasattr(matrix, "toarray") else np.asarray(matrix)
-    # A pattern has no values: its ones are integers, whose objectives differ by whole steps.
-    return Instance(dense.astype(np.int64) if mminfo(path)[4] == "pattern" else dense, None, "mtx")
+    return Instance(matrix_market.read_matrix(path), None, "mtx")
 
 
 def _text(path: Path) -> Instance:

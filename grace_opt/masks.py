@@ -6,22 +6,19 @@ Use it to carry a selection from where it was made to where it is applied. Sourc
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Any, TypeGuard
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import MaskError
-from .files import aside
 from .objective import indices_from_mask
+from .sealed import Seal
 
-FORMAT, VERSION = "grace_opt.channel_mask", "1"
+SEAL = Seal("grace_opt.channel_mask", "1", "a channel mask", MaskError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,21 +119,17 @@ class ChannelMask:
             raise MaskError(f"the mask was made for another model ({'; '.join(differ)}): make one for this model.")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: tensor ``pruned`` (bool) and metadata ``format``, ``version``, ``fingerprint``
-        (JSON).
+        """Write a safetensors file: tensor ``pruned`` (bool), and metadata ``format``, ``version``, ``about`` (JSON,
+        with the ``fingerprint``) and a ``digest`` of it all.
 
         The file is written aside and renamed, so a crash leaves no half of it.
+
+        Raises
+        ------
+        MaskError
+            If the file can not be written there.
         """
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise MaskError(f"cannot save to {path}: there is no folder {path.parent}.")
-        metadata = {
-            "format": FORMAT,
-            "version": VERSION,
-            "fingerprint": json.dumps(dict(self.fingerprint), sort_keys=True),
-        }
-        with aside(path) as name:
-            save_file({"pruned": self.pruned.detach().cpu().contiguous()}, name, metadata)
+        SEAL.write(path, {"pruned": self.pruned}, {"fingerprint": dict(self.fingerprint)})
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> ChannelMask:
@@ -145,31 +138,27 @@ class ChannelMask:
         Raises
         ------
         MaskError
-            If the file is missing, truncated, corrupt, not a channel mask, or of a later format version.
+            If the file is missing, truncated, corrupt, changed, not a channel mask, or of a later format version.
         """
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                metadata, names = file.metadata() or {}, set(file.keys())
-                if metadata.get("format") != FORMAT or "pruned" not in names:
-                    raise MaskError(f"{path} is a safetensors file, but not a channel mask of grace_opt.")
-                if metadata.get("version") != VERSION:
-                    raise MaskError(
-                        f"{path} has format version {metadata.get('version')!r}; this grace_opt reads {VERSION!r}: "
-                        "update grace_opt, or save the mask again."
-                    )
-                pruned = file.get_tensor("pruned")
-            fingerprint = json.loads(metadata["fingerprint"])
-        except FileNotFoundError:
-            raise MaskError(f"no mask file at {path}.") from None
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            if isinstance(error, MaskError):
-                raise
+        about, tensors = SEAL.read(path)
+        fingerprint = about.get("fingerprint")
+        if set(tensors) != {"pruned"} or set(about) != {"fingerprint"} or not is_fingerprint(fingerprint):
             raise MaskError(
-                f"{path} cannot be read as a channel mask (truncated or not safetensors): {error}"
-            ) from error
-        if not isinstance(fingerprint, dict):
-            raise MaskError(f"{path}: the fingerprint is not a JSON object.")
+                f"{path} holds {sorted(tensors)} and {sorted(about)}: a channel mask has a tensor 'pruned' and a "
+                "fingerprint of names with texts or integers, and nothing else. Save the mask again."
+            )
+        pruned = tensors["pruned"]
+        if pruned.dtype != torch.bool or pruned.ndim < 2 or not pruned.numel():
+            raise MaskError(
+                f"{path} holds {pruned.dtype} {tuple(pruned.shape)}: a mask is a bool tensor (..., KV heads, head_dim) "
+                "and not empty. Save it again."
+            )
         return ChannelMask(pruned, fingerprint)
+
+
+def is_fingerprint(value: Any) -> TypeGuard[dict[str, str | int]]:
+    """Whether a value from a file is what `ChannelMask.fingerprint` may be."""
+    return isinstance(value, dict) and all(type(entry) in (str, int) for entry in value.values())
 
 
 def _most(mask: Tensor) -> int:

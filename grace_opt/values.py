@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .files import aside
+from .files import write
 from .solution import Solution
 
 
@@ -63,6 +63,5 @@ def to_text(value: Any, path: str | os.PathLike[str] | None = None) -> str:
     """Values, made plain, as JSON text, also written to `path` if there is one."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     if path is not None:
-        with aside(path) as name:
-            name.write_text(text)
+        write(path, text)
     return text

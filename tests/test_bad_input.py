@@ -206,9 +206,13 @@ def test_mask_files(tmp_path):
     (tmp_path / "none").write_bytes(b"")
     save_file({"weight": torch.ones(3)}, tmp_path / "foreign")
     save_file({"pruned": torch.ones(3, 3)}, tmp_path / "later", {"format": "grace_opt.channel_mask", "version": "9"})
-    bad = {"format": "grace_opt.channel_mask", "version": "1", "fingerprint": "[1]"}
-    save_file({"pruned": torch.eye(3, dtype=torch.bool)}, tmp_path / "json", bad)
-    save_file({"pruned": torch.eye(3)}, tmp_path / "floats", bad | {"fingerprint": "{}"})
+    seal = grace_opt.masks.SEAL
+    seal.write(tmp_path / "json", {"pruned": torch.eye(3, dtype=torch.bool)}, {"fingerprint": [1]})
+    seal.write(tmp_path / "floats", {"pruned": torch.eye(3)}, {"fingerprint": {}})
+    seal.write(tmp_path / "flat", {"pruned": torch.ones(3, dtype=torch.bool)}, {"fingerprint": {}})
+    seal.write(tmp_path / "hollow", {"pruned": torch.ones(0, 3, dtype=torch.bool)}, {"fingerprint": {}})
+    seal.write(tmp_path / "more", {"pruned": torch.eye(3, dtype=torch.bool), "x": torch.ones(1)}, {"fingerprint": {}})
+    (tmp_path / "folder").mkdir()
     messages = {
         "cut": "cannot be read",
         "head": "cannot be read",
@@ -216,9 +220,13 @@ def test_mask_files(tmp_path):
         "none": "cannot be read",
         "foreign": "not a channel mask",
         "later": "version '9'",
-        "json": "JSON object",
+        "json": "fingerprint of names",
         "floats": "bool tensor",
-        "missing": "no mask file",
+        "flat": "bool tensor",
+        "hollow": "bool tensor",
+        "more": "nothing else",
+        "folder": "no regular file",
+        "missing": "no channel mask at",
     }
     for name, message in messages.items():
         with pytest.raises(MaskError, match=message):

@@ -166,7 +166,7 @@ def test_generate(run, tmp_path):
         (("ties", "-n", 4, "--option", "size=3", "--out", path), "accepts k, classes, levels"),
         (("planted", "-n", 8, "--out", path), "-k 4"),
         (("attention", "-n", 4, "--out", tmp_path / "w.dat"), "cannot write"),
-        (("ties", "-n", 4, "--out", tmp_path / "no" / "w.npy"), "--out"),
+        (("ties", "-n", 4, "--out", tmp_path / "no" / "w.npy"), "there is no folder"),
     ):
         shown = run("generate", *arguments)
         assert shown.exit_code == 2, shown.output

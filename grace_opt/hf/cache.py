@@ -199,6 +199,14 @@ class PrunedKeyCache(Cache):
             self._last_updated.check_attended()
         layer = self.layers[layer_idx]
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
+        if self._last_updated is None and getattr(layer, "is_initialized", False) and isinstance(layer, DynamicLayer):
+            pairs = ((layer.keys, layer.values), (key_states, value_states))
+            expected, found = ((*keys.shape[:2], keys.shape[-1], values.shape[-1]) for keys, values in pairs)
+            if expected != found and layer.keys.numel():
+                raise CacheError(
+                    f"layer {layer_idx} of the cache holds (batch, KV heads, head_dim, width of values) = {expected} "
+                    f"and the new keys have {found}; use a new cache, or one of this model and batch"
+                )
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
 
@@ -289,23 +297,31 @@ class PrunedKeyCache(Cache):
             If the file can not be read, or was saved for another model.
         """
         about, tensors = load_about(path)
+        here = fingerprint(model if isinstance(model, PreTrainedModel) else _text_config(model))
+        there = about["fingerprint"]
+        # Whoever made the cache from a configuration knows no weights; all else is always compared.
+        names = sorted({*here, *there} - ({"weights"} if not ("weights" in here and "weights" in there) else set()))
+        pairs = {name: (there.get(name), here.get(name)) for name in names}
+        differ = [f"{name}: {a!r} there, {b!r} here" for name, (a, b) in pairs.items() if a != b]
+        if differ:
+            raise CacheError(f"{path} was saved for another model ({'; '.join(differ)}); run this one on the prompt")
         try:
             pruning = PruningConfig.from_dict(about["pruning"])
-        except (KeyError, GraceError) as error:
+        except GraceError as error:
             raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
         deciding: dict[str, Any] = {"provider": provider, "masks": masks}
         if about["chosen_by"] != "method" and provider is None and masks is None:
             deciding["provider"] = _forgotten_source
-        cache = cls(model, pruning=pruning, **deciding)
-        here = cache.fingerprint()
-        differ = [
-            f"{name}: {value!r} there, {here[name]!r} here"
-            for name, value in about["fingerprint"].items()
-            if name in here and here[name] != value
-        ]
-        if differ:
-            raise CacheError(f"{path} was saved for another model ({'; '.join(differ)}); run this one on the prompt")
-        restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
+        try:
+            cache = cls(model, pruning=pruning, **deciding)
+        except GraceError as error:
+            if provider is not None or masks is not None:
+                raise
+            raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
+        try:
+            restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
+        except CacheError as error:
+            raise CacheError(f"{path}: {error}") from error
         return cache
 
     def memory_report(self) -> MemoryReport:

@@ -111,6 +111,12 @@ class Form:
         rows = -(-groups // 10) if self.bits == 3 else groups * self.bits // 8  # hqq: ten times 3 bits in an int32
         return [(rows, self.width), (groups, 1), (groups, 1)]
 
+    def can_store(self, types: tuple[torch.dtype, ...]) -> bool:
+        """Whether a block's tensors can have these types, to check what is read from a file."""
+        packed, *parameters = types
+        known = {torch.float32, self.dtype if self.dtype.itemsize < 4 else torch.float32}
+        return packed == (torch.int32 if self.bits == 3 else torch.uint8) and set(parameters) <= known
+
     def _groups(self, tokens: int) -> int:
         return self.heads * tokens * self.channels // self.width
 
@@ -183,7 +189,7 @@ def library(backend: str) -> Any:
 
 def check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> None:
     """Raise `OptionError` unless the back end offers this."""
-    if backend not in BITS:
+    if not isinstance(backend, str) or backend not in BITS:
         raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, BITS))}")
     if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS[backend]:
         others = [f'backend="{other}"' for other in BITS if other != backend and bits in BITS[other]]

@@ -68,7 +68,8 @@ class Quantization:
         for name in ("keys", "values"):
             if getattr(self, name) is not None:
                 check_options(getattr(self, name), self.group_size, self.backend, name)
-        check_options(BITS.get(self.backend, (0,))[0], self.group_size, self.backend)
+        known = BITS.get(self.backend, (0,)) if isinstance(self.backend, str) else (0,)
+        check_options(known[0], self.group_size, self.backend)
 
     def check_installed(self) -> None:
         """Raise `OptionError` now, rather than after a long prompt, if the back end is not installed."""
@@ -300,12 +301,19 @@ class QuantizedTokens:
                 raise CacheError(f"quantised tokens of format {meta['format']} can not be read, only of {_FORMAT}")
             values = {f.name: meta[f.name] for f in fields(Form)}
             form = Form(**{**values, "dtype": getattr(torch, values["dtype"])})
+            counts = [form.heads, form.channels, *meta["tokens"]]
+            if any(type(count) is not int or count < 1 for count in counts):
+                raise CacheError(f"quantised tokens can not be counted by {counts}, only by integers of at least 1")
+            if any(type(number) is not int or number < 0 for row in meta["rows"] for number in row):
+                raise CacheError("the sequences of quantised tokens must be lists of blocks, numbered from 0")
             blocks = []
             for number, tokens in enumerate(meta["tokens"]):
                 parts = [tensors[f"{number}.{name}"].clone() for name in PARTS]
                 found, expected = [tuple(part.shape) for part in parts], form.stored_shapes(tokens)
                 if found != expected:
                     raise CacheError(f"block {number} of quantised tokens has shapes {found} instead of {expected}")
+                if not form.can_store(tuple(part.dtype for part in parts)):
+                    raise CacheError(f"block {number} of quantised tokens has types {[p.dtype for p in parts]}")
                 blocks.append(Block(tokens, *parts))
             rows = [[blocks[number] for number in row] for row in meta["rows"]]
         except (KeyError, IndexError, TypeError, AttributeError, OptionError) as error:

@@ -1,30 +1,31 @@
 """A pruned prompt as a file: prefill once, decode in another process, bit for bit.
 
 One safetensors file: every stored tensor under ``<layer>.<part>``, and JSON metadata with the settings, the model's
-fingerprint and what the tensors mean. Source: ours; what kvpress' users ask for (a saved compressed prefill).
+fingerprint and what the tensors mean. What is loaded is checked before it is used (:mod:`grace_opt.hf.saved_layer`): a
+file that was damaged or edited raises here, and not in the middle of generating. Source: ours; what kvpress' users ask
+for (a saved compressed prefill).
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import CacheError
-from ..files import aside
+from ..masks import is_fingerprint
+from ..sealed import Seal
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
-from .storage import Compressed, Stored, Tail
+from .saved_layer import SavedLayer
+from .storage import Stored
 
-FORMAT, VERSION = "grace_opt.pruned_key_cache", 1
+SEAL = Seal("grace_opt.pruned_key_cache", "1", "a saved cache", CacheError)
+CHOSEN_BY = ("method", "provider or masks")
 
 
 def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[str, Any]) -> None:
@@ -37,11 +38,8 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
     layers : list
         All layers of the cache.
     about : mapping
-        JSON-able; what `load_layers` returns besides.
+        JSON-able; what `load_about` returns besides.
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise CacheError(f"cannot save to {path}: there is no folder {path.parent}.")
     tensors: dict[str, Tensor] = {}
     described = []
     for number, layer in enumerate(layers):
@@ -53,14 +51,7 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
             else:
                 tensors[f"{number}.{name}"] = part
         described.append(description)
-    metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps({**about, "layers": described})}
-    # Copies on the CPU: views share memory with others, which the format does not have.
-    owned = {key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
-    try:
-        with aside(path) as written:
-            save_file(owned, written, metadata)
-    except (SafetensorError, OSError) as error:
-        raise CacheError(f"cannot save to {path}: {error}") from error
+    SEAL.write(path, tensors, {**about, "layers": described})
 
 
 def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -69,23 +60,22 @@ def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     Raises
     ------
     CacheError
-        If the file is missing, truncated, something else, or of a later version.
+        If the file is missing, truncated, changed, something else, or of a later version.
     """
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise CacheError(f"{path} is a safetensors file, but not a saved PrunedKeyCache.")
-            if metadata.get("version") != str(VERSION):
-                raise CacheError(
-                    f"{path} has format version {metadata.get('version')}; this grace_opt reads {VERSION}: update "
-                    "grace_opt, or save the cache again."
-                )
-            return json.loads(metadata["about"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise CacheError(f"no saved cache at {path}.") from None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise CacheError(f"{path} cannot be read as a saved cache (truncated or not safetensors): {error}") from error
+    about, tensors = SEAL.read(path)
+    kinds = {
+        "fingerprint": is_fingerprint,
+        "pruning": _is_dict,
+        "chosen_by": CHOSEN_BY.__contains__,
+        "layers": _is_list,
+    }
+    wrong = [name for name, fits in kinds.items() if name not in about or not fits(about[name])]
+    wrong += sorted(set(about) - set(kinds))
+    if wrong:
+        raise CacheError(
+            f"{path}: {wrong[0]!r} in the metadata is missing, unknown or not what it should be; save it again"
+        )
+    return about, tensors
 
 
 def restore_layers(
@@ -104,24 +94,37 @@ def restore_layers(
         From `load_about`.
     device : device, or mapping from layer number to device
         Where the layers go.
+
+    Raises
+    ------
+    CacheError
+        If what was saved is no state of these layers.
     """
+    if len(about["layers"]) != len(layers):
+        raise CacheError(f"the file describes {len(about['layers'])} layers and the model has {len(layers)}")
+    left = set(tensors)
+    saved = []
     for number, (layer, description) in enumerate(zip(layers, about["layers"], strict=True)):
-        if description["kind"] != type(layer).__name__:
-            raise CacheError(
-                f"layer {number} was saved as {description['kind']} and is {type(layer).__name__} in this "
-                "transformers; load the cache with the version that saved it"
-            )
-        home = device[number] if isinstance(device, Mapping) else torch.device(device)
-        found = {name: t.to(home) for key, t in tensors.items() if (name := _local(number, key)) is not None}
-        try:
-            _put_together(layer, description, found)
-        except KeyError as error:
-            raise CacheError(f"the file lacks {number}.{error.args[0]}; save the cache again") from None
+        start = f"{number}."
+        found = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        left -= {start + key for key in found}
+        saved.append(SavedLayer.of(number, layer, description, found))
+    if left:
+        raise CacheError(f"the file has a tensor {min(left)!r} that belongs to no layer; save the cache again")
+    filled = [one for one in saved if one.tokens]
+    if len({(one.batch, one.tokens) for one in filled}) > 1:
+        sizes = ", ".join(f"{one.number}: {one.batch} x {one.tokens}" for one in filled)
+        raise CacheError(f"the layers of the file differ in sequences or tokens ({sizes}); save the cache again")
+    for one, layer in zip(saved, layers, strict=True):
+        one.restore(layer, device[one.number] if isinstance(device, Mapping) else torch.device(device))
 
 
-def _local(number: int, key: str) -> str | None:
-    start = f"{number}."
-    return key[len(start) :] if key.startswith(start) else None
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 def _taken_apart(number: int, layer: Any) -> tuple[dict[str, Stored], dict[str, Any]]:
@@ -146,35 +149,3 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, Stored], dict[str, 
     raise CacheError(
         f"layer {number} is a {type(layer).__name__}, which can not be saved; only full and sliding attention can"
     )
-
-
-def _put_together(layer: Any, description: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
-    if isinstance(layer, PrunedKeyLayer):
-        layer.prompt.declared = description["declared"]
-    if not description["filled"]:
-        return
-    if not isinstance(layer, PrunedKeyLayer):
-        layer.lazy_initialization(found["keys"], found["values"])
-        layer.keys, layer.values = found["keys"], found["values"]
-        if description["cumulative_length"] is not None:
-            layer.cumulative_length = description["cumulative_length"]
-        return
-    tail = Tail(found["tail_keys"], found["tail_values"])
-    layer.lazy_initialization(tail.keys, tail.values)
-    layer.tail = tail
-    if "length" in description:
-        quantized = {
-            name: QuantizedTokens.from_tensors(
-                {key[len(name) + 1 :]: t for key, t in found.items() if key.startswith(f"{name}.")}, meta
-            )
-            for name, meta in description.get("quantized", {}).items()
-        }
-        parts: dict[str, Any] = {**found, **quantized}
-        layer.compressed = Compressed(
-            length=description["length"],
-            sink_keys=parts["sink_keys"],
-            pruned_keys=parts["pruned_keys"],
-            kept_indices=parts["kept_indices"],
-            values=parts["old_values"],
-            positions=parts.get("positions"),
-        )

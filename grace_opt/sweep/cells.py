@@ -12,7 +12,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraceError, OptionError
-from ..files import aside
+from ..files import write
 
 #: Version of the files that a sweep writes. A change of it changes every key, so that no old record is taken for a new.
 FORMAT = 1
@@ -30,6 +31,12 @@ MARK = "$float"
 
 class SweepError(GraceError, RuntimeError):
     """A sweep or its report can not go on: a record that can not be trusted, a full disk, workers that die."""
+
+
+def check_name(name: Any) -> None:
+    """Raise an `OptionError` unless the name of an experiment can be that of a folder and of a page, wherever."""
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == "index":
+        raise OptionError(f"experiment={name!r}: write lower-case letters, digits, _ and - only, and not 'index'.")
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,7 @@ class Cell:
     config: dict[str, Any]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.experiment, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", self.experiment):
-            raise OptionError(f"experiment={self.experiment!r}: write lower-case letters, digits, _ and - only.")
+        check_name(self.experiment)
         if not isinstance(self.config, Mapping):
             raise OptionError(f"config={self.config!r}: give a dict of settings.")
         # What comes back from a file is what the function is called with now, tuples and numpy numbers included.
@@ -114,7 +120,7 @@ def write_cell(directory: str | os.PathLike[str], record: Record) -> Path:
     Raises
     ------
     SweepError
-        If the file is there already.
+        If the file is there already, or can not be written.
 
     Examples
     --------
@@ -136,7 +142,7 @@ def write_cell(directory: str | os.PathLike[str], record: Record) -> Path:
         "seconds": record.seconds,
         "provenance": encode(record.provenance, "provenance"),
     }
-    write_synced(path, json.dumps({**content, "digest": _digest(content)}, indent=1, allow_nan=False) + "\n")
+    put(path, json.dumps({**content, "digest": _digest(content)}, indent=1, allow_nan=False) + "\n")
     return path
 
 
@@ -146,17 +152,25 @@ def read_cell(path: str | os.PathLike[str]) -> Record:
     Raises
     ------
     SweepError
-        If it is cut short, edited, of another version, or not the cell that its name says; the file stays as it is.
+        If it is cut short, edited, of another version, not the cell that its name says, or holds anything else than
+        a sweep writes; the file stays as it is.
     """
     path = Path(path)
     content = read_json(path)
-    digest = content.pop("digest", None)
-    if digest != _digest(content):
-        raise SweepError(f"{path} was changed after it was measured: its digest differs. {REMEDY}")
-    cell = Cell(content["experiment"], decode(content["config"]))
+    with trusted(path):
+        if content.pop("digest", None) != _digest(content):
+            raise SweepError(f"{path} was changed after it was measured: its digest differs. {REMEDY}")
+        cell = Cell(content["experiment"], decode(content["config"]))
+        rows = check_rows(decode(content["rows"]), cell.config)
+        seconds, provenance = content["seconds"], decode(content["provenance"])
+        if type(seconds) not in (int, float) or seconds < 0:
+            raise OptionError(f"seconds={seconds!r} is no time.")
+        if not isinstance(provenance, dict):
+            raise OptionError(f"provenance={provenance!r} is no object.")
+        record = Record(cell, rows, float(seconds), provenance)
     if cell.key != path.stem:
         raise SweepError(f"{path} holds another cell, {cell.key}. Rename it back, or: {REMEDY}")
-    return Record(cell, decode(content["rows"]), float(content["seconds"]), decode(content["provenance"]))
+    return record
 
 
 #: What to do about a file that can not be used.
@@ -166,10 +180,15 @@ REMEDY = "Move it away or delete it, and start the sweep again: that one is made
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of this version, or a `SweepError` that says what is wrong with the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no regular file")
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        if "\\ud" in text.lower():
+            json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair is no character
     except OSError as error:
         raise SweepError(f"cannot read {path}: {error}.") from None
-    except ValueError as error:  # JSON that is none, and bytes that are no text
+    except (ValueError, RecursionError) as error:  # JSON that is none, or too deep, and bytes that are no text
         raise SweepError(f"{path} is cut short or not JSON ({error}). {REMEDY}") from None
     if not isinstance(content, dict) or "format" not in content:
         raise SweepError(f"{path} is not a file of a sweep. {REMEDY}")
@@ -181,19 +200,35 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Write aside, sync, rename, sync the folder: what has its name survives a loss of power as well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with aside(path) as name, name.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    if os.name == "posix":  # elsewhere a folder can not be opened
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+@contextmanager
+def trusted(path: Path) -> Iterator[None]:
+    """Turn whatever the content of a file leads to, when it is not what a sweep writes, into a `SweepError`."""
+    try:
+        yield
+    except SweepError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise SweepError(f"{path} is not what a sweep writes: {what} {REMEDY}") from error
+
+
+def inside(directory: Path, path: Path) -> Path:
+    """The path; a `SweepError` if a symbolic link makes it lead out of the folder, which may be somebody else's."""
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory)):
+        raise SweepError(
+            f"{path} leads out of {directory}, to {os.path.realpath(path)}: a report follows no links that leave its "
+            "folder. Put the files there, or make the folder itself the link."
+        )
+    return path
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file of a sweep, and its folders."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SweepError(f"cannot make {path.parent}: {error}. Choose another results folder.") from None
+    write(path, text, SweepError)
 
 
 def check_rows(rows: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -241,7 +276,19 @@ def decode(value: Any) -> Any:
     if isinstance(value, list):
         return [decode(inner) for inner in value]
     if isinstance(value, dict):
-        return float(value[MARK]) if set(value) == {MARK} else {name: decode(inner) for name, inner in value.items()}
+        if set(value) != {MARK}:
+            return {name: decode(inner) for name, inner in value.items()}
+        if value[MARK] not in ("nan", "inf", "-inf"):
+            raise OptionError(f"{MARK}: {value[MARK]!r} is none of nan, inf and -inf.")
+        return float(value[MARK])
+    return value
+
+
+def _finite(text: str) -> float:
+    """What JSON calls a number; Python's reader takes NaN, Infinity and 1e999 as well."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number in JSON")
     return value
 
 

@@ -64,8 +64,9 @@ def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
         fixed = [*map(_text, rows), _text(by), *([metric] if len(table.metrics) > 1 else [])]
         line["paper"] = f"{_number(paper.value, table)} ({paper.source})" if paper else ""
         against = printed.get(base)
-        if paper and against and table.pair and by != table.baseline:
-            change = paper.value / against.value if table.compare == "ratio" else paper.value - against.value
+        ratio = table.compare == "ratio"
+        if paper and against and table.pair and by != table.baseline and (against.value or not ratio):
+            change = paper.value / against.value if ratio else paper.value - against.value
             line[f"paper's {compared}"] = _number(change, table, signed=table.compare == "difference")
         if values is None:
             line["ours"], line["to fill it"] = NOT_RUN, f"`{(paper and paper.command) or command}`"

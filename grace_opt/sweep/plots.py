@@ -8,15 +8,17 @@ Universal Design (2008).
 from __future__ import annotations
 
 import math
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import OptionError
-from ..files import aside
+from ..files import write
 from ..optional import require
 from .bootstrap import mean_interval
+from .cells import SweepError, inside
 from .views import Plot
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -68,11 +70,18 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
         if plot.hue and plot.kind != "heatmap":
             _legend(plot, figure, axes)
         figure.suptitle(plot.title, parse_math=False)
-        with aside(path.with_name(path.name + ".png")) as file:
-            figure.savefig(file, dpi=120)
-        with aside(path.with_name(path.name + ".svg")) as file:
-            figure.savefig(file, metadata={"Date": None})
-    return path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
+        drawn = (path.with_name(path.name + ".png"), path.with_name(path.name + ".svg"))
+        settings: tuple[dict[str, Any], ...] = ({"dpi": 120}, {"metadata": {"Date": None}})
+        for file, options in zip(drawn, settings, strict=True):
+            picture = BytesIO()
+            try:
+                figure.savefig(picture, format=file.suffix[1:], **options)
+            except (ValueError, OverflowError) as error:  # numbers so large that no axis has room for them
+                raise OptionError(
+                    f"plot {plot.title!r} can not be drawn: {error}. Are its numbers that large?"
+                ) from error
+            write(inside(file.parent, file), picture.getvalue(), SweepError)
+    return drawn
 
 
 def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any], limits: tuple[float, float]) -> None:
@@ -99,7 +108,11 @@ def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any], limi
             pairs = [(x_, y) for x_, ys in zip(x, values.values(), strict=True) for y in ys]
             axis.scatter(*np.array(pairs).reshape(-1, 2).T, s=14, marker=marker, alpha=0.7, **style)
         elif plot.kind == "box":
-            drawn = axis.boxplot(list(values.values()), positions=x, widths=0.7 / len(hues), manage_ticks=False)
+            drawn = (
+                axis.boxplot(list(values.values()), positions=x, widths=0.7 / len(hues), manage_ticks=False)
+                if x
+                else {}
+            )
             for part_ in (line for lines in drawn.values() for line in lines):
                 part_.set_color(colour)
             axis.plot([], [], **style)  # boxes have no place in a legend

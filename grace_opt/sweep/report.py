@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from ..files import aside
+from ..files import write
 from ..optional import require
-from .cells import Record, SweepError, read_cell
+from .cells import Record, SweepError, inside, read_cell
 from .lines import lines
 from .plots import save_plot
 from .views import Description, Table, check_columns, read_description
@@ -51,8 +51,9 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
         not be written.
     """
     directory = Path(directory)
-    out = directory / "report" if out is None else Path(out)
-    found = [read_description(path) for path in sorted(directory.glob("*/experiment.json"))]
+    # What is in the folder may be anybody's: names and links in it lead nowhere else.
+    out = inside(directory, directory / "report") if out is None else Path(out)
+    found = [read_description(inside(directory, path)) for path in sorted(directory.glob("*/experiment.json"))]
     if not found:
         raise OptionError(
             f"{directory} holds no experiments (NAME/experiment.json). Give the folder that a sweep wrote to, as in: "
@@ -77,7 +78,7 @@ def merge(records: Sequence[Record]) -> list[dict[str, Any]]:
     Raises
     ------
     OptionError
-        If a column holds numbers in one row and text in another.
+        If a column holds numbers in one row and text or a truth value in another, or an integer beyond 64 bits.
 
     Examples
     --------
@@ -92,10 +93,15 @@ def merge(records: Sequence[Record]) -> list[dict[str, Any]]:
         rows += [{**settings, **row, **added} for row in record.rows]
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if row.get(name) is not None]
-        texts = [value for value in values if isinstance(value, str)]
-        if texts and len(texts) < len(values):
-            other = next(value for value in values if not isinstance(value, str))
-            raise OptionError(f"column {name!r} holds text ({texts[0]!r}) in some rows, and {other!r} in others.")
+        for kind, what in ((str, "text"), (bool, "a truth value")):
+            found = [value for value in values if isinstance(value, kind)]
+            if found and len(found) < len(values):
+                other = next(value for value in values if not isinstance(value, kind))
+                raise OptionError(f"column {name!r} holds {what} ({found[0]!r}) in some rows, and {other!r} in others.")
+        if large := [value for value in values if isinstance(value, int) and not -(2**63) <= value < 2**63]:
+            raise OptionError(
+                f"column {name!r} holds {str(large[0])[:24]}, an integer beyond 64 bits: write it as text."
+            )
     return rows
 
 
@@ -104,18 +110,17 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
     name = description.name
     folder = directory / name / "cells"
     paths = [folder / f"{key}.json" for key in description.keys]
-    records = [read_cell(path) for path in paths if path.exists()]
+    records = [read_cell(inside(directory, path)) for path in paths if os.path.lexists(path)]
     others = sum(not path.name.startswith(".") for path in folder.glob("*.json")) - len(records)
     data = merge(records)
     frame = require("pandas", *NEEDS).DataFrame(data)
     if data:
         require("pyarrow", *NEEDS)
-        with aside(directory / name / "results.parquet") as path:
-            frame.to_parquet(path, index=False)
+        write(inside(directory, directory / name / "results.parquet"), frame.to_parquet(index=False), SweepError)
     parts = [f"# {_escape(description.title)}"]
     if description.paper:
         parts.append(f"The paper's {_escape(description.paper)}.")
-    parts.append(_escape(description.about))
+    parts.append(_paragraph(description.about))
     if description.missing:
         parts.append(f"**Not run here**: {_escape(description.missing)}")
     for at, view in enumerate(description.views, 1):
@@ -129,11 +134,11 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
             shown = lines(view, data, description.command)
             body = [[_cell(text) for text in line] for line in shown.body]
             parts.append(_markdown_table(shown.head, body) if body else _nothing(description))
-            parts += [_escape(note) for note in shown.notes]
+            parts += [_paragraph(note) for note in shown.notes]
         elif data:
             png, svg = save_plot(view, frame, out / f"{name}-{at}")
             parts.append(f"![{_escape(view.title)}]({png.name})\n\n[as SVG]({svg.name})")
-            parts += [_escape(view.note)] if view.note else []
+            parts += [_paragraph(view.note)] if view.note else []
         else:
             parts.append(_nothing(description))
     parts += ["## Where this comes from", *_provenance(description, records, others)]
@@ -179,8 +184,7 @@ def _write(stem: Path, title: str, markdown: str) -> Path:
         f"<style>\n{STYLE}\n</style>\n{body}</html>\n"
     )
     for suffix, text in ((".md", markdown + "\n"), (".html", page)):
-        with aside(stem.with_name(stem.name + suffix)) as name:
-            name.write_text(text, encoding="utf-8")
+        write(inside(stem.parent, stem.with_name(stem.name + suffix)), text, SweepError)
     return stem.with_name(stem.name + ".md")
 
 
@@ -196,6 +200,15 @@ def _cell(text: str) -> str:
 
 def _code(text: str) -> str:
     return "`" + " ".join(text.replace("`", "'").split()).replace("|", r"\|") + "`"
+
+
+def _paragraph(text: str) -> str:
+    """Text that begins no heading, list, rule or fence."""
+    return re.sub(r"^([#+=~-]|[0-9]+(?=[.)]))", lambda found: _marked(found[0]), _escape(text))
+
+
+def _marked(start: str) -> str:
+    return f"\\{start}" if not start[0].isdigit() else f"{start}\\"
 
 
 def _escape(text: str) -> str:

@@ -136,10 +136,10 @@ def run_sweep(
                 where = {**(provenance or {}), **outcome["facts"]}
                 try:
                     write_cell(directory, Record(cell, outcome["rows"], outcome["seconds"], where))
-                except OSError as error:
+                except SweepError as error:
                     raise SweepError(
-                        f"cannot write to {folder}: {error}. The {before + made} finished cells are safe; make room, "
-                        "then start the same sweep again, and it goes on from there."
+                        f"{error} The {before + made} finished cells are safe; start the same sweep again, and it goes "
+                        "on from there."
                     ) from None
                 made += 1
             show(before + made, len(failures))
@@ -274,7 +274,11 @@ def _alone(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows: two sweeps on one folder make cells twice, but write each whole
         yield
         return
-    with (folder / ".lock").open("a") as file:
+    try:
+        opened = (folder / ".lock").open("a")  # it stays empty
+    except OSError as error:
+        raise SweepError(f"cannot write to {folder}: {error}. Choose another results folder.") from None
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

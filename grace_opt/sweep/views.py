@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from .cells import FORMAT, SweepError, decode, encode, read_json, write_synced
+from .cells import FORMAT, check_name, decode, encode, put, read_json, trusted
 
 KINDS = ("line", "bar", "heatmap", "scatter", "box")
 
@@ -43,6 +45,14 @@ class Paper:
     value: float
     source: str
     command: str = ""
+
+    def __post_init__(self) -> None:
+        what = "a number of the paper"
+        _check_texts(what, metric=self.metric, source=self.source, command=self.command)
+        if type(self.value) is bool or not isinstance(self.value, int | float) or not math.isfinite(self.value):
+            raise OptionError(f"{what}: value={self.value!r}; give a finite number.")
+        if not isinstance(self.at, Mapping) or not all(map(_is_plain, self.at.values())):
+            raise OptionError(f"{what}: at={self.at!r}; give a dict of column to number or text.")
 
 
 @dataclass(frozen=True)
@@ -96,11 +106,16 @@ class Table:
     digits: int = 4
 
     def __post_init__(self) -> None:
+        what = f"table {self.title!r}"
+        _check_texts(what, title=self.title, by=self.by, better=self.better, compare=self.compare, note=self.note)
         for name in ("metrics", "rows", "pair", "unit", "paper"):
-            _settle(self, name)
+            _settle(self, name, Paper if name == "paper" else str)
+        if type(self.digits) is not int or not 1 <= self.digits <= 17:
+            raise OptionError(f"{what}: digits={self.digits!r}; give an integer from 1 to 17.")
+        if not _is_plain(self.baseline):
+            raise OptionError(f"{what}: baseline={self.baseline!r}; give a number or text.")
         if not self.unit:
             object.__setattr__(self, "unit", self.pair)
-        what = f"table {self.title!r}"
         if not self.metrics:
             raise OptionError(f"{what} has no metrics: name the columns to average.")
         if (self.baseline is None) != (not self.pair):
@@ -157,7 +172,12 @@ class Plot:
     note: str = ""
 
     def __post_init__(self) -> None:
-        _settle(self, "log")
+        names = ("kind", "title", "x", "y", "value", "hue", "facet", "note")
+        _check_texts(f"plot {self.title!r}", **{name: getattr(self, name) for name in names})
+        _settle(self, "log", str)
+        if not isinstance(self.labels, Mapping):
+            raise OptionError(f"plot {self.title!r}: labels={self.labels!r}; give a dict of column to text.")
+        _check_texts(f"plot {self.title!r}, labels", **self.labels)
         if self.kind not in KINDS:
             raise OptionError(f"plot {self.title!r}: kind={self.kind!r}; there are {', '.join(KINDS)}.")
         if (self.kind == "heatmap") != bool(self.value) or (self.kind == "heatmap" and self.hue):
@@ -200,6 +220,17 @@ class Description:
     views: Sequence[Table | Plot]
     missing: str = ""
 
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        texts = {name: getattr(self, name) for name in ("title", "paper", "about", "command", "missing")}
+        _check_texts(f"experiment {self.name!r}", **texts)
+        for name, kind in (("keys", str), ("views", Table | Plot)):
+            _settle(self, name, kind)
+        bad = [key for key in self.keys if not re.fullmatch("[0-9a-f]{32}", key)]
+        if bad or len(set(self.keys)) < len(self.keys):
+            wrong = f"{bad[0]!r} is none" if bad else "one stands twice"
+            raise OptionError(f"experiment {self.name!r}: keys are 32 hexadecimal digits, each of them once; {wrong}.")
+
 
 def write_description(directory: str | os.PathLike[str], description: Description) -> Path:
     """Write ``directory/NAME/experiment.json``, aside and renamed."""
@@ -207,17 +238,16 @@ def write_description(directory: str | os.PathLike[str], description: Descriptio
     content = {"format": FORMAT, **dataclasses.asdict(description)}
     for view, shown in zip(content["views"], description.views, strict=True):
         view["view"] = type(shown).__name__
-    try:
-        write_synced(path, json.dumps(encode(content, "description"), indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise SweepError(f"cannot write {path}: {error}. Make room, or choose another folder.") from None
+    put(path, json.dumps(encode(content, "description"), indent=1, allow_nan=False) + "\n")
     return path
 
 
 def read_description(path: str | os.PathLike[str]) -> Description:
     """Read an ``experiment.json``; a `SweepError` says what is wrong with it."""
-    content = decode(read_json(Path(path)))
-    try:
+    path = Path(os.path.abspath(path))
+    content = read_json(path)
+    with trusted(path):
+        content = decode(content)
         del content["format"]
         views: list[Table | Plot] = []
         for view in content.pop("views"):
@@ -225,9 +255,10 @@ def read_description(path: str | os.PathLike[str]) -> Description:
                 views.append(Table(**{**view, "paper": [Paper(**number) for number in view["paper"]]}))
             else:
                 views.append(Plot(**view))
-        return Description(**content, views=tuple(views))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise SweepError(f"{path} describes no experiment ({error}): start its sweep again to write it anew.") from None
+        found = Description(**content, views=tuple(views))
+        if found.name != path.parent.name:
+            raise OptionError(f"name={found.name!r} is not that of its folder, {path.parent.name!r}.")
+    return found
 
 
 def check_columns(experiment: str, view: Table | Plot, columns: Iterable[str]) -> None:
@@ -240,9 +271,22 @@ def check_columns(experiment: str, view: Table | Plot, columns: Iterable[str]) -
         )
 
 
-def _settle(view: Table | Plot, name: str) -> None:
+def _check_texts(what: str, **given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise OptionError(f"{what}: {name}={value!r}; give text.")
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str | None)
+
+
+def _settle(view: Table | Plot | Description, name: str, kind: Any) -> None:
     """A sequence as tuple; a string where a sequence belongs is a likely slip."""
     value = getattr(view, name)
+    what = f"{type(view).__name__.lower()} {view.title!r}"
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise OptionError(f"{type(view).__name__.lower()} {view.title!r}: {name}={value!r}; give a list.")
+        raise OptionError(f"{what}: {name}={value!r}; give a list.")
+    if bad := [entry for entry in value if not isinstance(entry, kind)]:
+        raise OptionError(f"{what}: {name} holds {bad[0]!r}; give a list of {getattr(kind, '__name__', kind)}.")
     object.__setattr__(view, name, tuple(value))

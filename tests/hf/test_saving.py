@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DynamicLayer
 
+from grace_opt import sealed
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach, saving
 from grace_opt.hf.layer import PrunedKeyLayer
@@ -379,46 +379,48 @@ class TestFile:
     def test_a_channel_mask(self, filled, path):
         model, cache = filled()
         cache.channel_mask().save(path)
-        with pytest.raises(CacheError, match="is a safetensors file, but not a saved PrunedKeyCache"):
+        with pytest.raises(CacheError, match="is a safetensors file, but not a saved cache"):
             PrunedKeyCache.load(path, model)
 
     def test_plain_tensors(self, tiny, path):
         save_file({"pruned_keys": torch.zeros(3)}, path)
-        with pytest.raises(CacheError, match="is a safetensors file, but not a saved PrunedKeyCache"):
+        with pytest.raises(CacheError, match="is a safetensors file, but not a saved cache"):
             PrunedKeyCache.load(path, tiny())
 
     @staticmethod
-    def rewrite(path, metadata=lambda found: found, tensors=lambda found: found):
-        with safe_open(path, framework="pt") as file:
-            found = file.metadata()
-        save_file(tensors(load_file(path)), path, metadata(found))
+    def rewrite(path, about=lambda found: found, tensors=lambda found: found):
+        """As somebody would who knows the format: the digest fits again."""
+        saving.SEAL.write(path, tensors(load_file(path)), about(saving.SEAL.read(path)[0]))
 
     def test_of_a_later_version(self, filled, path):
         model, cache = filled()
         cache.save(path)
-        self.rewrite(path, lambda found: {**found, "version": "2"})
-        with pytest.raises(CacheError, match="has format version 2; this grace_opt reads 1: update grace_opt, or save"):
+        with safe_open(path, framework="pt") as file:
+            found = file.metadata()
+        save_file(load_file(path), path, {**found, "version": "2"})
+        with pytest.raises(
+            CacheError, match="has format version '2'; this grace_opt reads '1': update grace_opt, or sav"
+        ):
             PrunedKeyCache.load(path, model)
 
     @pytest.mark.parametrize(
         "change", [{"method": "a_later_method"}, {"a_later_setting": 1}, {"ratio": 7}, {"evict": 3}, {"protect": 3}]
     )
     def test_with_settings_that_this_version_does_not_know(self, change, filled, path):
-        def changed(found):
-            about = json.loads(found["about"])
-            about["pruning"].update(change)
-            return {**found, "about": json.dumps(about)}
-
         model, cache = filled()
         cache.save(path)
-        self.rewrite(path, changed)
+        self.rewrite(path, lambda about: {**about, "pruning": {**about["pruning"], **change}})
         with pytest.raises(CacheError, match=f"settings that this grace_opt does not know: .*{next(iter(change))}"):
             PrunedKeyCache.load(path, model)
 
     def test_with_metadata_that_is_no_json(self, filled, path):
         model, cache = filled()
         cache.save(path)
-        self.rewrite(path, lambda found: {**found, "about": found["about"][:-9]})
+        with safe_open(path, framework="pt") as file:
+            found = file.metadata()
+        found["about"] = found["about"][:-9]
+        found["digest"] = sealed._digest(load_file(path), {n: t for n, t in found.items() if n != "digest"})
+        save_file(load_file(path), path, found)
         with pytest.raises(CacheError, match="cannot be read as a saved cache"):
             PrunedKeyCache.load(path, model)
 
@@ -433,7 +435,7 @@ class TestFile:
 
 class TestSaving:
     def test_in_a_folder_that_does_not_exist(self, filled, tmp_path):
-        with pytest.raises(CacheError, match=r"cannot save to .* there is no folder"):
+        with pytest.raises(CacheError, match=r"cannot write .*: there is no folder"):
             filled()[1].save(tmp_path / "none" / "cache.safetensors")
 
     @pytest.mark.parametrize("error", [OSError("no space left"), SafetensorError("i/o"), KeyboardInterrupt()])
@@ -446,7 +448,7 @@ class TestSaving:
             Path(name).write_bytes(before[:500])
             raise error
 
-        monkeypatch.setattr(saving, "save_file", half)
+        monkeypatch.setattr("safetensors.torch.save_file", half)
         with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else CacheError):
             filled("sinks")[1].save(path)
         assert list(path.parent.iterdir()) == [path]
@@ -458,7 +460,7 @@ class TestSaving:
             Path(name).write_bytes(b"half")
             raise OSError("no space left")
 
-        monkeypatch.setattr(saving, "save_file", half)
+        monkeypatch.setattr("safetensors.torch.save_file", half)
         with pytest.raises(CacheError, match="no space left"):
             filled()[1].save(path)
         assert not list(path.parent.iterdir())

@@ -1,0 +1,207 @@
+"""One layer of a saved cache, checked: what a file says about it, before anything is built on it.
+
+When: `grace_opt.hf.saving.restore_layers`. Every field and every tensor is either what a layer of a cache can hold, and
+fits all others, or a `CacheError` that names it. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from ..errors import CacheError
+from .layer import PrunedKeyLayer
+from .quantization import QuantizedTokens
+from .storage import Compressed, Stored, Tail
+
+_FIELDS = {"kind", "filled"}
+_DENSE = ("sink_keys", "kept_indices")
+_STORED = ("pruned_keys", "old_values")
+
+
+@dataclass(frozen=True)
+class SavedLayer:
+    """What was saved of one layer, and fits together.
+
+    Attributes
+    ----------
+    number : int
+    description : mapping
+    parts : dict
+        Tensors, and quantised ones, by name.
+    batch, tokens : int
+        Sequences, and how many tokens each has seen; 0 if the layer is empty.
+    """
+
+    number: int
+    description: Mapping[str, Any]
+    parts: dict[str, Stored]
+    batch: int
+    tokens: int
+
+    @staticmethod
+    def of(number: int, layer: Any, description: Any, found: dict[str, Tensor]) -> SavedLayer:
+        """Check what a file says of a layer.
+
+        Parameters
+        ----------
+        number : int
+            For messages.
+        layer : cache layer
+            Empty, of the kind that is expected.
+        description : Any
+            The layer's entry in the metadata.
+        found : dict of Tensor
+            The layer's tensors.
+
+        Raises
+        ------
+        CacheError
+            Naming what is wrong.
+        """
+        return _Check(number).layer(layer, description, found)
+
+    def restore(self, layer: Any, device: torch.device) -> None:
+        """Fill the empty layer."""
+        parts: dict[str, Any] = {name: part.to(device) for name, part in self.parts.items()}
+        if isinstance(layer, PrunedKeyLayer):
+            layer.prompt.declared = self.description["declared"]
+        if not self.description["filled"]:
+            return
+        if not isinstance(layer, PrunedKeyLayer):
+            layer.lazy_initialization(parts["keys"], parts["values"])
+            layer.keys, layer.values = parts["keys"], parts["values"]
+            if self.description["cumulative_length"] is not None:
+                layer.cumulative_length = self.description["cumulative_length"]
+            return
+        tail = Tail(parts["tail_keys"], parts["tail_values"])
+        layer.lazy_initialization(tail.keys, tail.values)
+        layer.tail = tail
+        if "length" in self.description:
+            layer.compressed = Compressed(
+                length=self.description["length"],
+                sink_keys=parts["sink_keys"],
+                pruned_keys=parts["pruned_keys"],
+                kept_indices=parts["kept_indices"],
+                values=parts["old_values"],
+                positions=parts.get("positions"),
+            )
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Checks of one layer; every message begins with its number."""
+
+    number: int
+
+    def require(self, fits: bool, what: str) -> None:
+        if not fits:
+            raise CacheError(f"layer {self.number} of the saved cache: {what}; save the cache again")
+
+    def layer(self, layer: Any, said: Any, found: dict[str, Tensor]) -> SavedLayer:
+        self.require(isinstance(said, dict) and set(said) >= _FIELDS, "its description lacks a kind, or what is filled")
+        if said["kind"] != type(layer).__name__:
+            raise CacheError(
+                f"layer {self.number} was saved as {said['kind']} and is {type(layer).__name__} in this "
+                "transformers; load the cache with the version that saved it"
+            )
+        self.require(type(said["filled"]) is bool, f"filled={said['filled']!r} is neither true nor false")
+        if isinstance(layer, PrunedKeyLayer):
+            declared = said.get("declared", "missing")
+            self.require(declared is None or _at_least(declared, 1), f"declared={declared!r} is no length of a prompt")
+            return self.pruned(said, found)
+        return self.plain(type(layer), said, found)
+
+    def plain(self, kind: type[Any], said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
+        fields = _FIELDS | ({"cumulative_length"} if said["filled"] else set())
+        self.names(said, fields, found, ("keys", "values") if said["filled"] else ())
+        if not said["filled"]:
+            return SavedLayer(self.number, said, {}, 0, 0)
+        keys, values = found["keys"], found["values"]
+        self.tokens_of("keys", keys, keys.shape[:3])
+        self.tokens_of("values", values, keys.shape[:3], keys.dtype)
+        length = said["cumulative_length"]
+        if kind is DynamicSlidingWindowLayer:
+            self.require(_at_least(length, keys.shape[2]), f"cumulative_length={length!r} for {keys.shape[2]} tokens")
+        else:
+            self.require(kind is DynamicLayer and length is None, f"cumulative_length={length!r} where there is none")
+        return SavedLayer(self.number, said, dict(found), keys.shape[0], keys.shape[2] if length is None else length)
+
+    def pruned(self, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
+        fields, compressed = {*_FIELDS, "declared"}, said["filled"] and "length" in said
+        if not said["filled"]:
+            self.names(said, fields, found, ())
+            return SavedLayer(self.number, said, {}, 0, 0)
+        if not compressed:
+            self.names(said, fields, found, ("tail_keys", "tail_values"))
+        parts = self.put_together(said, found) if compressed else dict[str, Stored](found)
+        keys, values = found["tail_keys"], found["tail_values"]
+        self.tokens_of("tail_keys", keys, keys.shape[:3])
+        self.tokens_of("tail_values", values, keys.shape[:3], keys.dtype)
+        if compressed:
+            self.compressed(said["length"], parts, keys, values)
+        length = said["length"] if compressed else 0
+        return SavedLayer(self.number, said, parts, keys.shape[0], length + keys.shape[2])
+
+    def put_together(self, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, Stored]:
+        """The tensors, quantised ones made whole."""
+        quantized = said.get("quantized", {})
+        self.require(isinstance(quantized, dict) and set(quantized) <= set(_STORED), "what is quantised is unknown")
+        plain = ("tail_keys", "tail_values", *_DENSE, *(name for name in _STORED if name not in quantized))
+        optional = ("positions",) if "positions" in found else ()
+        inner = {name: [key for key in found if key.startswith(f"{name}.")] for name in quantized}
+        fields = {*_FIELDS, "declared", "length", *(["quantized"] if quantized else [])}
+        self.names(said, fields, found, (*plain, *optional, *(key for keys in inner.values() for key in keys)))
+        parts: dict[str, Stored] = {name: found[name] for name in (*plain, *optional)}
+        for name, meta in quantized.items():
+            parts[name] = QuantizedTokens.from_tensors({k[len(name) + 1 :]: found[k] for k in inner[name]}, meta)
+        return parts
+
+    def compressed(self, length: Any, parts: dict[str, Stored], keys: Tensor, values: Tensor) -> None:
+        """Whether the older part fits itself and the tail."""
+        kept, sinks, pruned, old = (parts[name] for name in ("kept_indices", "sink_keys", "pruned_keys", "old_values"))
+        positions, (batch, heads, _, width) = parts.get("positions"), keys.shape
+        if not isinstance(kept, Tensor) or not isinstance(sinks, Tensor) or isinstance(positions, QuantizedTokens):
+            raise CacheError(f"layer {self.number} of the saved cache has indices in a few bits; save the cache again")
+        fits = kept.dtype == torch.int64 and kept.dim() == 3 and kept.shape[:2] == (batch, heads) and kept.numel() > 0
+        self.require(fits, f"kept_indices are {kept.dtype} {tuple(kept.shape)}, not int64 of {batch} x {heads} heads")
+        ordered = bool((kept[..., 1:] > kept[..., :-1]).all()) and int(kept.min()) >= 0 and int(kept.max()) < width
+        self.require(ordered, f"kept_indices are not sorted channels from 0 to {width - 1}, each once")
+        self.tokens_of("sink_keys", sinks, (batch, heads, sinks.shape[2] if sinks.dim() == 4 else 0, width), keys.dtype)
+        stored = sinks.shape[2] + (pruned.shape[2] if len(pruned.shape) == 4 else 0)
+        self.tokens_of("pruned_keys", pruned, (batch, heads, stored - sinks.shape[2], kept.shape[2]), keys.dtype)
+        self.tokens_of("old_values", old, (batch, heads, stored, values.shape[3]), values.dtype)
+        self.require(_at_least(length, max(stored, 1)), f"length={length!r} for {stored} stored tokens")
+        if positions is None:
+            self.require(length == stored, f"length={length} for {stored} stored tokens, and none was evicted")
+            return
+        shapes = ((batch, 1, stored), (batch, heads, stored))
+        fits = positions.dtype == torch.int32 and tuple(positions.shape) in shapes
+        self.require(fits, f"positions are {positions.dtype} {tuple(positions.shape)}, not int32 of {stored} tokens")
+        order = positions.sort(dim=-1).values
+        within = int(order.min()) >= 0 and int(order.max()) < length and bool((order[..., 1:] > order[..., :-1]).all())
+        self.require(within, f"positions are not different tokens of 0 to {length - 1}")
+
+    def names(self, said: dict[str, Any], fields: set[str], found: dict[str, Tensor], tensors: tuple[str, ...]) -> None:
+        """Whether exactly these fields and tensors are there."""
+        for have, want, what in ((set(said), fields, "fields"), (set(found), set(tensors), "tensors")):
+            lost = ", ".join(f"{self.number}.{name}" for name in sorted(want - have))
+            self.require(not lost, f"it lacks {what}: {lost}")
+            more = ", ".join(f"{self.number}.{name}" for name in sorted(have - want))
+            self.require(not more, f"it has {what} that do not belong there: {more}")
+
+    def tokens_of(self, name: str, part: Stored, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+        """Whether keys or values are floating numbers (B, H, S, ...) of this beginning."""
+        fits = len(part.shape) == 4 and tuple(part.shape[: len(shape)]) == tuple(shape)
+        sizes = fits and min(part.shape[0], part.shape[1], part.shape[3]) > 0
+        kind = part.dtype.is_floating_point if dtype is None else part.dtype == dtype
+        self.require(sizes and kind, f"{name} are {part.dtype} {tuple(part.shape)} and fit nothing else")
+
+
+def _at_least(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
