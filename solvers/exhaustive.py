@@ -100,9 +100,10 @@ def _search(W: np.ndarray[Any, Any], k: int, run: Run) -> tuple[np.ndarray[Any, 
 @cache
 def _kernel() -> Callable[..., tuple[int, bool]]:
     """The compiled loop; numba is imported on first use, since it takes a while."""
-    from numba import njit
+    from grace_opt.kernels.compiled._jit import jit
 
-    return njit(cache=True)(_advance)
+    compiled: Callable[..., tuple[int, bool]] = jit(_advance)
+    return compiled
 
 
 def _advance(

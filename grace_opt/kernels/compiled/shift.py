@@ -8,10 +8,10 @@ exactly, keeping the inverse; u makes directions that leave the plane ``sum x = 
 
 from __future__ import annotations
 
-from numba import njit
+from ._jit import jit
 
 
-@njit(cache=True, nogil=True, fastmath={"nsz", "reassoc", "contract"})
+@jit(fastmath={"nsz", "reassoc", "contract"})
 def ascend(B, a, w, mu, rtol):
     """One sweep over a, in place; B, the inverse of the shifted matrix, is kept so. Returns whether a has settled."""
     n = B.shape[0]
