@@ -12,9 +12,10 @@ import importlib
 import importlib.util
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import numpy as np
@@ -154,11 +155,14 @@ class SolverSpec:
 
     def prepare(self) -> None:
         """Have compiled code loaded, and at its first use on a machine compiled, before a time limit starts to run."""
-        if self.compiled and self.name not in _PREPARED:
-            _PREPARED.add(self.name)
-            place = torch.arange(24.0, dtype=torch.float64)
-            small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
-            self.solver(Problem.of(small[None], 12), self.options(), Run(0))
+        if not self.compiled:
+            return
+        with _preparing:  # another thread waits until all is there, not only begun
+            if self.solver not in _prepared:
+                place = torch.arange(24.0, dtype=torch.float64)
+                small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
+                self.solver(Problem.of(small[None], 12), self.options(), Run(0))
+                _prepared.add(self.solver)
 
     def make_options(self, given: dict[str, Any]) -> Any:
         """The options dataclass, or OptionError naming the accepted ones."""
@@ -198,8 +202,12 @@ class SolverSpec:
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
-_PREPARED: set[str] = set()
+_prepared: set[Solver] = set()
+_preparing = threading.RLock()  # preparing a method calls others
 _loaded = False
+_here = threading.local()  # `loading`: this thread is at it
+#: Entry points that could not be loaded, and why.
+_broken: dict[EntryPoint, str] = {}
 
 
 def register(
@@ -268,14 +276,42 @@ def unregister(name: str) -> None:
 
 
 def specs() -> dict[str, SolverSpec]:
-    """All registered methods by name, ours first, entry points of other packages loaded."""
+    """All registered methods by name, ours first, entry points of other packages loaded.
+
+    One that can not be loaded is left out, with a warning; a package that asks while it is being loaded gets what there
+    is so far.
+    """
+    # No lock of ours: whoever holds it and waits for an import could meet one who imports and waits for the lock.
+    # Importing has its own locks, and importing twice is harmless.
     global _loaded
-    if not _loaded:
-        _loaded = True
-        importlib.import_module("grace_opt.solvers")
-        for point in entry_points(group=ENTRY_POINT_GROUP):
-            point.load()
+    if not _loaded and not getattr(_here, "loading", False):
+        _here.loading = True
+        try:
+            importlib.import_module("grace_opt.solvers")
+            for point in entry_points(group=ENTRY_POINT_GROUP):
+                _load(point)
+            _loaded = True  # not before: until then other threads load, too
+        finally:
+            _here.loading = False
     return dict(_REGISTRY)
+
+
+def _load(point: EntryPoint) -> None:
+    if point in _broken:
+        return
+    try:
+        point.load()
+    except Exception as error:  # whatever somebody's module raises: the other methods are fine
+        for name, spec in list(_REGISTRY.items()):  # what it registered before it failed is of no use
+            if f"{spec.solver.__module__}.".startswith(f"{point.module}."):
+                unregister(name)
+        why = f"{type(error).__name__}: {error}"
+        if _broken.setdefault(point, why) is why:
+            warnings.warn(
+                f"the methods of entry point {point.name} = {point.value} are missing, it could not be loaded: {why}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 def get(name: str) -> SolverSpec:
@@ -293,7 +329,8 @@ def get(name: str) -> SolverSpec:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if name == "grace":
             hint = " 'grace' is a preset of MaskProvider and PrunedKeyCache: salient channels protected, then 'mies'."
-        raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.")
+        lost = "".join(f" Not loaded: {point.name} = {point.value} ({why})." for point, why in _broken.items())
+        raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.{lost}")
     for requirement in spec.requires:
         module, _, extra = requirement.partition(":")
         if importlib.util.find_spec(module) is None:

@@ -1,7 +1,7 @@
-"""Where compiled loops are kept: no folder for them, damaged files, a full disk, other versions, two processes at once.
+"""Where compiled loops are kept: no folder, damaged files, a full disk, other versions, two processes at once.
 
-Each case runs in a process of its own, on a copy of the library, as users have it: root may write anywhere, so that what
-can not be written to is a file where a folder should be.
+Each case runs in a process of its own, on a copy of the library, as users have it. Root may write anywhere: what can
+not be written to is a file where a folder should be.
 """
 
 from __future__ import annotations
