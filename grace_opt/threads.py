@@ -6,12 +6,10 @@ second thread, and on a busy machine loses many times over by waiting for it. So
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -21,17 +19,13 @@ from .registry import Run
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-_lock = threading.Lock()
-_inside = 0
-_limit: Any = None
-
 
 def in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: Run | None = None) -> list[Answer]:
     """The answers of `work`, in the order of the items.
 
     The first error in any thread, or Ctrl-C in this one, stops `run`, so that the others end, and is raised.
     """
-    with _one_blas_thread():
+    with _blas().limit(limits=1, user_api="blas"):
         if len(items) == 1:
             return [work(items[0])]
         with ThreadPoolExecutor(max(1, min(len(items), torch.get_num_threads()))) as pool:
@@ -46,23 +40,6 @@ def in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: Run |
                     run.stop()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-
-
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """The limit is the process's: set by the first thread that comes, lifted by the last one that goes."""
-    global _inside, _limit
-    with _lock:
-        if not _inside:
-            _limit = _blas().limit(limits=1, user_api="blas")
-        _inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                _limit.restore_original_limits()
 
 
 @cache
