@@ -10,10 +10,12 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -59,6 +61,26 @@ class Progress:
     mask: npt.NDArray[np.bool_]
 
 
+class _Stop:
+    """Who asked a call to stop, shared by all copies of its `Run`.
+
+    Plain attributes: a signal's handler must not wait for a lock that the thread it interrupts may hold.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.by_ctrl_c = self.has_choice = False
+        self.before: Any = None  # the handler that was there
+
+    def on_ctrl_c(self, number: int, frame: Any) -> None:
+        """Stop the method the first time, if it has something to return; else do what would have been done."""
+        if self.by_ctrl_c or not self.has_choice:
+            self.before(number, frame)
+            return
+        self.by_ctrl_c = self.asked = True
+        if isinstance(getattr(self.before, "__self__", None), _Stop):  # `solve` in a callback: its caller stops, too
+            self.before(number, frame)
+
+
 @dataclass(frozen=True)
 class Run:
     """What a call brings besides the instance: the seed, the clock, and who wants to hear of progress.
@@ -80,11 +102,45 @@ class Run:
     callback: Callable[[Progress], Any] | None = None
     cap: bool = False
     began: float = field(default_factory=time.monotonic)
-    _stopped: threading.Event = field(default_factory=threading.Event, repr=False)
+    _stop: _Stop = field(default_factory=_Stop, repr=False)
 
     def expired(self) -> bool:
-        """Whether the time limit has passed, or the callback asked to stop."""
-        return time.monotonic() >= self.deadline or self._stopped.is_set()
+        """Whether the time limit has passed, or Ctrl-C or the callback asked to stop."""
+        return self._stop.asked or time.monotonic() >= self.deadline
+
+    def ctrl_c_stops(self) -> None:
+        """Say that there is a choice to return, and that `expired` is looked at: from now on Ctrl-C is a limit.
+
+        Without it Ctrl-C raises KeyboardInterrupt, as anywhere in Python.
+        """
+        self._stop.has_choice = True
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C asked to stop."""
+        return self._stop.by_ctrl_c
+
+    def interrupt(self) -> None:
+        """Stop as Ctrl-C does; for methods whose libraries catch the signal themselves."""
+        self._stop.by_ctrl_c = self._stop.asked = True
+
+    @contextmanager
+    def heeding_ctrl_c(self) -> Iterator[None]:
+        """While in this block Ctrl-C asks to stop once the method has a choice; a second one raises KeyboardInterrupt.
+
+        Signals reach the main thread only, and a program that handles Ctrl-C in a way of its own is left to do so.
+        """
+        before, stop = signal.getsignal(signal.SIGINT), self._stop
+        ours = before is signal.default_int_handler or isinstance(getattr(before, "__self__", None), _Stop)
+        if not ours or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        stop.before = before
+        signal.signal(signal.SIGINT, stop.on_ctrl_c)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     @property
     def limited(self) -> bool:
@@ -105,11 +161,11 @@ class Run:
 
     def stop(self) -> None:
         """Let every part of the call see `expired`; for whoever has to end its threads."""
-        self._stopped.set()
+        self._stop.asked = True
 
     def report(self, instance: int, objective: float, lower_bound: float, mask: npt.NDArray[np.bool_]) -> None:
         """Tell the callback, if there is one; afterwards `expired` knows what it answered."""
-        if self.callback is not None and not self._stopped.is_set():
+        if self.callback is not None and not self._stop.asked:
             elapsed = time.monotonic() - self.began
             if self.callback(Progress(instance, elapsed, objective, lower_bound, mask.copy())):
                 self.stop()

@@ -80,6 +80,7 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     scores = first_scores(W, candidates)
     answer = greedy_order(W, None, candidates, k, k_max).mask  # MIES: to be beaten, and there in time
     value = _value(W, answer, k, k_max)
+    run.ctrl_c_stops()
     # Sums of random keys tell sets apart but not orders; two sets that share a sum would cost a little breadth only.
     keys = torch.randint(-(2**63), 2**63 - 1, (n,), generator=torch.Generator().manual_seed(0)).to(W.device)
     level = _Level(

@@ -85,6 +85,7 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
             f"{8 * 12 * problem.n**2 / 2**30:.1f} GiB. Use method='portfolio' or 'tabu'; certify=True brings a bound."
         )
     masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
+    run.ctrl_c_stops()
     rows = bounds.row_bound(problem).tolist()
     trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run, b) for b in range(len(masks))]
     in_threads(_Tree.grow, trees, run)

@@ -58,7 +58,13 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
     mask = torch.zeros_like(problem.candidates)
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     visited = 0
+    run.ctrl_c_stops()
     for b, candidates in enumerate(problem.candidates):
+        if b and run.expired():  # no slice for each of what may be thousands
+            mies, limit[b:] = registry.get("mies"), True
+            rest = problem.instances(torch.arange(b, len(mask), device=mask.device))
+            mask[b:] = mies.solve(rest, mies.make_options({}), run).mask
+            break
         vertices = candidates.nonzero().squeeze(-1)
         W = problem.W[b][vertices][:, vertices].to("cpu", torch.float64).contiguous().numpy()
         chosen, seen, finished = _search(W, k[b], run)
