@@ -108,6 +108,10 @@ class Run:
         """Whether the time limit has passed, or Ctrl-C or the callback asked to stop."""
         return self._stop.asked or time.monotonic() >= self.deadline
 
+    def has_time(self, seconds: float) -> bool:
+        """Whether a step that can not be cut short, and takes about so long, would end in time."""
+        return not self._stop.asked and time.monotonic() + seconds < self.deadline
+
     def ctrl_c_stops(self) -> None:
         """Say that there is a choice to return, and that `expired` is looked at: from now on Ctrl-C is a limit.
 

@@ -24,6 +24,8 @@ from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result
 
+#: What completing takes per vertex looked at, roughly.
+SECONDS_PER_SCORE = 1e-9
 #: About so many bytes of partial sets at a time; the batch is cut to fit.
 MEMORY = 1 << 28
 
@@ -91,7 +93,8 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     )
     ended, ended_f = answer.clone(), torch.full_like(value, torch.inf)  # the best that the search itself arrived at
     for step in range(1, k_max + 1):
-        if run.expired():
+        most = (k_max - step) * n * size * options.width * options.lookahead
+        if not run.has_time(SECONDS_PER_SCORE * most):
             limit, step = k >= step, step - 1
             break
         level = _extended(W, level, keys, options.width * max(1, options.lookahead))

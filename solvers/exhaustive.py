@@ -25,9 +25,9 @@ from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result
 
-#: Subsets between two fresh evaluations, and between two looks at the clock.
+#: Subsets between two fresh evaluations; subsets times n between two looks at the clock.
 REFRESH = 1024
-SLICE = 1 << 20
+SLICE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,9 @@ def _search(W: np.ndarray[Any, Any], k: int, run: Run) -> tuple[np.ndarray[Any, 
     advance = _kernel()
     c = np.append(np.arange(k), n)  # current subset, ascending, and Knuth's sentinel
     best, best_value, visited, finished = c[:k].copy(), np.array([np.inf]), 0, False
+    slice_ = max(1, SLICE // (n * REFRESH)) * REFRESH  # whole stretches between fresh sums: the same rounding
     while not finished:
-        seen, finished = advance(W, c, best, best_value, SLICE, REFRESH)
+        seen, finished = advance(W, c, best, best_value, slice_, REFRESH)
         visited += seen
         if not finished and run.expired():
             break
