@@ -2,9 +2,10 @@ r"""Portfolio: the best answer within the time there is, with a certificate. Wha
 
 Without a time limit: both greedies, tabu search from the better one, and the fast certificate. With one: the same, then
 branch and bound for half of the time that is left (it ends early if it proves the optimum), then tabu search again
-until the limit; beyond 2000 vertices tabu search all the time. Complexity: that of its parts; guarantee: never worse
-than `mies`, `drop_greedy` or a local optimum of exchanges, and always with a bound. Reference: Huberman, Lukose & Hogg,
-Science 275 (1997), for portfolios.
+until the limit; beyond 2000 vertices tabu search all the time. What does not fit into the time that is left is not
+begun, `drop_greedy` and the bound of large W included. Complexity: that of its parts; guarantee: never worse than
+`mies`, and, given the time, than `drop_greedy` or a local optimum of exchanges, and with a bound. Reference: Huberman,
+Lukose & Hogg, Science 275 (1997), for portfolios.
 """
 
 from __future__ import annotations
