@@ -88,6 +88,17 @@ def solve(
     -----
     Complexity is the method's, plus O(n²) per instance for the checks and the objective.
 
+    A time limit is looked at between steps, and a step that can not be cut short (an eigenvalue problem of thousands of
+    vertices takes seconds) is begun only if it seems to fit. What a method needs for a first choice is always done: a
+    greedy pass, O(kn) per instance. Expect the limit and a twentieth of it, or a tenth of a second if that is more. A
+    bound that does not fit is left out.
+
+    Ctrl-C stops a method that searches as a time limit does, at its next look at the clock: the best choice so far is
+    returned with its bound and Status.INTERRUPTED, for every instance of a batch. A second Ctrl-C, or one before there
+    is a choice, raises KeyboardInterrupt; so does any during the methods that do not search (mies, think, drop_greedy,
+    random). In a loop, look at the status. In other threads than the main one, and where a program handles Ctrl-C in a
+    way of its own, nothing of this applies.
+
     References
     ----------
     GRACE, arXiv 2604.16983, section 3.
@@ -112,7 +123,9 @@ def solve(
     if time_limit is not None:
         spec.prepare()
     began = time.perf_counter()
-    return _finish(problem, spec, made, Run(seed, _deadline(time_limit), callback), bound, check, began)
+    run = Run(seed, _deadline(time_limit), callback)
+    with run.heeding_ctrl_c():
+        return _finish(problem, spec, made, run, bound, check, began)
 
 
 def compare(
@@ -151,7 +164,7 @@ def compare(
     -------
     Comparison
         A sequence of `Solution`, with a table, a DataFrame and JSON. Ctrl-C stops the comparison and returns the
-        solutions that are there, if there is any, with ``interrupted`` set.
+        solutions that are there, if there is any, that of the method at work included, with ``interrupted`` set.
 
     Raises
     ------
@@ -205,7 +218,12 @@ def compare(
                     spec.prepare()
                 began = time.perf_counter()
                 run = Run(seed, _deadline(limit), cap=cap)
-                done.append(_finish(problem, spec, made, run, bound, check, began))
+                with run.heeding_ctrl_c():
+                    done.append(_finish(problem, spec, made, run, bound, check, began))
+                if run.interrupted:
+                    interrupted = True
+                    left_out |= {later.name: "interrupted" for later, _ in plan[at + 1 :]}
+                    break
             except KeyboardInterrupt:
                 if not done:
                     raise
@@ -267,7 +285,7 @@ def _finish(
         objective=export(value.reshape(shape)),
         lower_bound=export(bound.reshape(shape)),
         gap=export((_no_gap(value, bound) if uncertified else relative_gap(flat, mask, value, bound)).reshape(shape)),
-        status=_statuses(optimal, limit, shape),
+        status=_statuses(optimal, limit, run.interrupted, shape),
         method=spec.name,
         options=dataclasses.asdict(options),
         seed=run.seed,
@@ -300,10 +318,11 @@ def _no_gap(value: Tensor, bound: Tensor) -> Tensor:
     return torch.zeros_like(value).masked_fill(value != bound, torch.inf)
 
 
-def _statuses(optimal: Tensor, limit: Tensor, shape: tuple[int, ...]) -> Any:
+def _statuses(optimal: Tensor, limit: Tensor, interrupted: bool, shape: tuple[int, ...]) -> Any:
+    stopped = Status.INTERRUPTED if interrupted else Status.LIMIT
     names = np.empty(optimal.numel(), dtype=object)
     for i, (is_optimal, is_limit) in enumerate(zip(optimal.tolist(), limit.tolist(), strict=True)):
-        names[i] = Status.OPTIMAL if is_optimal else Status.LIMIT if is_limit else Status.FEASIBLE
+        names[i] = Status.OPTIMAL if is_optimal else stopped if is_limit or interrupted else Status.FEASIBLE
     return names.reshape(shape) if shape else names[0]
 
 

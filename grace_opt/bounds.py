@@ -21,6 +21,7 @@ from torch import Tensor
 from .arrays import least_eigenvalue
 from .errors import OptionError, ProblemError
 from .problem import Problem
+from .registry import Run
 from .relaxation import EIGENVALUE_MARGIN
 from .tight import dnn_bound, open_bound, plain_bound, qcr_bound, tight_bound
 
@@ -40,6 +41,8 @@ __all__ = [
 LEVELS = ("fast", "tight")
 #: Beyond so many vertices the fast certificate is `row_bound` alone; entries that it holds at a time.
 MOST_FAST, ROW_BLOCK = 1500, 1 << 22
+#: What `row_bound` takes, roughly, per entry of W; and what it may take when the time is over.
+SECONDS_PER_ENTRY, AT_ONCE = 6e-8, 0.05
 #: Sums of n products are off by at most this times n·eps·Σ|terms|.
 SUM_MARGIN = 8.0
 _EPS = torch.finfo(torch.float64).eps
@@ -108,6 +111,14 @@ def row_bound(problem: Problem) -> Tensor:
     chosen = torch.arange(n, device=alive.device) < problem.k.unsqueeze(-1)
     least = torch.where(chosen, least, 0.0)
     return least.sum(-1) - SUM_MARGIN * n * _EPS * least.abs().sum(-1)
+
+
+def row_bound_in_time(problem: Problem, run: Run) -> Tensor:
+    """`row_bound`, for methods with a time limit; -inf where that is in its way."""
+    seconds = SECONDS_PER_ENTRY * problem.W.numel()
+    if seconds > AT_ONCE and not run.has_time(seconds):
+        return torch.full_like(problem.k, -torch.inf, dtype=torch.float64)
+    return row_bound(problem)
 
 
 def eigenvalue_bound(problem: Problem) -> Tensor:

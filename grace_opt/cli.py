@@ -1,8 +1,8 @@
 """The command line, ``grace-opt``: demo, solve, compare, generate, methods, report.
 
 Exit codes: 0 answered; 2 bad input or options (the message says what to write instead); 3 a limit stopped the solver,
-the best choice so far is printed; 4 the solver refused or failed; 130 Ctrl-C stopped a comparison, what had finished is
-printed. Source: ours, on typer and rich.
+the best choice so far is printed; 4 the solver refused or failed; 130 Ctrl-C, the best choice so far and what had
+finished are printed. Source: ours, on typer and rich.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ def _reporting() -> Iterator[None]:
     except GraceError as error:
         errors.print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
         raise typer.Exit(Exit.BAD_INPUT) from None
+    except KeyboardInterrupt:
+        errors.print("interrupted, before there was anything to show", style="dim")
+        raise typer.Exit(Exit.INTERRUPTED) from None
 
 
 @app.command()
@@ -308,7 +311,10 @@ def _in_source_terms(instance: instances.Instance, solution: Solution) -> str | 
 
 
 def _exit_if_limited(solutions: Sequence[Solution]) -> None:
-    if any(status is Status.LIMIT for s in solutions for status in np.ravel(s.status)):
+    statuses = {status for s in solutions for status in np.ravel(np.asarray(s.status, dtype=object))}
+    if Status.INTERRUPTED in statuses:
+        raise typer.Exit(Exit.INTERRUPTED)
+    if Status.LIMIT in statuses:
         raise typer.Exit(Exit.LIMIT)
 
 

@@ -14,6 +14,7 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ Array = npt.NDArray[np.float64]
 
 #: The relaxations, from the weakest to the strongest.
 RELAXATIONS = ("shor", "dnn", "rlt")
+#: SCS's word for Ctrl-C.
+INTERRUPTED = "interrupted"
 #: Row and column scaling stays within this factor of that of the k-th smallest vertex.
 SCALING_RANGE = 1e3
 
@@ -69,6 +72,7 @@ def relax(
     eps: float | None = None,
     max_iters: int | None = None,
     time_limit: float = math.inf,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Relaxation:
     """Solve one relaxation approximately with cvxpy.
 
@@ -89,6 +93,9 @@ def relax(
         Default 200 for Clarabel, 5000 for SCS.
     time_limit : float
         Seconds, looked at between iterations. The first call in a process also imports cvxpy, a second or two.
+    stopped : callable
+        Asked once the model is built: true, and there is nothing to solve any more. While SCS is at work it takes
+        Ctrl-C itself and ends as at a limit, with status ``"interrupted"``.
 
     Raises
     ------
@@ -127,6 +134,8 @@ def relax(
         warnings.simplefilter("ignore")  # "may be inaccurate": what that costs shows in the certified bound
         try:
             data, chain, inverse = model.get_problem_data(solver.upper(), solver_opts=settings)
+            if stopped():
+                return _nothing(m, solver, "stopped")
             if math.isfinite(time_limit):
                 left = max(time_limit - (time.monotonic() - began), 1e-3)
                 settings["time_limit" if solver == "clarabel" else "time_limit_secs"] = left
@@ -134,14 +143,13 @@ def relax(
             status = _words(raw)
             model.unpack_results(raw, chain, inverse)
         except (cp.error.SolverError, ValueError) as error:
-            if "reached" not in status:
+            if not _cut_short(status):
                 raise SolverError(f"{solver} ended without a solution: {status or error}.") from error
     duals = [row.dual_value for row in rows]
     if X.value is None or any(dual is None for dual in duals):
-        if "reached" not in status:
+        if not _cut_short(status):
             raise SolverError(f"{solver} ended without a solution: {status}.")
-        # SCS, stopped within its first steps: no more was asked for.
-        return Relaxation(math.nan, np.full((m, m), math.nan), Multipliers.zero(m), solver, status, 0, False)
+        return _nothing(m, solver, status)  # SCS, stopped within its first steps: no more was asked for
     weights = [np.maximum(np.asarray(dual, np.float64), 0.0) * (unit * pairs[i, j]) for dual in duals[2:]]
     both, one, neither = (None if len(weights) <= at else np.zeros((m, m)) for at in (0, 1, 1))
     if both is not None:
@@ -154,6 +162,15 @@ def relax(
     count = int(model.solver_stats.num_iters or 0)
     converged = model.status == cp.OPTIMAL
     return Relaxation(float(model.value) * unit, primal, multipliers, solver, status, count, converged)
+
+
+def _cut_short(status: str) -> bool:
+    """Whether these are a solver's words for a limit or Ctrl-C, rather than for a failure."""
+    return "reached" in status or status == INTERRUPTED
+
+
+def _nothing(m: int, solver: str, status: str) -> Relaxation:
+    return Relaxation(math.nan, np.full((m, m), math.nan), Multipliers.zero(m), solver, status, 0, False)
 
 
 def row_scaling(W: Array, k: int) -> Array:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .relaxation import Relaxation, shifted
+from .relaxation import SECONDS, Relaxation, shifted
 from .subproblem import Array, Subproblem
 
 #: Over-relaxation of the multiplier step; anything below 1.618 converges.
@@ -28,6 +28,8 @@ RELAXATION = 1.6
 BALANCE_EVERY, IMBALANCE, CHANGE = 20, 4.0, 1.5
 #: Multipliers that are larger than this times the weights are not started from.
 OUTGROWN = 1e6
+#: Times m³: what a step takes on one core, roughly.
+SECONDS_PER_STEP = 8e-10
 #: Steps of a cold and of a warm start, unless the caller knows better.
 COLD_STEPS, WARM_STEPS = 150, 60
 
@@ -155,7 +157,7 @@ def _iterate(C: Array, k: int, state: Multipliers, steps: int, run: Any) -> Mult
                 b *= CHANGE
             elif dual > IMBALANCE * primal:
                 b /= CHANGE
-        if run is not None and run.expired():
+        if run is not None and not run.has_time((SECONDS_PER_STEP + 2 * SECONDS) * m**3):
             break
     return Multipliers((X, M, N), (ZX, ZM, ZN), b)
 

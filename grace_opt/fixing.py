@@ -20,7 +20,7 @@ from . import registry
 from .errors import OptionError
 from .problem import Problem
 from .registry import Run, checked_seed
-from .relaxation import RTOL, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
+from .relaxation import RTOL, SECONDS, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
 from .solution import OPTIMALITY_RTOL, rounding
 from .subproblem import Subproblem
 from .threads import in_threads
@@ -151,7 +151,7 @@ def narrowed(
     cutoff, bound = incumbent - slack, -math.inf
     for tight, rounds in ((False, ROUNDS), (True, shifts)):
         for _ in range(rounds):
-            if sub.forced or (run is not None and run.expired()):
+            if sub.forced or (run is not None and not run.has_time(SECONDS * sub.m**3)):
                 return sub, min(cutoff, max(bound, value_if_forced(sub)))
             relaxation = shifted(sub, incumbent, run=run) if tight else relax(sub)
             bound = max(bound, relaxation.bound)

@@ -11,11 +11,14 @@ import difflib
 import importlib
 import importlib.util
 import numbers
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import numpy as np
@@ -60,6 +63,26 @@ class Progress:
     mask: npt.NDArray[np.bool_]
 
 
+class _Stop:
+    """Who asked a call to stop, shared by all copies of its `Run`.
+
+    Plain attributes: a signal's handler must not wait for a lock that the thread it interrupts may hold.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.by_ctrl_c = self.has_choice = False
+        self.before: Any = None  # the handler that was there
+
+    def on_ctrl_c(self, number: int, frame: Any) -> None:
+        """Stop the method the first time, if it has something to return; else do what would have been done."""
+        if self.by_ctrl_c or not self.has_choice:
+            self.before(number, frame)
+            return
+        self.by_ctrl_c = self.asked = True
+        if isinstance(getattr(self.before, "__self__", None), _Stop):  # `solve` in a callback: its caller stops, too
+            self.before(number, frame)
+
+
 @dataclass(frozen=True)
 class Run:
     """What a call brings besides the instance: the seed, the clock, and who wants to hear of progress.
@@ -81,11 +104,49 @@ class Run:
     callback: Callable[[Progress], Any] | None = None
     cap: bool = False
     began: float = field(default_factory=time.monotonic)
-    _stopped: threading.Event = field(default_factory=threading.Event, repr=False)
+    _stop: _Stop = field(default_factory=_Stop, repr=False)
 
     def expired(self) -> bool:
-        """Whether the time limit has passed, or the callback asked to stop."""
-        return time.monotonic() >= self.deadline or self._stopped.is_set()
+        """Whether the time limit has passed, or Ctrl-C or the callback asked to stop."""
+        return self._stop.asked or time.monotonic() >= self.deadline
+
+    def has_time(self, seconds: float) -> bool:
+        """Whether a step that can not be cut short, and takes about so long, would end in time."""
+        return not self._stop.asked and time.monotonic() + seconds < self.deadline
+
+    def ctrl_c_stops(self) -> None:
+        """Say that there is a choice to return, and that `expired` is looked at: from now on Ctrl-C is a limit.
+
+        Without it Ctrl-C raises KeyboardInterrupt, as anywhere in Python.
+        """
+        self._stop.has_choice = True
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C asked to stop."""
+        return self._stop.by_ctrl_c
+
+    def interrupt(self) -> None:
+        """Stop as Ctrl-C does; for methods whose libraries catch the signal themselves."""
+        self._stop.by_ctrl_c = self._stop.asked = True
+
+    @contextmanager
+    def heeding_ctrl_c(self) -> Iterator[None]:
+        """While in this block Ctrl-C asks to stop once the method has a choice; a second one raises KeyboardInterrupt.
+
+        Signals reach the main thread only, and a program that handles Ctrl-C in a way of its own is left to do so.
+        """
+        before, stop = signal.getsignal(signal.SIGINT), self._stop
+        ours = before is signal.default_int_handler or isinstance(getattr(before, "__self__", None), _Stop)
+        if not ours or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        stop.before = before
+        signal.signal(signal.SIGINT, stop.on_ctrl_c)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     @property
     def limited(self) -> bool:
@@ -106,11 +167,11 @@ class Run:
 
     def stop(self) -> None:
         """Let every part of the call see `expired`; for whoever has to end its threads."""
-        self._stopped.set()
+        self._stop.asked = True
 
     def report(self, instance: int, objective: float, lower_bound: float, mask: npt.NDArray[np.bool_]) -> None:
         """Tell the callback, if there is one; afterwards `expired` knows what it answered."""
-        if self.callback is not None and not self._stopped.is_set():
+        if self.callback is not None and not self._stop.asked:
             elapsed = time.monotonic() - self.began
             if self.callback(Progress(instance, elapsed, objective, lower_bound, mask.copy())):
                 self.stop()
@@ -163,11 +224,14 @@ class SolverSpec:
 
     def prepare(self) -> None:
         """Have compiled code loaded, and at its first use on a machine compiled, before a time limit starts to run."""
-        if self.compiled and self.name not in _PREPARED:
-            _PREPARED.add(self.name)
-            place = torch.arange(24.0, dtype=torch.float64, device="cpu")
-            small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
-            self.solver(Problem.of(small[None], 12), self.options(), Run(0))
+        if not self.compiled:
+            return
+        with _preparing:  # another thread waits until all is there, not only begun
+            if self.solver not in _prepared:
+                place = torch.arange(24.0, dtype=torch.float64, device="cpu")
+                small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
+                self.solver(Problem.of(small[None], 12), self.options(), Run(0))
+                _prepared.add(self.solver)
 
     def make_options(self, given: dict[str, Any]) -> Any:
         """The options dataclass, or OptionError naming the accepted ones."""
@@ -209,8 +273,12 @@ class SolverSpec:
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
-_PREPARED: set[str] = set()
+_prepared: set[Solver] = set()
+_preparing = threading.RLock()  # preparing a method calls others
 _loaded = False
+_here = threading.local()  # `loading`: this thread is at it
+#: Entry points that could not be loaded, and why.
+_broken: dict[EntryPoint, str] = {}
 
 
 def register(
@@ -279,14 +347,42 @@ def unregister(name: str) -> None:
 
 
 def specs() -> dict[str, SolverSpec]:
-    """All registered methods by name, ours first, entry points of other packages loaded."""
+    """All registered methods by name, ours first, entry points of other packages loaded.
+
+    One that can not be loaded is left out, with a warning; a package that asks while it is being loaded gets what there
+    is so far.
+    """
+    # No lock of ours: whoever holds it and waits for an import could meet one who imports and waits for the lock.
+    # Importing has its own locks, and importing twice is harmless.
     global _loaded
-    if not _loaded:
-        _loaded = True
-        importlib.import_module("grace_opt.solvers")
-        for point in entry_points(group=ENTRY_POINT_GROUP):
-            point.load()
+    if not _loaded and not getattr(_here, "loading", False):
+        _here.loading = True
+        try:
+            importlib.import_module("grace_opt.solvers")
+            for point in entry_points(group=ENTRY_POINT_GROUP):
+                _load(point)
+            _loaded = True  # not before: until then other threads load, too
+        finally:
+            _here.loading = False
     return dict(_REGISTRY)
+
+
+def _load(point: EntryPoint) -> None:
+    if point in _broken:
+        return
+    try:
+        point.load()
+    except Exception as error:  # whatever somebody's module raises: the other methods are fine
+        for name, spec in list(_REGISTRY.items()):  # what it registered before it failed is of no use
+            if f"{spec.solver.__module__}.".startswith(f"{point.module}."):
+                unregister(name)
+        why = f"{type(error).__name__}: {error}"
+        if _broken.setdefault(point, why) is why:
+            warnings.warn(
+                f"the methods of entry point {point.name} = {point.value} are missing, it could not be loaded: {why}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 def get(name: str) -> SolverSpec:
@@ -304,7 +400,8 @@ def get(name: str) -> SolverSpec:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if name == "grace":
             hint = " 'grace' is a preset of MaskProvider and PrunedKeyCache: salient channels protected, then 'mies'."
-        raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.")
+        lost = "".join(f" Not loaded: {point.name} = {point.value} ({why})." for point, why in _broken.items())
+        raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.{lost}")
     for requirement in spec.requires:
         module, _, extra = requirement.partition(":")
         if importlib.util.find_spec(module) is None:

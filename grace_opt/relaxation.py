@@ -35,6 +35,13 @@ LEAVING = 10.0
 RTOL, STEPS_PER_VERTEX = 1e-6, 100
 #: Sweeps of a round of the ascent, and the share of the gap that a round has to close for another one to be made.
 SWEEPS, WORTH_ANOTHER_ROUND = 6, 0.02
+#: The diagonal has settled where a sweep changes no entry by more than this, in its own scale.
+SETTLED = 1e-2
+#: Times m³: what a relaxation takes on one core, roughly, and a sweep of the ascent. What does not fit into the time
+#: that is left is not begun.
+SECONDS, SECONDS_PER_SWEEP = 6e-10, 1e-9
+#: Entries that the ascent changes between two looks at the clock.
+ASCENT_SLICE = 50_000_000
 #: Keeps scales away from the end of float64's range; W is of size about one where that matters.
 NOTHING = 1e-100
 _EPS = float(np.finfo(np.float64).eps)
@@ -150,8 +157,6 @@ def shifted(
     -----
     O(m³) per sweep of the ascent, up to `SWEEPS` of them a round.
     """
-    from .kernels.compiled.shift import ascend
-
     m = sub.m
     W, F, H = (sub.W, None, None) if cuts is None else cuts
     a = start_diagonal(sub, W)
@@ -168,7 +173,7 @@ def shifted(
     base, e = _lifted(W / np.outer(scale, scale), scale, LEAVING), a / scale**2
     spread = np.maximum(best.x * (1 - best.x), 2e-3)
     for round_, weight in enumerate(weights):
-        if run is not None and run.expired():
+        if run is not None and not run.has_time((3 * SECONDS + SECONDS_PER_SWEEP) * m**3):
             break
         gap = max(incumbent - best.bound, 1e-3 * abs(incumbent), NOTHING)
         least = least_eigenvalue(base + np.diag(e))
@@ -178,8 +183,8 @@ def shifted(
         except np.linalg.LinAlgError:  # entries so far apart that the best so far has to do
             break
         inverse = 0.5 * (inverse + inverse.T)
-        for _ in range(SWEEPS):  # one a call, so that the clock is looked at
-            if ascend(inverse, e, spread * scale**2, weight * gap / m, 1e-2) or (run and run.expired()):
+        for _ in range(SWEEPS):
+            if not _swept(inverse, e, spread * scale**2, weight * gap / m, run):
                 break
         if not np.isfinite(e).all():  # an inverse too inaccurate to go on with
             break
@@ -192,6 +197,20 @@ def shifted(
         if best.bound >= incumbent or (round_ >= 2 and gain < WORTH_ANOTHER_ROUND * gap):
             break
     return best
+
+
+def _swept(inverse: Array, e: Array, spread: Array, mu: float, run: Any) -> bool:
+    """One sweep of the ascent, as far as the time allows that its relaxation needs; whether another one is worth it."""
+    from .kernels.compiled.shift import ascend
+
+    m, largest = len(e), 0.0
+    rows = max(1, ASCENT_SLICE // (m * m))
+    for first in range(0, m, rows):
+        change = ascend(inverse, e, spread, mu, first, min(m, first + rows))
+        largest = max(largest, change)
+        if change < 0 or (run is not None and not run.has_time(2 * SECONDS * m**3)):
+            return False
+    return largest >= SETTLED
 
 
 def _lifted(C: Array, scale: Array, weight: float) -> Array:

@@ -40,6 +40,7 @@ class Status(enum.Enum):
     OPTIMAL = "proved optimal: the objective equals its certified lower bound"
     FEASIBLE = "a valid choice of k vertices; optimality is not proved"
     LIMIT = "stopped at a time or work limit with the best choice so far"
+    INTERRUPTED = "stopped by Ctrl-C with the best choice so far"
 
 
 @dataclass(frozen=True)

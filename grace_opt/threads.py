@@ -7,7 +7,7 @@ second thread, and on a busy machine loses many times over by waiting for it. So
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cache
 from typing import TypeVar
 
@@ -21,17 +21,24 @@ Answer = TypeVar("Answer")
 
 
 def in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: Run | None = None) -> list[Answer]:
-    """The answers of `work`, in the order of the items; an error or Ctrl-C stops `run` and waits for nobody."""
+    """The answers of `work`, in the order of the items.
+
+    The first error in any thread, or Ctrl-C in this one, stops `run`, so that the others end, and is raised.
+    """
     with _blas().limit(limits=1, user_api="blas"):
         if len(items) == 1:
             return [work(items[0])]
         with ThreadPoolExecutor(max(1, min(len(items), torch.get_num_threads()))) as pool:
+            waiting = [pool.submit(work, item) for item in items]
             try:
-                return list(pool.map(work, items))
+                wait(waiting, return_when=FIRST_EXCEPTION)
+                for failed in (future for future in waiting if future.done() and future.exception()):
+                    failed.result()  # raises
+                return [future.result() for future in waiting]
             except BaseException:
                 if run is not None:
                     run.stop()
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
 

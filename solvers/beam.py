@@ -24,6 +24,8 @@ from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result
 
+#: What completing takes per vertex looked at, roughly.
+SECONDS_PER_SCORE = 1e-9
 #: About so many bytes of partial sets at a time; the batch is cut to fit.
 MEMORY = 1 << 28
 
@@ -80,6 +82,7 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     scores = first_scores(W, candidates)
     answer = greedy_order(W, None, candidates, k, k_max).mask  # MIES: to be beaten, and there in time
     value = _value(W, answer, k, k_max)
+    run.ctrl_c_stops()
     # Sums of random keys tell sets apart but not orders; two sets that share a sum would cost a little breadth only.
     random = torch.Generator("cpu").manual_seed(0)
     keys = torch.randint(-(2**63), 2**63 - 1, (n,), generator=random, device="cpu").to(W.device)
@@ -91,7 +94,8 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     )
     ended, ended_f = answer.clone(), torch.full_like(value, torch.inf)  # the best that the search itself arrived at
     for step in range(1, k_max + 1):
-        if run.expired():
+        most = (k_max - step) * n * size * options.width * options.lookahead
+        if not run.has_time(SECONDS_PER_SCORE * most):
             limit, step = k >= step, step - 1
             break
         level = _extended(W, level, keys, options.width * max(1, options.lookahead))

@@ -29,11 +29,11 @@ import torch
 from grace_opt import bounds, fixing, objective, registry
 from grace_opt.arrays import count
 from grace_opt.depth_first import DepthFirst
-from grace_opt.doubly_nonnegative import Multipliers, strengthened
+from grace_opt.doubly_nonnegative import SECONDS_PER_STEP, Multipliers, strengthened
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
-from grace_opt.relaxation import MOST_VERTICES, Relaxation, relax, shifted
+from grace_opt.relaxation import MOST_VERTICES, SECONDS, Relaxation, relax, shifted
 from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
 from grace_opt.starts import starting_masks
 from grace_opt.subproblem import Subproblem, objective_step
@@ -46,6 +46,8 @@ SHIFT_NODES, PAIR_NODES, STRONG_NODES = 2_000, 20_000, 200
 SLICE = 0.05
 #: With no more subsets than this all are tried where rounding keeps the search from a proof.
 ENUMERATED = 20_000_000
+#: The first slice, before it is known how long a node takes: so many entries of W.
+SLICE_ENTRIES = 1_000_000
 #: Rounds of strengthening and probing at one node, while they fix many.
 ROUNDS = 4
 _EPS = float(np.finfo(np.float64).eps)
@@ -91,7 +93,8 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
             f"{8 * 12 * problem.n**2 / 2**30:.1f} GiB. Use method='portfolio' or 'tabu'; certify=True brings a bound."
         )
     masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
-    rows = bounds.row_bound(problem).tolist()
+    run.ctrl_c_stops()
+    rows = bounds.row_bound_in_time(problem, run).tolist()
     trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run, b) for b in range(len(masks))]
     in_threads(_Tree.grow, trees, run)
     for tree in trees:
@@ -136,7 +139,7 @@ class _Tree:
         number: int,
     ) -> None:
         self.problem, self.options, self.run, self.number = problem, options, run, number
-        self.mask, self.nodes, self.strong, self.age = mask, 0, 0, 0
+        self.mask, self.nodes, self.strong, self.age, self.late = mask, 0, 0, 0, False
         self.sub, self.scale = Subproblem.of(problem, mask)
         self.value, self.allowed = self._exact(mask)
         self.known_bound = bound / self.scale
@@ -163,7 +166,8 @@ class _Tree:
 
     @property
     def stopped(self) -> bool:
-        return self.run.expired() or (self.options.node_limit is not None and self.nodes >= self.options.node_limit)
+        limit = self.options.node_limit
+        return self.late or self.run.expired() or (limit is not None and self.nodes >= limit)
 
     @property
     def lower_bound(self) -> float:
@@ -199,7 +203,7 @@ class _Tree:
     def _grow(self, sub: Subproblem) -> None:
         sub, bound = fixing.narrowed(sub, self.value, self.slack, self.run)
         bound = max(bound, self.known_bound)
-        if not self.step and 0 < sub.k < sub.m:
+        if not self.step and 0 < sub.k < sub.m and self.run.has_time(SECONDS * sub.m**3):
             self.rounding = relax(sub).rounding
         self._report(bound)
         self._push(_Open(bound, 0, sub, self.options.bound == "sdp"))
@@ -238,6 +242,9 @@ class _Tree:
     def _search(self, part: _Open) -> None:
         """Bound, fix, search depth first; leave `at_work` at infinity where that settles it (branching included)."""
         sub, warm, bound = part.sub, part.warm, part.bound
+        if not self.run.has_time(self._seconds(sub, part.pairs)):
+            self.late = True  # what can be done about it takes too long: the search is over
+            return
         for _ in range(ROUNDS):
             relaxation, warm = self._relaxed(sub, part.pairs, warm)
             bound = self.at_work = max(bound, relaxation.bound)
@@ -253,7 +260,8 @@ class _Tree:
                 return
             relaxation = relaxation.restricted(sub, free)
             warm = None if warm is None else warm.restricted(free)
-            if self.stopped or (~free).sum() < fixing.WORTH_ANOTHER * len(free):
+            few = (~free).sum() < fixing.WORTH_ANOTHER * len(free)
+            if few or self.stopped or not self.run.has_time(self._seconds(sub, part.pairs)):
                 break
         if bound >= self.cutoff:
             self.at_work = math.inf
@@ -271,6 +279,10 @@ class _Tree:
             self._branch(sub, bound, warm, x)
             self.at_work = math.inf
 
+    def _seconds(self, sub: Subproblem, pairs: bool) -> float:
+        """What the least of `_relaxed` takes, roughly."""
+        return (2 * SECONDS + SECONDS_PER_STEP * pairs) * float(sub.m**3)
+
     def _relaxed(self, sub: Subproblem, pairs: bool, warm: Multipliers | None) -> tuple[Relaxation, Multipliers | None]:
         if not pairs:
             return shifted(sub, self.value, run=self.run), None
@@ -282,14 +294,14 @@ class _Tree:
     ) -> tuple[float, npt.NDArray[np.float64]]:
         """Search a part for at most `budget` nodes. Returns the least bound left (inf: none), and the root's x."""
         search = DepthFirst(sub, relaxation)
-        batch = 32
+        batch = min(32, max(1, SLICE_ENTRIES // sub.m**2))
         while search.top and budget > 0 and not self.stopped:
             seconds, used, found = search.advance(self.value, self.slack, min(batch, budget, self._nodes_left()))
             self.nodes += used
             budget -= used
             if found is not None:
                 self._offer(sub, found)
-            batch = max(8, int(min(4.0, SLICE / max(seconds, 1e-9)) * batch))
+            batch = max(1, int(min(4.0, SLICE / max(seconds, 1e-9)) * batch))
         if not self.step:  # whole numbers are summed exactly
             self.floor = min(self.floor, search.least_leaf())
         return search.least_bound(), relaxation.x

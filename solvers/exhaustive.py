@@ -27,8 +27,8 @@ from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result
 
-#: Subsets between two looks at the clock.
-SLICE = 1 << 20
+#: Subsets times n between two looks at the clock.
+SLICE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,13 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
     mask = torch.zeros_like(problem.candidates)
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     visited = 0
+    run.ctrl_c_stops()
     for b, candidates in enumerate(problem.candidates):
+        if b and run.expired():  # no slice for each of what may be thousands
+            mies, limit[b:] = registry.get("mies"), True
+            rest = problem.instances(torch.arange(b, len(mask), device=mask.device))
+            mask[b:] = mies.solve(rest, mies.make_options({}), run).mask
+            break
         vertices = candidates.nonzero().squeeze(-1)
         W = problem.W[b][vertices][:, vertices].to("cpu", torch.float64).contiguous().numpy()
         chosen, seen, finished = _search(W, k[b], run)
@@ -94,7 +100,7 @@ def _search(W: np.ndarray[Any, Any], k: int, run: Run) -> tuple[np.ndarray[Any, 
     c = np.append(np.arange(k), n)  # current subset, ascending, and Knuth's sentinel
     best, best_value, visited, finished = c[:k].copy(), np.array([np.inf, 0.0]), 0, False
     while not finished:
-        seen, finished = advance(W, c, best, best_value, SLICE)
+        seen, finished = advance(W, c, best, best_value, max(1, SLICE // n))
         visited += seen
         if not finished and run.expired():
             break

@@ -34,7 +34,7 @@ LARGEST_ON_CHIP = 256
 #: Swaps between two fresh computations of the sums, which keep their drift below the tolerance.
 REFRESH = 256
 #: Pairs that the compiled search looks at, per instance, between two looks at the clock: some hundredths of a second.
-PAIRS_PER_LOOK, NO_LIMIT = 50_000_000, 2**62
+PAIRS_PER_LOOK = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class LocalSearchOptions:
 def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Result:
     """Improve a start by the best swap of two vertices until none improves."""
     mask = starting_masks(problem, options.start, run)
+    run.ctrl_c_stops()
     if use_triton("exchanges", mask.device, _objection(problem, options, run)):
         from grace_opt.kernels.triton.greedy import swap_refine
 
@@ -119,7 +120,9 @@ def _compiled(problem: Problem, mask: Tensor, tolerance: float, max_steps: int |
         if run.expired() or (max_steps is not None and steps >= max_steps):
             limit[active] = True
             break
-        most = max(PAIRS_PER_LOOK // (n * n), 1) if run.limited or run.callback else NO_LIMIT
+        most = max(PAIRS_PER_LOOK // (n * n), 1)
+        if not run.limited:  # whole stretches between fresh sums: the same answer as in one go, and time for Ctrl-C
+            most = max(most // REFRESH, 1) * REFRESH
         most = most if max_steps is None else min(most, max_steps - steps)
         part, before = chosen[active], done[active]
         now = before.copy()

@@ -2,9 +2,10 @@ r"""Portfolio: the best answer within the time there is, with a certificate. Wha
 
 Without a time limit: both greedies, tabu search from the better one, and the fast certificate. With one: the same, then
 branch and bound for half of the time that is left (it ends early if it proves the optimum), then tabu search again
-until the limit; beyond 2000 vertices tabu search all the time. Complexity: that of its parts; guarantee: never worse
-than `mies`, `drop_greedy` or a local optimum of exchanges, and always with a bound. Reference: Huberman, Lukose & Hogg,
-Science 275 (1997), for portfolios.
+until the limit; beyond 2000 vertices tabu search all the time. What does not fit into the time that is left is not
+begun, `drop_greedy` and the bound of large W included. Complexity: that of its parts; guarantee: never worse than
+`mies`, and, given the time, than `drop_greedy` or a local optimum of exchanges, and with a bound. Reference: Huberman,
+Lukose & Hogg, Science 275 (1997), for portfolios.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from grace_opt import bounds, objective, registry
 from grace_opt.errors import OptionError
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
-from grace_opt.relaxation import MOST_VERTICES
+from grace_opt.relaxation import MOST_VERTICES, SECONDS
 from grace_opt.solution import Result, proved
+
+#: What `drop_greedy` takes per entry of W, roughly; and by how much the tight bound takes longer than the fast one.
+SECONDS_TO_DROP, TIGHT_FACTOR = 2e-8, 100
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,15 @@ class PortfolioOptions:
 )
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     """Greedies, tabu search and a certificate; with a time limit, branch and bound and more tabu search."""
-    mask = _better(problem, _call("mies", problem, run).mask, _call("drop_greedy", problem, run).mask)
-    # Before the searches, which know how to stop: a bound takes what it takes.
-    bound = bounds.row_bound(problem)
-    if problem.n <= bounds.MOST_FAST and not run.expired():
+    mask = _call("mies", problem, run).mask
+    run.ctrl_c_stops()
+    entries = problem.W.numel()
+    if not run.limited or run.has_time(SECONDS_TO_DROP * entries):
+        mask = _better(problem, mask, _call("drop_greedy", problem, run).mask)
+    # Before the searches, which know how to stop: a bound takes what it takes, and is left out where that is too long.
+    bound = bounds.row_bound_in_time(problem, run)
+    seconds = SECONDS * problem.n * entries * (TIGHT_FACTOR if options.bound == "tight" else 1)
+    if problem.n <= bounds.MOST_FAST and run.has_time(seconds):
         # The plain relaxation, compiled as all else here is, is what the fast certificate computes in torch.
         better = bounds.plain_bound if options.bound == "fast" else bounds.tight_bound
         bound = torch.maximum(bound, better(problem))
@@ -68,7 +77,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     stats = dict(first.stats)
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     if run.limited:
-        if problem.n <= MOST_VERTICES and not run.expired():
+        if problem.n <= MOST_VERTICES and run.has_time(SECONDS * problem.n**3):
             exact = _call("branch_and_bound", problem, run.until(0.5), start=mask)
             mask = _better(problem, mask, exact.mask)
             bound = torch.maximum(bound, exact.lower_bound.to(bound))  # type: ignore[union-attr]

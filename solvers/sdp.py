@@ -88,6 +88,7 @@ def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
     sizes = [m for m, k in counts if 1 < k < m - 1]
     if sizes:
         _check_memory(max(sizes), options)
+    run.ctrl_c_stops()  # the k lightest vertices, at worst
     found = [_one(problem.instance(b), options, run) for b in range(problem.W.shape[0])]
     masks, bounds, limits, each = zip(*found, strict=True)
     stats: dict[str, Any] = {key: [one[key] for one in each] for key in ("relaxation", "solver", "solver_status")}
@@ -117,6 +118,8 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
     if run.expired() or run.deadline - time.monotonic() < SECONDS_TO_START * m**3:
         return result([_mask(m, fallback)], -math.inf, stats | {"solver_status": "no time left"}, limit=True)
     found = _relax(W, k, options, run)
+    if found.status == conic.INTERRUPTED:
+        run.interrupt()
     # Without any multipliers the bound is k λ_min(W): better than what a solver stopped early may have.
     bound = max(lifted.dual_bound(W, k, each) for each in (found.multipliers, lifted.Multipliers.zero(m)))
     value = None if math.isnan(found.value) else found.value * scale
@@ -155,6 +158,7 @@ def _relax(W: np.ndarray[Any, Any], k: int, options: SdpOptions, run: Run) -> co
                 eps=options.eps,
                 max_iters=options.max_iters,
                 time_limit=max(run.deadline - time.monotonic(), 1e-3),
+                stopped=run.expired,
             )
         except SolverError as error:
             failures.append(str(error))

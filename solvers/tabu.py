@@ -75,6 +75,7 @@ class TabuOptions:
 def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     """Exchange vertices, uphill too, with memory; finds the optimum of most instances, and says nothing of it."""
     start = starting_masks(problem, options.start, run).cpu().numpy()
+    run.ctrl_c_stops()
     searches = [_Search(problem.instance(b), start[b], options, run, b) for b in range(len(start))]
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     waiting = [search for search in searches if not search.done]

@@ -376,13 +376,13 @@ def test_the_ascent_keeps_the_inverse_and_lowers_its_barrier(n, seed):
         sign, size = np.linalg.slogdet(base + np.diag(d))
         return w @ d - mu * size if sign > 0 else np.inf
 
-    ascend(B, a, w, mu, 1e-9)
+    ascend(B, a, w, mu, 0, len(a))
     assert pytest.approx(np.linalg.inv(base + np.diag(a)), rel=1e-6, abs=1e-8) == B
     assert barrier(a) <= barrier(start)
     settled = False
     while not settled:
         B = np.linalg.inv(base + np.diag(a))
-        settled = ascend(B, a, w, mu, 1e-6)
+        settled = 0 <= ascend(B, a, w, mu, 0, len(a)) < 1e-6
     # At the minimum, w_i = mu (base + Diag a)^-1_ii.
     assert mu * np.linalg.inv(base + np.diag(a)).diagonal() == pytest.approx(w, rel=1e-3)
 

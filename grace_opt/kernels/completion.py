@@ -7,12 +7,7 @@ Voss (1999), with GRACE's Algorithm 1 as the pilot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -47,11 +42,13 @@ def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: i
     O(need · n) per partial set; W is never copied per set.
     """
     if W.device.type == "cpu" and scores.numel() * width >= COMPILE_FROM:
+        from .compiled.completion import complete
+
         order = np.full((scores.shape[0], width), -1, dtype=np.int64)
         cost = np.zeros(scores.shape[0])
-        W_array, kernel = W.contiguous().numpy(), _compiled()
+        W_array = W.contiguous().numpy()
         scratch = scores.clone(memory_format=torch.contiguous_format).numpy()
-        in_threads(lambda *share: kernel(W_array, *share), (owner.numpy(), scratch, need.numpy(), order, cost))
+        in_threads(lambda *share: complete(W_array, *share), (owner.numpy(), scratch, need.numpy(), order, cost))
         return torch.from_numpy(order), torch.from_numpy(cost)
     return torch_completions(W, owner, scores, need, width)
 
@@ -71,43 +68,3 @@ def torch_completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, wi
         scores.add_(rows.index_select(0, first_row + best), alpha=2)
         scores.scatter_(-1, best.unsqueeze(-1), torch.inf)
     return order, cost
-
-
-@cache
-def _compiled() -> Callable[..., None]:
-    """The compiled loop; numba is imported on first use, since it takes a while."""
-    from numba import njit
-
-    compiled: Callable[..., None] = njit(cache=True, nogil=True)(_loop)
-    return compiled
-
-
-def _loop(
-    W: npt.NDArray[Any],
-    owner: npt.NDArray[np.int64],
-    scores: npt.NDArray[Any],
-    need: npt.NDArray[np.int64],
-    order: npt.NDArray[np.int64],
-    cost: npt.NDArray[np.float64],
-) -> None:
-    """Fill `order` and `cost`; `scores` is scratch."""
-    n = W.shape[-1]
-    for r in range(scores.shape[0]):
-        score = scores[r]
-        best = 0
-        for i in range(1, n):
-            if score[i] < score[best]:
-                best = i
-        for step in range(need[r]):
-            cost[r] += score[best]
-            if score[best] == np.inf:
-                break
-            order[r, step] = best
-            row = W[owner[r], best]
-            score[best] = np.inf
-            best, least = 0, score[best]
-            for i in range(n):  # update and look for the next minimum in one pass
-                value = score[i] + (row[i] + row[i])
-                score[i] = value
-                if value < least:
-                    best, least = i, value

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 import warnings
 
 import torch
@@ -27,6 +28,7 @@ OLDEST = (8, 0)
 _machines: dict[torch.device, str | None] = {}
 _verdicts: dict[tuple[str, torch.device], bool] = {}
 _said: set[tuple[str, str]] = set()
+_trying = threading.RLock()  # a kernel's trial may use another kernel
 
 
 def use_triton(kernel: str, device: torch.device, objection: str | None = None) -> bool:
@@ -47,16 +49,20 @@ def use_triton(kernel: str, device: torch.device, objection: str | None = None) 
     """
     if device.type != DEVICE_TYPE or torch.compiler.is_compiling() or os.environ.get("GRACE_OPT_TRITON") == "0":
         return False
-    if device not in _machines:
-        _machines[device] = _machine_objection(device)
-    objection = _machines[device] or objection
-    if objection is not None:
-        return _refused(kernel, objection)
-    if (kernel, device) not in _verdicts:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return False
-        _verdicts[kernel, device] = _tried(kernel, device)
-    return _verdicts[kernel, device]
+    verdict = _verdicts.get((kernel, device))
+    if objection is None and verdict is not None:
+        return verdict
+    with _trying:  # one trial of each kernel, whichever thread comes first
+        if device not in _machines:
+            _machines[device] = _machine_objection(device)
+        objection = _machines[device] or objection
+        if objection is not None:
+            return _refused(kernel, objection)
+        if (kernel, device) not in _verdicts:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return False
+            _verdicts[kernel, device] = _tried(kernel, device)
+        return _verdicts[kernel, device]
 
 
 def _machine_objection(device: torch.device) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,10 @@ def in_threads(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...]
         return
     mine, *others = zip(*(np.array_split(a, threads) for a in arrays), strict=True)
     waiting = [_pool(threads).submit(kernel, *share) for share in others]
-    kernel(*mine)
+    try:
+        kernel(*mine)
+    finally:
+        wait(waiting)  # they write to the arrays as long as they run
     for done in waiting:
         done.result()
 

@@ -19,9 +19,10 @@ and Gimelshein (arXiv 1805.02867) for the running softmax.
 from __future__ import annotations
 
 import numpy as np
-from numba import cfunc, njit
+from numba import njit
 from numba.np.numpy_support import carray
 
+from ._jit import c_function, jit
 from .lanes import (
     LANES,
     add_one,
@@ -200,7 +201,7 @@ def address(places, tensor, b, h):
 
 
 # Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
-@njit(cache=True, nogil=True)
+@jit
 def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products):
     """What the items see that nobody has taken yet, into their rows of `largest`, `sums` and `products`.
 
@@ -289,7 +290,7 @@ def numbers(at, shape):
     return carray(pointer(at), shape, np.float32)
 
 
-@cfunc("void(voidptr)", cache=True)
+@c_function("void(voidptr)")
 def attend_in_team(data):
     """`attend`, as a team of threads calls it: with the address of addresses, sizes and `softcap`."""
     given = carray(data, (11,), np.int64)
@@ -309,7 +310,7 @@ def attend_in_team(data):
     )
 
 
-@njit(cache=True, nogil=True)
+@jit
 def join(largest, sums, products, runs, length, output):
     """Runs, weighted as their maxima say, and divided by the sum of the weights; `output` is (B, L, H_q, d_v)."""
     rows, width = largest.shape[1], output.shape[3]

@@ -7,12 +7,13 @@ R; Ogita, Rump & Oishi (2005) for sums in pairs.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ._jit import jit
 
 _EPS = float(np.finfo(np.float64).eps)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def advance(W, c, best, best_value, budget):
     """Visit up to `budget` subsets from `c` on; returns how many, and whether they were the last ones.
 
@@ -49,7 +50,7 @@ def advance(W, c, best, best_value, budget):
     return budget, False
 
 
-@njit(cache=True, nogil=True)
+@jit
 def pair_sum(W, subset):
     """f of a subset as a pair, high and low, of which the first is f rounded once."""
     total, lost = 0.0, 0.0
@@ -63,7 +64,7 @@ def pair_sum(W, subset):
     return high, lost - (high - total)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _afresh(W, c, sums, errors):
     """f of the current subset and a bound on its error; `sums` and `errors` likewise."""
     n, k = W.shape[0], c.shape[0] - 1
@@ -80,7 +81,7 @@ def _afresh(W, c, sums, errors):
     return high, 2.0 * _EPS * (abs(high) + size)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _next(c):
     """Algorithm R with 0-based positions: the exchange that leads to the next subset, ``out`` for ``new``; -1 at the
     end."""

@@ -10,8 +10,8 @@ Source: Ghosh (1996), and any work on maximum diversity.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ._jit import jit
 from .passes import largest_row
 from .vectors import least_exchange
 
@@ -19,7 +19,7 @@ from .vectors import least_exchange
 REFRESH = 256
 
 
-@njit(cache=True, nogil=True)
+@jit
 def improve(steps, tolerance, W, mask, candidates, done):
     """Up to `steps` exchanges per instance, in `mask`; `done` counts them, and is as it was at a local optimum.
 
@@ -54,7 +54,7 @@ def improve(steps, tolerance, W, mask, candidates, done):
                 sums[v] += np.float64(W[b, j, v]) - np.float64(W[b, i, v])
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _fresh_sums(W, mask, sums):
     sums[:] = 0.0
     for i in range(len(sums)):
@@ -63,7 +63,7 @@ def _fresh_sums(W, mask, sums):
                 sums[v] += W[i, v]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _best_exchange(W, mask, candidates, sums, enter):
     """The least change of f, which vertex leaves, and which enters; infinite where no exchange is possible."""
     n = len(sums)

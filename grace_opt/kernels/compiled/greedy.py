@@ -10,8 +10,8 @@ Source: ours; Algorithm 1 of GRACE (arXiv 2604.16983).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ._jit import jit
 from .vectors import add_twice, ask_for, first_place, least
 
 #: Instances that take turns: enough to cover the wait for memory, few enough for their scores to stay in the cache.
@@ -19,7 +19,7 @@ TOGETHER = 8
 CACHE_LINE = 64
 
 
-@njit(cache=True, nogil=True)
+@jit
 def greedy(W, given, candidates, k, order, mask, rise):
     """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken.
 

@@ -6,12 +6,12 @@ Source: ours. In torch the same takes a pass, and a temporary of the input's siz
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ._jit import jit
 from .vectors import SIDE, differ, largest_bits
 
 
-@njit(cache=True, nogil=True)
+@jit
 def largest_row(W):
     """A row of W in which the largest |W_ij| stands, or an entry that is not finite if there is one."""
     row, most = 0, largest_bits(W[0])
@@ -22,7 +22,7 @@ def largest_row(W):
     return W[row]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def extremes(W, finite, largest, asymmetry):
     """Per instance: whether W is finite, and if so max |W_ij| and max |W_ij - W_ji| (in float64)."""
     n = W.shape[1]
@@ -42,7 +42,7 @@ def extremes(W, finite, largest, asymmetry):
         asymmetry[b] = max(worst, _largest_difference(here, whole, n, 0, n))
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _largest_difference(W, top, bottom, left, right):
     worst = 0.0
     for i in range(top, bottom):
@@ -51,7 +51,7 @@ def _largest_difference(W, top, bottom, left, right):
     return worst
 
 
-@njit(cache=True, nogil=True)
+@jit
 def objective(W, mask, value):
     """f of every instance, correctly rounded but for the last pair of digits: sums keep what rounding takes off them.
 
@@ -79,7 +79,7 @@ def objective(W, mask, value):
         value[b] = total + lost
 
 
-@njit(cache=True, nogil=True)
+@jit
 def magnitude(W, mask, value):
     """The sum of |W_ij| over the chosen vertices of every instance."""
     n = W.shape[1]
@@ -93,7 +93,7 @@ def magnitude(W, mask, value):
         value[b] = total
 
 
-@njit(cache=True, nogil=True)
+@jit
 def indices(mask, found):
     """The True places of every row of `mask`, in order; what is left of `found` stays."""
     size, n = mask.shape

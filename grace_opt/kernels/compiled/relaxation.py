@@ -8,10 +8,11 @@ never validity. Sources: Platt (1998); Frank & Wolfe (1956) for the dual value.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ._jit import jit
 
 
-@njit(cache=True, nogil=True)
+@jit
 def repair(x, k):
     """Move x into the box and onto the plane ``sum x = k``, in place."""
     m = x.shape[0]
@@ -28,7 +29,7 @@ def repair(x, k):
             x[p] += share * (1.0 - x[p])
 
 
-@njit(cache=True, nogil=True)
+@jit
 def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     """Improve x in place until the dual value reaches `target`, can not reach it, or the relaxation is solved.
 
@@ -100,7 +101,7 @@ def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     return best, last, value
 
 
-@njit(cache=True, nogil=True)
+@jit
 def restricted(A, c, k, v, inside, B, b, y, x):
     """The relaxation with x_v fixed: fills B, b and the start y (m - 1); returns its k and constant."""
     m = A.shape[0]
@@ -121,7 +122,7 @@ def restricted(A, c, k, v, inside, B, b, y, x):
     return rest, (A[v, v] + c[v] if inside else 0.0)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
     """Fix each vertex of `first` to `last` the other way than x leans, and see whether the dual value reaches `target`.
 

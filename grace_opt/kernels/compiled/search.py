@@ -10,8 +10,8 @@ Every node: relaxation from its parent's x, bound, fixing by reduced costs, repe
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ._jit import jit
 from .relaxation import minimise, repair
 
 FREE, IN, OUT = 0, 1, 2
@@ -19,7 +19,7 @@ FREE, IN, OUT = 0, 1, 2
 RTOL, STEPS_PER_VERTEX = 1e-6, 60
 
 
-@njit(cache=True, nogil=True)
+@jit
 def fix(v, inside, W, F, H, status, C, E, const):
     """Fix vertex v in one node. const: true constant, constant of the pair terms, how many are still to choose."""
     m = W.shape[0]
@@ -37,7 +37,7 @@ def fix(v, inside, W, F, H, status, C, E, const):
     const[1] += 2.0 * freed
 
 
-@njit(cache=True, nogil=True)
+@jit
 def leaf(W, status, C, const, chosen):
     """The best completion where it is plain to see; fills `chosen`. Returns its value, or inf if it is not a leaf.
 
@@ -81,7 +81,7 @@ def leaf(W, status, C, const, chosen):
     return np.inf, False
 
 
-@njit(cache=True, nogil=True)
+@jit
 def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack, weight, budget):
     """Work on the stack for at most `budget` nodes, or until a better set is found.
 

@@ -8,18 +8,21 @@ exactly, keeping the inverse; u makes directions that leave the plane ``sum x = 
 
 from __future__ import annotations
 
-from numba import njit
+from ._jit import jit
 
 
-@njit(cache=True, nogil=True, fastmath={"nsz", "reassoc", "contract"})
-def ascend(B, a, w, mu, rtol):
-    """One sweep over a, in place; B, the inverse of the shifted matrix, is kept so. Returns whether a has settled."""
+@jit(fastmath={"nsz", "reassoc", "contract"})
+def ascend(B, a, w, mu, first, last):
+    """A sweep over a, from `first` to `last`, in place; B, the inverse of the shifted matrix, is kept so.
+
+    Returns the largest change of an entry, in its own scale; -1 where it had to stop.
+    """
     n = B.shape[0]
     largest = 0.0
-    for i in range(n):
+    for i in range(first, last):
         held = B[i, i]
         if not held > 0.0 or w[i] <= 0.0:
-            return True  # the inverse has drifted away: leave a as it is
+            return -1.0  # the inverse has drifted away: leave a as it is
         change = mu / w[i] - 1.0 / held
         scale = change / (1.0 + change * held)
         a[i] += change
@@ -32,4 +35,4 @@ def ascend(B, a, w, mu, rtol):
         z = 1.0 - scale * held
         for q in range(n):
             B[i, q] *= z
-    return largest < rtol
+    return largest

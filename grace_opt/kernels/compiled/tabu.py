@@ -9,13 +9,15 @@ two elite sets (what they share is kept, the rest is drawn from their union) or 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
+
+from ._jit import jit
 
 #: Rows of the integer state: iteration, restarts done, iterations since the run improved, elites held.
 CLOCK, RESTARTS, STALE, ELITES = 0, 1, 2, 3
 
 
-@njit(cache=True, nogil=True)
+@jit
 def draw(rng, bound):
     """A whole number below `bound`, by xorshift64*; the state is rng[0]."""
     x = rng[0]
@@ -26,7 +28,7 @@ def draw(rng, bound):
     return int(((x * uint64(0x2545F4914F6CDD1D)) >> uint64(33)) % uint64(bound))
 
 
-@njit(cache=True, nogil=True)
+@jit
 def fill_sums(W, x, g):
     """g = W x, and f(x)."""
     n = W.shape[0]
@@ -42,7 +44,7 @@ def fill_sums(W, x, g):
     return f
 
 
-@njit(cache=True, nogil=True)
+@jit
 def row_maxima(W):
     """The largest off-diagonal entry of each row."""
     n = W.shape[0]
@@ -54,7 +56,7 @@ def row_maxima(W):
     return top
 
 
-@njit(cache=True, nogil=True, fastmath={"nnan", "nsz", "reassoc"})
+@jit(fastmath={"nnan", "nsz", "reassoc"})
 def least_entry(price, row):
     """min over j of ``price[j] - 2 row[j]``; the flags let the compiler take the minimum in parts."""
     low = np.inf
@@ -65,7 +67,7 @@ def least_entry(price, row):
     return low
 
 
-@njit(cache=True, nogil=True)
+@jit
 def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     """The best exchange whose ends are not tabu, or that changes f by less than `wish`; ties are drawn.
 
@@ -118,7 +120,7 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     return best, bi, bj
 
 
-@njit(cache=True, nogil=True)
+@jit
 def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure, size):
     """Search for `budget` iterations from the state in the arrays, which are updated in place.
 
@@ -170,7 +172,7 @@ def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng
             best_x[:] = x
 
 
-@njit(cache=True, nogil=True)
+@jit
 def keep_elite(x, value, tiny, elites, elite_values, state):
     """Keep x among the elites unless it is there already or worse than all of them."""
     held, worst = state[ELITES], 0
@@ -188,7 +190,7 @@ def keep_elite(x, value, tiny, elites, elite_values, state):
     elite_values[worst] = value
 
 
-@njit(cache=True, nogil=True)
+@jit
 def restart(W, k, x, best_x, elites, state, rng):
     """A new set in x: two elites joined, or the best one shaken, by turns."""
     n = W.shape[0]

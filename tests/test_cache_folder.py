@@ -1,0 +1,160 @@
+"""Where compiled loops are kept: no folder, damaged files, a full disk, other versions, two processes at once.
+
+Each case runs in a process of its own, on a copy of the library, as users have it. Root may write anywhere: what can
+not be written to is a file where a folder should be.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Compiles one small loop.
+SOLVE = """
+import numpy as np, grace_opt
+W = np.random.default_rng(0).normal(size=(9, 9)); W += W.T
+print(grace_opt.solve(W, 4, "exhaustive"))
+"""
+ANSWER = "OPTIMAL, vertices ["
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, without what numba and Python keep beside it."""
+    work = tmp_path_factory.mktemp("installed")
+    shutil.copytree(ROOT / "grace_opt", work / "grace_opt", ignore=shutil.ignore_patterns("__pycache__", "data"))
+    return work
+
+
+@pytest.fixture
+def locked(sources: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a user who may write nowhere."""
+    shutil.copytree(sources / "grace_opt", tmp_path / "grace_opt")
+    for folder in [tmp_path, *(at for at in (tmp_path / "grace_opt").rglob("*") if at.is_dir())]:
+        (folder / "__pycache__").touch()
+    (tmp_path / "file").touch()
+    nowhere = str(tmp_path / "file" / "below")
+    return environment(tmp_path) | dict.fromkeys(("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"), nowhere)
+
+
+def environment(library: Path, **more: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(library), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"} | more
+
+
+def start(code: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.Popen(
+        command, env=env, cwd=env["PYTHONPATH"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def python(code: str, env: dict[str, str]) -> tuple[str, str]:
+    process = start(code, env)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, str], tmp_path: Path) -> None:
+    env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "file")}
+    modules = [f.stem for f in (ROOT / "grace_opt" / "kernels" / "compiled").glob("*.py") if f.stem != "__init__"]
+    loading = f"import importlib\nfor m in {modules}: importlib.import_module('grace_opt.kernels.compiled.' + m)"
+    out, err = python(f"{SOLVE}\nprint(grace_opt.solve(W, 4, 'local_search'))\n{loading}", env)
+    assert ANSWER in out
+    assert err.count("Warning") == 1, err
+    assert f"NUMBA_CACHE_DIR={tmp_path / 'file'}" in err
+    assert "set NUMBA_CACHE_DIR in the environment to a folder" in err
+
+
+def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str], tmp_path: Path) -> None:
+    env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+    assert python(SOLVE, env)[1] == ""
+    assert list((tmp_path / "kept").rglob("*.nbc"))
+    hits = f"{SOLVE}\nfrom grace_opt.solvers.exhaustive import _kernel\nprint(sum(_kernel().stats.cache_hits.values()))"
+    out, err = python(hits, env)
+    assert (out.split()[-1], err) == ("1", "")
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_damaged_files_are_replaced(sources: Path, tmp_path: Path, suffix: str) -> None:
+    env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
+    python(SOLVE, env)
+    (file,) = tmp_path.rglob(f"*.{suffix}")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    out, err = python(SOLVE, env)
+    assert ANSWER in out
+    assert err == ""
+    (again,) = tmp_path.rglob(f"*.{suffix}")
+    assert len(again.read_bytes()) > len(whole) // 2 + 1
+
+
+def test_a_folder_that_fills_up_or_turns_read_only(sources: Path, tmp_path: Path) -> None:
+    """While the file is written: where one can be opened, writing to it may fail still."""
+    full = """
+import errno
+from numba.core.caching import IndexDataCacheFile
+def fails(*arguments):
+    raise OSError(errno.ENOSPC, "planted")
+IndexDataCacheFile._save_index = fails
+"""
+    again = "print(grace_opt.solve(W, 4, 'local_search'))"
+    out, err = python(full + SOLVE + again, environment(sources, NUMBA_CACHE_DIR=str(tmp_path)))
+    assert ANSWER in out
+    assert err.count("Warning") == 1, err
+    assert "planted" in err
+    assert str(tmp_path) in err
+
+
+def test_a_change_in_one_file_is_seen_by_the_loops_that_call_into_it(sources: Path, tmp_path: Path) -> None:
+    """numba looks at a function's own file alone: loops of another version would go on being used after an update."""
+    shutil.copytree(sources / "grace_opt", tmp_path / "grace_opt")
+    code = """
+import numpy as np
+from grace_opt.kernels.compiled.exchange import improve
+from grace_opt.kernels.compiled.passes import largest_row
+W = np.eye(3)[None]
+improve(1, 0.0, W, np.ones((1, 3), bool), np.ones((1, 3), bool), np.zeros(1, np.int64))
+print(sum(improve.stats.cache_hits.values()))
+"""
+    env = environment(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "kept"))
+    assert [python(code, env)[0].split()[-1] for _ in range(2)] == ["0", "1"]
+    called = tmp_path / "grace_opt" / "kernels" / "compiled" / "passes.py"
+    called.write_text(called.read_text(encoding="utf-8") + "\n# another version\n", encoding="utf-8")
+    assert python(code, env)[0].split()[-1] == "0"
+
+
+def test_two_processes_at_once_and_files_that_took_each_others_names(sources: Path, tmp_path: Path) -> None:
+    env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
+    code = """
+import sys, numpy as np
+from grace_opt.kernels.compiled.passes import objective
+f, W, mask = np.zeros(1), np.arange(9).reshape(1, 3, 3), np.ones((1, 3), bool)
+objective(W.astype(sys.argv[1]), mask, f)
+print(f[0])
+"""
+    codes = [code.replace("sys.argv[1]", repr(name)) for name in ("float32", "float64")]
+    for process in [start(each, env) for each in codes]:
+        out, err = process.communicate(timeout=300)
+        assert (process.returncode, out, err) == (0, "36.0\n", "")
+    # What a race can leave: the index promises a loop for one type, the file holds the one for the other.
+    python(codes[0], env), python(codes[1], env)
+    files = sorted(tmp_path.rglob("passes.objective*.nbc"))
+    files[-1].write_bytes(files[0].read_bytes())
+    for each in codes:
+        assert python(each, env) == ("36.0\n", "")
+
+
+def test_every_loop_that_is_kept_is_kept_in_one_way() -> None:
+    """numba's own ``cache=True`` fails where there is no folder."""
+    for folder in ("grace_opt", "solvers"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            assert not re.search(r"(njit|cfunc|jit)\([^)]*cache\s*=", text), file

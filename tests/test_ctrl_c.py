@@ -1,0 +1,265 @@
+"""Ctrl-C at any moment: once there is a choice it comes back, with its bound and Status.INTERRUPTED, and nothing false.
+
+Real signals, in processes of their own; `_Stop.has_choice` tells what a method had when the signal came.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import grace_opt
+from grace_opt import Status, compare, instances, registry, solve
+from grace_opt.registry import Run
+from grace_opt.solution import Result
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
+
+RANDOM_MOMENTS = """
+import json, os, random, signal, sys, threading, time
+import numpy as np
+from grace_opt import Status, registry, solve
+signal.signal(signal.SIGINT, signal.default_int_handler)
+method, n, batch, longest, options = json.loads(sys.argv[1])
+rng = np.random.default_rng(1)
+W = rng.normal(size=(batch, n, n))
+W = W + W.swapaxes(1, 2)
+solve(np.cos(np.arange(576.0).reshape(24, 24)) + np.cos(np.arange(576.0).reshape(24, 24)).T, 12, method)  # compiled
+solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
+stops = []
+registry._Stop.__init__ = (lambda old: lambda self: (stops.append(self), old(self))[1])(registry._Stop.__init__)
+moments, found = random.Random(0), []
+for _ in range(6):
+    stops.clear()
+    sent = threading.Event()
+    delay = longest * moments.random() ** 2
+    def send():
+        sent.set()
+        os.kill(os.getpid(), signal.SIGINT)
+    timer, began = threading.Timer(delay, send), time.monotonic()
+    try:
+        timer.start()
+        solution = solve(W, n // 2, method, **options)
+    except KeyboardInterrupt:
+        assert not stops or not any(stop.has_choice for stop in stops), (delay, "had a choice")
+        found.append("nothing yet")
+    else:
+        assert sent.is_set(), (delay, time.monotonic() - began, "over before the signal")
+        assert time.monotonic() - began < delay + 10, "did not stop"
+        solution.verify()
+        assert (solution.lower_bound <= solution.objective).all()
+        assert set(solution.status.flat) <= {Status.INTERRUPTED, Status.OPTIMAL}
+        found.append(sorted({s.name for s in solution.status.flat}))
+    timer.join()
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "n", "batch", "longest", "options"),
+    [
+        ("tabu", 120, 1, 1.0, {"time_limit": 60}),
+        ("tabu", 120, 3, 1.0, {"time_limit": 60}),
+        ("branch_and_bound", 120, 1, 2.0, {}),
+        ("branch_and_bound", 120, 3, 2.0, {}),
+        ("portfolio", 90, 2, 3.0, {"time_limit": 60}),
+        ("exhaustive", 40, 2, 1.0, {"max_subsets": 10**15}),
+        ("local_search", 2000, 1, 0.1, {"start": "random"}),
+        ("beam", 400, 1, 1.0, {"width": 64}),
+        ("sdp", 60, 2, 2.0, {"eps": 1e-14, "max_iters": 10**6, "max_memory": 64.0}),
+    ],
+)
+def test_at_random_moments(method, n, batch, longest, options):
+    if method == "sdp":
+        pytest.importorskip("cvxpy")
+    command = [sys.executable, "-c", RANDOM_MOMENTS, json.dumps([method, n, batch, longest, options])]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "INTERRUPTED" in str(found), found
+
+
+@pytest.fixture
+def method():
+    """Registers functions for the duration of a test."""
+    names = []
+
+    def add(function, name="interrupted", **how):
+        registry.register(name, **how)(function)
+        names.append(name)
+        return name
+
+    yield add
+    for name in names:
+        registry.unregister(name)
+
+
+W9 = np.cos(np.arange(81.0).reshape(9, 9)) + np.cos(np.arange(81.0).reshape(9, 9)).T
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def waits(presses, choice=True):
+    """A method that has a choice, is interrupted so many times, and looks at the clock afterwards."""
+
+    def solver(problem, options, run):
+        """Wait."""
+        if choice:
+            run.ctrl_c_stops()
+        for _ in range(presses):
+            press()
+        ended = run.expired()
+        first = problem.candidates & (problem.candidates.cumsum(-1) <= problem.k.unsqueeze(-1))
+        return Result(first, limit=ended | (problem.k < 0))
+
+    return solver
+
+
+def test_once_there_is_a_choice_it_is_returned(method):
+    for size in ((), (3,)):
+        sol = solve(np.broadcast_to(W9, (*size, 9, 9)), 4, method(waits(1), f"waits{len(size)}", batched=True))
+        assert set(np.ravel(np.asarray(sol.status, dtype=object))) == {Status.INTERRUPTED}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(("presses", "choice"), [(2, True), (1, False)])
+def test_a_second_one_or_one_without_a_choice_raises(method, presses, choice):
+    name = method(waits(presses, choice), batched=True)
+    with pytest.raises(KeyboardInterrupt):
+        solve(W9, 4, name)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_compare_stops_as_a_whole_and_keeps_the_interrupted_choice(method):
+    both = compare(W9, 4, ["mies", method(waits(1), batched=True), "think"])
+    assert both.interrupted
+    assert both.methods == ("mies", "interrupted")
+    assert both["interrupted"].status is Status.INTERRUPTED
+    assert dict(both.left_out) == {"think": "interrupted"}
+    assert "INTERRUPTED" in str(both)
+    alone = compare(W9, 4, [method(waits(1), "alone", batched=True), "mies"])
+    assert alone.interrupted
+    assert alone.methods == ("alone",)
+
+
+@pytest.mark.parametrize("name", ["tabu", "branch_and_bound", "portfolio"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_inside_a_callback(name, size):
+    """The callback runs to its end, the search does not; in a thread of a batch, too."""
+    rng = np.random.default_rng(0)
+    W = rng.normal(size=(size, 80, 80))
+    heard = []
+
+    def callback(progress):
+        if not heard:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+        heard.append(progress.objective)
+
+    sol = solve(W + W.swapaxes(1, 2), 40, name, callback=callback, time_limit=60).verify()
+    assert heard
+    assert Status.INTERRUPTED in set(sol.status.flat)
+
+
+def test_a_call_inside_a_callback_stops_its_caller_as_well(method):
+    inner, statuses = method(waits(1), "inner", batched=True), []
+
+    def callback(progress):
+        statuses.append(solve(W9, 4, inner).status)
+
+    rng = np.random.default_rng(0)
+    W = rng.normal(size=(80, 80))
+    outer = solve(W + W.T, 40, "tabu", callback=callback, time_limit=60)
+    assert statuses == [Status.INTERRUPTED]
+    assert outer.status is Status.INTERRUPTED
+
+
+def test_a_program_with_a_handler_of_its_own_keeps_it(method):
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        assert solve(W9, 4, method(waits(1), batched=True)).status is Status.FEASIBLE
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_in_another_thread_nothing_is_installed():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(solve(W9, 4, "tabu").status))
+    thread.start()
+    thread.join()
+    assert seen == [Status.FEASIBLE]
+    with Run().heeding_ctrl_c():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+
+
+def test_a_batch_without_time_gets_a_choice_for_every_instance(monkeypatch):
+    """`exhaustive` gave every instance a slice of its own, whatever the time."""
+    rng = np.random.default_rng(0)
+    W = rng.normal(size=(50, 40, 40))
+    W = W + W.swapaxes(1, 2)
+    monkeypatch.setattr(Run, "expired", lambda run: True)
+    sol = solve(W, 20, "exhaustive", max_subsets=10**15, time_limit=1).verify()
+    assert set(sol.status.flat) == {Status.LIMIT}
+    assert sol.stats["subsets"] < 2**21
+    assert (sol.mask[1:] == solve(W[1:], 20, "mies").mask).all()
+
+
+def test_local_search_answers_the_same_in_stretches(monkeypatch):
+    from grace_opt.solvers import local_search
+
+    rng = np.random.default_rng(3)
+    W = rng.normal(size=(2, 300, 300)).astype(np.float32)
+    W = W + W.swapaxes(1, 2)
+    once = solve(W, 100, "local_search", start="random")
+    monkeypatch.setattr(local_search, "PAIRS_PER_LOOK", 1)
+    again = solve(W, 100, "local_search", start="random")
+    assert (once.mask == again.mask).all()
+
+
+@pytest.mark.parametrize("command", ["solve", "compare"])
+def test_the_command_line_prints_the_choice(command, tmp_path):
+    rng = np.random.default_rng(0)
+    W = rng.normal(size=(120, 120))
+    instances.write(tmp_path / "w.npy", W + W.T)
+    arguments = [command, "w.npy", "-k", "60", "--method", "tabu", "--time-limit", "120", "--json"]
+    child = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom grace_opt import registry\n"
+    )
+    child += "old = registry.Run.ctrl_c_stops\n"
+    child += (
+        "registry.Run.ctrl_c_stops = lambda run: (old(run), run.limited and print('go', file=sys.stderr, flush=True))\n"
+    )
+    child += f"sys.argv[1:] = {arguments}\nfrom grace_opt.cli import app\napp()"
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", child], env=env, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while process.stderr.readline().strip() != "go":
+        assert process.poll() is None
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    (answer,) = json.loads(out)
+    assert answer["status"] == "INTERRUPTED"
+    assert "Traceback" not in err
+
+
+def test_statuses_are_sentences():
+    assert "Ctrl-C" in grace_opt.Status.INTERRUPTED.value

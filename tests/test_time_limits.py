@@ -1,0 +1,117 @@
+"""Time limits: every stage looks at the clock, and none begins what does not fit. The clock is a fake."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from grace_opt import Status, bounds, fixing, relaxation, solve
+from grace_opt.problem import Problem
+from grace_opt.registry import Run
+from grace_opt.relaxation import shifted
+from grace_opt.subproblem import Subproblem
+
+LIMITED = ["tabu", "branch_and_bound", "portfolio", "beam", "local_search", "exhaustive"]
+
+
+def hard(n: int, *size: int) -> np.ndarray:
+    W = np.random.default_rng(0).normal(size=(*size, n, n))
+    return W + W.swapaxes(-1, -2)
+
+
+class Clock:
+    """Stands until it jumps: after so many looks, by so many seconds."""
+
+    def __init__(self, looks: int, jump: float = 1e6) -> None:
+        self.looks, self.jump, self.after = looks, jump, 0
+
+    def __call__(self) -> float:
+        self.looks -= 1
+        if self.looks >= 0:
+            return 0.0
+        self.after += 1
+        return self.jump
+
+
+@pytest.mark.parametrize("method", LIMITED)
+@pytest.mark.parametrize("size", [(), (3,)])
+@pytest.mark.parametrize("looks", [2, 5, 13])
+def test_whenever_the_clock_jumps_the_method_ends(method, size, looks, monkeypatch):
+    """A stage that did not look would go on: these instances take minutes, and exhaustive ages."""
+    W, options = hard(90, *size), {"max_subsets": 10**40} if method == "exhaustive" else {}
+    solve(hard(24), 12, method if method != "exhaustive" else "mies", time_limit=1)  # compiled
+    clock = Clock(looks)
+    monkeypatch.setattr(time, "monotonic", clock)
+    sol = solve(W, 45, method, time_limit=10, **options).verify()
+    assert clock.after or method == "local_search"  # done before the clock was looked at so often
+    assert clock.after < 300 * len(np.ravel(sol.objective))
+    assert (np.asarray(sol.lower_bound) <= np.asarray(sol.objective)).all()
+    if clock.after:
+        assert Status.OPTIMAL not in set(np.ravel(np.asarray(sol.status, dtype=object)))
+
+
+@pytest.mark.parametrize("method", ["branch_and_bound", "portfolio"])
+def test_nothing_of_cubic_cost_is_begun_without_time(method, monkeypatch):
+    """One eigenvalue problem of 1500 vertices takes a second, whatever the limit is."""
+
+    def begun(*arguments, **keywords):
+        raise AssertionError("an eigenvalue problem")
+
+    problem = Problem.of(hard(600), 300)
+    solve(hard(24), 12, method, time_limit=1)
+    for name in ("eigvalsh", "eigh", "inv"):
+        monkeypatch.setattr(np.linalg, name, begun)
+    monkeypatch.setattr(time, "monotonic", Clock(40))  # a thousandth of a second, whatever has been done
+    sol = solve(problem, method=method, time_limit=1e-3)
+    assert sol.status is Status.LIMIT
+
+
+def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
+    """The clock runs with the rows that were swept: the sweep stops where its relaxation still fits."""
+    sub, _ = Subproblem.of(Problem.of(hard(60), 30))
+    monkeypatch.setattr(relaxation, "ASCENT_SLICE", 60 * 60)
+    now, swept = [0.0], []
+    from grace_opt.kernels.compiled import shift
+
+    ascend = shift.ascend
+
+    def slow(*arguments):
+        now[0] += 1.0
+        swept.append(arguments[4])
+        return ascend(*arguments)
+
+    monkeypatch.setattr(shift, "ascend", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    shifted(sub, 0.0, run=Run(deadline=10.0))
+    assert swept == list(range(10))
+    swept.clear()
+    now[0] = 0.0
+    monkeypatch.setattr(relaxation, "SECONDS", 1.0 / 60**3)  # a relaxation takes a second
+    shifted(sub, 0.0, run=Run(deadline=10.0))
+    assert len(swept) == 8
+    swept.clear()
+    shifted(sub, 0.0, run=Run(deadline=11.0))  # a round takes three relaxations and more
+    assert not swept
+
+
+def test_fixing_without_time_for_a_relaxation_says_nothing():
+    sub, _ = Subproblem.of(Problem.of(hard(200), 100))
+    left, bound = fixing.narrowed(sub, 0.0, 0.0, Run(deadline=time.monotonic() + 1e-4))
+    assert (left.m, bound) == (200, -np.inf)
+
+
+def test_the_row_bound_is_left_out_where_it_takes_longer_than_there_is():
+    small, large = (Problem.of(hard(n), n // 2).flatten() for n in (60, 1200))
+    over = Run(deadline=time.monotonic() - 1)
+    assert np.isfinite(float(bounds.row_bound_in_time(small, over)))
+    assert float(bounds.row_bound_in_time(large, over)) == -np.inf
+    assert np.isfinite(float(bounds.row_bound_in_time(large, Run())))
+
+
+def test_slices_of_exhaustive_do_not_grow_with_n(monkeypatch):
+    """A million subsets of 2000 vertices were one slice, of seconds."""
+    monkeypatch.setattr(Run, "expired", lambda run: True)
+    sol = solve(hard(2000), 1000, "exhaustive", max_subsets=10**700, time_limit=1)
+    assert sol.stats["subsets"] <= 2**26 // 2000
