@@ -7,11 +7,12 @@ Source: GRACE (arXiv 2604.16983), figures 3 and 5.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .files import aside
 
 if TYPE_CHECKING:
     from .hf.demo import DemoReport
@@ -48,10 +49,9 @@ def save_demo(report: DemoReport, path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     draw_demo(figure, report)
-    aside = path.with_suffix(".tmp.png")
     FigureCanvasAgg(figure)
-    figure.savefig(aside)
-    os.replace(aside, path)
+    with aside(path) as name:
+        figure.savefig(name)
 
 
 def _reconstruction(axes: Any, report: DemoReport) -> None:
