@@ -38,7 +38,6 @@ def print_demo(console: Console, report: DemoReport) -> None:
     table.add_column("method", min_width=12)
     for name in ("ratio", "f", "gap", "logits", "K KiB", "%", "K+V KiB", "%"):
         table.add_column(name, justify="right")
-    table.add_column("found")
     last = report.rows[0].ratio
     for row in report.rows:
         if row.ratio != last:
@@ -50,13 +49,13 @@ def print_demo(console: Console, report: DemoReport) -> None:
             *(costs if row.ratio else [""] * 4),
             *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
             *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
-            Text("yes", "green") if row.found else Text("no", "red"),
         )
     console.print(table)
-    texts = FittingTable("method", "ratio")
+    texts = FittingTable("method", "ratio", "found")
     texts.add_column("generated", min_width=20)
     for row in report.rows:
-        texts.add_row(row.method, f"{row.ratio:g}" if row.ratio else "", " ".join(row.text.split()))
+        found = Text("yes", "green") if row.found else Text("no", "red")
+        texts.add_row(row.method, f"{row.ratio:g}" if row.ratio else "", found, " ".join(row.text.split()))
     console.print(texts)
     console.print(
         "ratio: of the channels, how many are pruned. f: squared change of the observed logits, over all heads. gap: "

@@ -225,7 +225,9 @@ def test_a_fitting_table_fits_exactly():
 def report(text="found [/x] it"):
     from grace_opt.hf.demo import DemoReport, DemoRow
 
-    row = DemoRow("GRACE + local search", 0.6, 3.19e8, 0.058, 0.0553, 10**9, 2 * 10**9, 0.41, 0.705, True, text, [1.0])
+    row = DemoRow(
+        "GRACE + local search", 0.6, 3.19e8, 0.058, 0.0553, 1_564_672, 3_129_344, 0.41, 0.705, True, text, [1.0]
+    )
     values = {"model": "org/[bold]m", "question": "Who [/]?", "answer": "[red]x", "rows": [row]}
     values |= {"layers": [0], "kv_heads": 2, "head_dim": 64, "prompt_tokens": 1020, "depth": 0.5, "seconds": 1.0}
     from dataclasses import fields
@@ -241,8 +243,10 @@ def test_the_demo_shows_what_a_model_writes(width):
     text = console.file.buffer.getvalue().decode("ascii")
     for part in ("org/[bold]m", "Who [/]? [red]x", "found [/x] it"):
         assert part in " ".join(text.split())
-    assert {"3.19e+08", "5.8%", "5.53%", "976,562", "70.5"} <= set(text.split())
+    assert {"3.19e+08", "5.8%", "5.53%", "1,528", "70.5"} <= set(text.split())
     assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()[2:]) <= width
+    assert ("\nmethod GRACE" in text) == (width < 80)  # tables there, lists here
 
 
 def test_compare_answers_where_optimality_was_proved(terminal, file):
