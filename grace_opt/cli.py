@@ -321,8 +321,8 @@ def report(
 ) -> None:
     """Make pages of the results of experiments in DIR.
 
-    Markdown and HTML, with tables and plots. Unfinished experiments are shown as far as they are. Needs the extra
-    "bench" (pandas, pyarrow, matplotlib).
+    Markdown and HTML, with tables and plots. Unfinished experiments are shown as far as they are. Needs pandas,
+    pyarrow and matplotlib: pip install "grace-opt[bench]".
 
     Example: grace-opt report results --out docs/results/experiments
     """

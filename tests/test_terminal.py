@@ -128,6 +128,8 @@ def test_an_extra_keeps_its_brackets(terminal, monkeypatch):
     monkeypatch.setitem(sys.modules, "grace_opt.figures", None)  # as if matplotlib were missing
     assert terminal("demo") == 2
     assert 'pip install "grace-opt[demo]"' in terminal.err
+    assert terminal("report", "--help") == 0
+    assert 'pip install "grace-opt[bench]"' in " ".join(terminal.out.split())
 
 
 @pytest.fixture
@@ -288,7 +290,11 @@ def test_ctrl_c_is_one_line_and_130(terminal, file, monkeypatch):
 
 def start(*arguments, **options):
     """The program in a process of its own."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHONUTF8", "PYTHONIO"))}
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("LC_", "LANG", "PYTHONUTF8", "PYTHONIO", "PYTHONUNBUF"))
+    }
     environment |= {"COLUMNS": "80", **options.pop("env", {})}
     options.setdefault("stdout", subprocess.PIPE)
     command = [sys.executable, "-m", "grace_opt", *map(str, arguments)]
@@ -307,8 +313,8 @@ def test_the_plainest_locale(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_a_full_disk_is_one_line(flags):
+def test_a_full_disk_is_one_line(file, flags):
     with open("/dev/full", "wb") as full:
-        done = start("methods", *flags, stdout=full)
+        done = start("solve", file, *flags, stdout=full)
     assert done.returncode == 1
     assert done.stderr == b"error: the output cannot be written: No space left on device.\n"
