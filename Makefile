@@ -19,17 +19,27 @@ EXPERIMENT_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# One environment for everything, so that demo, tests and docs see the same versions. The stamp says what it was made from.
+# One environment for everything, so that demo, tests and docs see the same versions. It is made in two steps, as who only
+# wants to see the demo should not wait for the tools of the tests. The stamps say what each was made from.
+DEMO_STAMP := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 EXTRAS := demo,quant,gpu,bench,docs,dev
 # A second one for the oldest transformers that the adapter supports, which is also the one that kvpress needs.
 OLDEST := .venv-oldest
 # What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.
 NEWER := transformers|huggingface_hub|tokenizers|pandas
+OLDEST_WANTS := ".[hf,kvpress,quant]" pytest pytest-benchmark pytest-xdist hypothesis
+# A resolver that can ask for other Pythons than the one it runs on, in an environment of its own.
+UV_ENV := .venv-uv
+UV := $(UV_ENV)/bin/uv
+RESOLVE_PYTHONS := 3.11.0 3.11.2 3.11.9 3.12.0 3.13.0
+UV_COMPILE := $(UV) pip compile - --quiet --no-config --output-file /dev/null --python-platform x86_64-manylinux_2_28
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-deep test-matrix test-oldest lint types contracts unit bench bench-check experiments docs format clean
+.PHONY: help install demo test test-deep test-matrix test-oldest resolve lint types contracts unit bench bench-check \
+	experiments docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -39,7 +49,7 @@ help: ## Show this list
 	@echo "  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)"
 	@echo "  MODEL=ID_OR_PATH    the model that the demo prunes, instead of the one that is shipped"
 
-$(STAMP): pyproject.toml constraints.txt
+$(DEMO_STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "make: there is no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11" >&2; \
 		exit 1; }
@@ -48,24 +58,45 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "      Name a newer one: make PYTHON=python3.11" >&2; \
 		exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "Making $(VENV) ..."; $(PYTHON) -m venv --clear $(VENV); }
-	@echo "Installing into $(VENV) (the first time takes a few minutes) ..."
+	@echo "Installing what the demo needs into $(VENV) (the first time takes a few minutes) ..."
 	@# setuptools warns at length about what editable installs are; pip's own errors still show.
-	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[$(EXTRAS)]"
+	@PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[demo]"
 	@touch $@
 
-install: $(STAMP) ## Make .venv, or bring it up to date
+$(STAMP): $(DEMO_STAMP)
+	@echo "Installing what tests, benchmarks and docs need into $(VENV) ..."
+	@PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
 
-demo: $(STAMP) ## Prune the key cache of a trained model and show what it cost (MODEL=... for another model)
+install: $(STAMP) ## Make .venv with everything, or bring it up to date
+
+demo: $(DEMO_STAMP) ## Prune the key cache of a trained model and show what it cost (MODEL=... for another model)
 	@$(BIN)/grace-opt demo $(if $(MODEL),--model "$(MODEL)") $(DEMO_FLAGS)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt | $(STAMP)
 	@$(OLDEST)/bin/python -m pip --version >/dev/null 2>&1 || { echo "Making $(OLDEST) ..."; $(PYTHON) -m venv --clear $(OLDEST); }
 	@echo "Installing into $(OLDEST) (the first time takes a few minutes) ..."
 	@grep -v -i -E '^($(NEWER))==' constraints.txt > $(OLDEST)/constraints.txt
-	@PYTHONWARNINGS=ignore $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-		-c $(OLDEST)/constraints.txt -c constraints-oldest.txt \
-		-e ".[hf,kvpress,quant]" pytest pytest-benchmark pytest-xdist hypothesis
+	@PYTHONWARNINGS=ignore $(OLDEST)/bin/python $(PIP_INSTALL) \
+		-c $(OLDEST)/constraints.txt -c constraints-oldest.txt -e $(OLDEST_WANTS)
 	@touch $@
+
+$(UV):
+	@$(PYTHON) -m venv --clear $(UV_ENV)
+	@$(UV_ENV)/bin/python $(PIP_INSTALL) uv
+
+# Says nothing of a platform's own builds: torch's for the CPU stands in for the plain one, and needs less.
+resolve: $(UV) ## Whether the pinned versions can be installed from the plain index, on every Python; asks the network
+	@grep -v -i -E '^($(NEWER))==' constraints.txt > $(UV_ENV)/oldest.txt
+	@for version in $(RESOLVE_PYTHONS); do \
+		echo "Python $$version: everything, the demo alone, the oldest transformers, and without constraints"; \
+		printf '%s\n' ".[$(EXTRAS)]" | $(UV_COMPILE) --python-version $$version -c constraints.txt && \
+		printf '%s\n' ".[demo]" | $(UV_COMPILE) --python-version $$version -c constraints.txt && \
+		printf '%s\n' $(OLDEST_WANTS) | \
+			$(UV_COMPILE) --python-version $$version -c $(UV_ENV)/oldest.txt -c constraints-oldest.txt && \
+		printf '%s\n' ".[demo]" | $(UV_COMPILE) --python-version $$version || \
+		{ echo "make: the above can not be installed with Python $$version" >&2; exit 1; }; \
+	done
 
 test: lint types contracts unit test-oldest docs ## Everything that CI checks: lint, types, import contracts, tests, docs
 

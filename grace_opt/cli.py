@@ -1,45 +1,51 @@
 """The command line, ``grace-opt``: demo, solve, compare, generate, methods, report.
 
-Exit codes: 0 answered; 2 bad input or options (the message says what to write instead); 3 a limit stopped the solver,
-the best choice so far is printed; 4 the solver refused or failed; 130 Ctrl-C, the best choice so far and what had
-finished are printed. Source: ours, on typer and rich.
+Text is printed as it is: what comes from users, files and models is never read as rich's markup. The exit codes are
+those of `Exit`. Source: ours, on typer and rich.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import json
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from . import api, generators, instances
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, SolverError
-from .solution import Solution, Status
+from .solution import Solution
 from .tables import print_demo, solution_table
+from .terminal import FittingTable, show_plainly
 from .values import solution_values, to_text
 
+EXIT_CODES = (
+    "Exit codes: 0 answered; 2 bad input or options; 3 a limit stopped a method, and the best answer is not proved "
+    "optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 and 130, what had been found is printed as well."
+)
 app = typer.Typer(
-    help="Minimum-weight k-vertex induced subgraphs, and key caches pruned by them. Start with: grace-opt demo",
+    epilog=EXIT_CODES,
+    rich_markup_mode=None,  # else brackets in a help text or in what a user typed are styles, or an error
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console, errors = Console(), Console(stderr=True)
+console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
 
 
 class Exit(IntEnum):
@@ -70,7 +76,7 @@ Protected = Annotated[str | None, typer.Option(help="Vertices that must not be c
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        console.print(f"grace-opt {version('grace-opt')}", highlight=False)
+        console.print(f"grace-opt {version('grace-opt')}")
         raise typer.Exit
 
 
@@ -85,23 +91,42 @@ def main(
 
 @contextmanager
 def _reporting() -> Iterator[None]:
-    """Turn our errors into one line and an exit code; anything else is a bug and keeps its traceback."""
+    """Turn our errors and Ctrl-C into one line and an exit code; anything else is a bug and keeps its traceback."""
     try:
         yield
     except SolverError as error:
-        errors.print(f"[red]refused:[/] {error}", soft_wrap=True, highlight=False)
-        raise typer.Exit(Exit.SOLVER) from None
+        _fail("refused", error, Exit.SOLVER)
     except GraceError as error:
-        errors.print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
-        raise typer.Exit(Exit.BAD_INPUT) from None
+        _fail("error", error, Exit.BAD_INPUT)
     except KeyboardInterrupt:
-        errors.print("interrupted, before there was anything to show", style="dim")
-        raise typer.Exit(Exit.INTERRUPTED) from None
+        _fail("interrupted", "nothing had been found yet.", Exit.INTERRUPTED)
+
+
+def _fail(what: str, why: object, code: Exit) -> NoReturn:
+    errors.print(Text.assemble((f"{what}:", "red"), f" {why}"), soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def run() -> None:
+    """The program ``grace-opt``: whatever the terminal's encoding, and wherever its output goes."""
+    for stream in (sys.stdout, sys.stderr):
+        show_plainly(stream)
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # not at the interpreter's end, where nobody could say what went wrong
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail once more
+        errors.print(f"error: the output cannot be written: {error.strerror}.", soft_wrap=True)
+        sys.exit(1)
 
 
 @app.command()
 def methods(as_json: AsJson = False) -> None:
-    """List the solvers: what each guarantees and which options it takes."""
+    """List the solvers, their guarantees and their options."""
     rows: list[dict[str, Any]] = [
         {
             "method": spec.name,
@@ -115,17 +140,15 @@ def methods(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(rows)
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("method", no_wrap=True)  # what users type must be readable in a narrow window as well
-    for name in ("exact", "guarantee", "options", "summary"):
-        table.add_column(name, overflow="fold", no_wrap=False)
+    table = FittingTable("method", "exact", "guarantee", "options")
+    table.add_column("summary", min_width=30)
     for row in rows:
         options = "\n".join(f"{name}={value}" for name, value in row["options"].items())
         table.add_row(row["method"], "yes" if row["exact"] else "", row["guarantee"], options, row["summary"])
     console.print(table)
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def solve(
     file: File,
     k: K = None,
@@ -151,10 +174,10 @@ def solve(
         _print_json([solution_values(solution)])
     else:
         console.print(solution_table(solution, _in_source_terms(instance, solution)))
-    _exit_if_limited([solution])
+    _exit_unless_finished({status.name for status in np.ravel(np.asarray(solution.status, dtype=object))})
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def compare(
     file: File,
     k: K = None,
@@ -168,7 +191,7 @@ def compare(
     tight: Tight = False,
     as_json: AsJson = False,
 ) -> None:
-    """Solve the instance in FILE by several methods and show them side by side.
+    """Solve the instance in FILE by several methods, side by side.
 
     Every method gets 10 seconds, unless --method or --time-limit is given.
 
@@ -185,8 +208,13 @@ def compare(
     _show(instance, compared, as_json)
     if compared.interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
-    if method or time_limit is not None:  # where nobody asked for a method or a limit, none was missed
-        _exit_if_limited(compared)
+    if not compared:
+        raise typer.Exit(Exit.SOLVER)
+    rows = compared.rows()
+    proved = {row["instance"] for row in rows if row["optimal"]}
+    missed = {row["status"] for row in rows if row["instance"] not in proved}
+    # Where nobody asked for a method or a limit, none was missed.
+    _exit_unless_finished(missed if method or time_limit is not None else missed - {"LIMIT"})
 
 
 @app.command()
@@ -217,9 +245,9 @@ def generate(
         instances.write(out, made.W, made.k if has_room else None)
     # Where the file has no room for k, the reader of this line has.
     stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
-    console.print(f"wrote {out}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True, highlight=False)
+    console.print(f"wrote {out}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True)
     if made.planted is not None:
-        console.print(f"planted: {' '.join(map(str, made.planted))}", soft_wrap=True, highlight=False)
+        console.print(f"planted: {' '.join(map(str, made.planted))}", soft_wrap=True)
 
 
 @app.command()
@@ -246,9 +274,16 @@ def demo(
             from .hf.models import POCKET, load_model, quiet
         except ImportError as error:
             raise OptionError(
-                f'the demo needs transformers and matplotlib: pip install "grace-opt[hf,bench]" ({error})'
+                f'the demo needs transformers and matplotlib: pip install "grace-opt[demo]" ({error})'
             ) from None
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        except UnicodeDecodeError as error:  # torch reads some of its own files in the locale's encoding
+            raise OptionError(f"torch can not be loaded in this locale ({error}): set PYTHONUTF8=1.") from None
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, console=errors, transient=True) as progress:
             bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)))
             if model is None:
@@ -281,9 +316,10 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for pages and plots; default: DIR/report.")] = None,
 ) -> None:
-    """Turn the results of experiments in DIR into Markdown and HTML, with tables and plots.
+    """Make pages of the results of experiments in DIR.
 
-    Unfinished experiments are shown as far as they are. Needs the extra "bench" (pandas, pyarrow, matplotlib).
+    Markdown and HTML, with tables and plots. Unfinished experiments are shown as far as they are. Needs pandas,
+    pyarrow and matplotlib: pip install "grace-opt[bench]".
 
     Example: grace-opt report results --out docs/results/experiments
     """
@@ -292,30 +328,28 @@ def report(
     with _reporting():
         pages = make_report(directory, out)
     count = f"{len(pages) - 1} experiment{'s' if len(pages) > 2 else ''}"
-    console.print(f"wrote {pages[0].with_suffix('.html')}: {count}", soft_wrap=True, highlight=False)
+    console.print(f"wrote {pages[0].with_suffix('.html')}: {count}", soft_wrap=True)
 
 
 def _show(instance: instances.Instance, compared: Comparison, as_json: bool) -> None:
     for name, why in compared.left_out.items():
-        errors.print(f"left out: {name}: {why}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"left out: {name}: {why}", style="dim", soft_wrap=True)
     if as_json:
         _print_json(compared.values()["solutions"])
     elif compared:
         console.print(compared.table())
         if note := _in_source_terms(instance, compared.best):
-            console.print(f"best: {note}", style="dim", highlight=False)
+            console.print(f"best: {note}", style="dim")
 
 
 def _in_source_terms(instance: instances.Instance, solution: Solution) -> str | None:
     return instance.describe(float(solution.objective)) if np.ndim(solution.objective) == 0 else None
 
 
-def _exit_if_limited(solutions: Sequence[Solution]) -> None:
-    statuses = {status for s in solutions for status in np.ravel(np.asarray(s.status, dtype=object))}
-    if Status.INTERRUPTED in statuses:
-        raise typer.Exit(Exit.INTERRUPTED)
-    if Status.LIMIT in statuses:
-        raise typer.Exit(Exit.LIMIT)
+def _exit_unless_finished(statuses: set[str]) -> None:
+    for status in (Exit.INTERRUPTED, Exit.LIMIT):  # names of `Status` as well
+        if status.name in statuses:
+            raise typer.Exit(status)
 
 
 def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
+
+from .terminal import FittingTable
 
 #: Instances of a batch that are shown one by one.
 SHOWN = 20
@@ -25,7 +25,7 @@ def comparison_table(
     notes: Sequence[str],
     *,
     per_instance: bool,
-) -> Table:
+) -> FittingTable:
     """The rows of `Comparison.rows` as a table; a batch is summed up per method unless `per_instance`.
 
     `nodes` are the totals of each method, where it counts any; `notes` end the caption.
@@ -37,16 +37,13 @@ def comparison_table(
         notes.insert(0, f"{size} instances; best: in how many of them no method found a smaller objective")
     elif size > SHOWN:
         notes.insert(0, f"{size} instances, the first {SHOWN} shown")
-    table = Table(box=box.SIMPLE_HEAD, caption=". ".join(notes) + ".", caption_justify="left")
+    table = FittingTable(caption=". ".join(notes) + ".")
     has_nodes = any(count is not None for count in nodes)
     names = ("method", *(("mean objective", "best", "median gap", "worst gap") if summed else ("objective", "gap")))
     if size > 1 and not summed:
         names = (names[0], "instance", *names[1:])
     for name in (*names, "certified", "status", "time", *(["nodes"] if has_nodes else [])):
-        left = name in ("method", "certified", "status")
-        table.add_column(
-            name, justify="left" if left else "right", no_wrap=name in ("method", "status", "time"), overflow="fold"
-        )
+        table.add_column(name, justify="left" if name in ("method", "certified", "status") else "right")
     f = np.array([row["objective"] for row in rows]).reshape(len(methods), size)
     for at, method in enumerate(methods):
         mine = rows[at * size : (at + 1) * size]

@@ -48,7 +48,7 @@ def progress_bar(wanted: bool | None, total: int) -> Iterator[Callable[[str, int
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=console.is_terminal)
     task = bar.add_task("", total=total)
     lock, over = threading.Lock(), False

@@ -9,11 +9,12 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from .solution import Solution
+from .terminal import FittingTable
 
 if TYPE_CHECKING:
     from .hf.demo import DemoReport
@@ -25,74 +26,79 @@ SHOWN = 20
 def print_demo(console: Console, report: DemoReport) -> None:
     """Print a demo's report: what was asked, a row per cache, and what the columns mean."""
     console.print(
-        f"[bold]{report.model}[/]: {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} "
-        f"channels; prompt of {report.prompt_tokens} tokens, needle at depth {report.depth:g}\n"
-        f"{report.question} [bold]{report.answer}[/]",
+        Text.assemble(
+            (report.model, "bold"),
+            f": {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} channels; prompt of "
+            f"{report.prompt_tokens} tokens, needle at depth {report.depth:g}\n{report.question} ",
+            (report.answer, "bold"),
+        ),
         soft_wrap=True,
     )
-    wide = console.width >= 120
-    table = Table(title="key cache, beside dense", box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True)
-    table.add_column("method", min_width=12, no_wrap=wide)
-    for name in ("λ", "Σ f", "gap ≤", "logits", "K KiB", "%", "K+V KiB", "%"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("found", no_wrap=True)
-    if wide:
-        table.add_column("generated", overflow="ellipsis", no_wrap=True, max_width=console.width - 94)
+    table = FittingTable(title="key cache, beside dense")
+    table.add_column("method", min_width=12)
+    for name in ("ratio", "f", "gap", "logits", "K KiB", "%", "K+V KiB", "%"):
+        table.add_column(name, justify="right")
     last = report.rows[0].ratio
     for row in report.rows:
         if row.ratio != last:
             table.add_section()
         last = row.ratio
-        costs = [f"{row.ratio:g}".lstrip("0"), f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
+        costs = [f"{row.ratio:g}", f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
         table.add_row(
             row.method,
             *(costs if row.ratio else [""] * 4),
             *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
             *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
-            "[green]yes[/]" if row.found else "[red]no[/]",
-            *([row.text] if wide else []),
         )
     console.print(table)
-    if not wide:
-        for row in report.rows:
-            name = f"{row.method}, λ = {row.ratio:g}" if row.ratio else row.method
-            console.print(f"  {name:<31} {row.text}", overflow="ellipsis", no_wrap=True, highlight=False, markup=False)
+    texts = FittingTable("method", "ratio", "found")
+    texts.add_column("generated", min_width=20)
+    for row in report.rows:
+        found = Text("yes", "green") if row.found else Text("no", "red")
+        texts.add_row(row.method, f"{row.ratio:g}" if row.ratio else "", found, " ".join(row.text.split()))
+    console.print(texts)
     console.print(
-        "Σ f: squared change of the observed logits, over all heads. gap: to a certified lower bound that holds for "
-        "every choice of as many channels. logits: relative error over the dense run's continuation, which "
-        "a smaller f need not make smaller. The whole answer is decoded from the pruned cache. "
+        "ratio: of the channels, how many are pruned. f: squared change of the observed logits, over all heads. gap: "
+        "to a certified lower bound that holds for every choice of as many channels. logits: relative error over the "
+        "dense run's continuation, which a smaller f need not make smaller. The whole answer is decoded from the "
+        "pruned cache. "
         f"{report.seconds:.1f} s.",
         style="dim",
     )
 
 
-def solution_table(s: Solution, note: str | None = None) -> Table:
-    """A solution as rows, one per instance, with the chosen vertices; `note` goes below."""
-    size = np.asarray(s.objective).size
-    batch = size > 1
-    notes = [f"{size} instances, the first {SHOWN} shown; --json gives all"] if size > SHOWN else []
-    table = Table(
-        *("method", *(["instance"] if batch else []), "objective", "lower bound", "gap", "status", "time"),
-        caption="; ".join([*notes, *([note] if note else [])]) or None,
+def solution_table(s: Solution, note: str | None = None) -> RenderableType:
+    """One instance's solution as a list, a batch's as rows, with the chosen vertices; `note` goes below."""
+    status = np.ravel(np.asarray(s.status, dtype=object))
+    size = len(status)
+    rows = list(zip(np.ravel(s.objective), np.ravel(s.lower_bound), np.ravel(s.gap), strict=True))[:SHOWN]
+    chosen = [" ".join(str(i) for i in row if i >= 0) for row in np.asarray(s.indices).reshape(size, -1)[:SHOWN]]
+    time = f"{s.stats['time']:.3g} s"
+    if np.ndim(s.status) == 0:
+        told = dict(zip(("objective", "lower bound", "gap"), _numbers(*rows[0]), strict=True))
+        told |= {"status": f"{status[0].name}: {status[0].value}", "time": time, "chosen vertices": chosen[0]}
+        listed = Table.grid(padding=(0, 2))
+        listed.add_column(no_wrap=True)
+        listed.add_column(overflow="fold")
+        for name, value in ({"method": s.method} | told | ({"note": note} if note else {})).items():
+            listed.add_row(Text(name, "bold"), Text(value))
+        return listed
+    shown = f", the first {SHOWN} shown; --json gives all" if size > SHOWN else ""
+    table = FittingTable(
+        "instance", caption=f"{s.method}: {size} instances in {time}{shown}{f'; {note}' if note else ''}"
     )
-    table.add_column("chosen vertices", overflow="fold")
-    rows = zip(
-        np.ravel(s.objective),
-        np.ravel(s.lower_bound),
-        np.ravel(s.gap),
-        np.ravel(np.asarray(s.status, dtype=object)),
-        np.reshape(s.indices, (size, -1)),
-        strict=True,
-    )
-    for b, (f, bound, gap, status, chosen) in enumerate(list(rows)[:SHOWN]):
-        table.add_row(
-            s.method if b == 0 else "",
-            *([str(b)] if batch else []),
-            f"{f:.9g}",
-            f"{bound:.9g}" if math.isfinite(bound) else "none",
-            f"{gap:.3%}" if math.isfinite(gap) else "unknown",
-            status.name,
-            f"{s.stats['time']:.3g} s" if b == 0 else "",
-            " ".join(str(i) for i in chosen if i >= 0),
-        )
+    for name in ("objective", "lower bound", "gap"):
+        table.add_column(name, justify="right")
+    table.add_column("status")
+    table.add_column("chosen vertices", min_width=15)
+    for b, numbers in enumerate(rows):
+        table.add_row(str(b), *_numbers(*numbers), status[b].name, chosen[b])
     return table
+
+
+def _numbers(f: float, bound: float, gap: float) -> tuple[str, str, str]:
+    return (
+        f"{f:.9g}",
+        f"{bound:.9g}" if math.isfinite(bound) else "none",
+        f"{gap:.3%}" if math.isfinite(gap) else "unknown",
+    )

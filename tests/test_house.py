@@ -11,7 +11,7 @@ import tarfile
 import tomllib
 import types
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -151,7 +151,8 @@ def test_constraints_pin_everything_that_make_installs() -> None:
     requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
     pins = {canonicalize_name(requirement.name): requirement for requirement in requirements}
     extras = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *(r for e in ("hf", "demo", "bench", "docs", "dev") for r in extras[e])]
+    (named,) = re.findall(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = [*PROJECT["dependencies"], *(r for extra in ("hf", *named.split(",")) for r in extras[extra])]
     for requirement in map(Requirement, wanted):
         if (name := canonicalize_name(requirement.name)) != PROJECT["name"]:
             assert name in pins, f"constraints.txt has no pin for {name}"
@@ -160,6 +161,62 @@ def test_constraints_pin_everything_that_make_installs() -> None:
             assert requirement.specifier.contains(pin.version), f"{pins[name]} is outside {requirement}"
     # A looser request may replace the build of torch that somebody chose, and download gigabytes.
     assert str(pins["torch"]) == "torch==2.13.0"
+
+
+@pytest.fixture
+def dry_run(tmp_path: Path) -> Callable[..., str]:
+    """``make --dry-run`` in a folder with our Makefile and whichever stamps a test puts there, the oldest first."""
+    if shutil.which("make") is None:
+        pytest.skip("there is no make here")
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+        os.utime(tmp_path / name, (1, 1))
+
+    def commands(target: str, *stamps: str) -> str:
+        for time, stamp in enumerate(stamps, 2):
+            path = tmp_path / ".venv" / stamp
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+            os.utime(path, (time, time))
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        run = subprocess.run(
+            ["make", "-n", target], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60
+        )
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    return commands
+
+
+def test_the_demo_installs_what_the_demo_needs(dry_run: Callable[..., str]) -> None:
+    asked = re.findall(r"pip install .*", dry_run("demo"))
+    assert len(asked) == 1
+    assert asked[0].endswith('-c constraints.txt -e ".[demo]"')
+    extras = PROJECT["optional-dependencies"]
+    assert set(extras["demo"]) == {"grace-opt[hf]", "matplotlib>=3.9"}, "is that for the demo, or for bench, docs, dev?"
+    assert {Requirement(r).name for r in extras["hf"]} == {"transformers", "accelerate", "gguf"}
+
+
+def test_tests_add_to_the_demo_and_the_demo_takes_nothing_back(dry_run: Callable[..., str]) -> None:
+    fresh = re.findall(r"pip install .*", dry_run("unit"))
+    assert ['-e ".[demo]"' in fresh[0], ",dev]" in fresh[1], len(fresh)] == [True, True, 2]
+    (upgrade,) = re.findall(r"pip install .*", dry_run("unit", ".installed-demo"))
+    assert ",dev]" in upgrade
+    for target in ("demo", "unit", "docs"):
+        assert "pip install" not in dry_run(target, ".installed-demo", ".installed")
+
+
+def test_resolve_asks_for_what_make_installs(dry_run: Callable[..., str]) -> None:
+    """Both environments and the demo, on the oldest Python that is supported and on each one that is named."""
+    asked, makefile = dry_run("resolve"), (ROOT / "Makefile").read_text(encoding="utf-8")
+    for stamp in ("unit", "test-oldest"):
+        for wanted in re.findall(r'-e "(\.\[.*?\])"', dry_run(stamp)):
+            assert f'"{wanted}"' in asked
+    (pythons,) = re.findall(r"^RESOLVE_PYTHONS := (.*)$", makefile, re.MULTILINE)
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    assert f"{oldest}.0" in pythons.split()
+    named = {c.rsplit(" ", 1)[1] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)}
+    assert named <= {version.rsplit(".", 1)[0] for version in pythons.split()}
 
 
 def python_blocks(path: Path) -> list[str]:

@@ -46,7 +46,7 @@ def watching(wanted: bool | None, name: str, total: int, before: int) -> Iterato
         TimeRemainingColumn,
     )
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     if wanted is None and not sys.stderr.isatty():
         began = last = time.monotonic()
 
@@ -57,11 +57,11 @@ def watching(wanted: bool | None, name: str, total: int, before: int) -> Iterato
                 last, made = now, max(finished + failed - before, 1)
                 left = (now - began) / made * (total - finished - failed)
                 bad = f", {failed} failed" if failed else ""
-                console.print(f"{name}: {finished}/{total} cells{bad}, about {left:.0f} s left", highlight=False)
+                console.print(f"{name}: {finished}/{total} cells{bad}, about {left:.0f} s left")
 
         yield line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Cells take seconds to hours: a mean over the last minute, rich's own, would see one of them or none.
     bar = Progress(
         *columns, TextColumn("ETA"), TimeRemainingColumn(), console=console, transient=True, speed_estimate_period=86400
