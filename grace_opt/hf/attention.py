@@ -42,7 +42,7 @@ MAX_FUSED_QUERIES = 32
 def register_attention() -> None:
     """Register ``"grace_sdpa"`` and ``"grace_eager"`` with transformers."""
     for base in BASES:
-        register(f"grace_{base}", _pruning(base), base)
+        register(f"grace_{base}", pruning_function(base), base)
 
 
 def register(name: str, function: AttentionFunction, base_name: str) -> None:
@@ -85,7 +85,9 @@ def base_function(name: str, module: nn.Module) -> AttentionFunction:
     return function
 
 
-def _pruning(base_name: str) -> AttentionFunction:
+def pruning_function(base_name: str) -> AttentionFunction:
+    """The attention function that is registered as ``grace_`` and this base's name."""
+
     def attend(
         module: nn.Module,
         query: Tensor,

@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from ..errors import CacheError, GraceError, OptionError
 from ..masks import ChannelMask
 from ..provider import MaskProvider
+from .arguments import held_model
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
 from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
@@ -96,6 +97,8 @@ class PrunedKeyCache(Cache):
         offloading: bool = False,
         **settings: Any,
     ) -> None:
+        if not isinstance(model, PreTrainedConfig):
+            model = held_model(model, "PrunedKeyCache")
         text = _text_config(model)
         if offloading and not torch.cuda.is_available():
             raise CacheError(
@@ -106,7 +109,7 @@ class PrunedKeyCache(Cache):
         if pruning is not None:
             if not isinstance(pruning, PruningConfig):
                 raise OptionError(
-                    f"pruning must be a PruningConfig, not {type(pruning).__name__}; write PruningConfig(...), or "
+                    f"pruning must be a PruningConfig, not {pruning!r}; write PruningConfig(...), or "
                     "PruningConfig.from_dict(...)"
                 )
             _check_no_settings(given, "pruning=")
@@ -288,6 +291,8 @@ class PrunedKeyCache(Cache):
         CacheError
             If the file can not be read, or was saved for another model.
         """
+        if not isinstance(model, PreTrainedConfig):
+            model = held_model(model, "PrunedKeyCache")
         about, tensors = load_about(path)
         try:
             pruning = PruningConfig.from_dict(about["pruning"])
@@ -357,6 +362,11 @@ def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks
         deciding = ("method", "ratio", "kept_channels", "protect", "weight", "seed")
         given = {name: getattr(pruning, name) for name in deciding}
         _check_no_settings({**given, **pruning.options}, f"{chosen[0]}=")
+    if provider is not None and (isinstance(provider, type) or not callable(provider)):
+        raise OptionError(
+            f"provider={provider!r}: write a function (queries, keys, attention_mask) -> ChannelMask, for instance "
+            'MaskProvider("mies", 0.5); a name alone is method='
+        )
     if masks is not None and not isinstance(masks, ChannelMask):
         raise OptionError(f"masks must be a ChannelMask, not {type(masks).__name__}; write ChannelMask.load(path)")
 
