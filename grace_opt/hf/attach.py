@@ -110,10 +110,10 @@ class Attached(ContextDecorator):
             self._choice = Choice(self._model, f"grace_{base_for(self._model)}")
             self._choice.make()
             open_block(self._model, self)
+            return self
         except BaseException:
             self._close()
             raise
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:
