@@ -97,7 +97,8 @@ class PrunedKeyLayer(DynamicLayer):
         if self._fresh and self.compressed is not None:
             self.compressed, self._fresh = self.compressed.owned(), False
         tail.append(key_states, value_states)
-        self._move_old_tail()
+        # Of candidates, only the first token is sure to stay; the others may have to be cropped again.
+        self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
         tail, old = self._stored(), self.compressed
         if old is not None and not self.needs_our_attention:
             return widened(old, tail.keys, tail.values)  # which suits any attention function
@@ -110,12 +111,12 @@ class PrunedKeyLayer(DynamicLayer):
         """Whether only grace_opt's attention function can read what is stored now."""
         return self.compressed is not None and (self.compressed.positions is not None or self.plan.config.fused)
 
-    def _move_old_tail(self) -> None:
-        """Prune what has left the recent window, whenever a block of it has gathered."""
+    def _move_old_tail(self, unsure: int) -> None:
+        """Prune what has left the recent window, whenever a block of it has gathered; not counting unsure tokens."""
         block, tail = self.plan.config.tail_block, self._stored()
         if block is None or self.compressed is None:
             return
-        spare = tail.length - self.plan.config.recent_window
+        spare = tail.length - unsure - self.plan.config.recent_window
         if spare >= block:
             moved = spare // block * block
             self.compressed = self.compressed.extended(tail.cut(0, moved))
