@@ -201,14 +201,20 @@ class PrunedKeyCache(Cache):
         if self._last_updated is not None:
             self._last_updated.check_attended()
         layer = self.layers[layer_idx]
+        if layer_idx == self.prunable_layers[0]:
+            # A step after the prompt's, when a device has long said what was finite: nobody waits for it in the prompt.
+            for each in self.layers:
+                if isinstance(each, PrunedKeyLayer):
+                    each.check_finite()
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
+        if isinstance(layer, PrunedKeyLayer):
+            layer.implementation = self._implementation()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
 
     def _check_readable(self, layer: Any) -> None:
         """Raise before another attention function trips over keys that are not all there."""
-        config = self._config()
-        name = "" if config is None else str(getattr(config, "_attn_implementation", ""))
+        name = self._implementation()
         others = name in ("sdpa", "eager", "flex_attention") or "flash" in name
         if others and isinstance(layer, PrunedKeyLayer) and layer.needs_our_attention:
             raise CacheError(
@@ -216,6 +222,11 @@ class PrunedKeyCache(Cache):
                 'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
                 "go on inside `with grace_opt.hf.attach(model):`"
             )
+
+    def _implementation(self) -> str:
+        """The model's attention implementation; empty if the model is gone."""
+        config = self._config()
+        return "" if config is None else str(getattr(config, "_attn_implementation", ""))
 
     def channel_mask(self) -> ChannelMask:
         """Which channels were pruned.
@@ -321,6 +332,7 @@ class PrunedKeyCache(Cache):
         found = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]
         for layer in found:
             layer.check_attended()
+            layer.check_finite()
         return found
 
 
@@ -377,7 +389,12 @@ def _prunable(config: PreTrainedConfig, layers: list[Any]) -> tuple[int, ...]:
     attends = hasattr(config, "num_attention_heads")
     types = getattr(config, "layer_types", None) or ["full_attention" if attends else "none"] * len(layers)
     plain = [type(layer) is DynamicLayer for layer in layers]
-    found = tuple(index for index in range(len(layers)) if plain[index] and types[index] == "full_attention")
+    crossing = getattr(config, "cross_attention_layers", None) or ()  # Mllama: images, which are not extended
+    found = tuple(
+        index
+        for index in range(len(layers))
+        if plain[index] and types[index] == "full_attention" and index not in crossing
+    )
     if not found:
         kinds = sorted({type(layer).__name__ for layer in layers}) if attends else ["layers without attention heads"]
         raise CacheError(

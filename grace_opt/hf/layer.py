@@ -30,7 +30,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
-from .compression import compress
+from .compression import check_finite, compress, raise_unless_finite
 from .plan import LayerPlan
 from .prompt import Observation, Prompt
 from .segments import Handoff, pin, widened
@@ -58,9 +58,12 @@ class PrunedKeyLayer(DynamicLayer):
         self.tail: Tail | None = None
         self.compressed: Compressed | None = None
         self.head_dim = 0
+        #: The model's attention implementation when keys were handed out last, if the cache knows it.
+        self.implementation = ""
         self._awaits_attention = False
         self._announced = False
         self._fresh = False  # compressed, and nothing has happened since
+        self._finite: Tensor | None = None  # what a device has not said yet
 
     # ------------------------------------------------------------ growing
 
@@ -126,13 +129,25 @@ class PrunedKeyLayer(DynamicLayer):
 
     def check_attended(self) -> None:
         """Raise if keys were handed out that grace_opt's attention function never saw: they can not be pruned."""
-        if self._awaits_attention:
+        if not self._awaits_attention:
+            return
+        lost = f"the keys of layer {self.plan.index} did not reach grace_opt's attention function, "
+        if self.implementation.startswith("grace_"):
             raise CacheError(
-                f"the keys of layer {self.plan.index} did not reach grace_opt's attention function, so the cache could "
-                'only stay dense; write model.set_attn_implementation("grace_sdpa") before generating ("grace_eager" '
-                "for models that need eager attention) and start from a new or reset() cache. If that is what you do, "
-                "this model changes its keys between cache and attention, and can not be pruned"
+                f'{lost}although "{self.implementation}" is selected: this model changes its keys between cache and '
+                "attention (multi-head latent attention does, as in DeepSeek), and can not be pruned; use transformers' "
+                "own DynamicCache for it"
             )
+        raise CacheError(
+            f'{lost}so the cache could only stay dense; write model.set_attn_implementation("grace_sdpa") before '
+            'generating ("grace_eager" for models that need eager attention) and start from a new or reset() cache'
+        )
+
+    def check_finite(self) -> None:
+        """Raise if the channels were chosen from numbers that are not finite; may wait for the device, once."""
+        if self._finite is not None and not torch.compiler.is_compiling():
+            finite, self._finite = self._finite, None
+            raise_unless_finite(self.plan.index, bool(finite))
 
     def attended(self) -> None:
         """Note that the attention function has received what ``update`` handed out."""
@@ -155,6 +170,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._announce_short(1)
 
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
+        self._finite = check_finite(self.plan, over, keys)
         found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
         if found is None:
             self._announce_short(over.length)
@@ -219,6 +235,28 @@ class PrunedKeyLayer(DynamicLayer):
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
         return parts
 
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        """`full_width`'s keys, for whoever looks into a cache (Mllama does); None while the layer is empty."""
+        return None if self.tail is None else self.full_width()[0]
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        """`full_width`'s values; None while the layer is empty."""
+        return None if self.tail is None else self.full_width()[1]
+
+    @keys.setter
+    def keys(self, value: None) -> None:
+        self._refuse(value)
+
+    @values.setter
+    def values(self, value: None) -> None:
+        self._refuse(value)
+
+    def _refuse(self, value: Tensor | None) -> None:
+        if value is not None:
+            raise CacheError(f"layer {self.plan.index} of the cache can not be written to; only update() adds tokens")
+
     def full_width(self) -> tuple[Tensor, Tensor]:
         """All stored keys at full width, pruned channels as zeros, and all values; costs one dense layer."""
         tail = self._stored()
@@ -273,6 +311,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.prompt.reset()
         self.is_initialized = False
         self._awaits_attention = self._fresh = False
+        self._finite = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Follow the beams of beam search."""
