@@ -169,6 +169,7 @@ class PrunedKeyLayer(DynamicLayer):
         elif now.length == 1:
             self._announce_short(1)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
         self._finite = check_finite(self.plan, over, keys)
         found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
