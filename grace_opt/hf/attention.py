@@ -119,6 +119,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
         if old is not None:
             return _decoded(base_name, module, query, key, value, attention_mask, old, layer.plan.config.fused, kwargs)
         attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
+        behind = layer.prompt.behind(query.shape[2], key.shape[2])
         # Layers that share another's keys (Gemma 3n) come by as well; the owner's queries choose.
         if getattr(module, "layer_idx", layer.plan.index) == layer.plan.index:
             now = Observation(
@@ -128,8 +129,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
                 float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
                 kwargs.get("softcap"),
             )
-            layer.observe(now, key, value)
-        behind = layer.prompt.behind(query.shape[2], key.shape[2])
+            layer.observe(now, key, value, at_once=behind > 0)
         if behind and layer.compressed is not None:
             return _candidates(base_name, module, query, key, value, attention_mask, handoff, behind, attended, kwargs)
         return attended

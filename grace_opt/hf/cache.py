@@ -212,6 +212,18 @@ class PrunedKeyCache(Cache):
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of tokens that went in and were not cropped."""
+        if any(isinstance(layer, PrunedKeyLayer) and layer.is_postponed for layer in self.layers):
+            self._settle()  # all layers at once: what torch.compile traces is interrupted here, and not in every layer
+        return int(super().get_seq_length(layer_idx))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _settle(self) -> None:
+        for layer in self.layers:
+            if isinstance(layer, PrunedKeyLayer):
+                layer.settle()
+
     def _check_readable(self, layer: Any) -> None:
         """Raise before another attention function trips over keys that are not all there."""
         name = self._implementation()
@@ -332,6 +344,7 @@ class PrunedKeyCache(Cache):
         found = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]
         for layer in found:
             layer.check_attended()
+            layer.settle()
             layer.check_finite()
         return found
 

@@ -21,9 +21,8 @@ from .arguments import SETTINGS_ELSEWHERE, advice, explains_arguments
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
-@explains_arguments(
-    SETTINGS_ELSEWHERE, ' Options of a method are written options={"name": value}.'
-)
+
+@explains_arguments(SETTINGS_ELSEWHERE, ' Options of a method are written options={"name": value}.')
 @dataclass(frozen=True)
 class PruningConfig:
     """How a key cache is pruned.

@@ -63,6 +63,7 @@ class PrunedKeyLayer(DynamicLayer):
         self._awaits_attention = False
         self._announced = False
         self._fresh = False  # compressed, and nothing has happened since
+        self._postponed: Observation | None = None
         self._finite: Tensor | None = None  # what a device has not said yet
 
     # ------------------------------------------------------------ growing
@@ -92,6 +93,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.check_attended()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        self.settle()
         tail = self._stored()
         self._check_continues(tail, key_states)
         over = self.prompt.pending(key_states.shape[-2])
@@ -153,7 +155,7 @@ class PrunedKeyLayer(DynamicLayer):
         """Note that the attention function has received what ``update`` handed out."""
         self._awaits_attention = False
 
-    def observe(self, now: Observation, keys: Tensor, values: Tensor) -> None:
+    def observe(self, now: Observation, keys: Tensor, values: Tensor, at_once: bool = True) -> None:
         """Take in what the attention function saw, and compress if the prompt is over.
 
         Parameters
@@ -162,12 +164,27 @@ class PrunedKeyLayer(DynamicLayer):
             Queries and padding of this forward pass.
         keys, values : Tensor
             Everything cached, as ``update`` returned it; not read from the layer, which may have been offloaded since.
+        at_once : bool
+            False lets the compression wait for `settle` while ``torch.compile`` is tracing, which can not follow it.
         """
         over = self.prompt.observe(now)
-        if over is not None:
+        if over is not None and not at_once and torch.compiler.is_compiling():
+            self._postponed = over
+        elif over is not None:
             self._compress(over, keys, values)
         elif now.length == 1:
             self._announce_short(1)
+
+    @property
+    def is_postponed(self) -> bool:
+        """Whether `settle` has something to do."""
+        return self._postponed is not None
+
+    def settle(self) -> None:
+        """Compress now what had to wait while ``torch.compile`` was tracing the prompt."""
+        if self._postponed is not None:
+            tail, over, self._postponed = self._stored(), self._postponed, None
+            self._compress(over, tail.keys, tail.values)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
@@ -278,6 +295,7 @@ class PrunedKeyLayer(DynamicLayer):
             Negative: so many tokens go. Zero or positive as the installed transformers means it: in old ones the
             length to keep; in later ones zero removes nothing and positive numbers are refused.
         """
+        self.settle()
         length = self.get_seq_length()
         if tokens_to_remove >= 0 and _CROP_IS_RELATIVE:
             if tokens_to_remove > 0:
@@ -312,7 +330,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.prompt.reset()
         self.is_initialized = False
         self._awaits_attention = self._fresh = False
-        self._finite = None
+        self._finite = self._postponed = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Follow the beams of beam search."""
@@ -329,6 +347,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._select(torch.arange(self.tail.keys.shape[0])[torch.as_tensor(indices).cpu()])
 
     def _select(self, rows: Tensor) -> None:
+        self.settle()
         if self.tail is not None:
             self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
         if self.compressed is not None:
@@ -345,6 +364,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._move(self.device)
 
     def _move(self, device: torch.device | str) -> None:
+        self.settle()
         if self.tail is not None:
             self.tail.map(lambda tensor: tensor.to(device, non_blocking=True))
         if self.compressed is not None:

@@ -221,7 +221,9 @@ def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
     # Not mask.kept_indices: where the numbers were not finite a mask may keep another number of channels than it says,
     # and an index out of range ends a GPU's context. Sorting gives valid indices, and check_finite the reason.
     kept = (~mask.pruned).to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
-    return kept[..., : mask.head_dim - mask.pruned_per_head].to(keys.device).clone(memory_format=torch.contiguous_format)
+    return (
+        kept[..., : mask.head_dim - mask.pruned_per_head].to(keys.device).clone(memory_format=torch.contiguous_format)
+    )
 
 
 def mask_from_kept(kept_indices: Tensor, head_dim: int) -> ChannelMask:

@@ -89,7 +89,9 @@ def test_are_not_moved_to_the_pruned_keys_before_they_are_accepted(settings, tin
     model = tiny(attention="sdpa")
     ids = torch.cat([prompt[:1, :30], prompt[:1, 2:22]], dim=1)
     block = 8 if "quantize" in settings else 2
-    with attach(model, ratio=0.5, tail_block=block, recent_window=4, observation_window=OBSERVED, **settings) as attached:
+    with attach(
+        model, ratio=0.5, tail_block=block, recent_window=4, observation_window=OBSERVED, **settings
+    ) as attached:
         tokens = model.generate(ids, prompt_lookup_num_tokens=15, max_matching_ngram_size=2, **GREEDY)
     assert tokens.shape[1] == ids.shape[1] + 12
     assert attached.cache.get_seq_length() >= tokens.shape[1] - 1

@@ -142,7 +142,8 @@ class TestArguments:
 
     def test_neither_a_model_nor_its_configuration(self):
         with pytest.raises(
-            OptionError, match=r"must be a transformers model, not str; write PrunedKeyCache\(model, \.\.\.\) with model ="
+            OptionError,
+            match=r"must be a transformers model, not str; write PrunedKeyCache\(model, \.\.\.\) with model =",
         ):
             PrunedKeyCache("a-model")
         with pytest.raises(OptionError, match=r"model or its configuration, not int; write PrunedKeyCache\(model"):
