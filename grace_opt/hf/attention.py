@@ -30,7 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..errors import CacheError
 from .decoding import fused_attention
 from .prompt import Observation
-from .segments import Handoff, causal_mask, check_covers, in_sequence, pinned, stored_columns, widened
+from .segments import causal_mask, check_covers, in_sequence, pinned, stored_columns, widened
 from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]
@@ -131,7 +131,11 @@ def pruning_function(base_name: str) -> AttentionFunction:
             )
             layer.observe(now, key, value, at_once=behind > 0)
         if behind and layer.compressed is not None:
-            return _candidates(base_name, module, query, key, value, attention_mask, handoff, behind, attended, kwargs)
+            pruned = layer.compressed.to(key.device)  # an offloading cache has put the layer away
+            fused = layer.plan.config.fused
+            return _candidates(
+                base_name, module, query, key, value, attention_mask, pruned, fused, behind, attended, kwargs
+            )
         return attended
 
     attend.__name__ = attend.__qualname__ = f"grace_{base_name}_attention"
@@ -166,7 +170,8 @@ def _candidates(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    handoff: Handoff,
+    old: Compressed,
+    fused: bool,
     behind: int,
     attended: Attended,
     kwargs: dict[str, Any],
@@ -175,14 +180,10 @@ def _candidates(
 
     So each of them sees what it would see if it were fed alone, after the prompt.
     """
-    layer = handoff.layer
-    old = layer.compressed.to(key.device)  # an offloading cache has put the layer away
     shown, length = query.shape[2] - behind, key.shape[2]
     mask = causal_mask(behind, length, key.device) if attention_mask is None else attention_mask[:, :, shown:]
     tail, values = key[:, :, old.length :], value[:, :, old.length :]
-    rows, weights = _decoded(
-        base_name, module, query[:, :, shown:], tail, values, mask, old, layer.plan.config.fused, kwargs
-    )
+    rows, weights = _decoded(base_name, module, query[:, :, shown:], tail, values, mask, old, fused, kwargs)
     output, dense_weights = attended
     output = torch.cat([output[:, :shown], rows], dim=1)
     if dense_weights is None or weights is None:

@@ -137,8 +137,8 @@ class PrunedKeyLayer(DynamicLayer):
         if self.implementation.startswith("grace_"):
             raise CacheError(
                 f'{lost}although "{self.implementation}" is selected: this model changes its keys between cache and '
-                "attention (multi-head latent attention does, as in DeepSeek), and can not be pruned; use transformers' "
-                "own DynamicCache for it"
+                "attention (multi-head latent attention does, as in DeepSeek), and can not be pruned; use "
+                "transformers' own DynamicCache for it"
             )
         raise CacheError(
             f'{lost}so the cache could only stay dense; write model.set_attn_implementation("grace_sdpa") before '
@@ -254,21 +254,21 @@ class PrunedKeyLayer(DynamicLayer):
         return parts
 
     @property
-    def keys(self) -> Tensor | None:  # type: ignore[override]
+    def keys(self) -> Tensor | None:
         """`full_width`'s keys, for whoever looks into a cache (Mllama does); None while the layer is empty."""
         return None if self.tail is None else self.full_width()[0]
 
+    @keys.setter
+    def keys(self, value: Tensor | None) -> None:
+        self._refuse(value)
+
     @property
-    def values(self) -> Tensor | None:  # type: ignore[override]
+    def values(self) -> Tensor | None:
         """`full_width`'s values; None while the layer is empty."""
         return None if self.tail is None else self.full_width()[1]
 
-    @keys.setter
-    def keys(self, value: None) -> None:
-        self._refuse(value)
-
     @values.setter
-    def values(self, value: None) -> None:
+    def values(self, value: Tensor | None) -> None:
         self._refuse(value)
 
     def _refuse(self, value: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""Many threads generate on one model inside one block: each gets its own tokens and its own cache, also at first use."""
+"""Many threads generate on one model: each gets its own tokens and its own cache, also at first use."""
 
 from __future__ import annotations
 
