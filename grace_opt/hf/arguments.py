@@ -81,7 +81,7 @@ def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable
         names = list(inspect.signature(cls).parameters)
 
         @functools.wraps(plain)
-        def __init__(self: T, *args: Any, **kwargs: Any) -> None:
+        def checked(self: T, *args: Any, **kwargs: Any) -> None:
             unknown = [name for name in kwargs if name not in names]
             known = f"its arguments are {', '.join(names)}"
             if unknown:
@@ -92,7 +92,7 @@ def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable
                 raise OptionError(f"{cls.__name__} got {len(args)} arguments by position; {known}")
             plain(self, *args, **kwargs)
 
-        cls.__init__ = __init__  # type: ignore[method-assign,assignment]
+        cls.__init__ = checked  # type: ignore[method-assign,assignment]
         return cls
 
     return decorate

@@ -25,6 +25,7 @@ from ..provider import MaskProvider
 from ..weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
 from .cache import PrunedKeyCache
 from .capture import capture
+from .implementation import attention_implementation
 from .report import MemoryReport
 
 RATIOS = (0.5, 0.6, 0.7)
