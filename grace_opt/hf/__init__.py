@@ -38,6 +38,8 @@ room                    what is in it
 ``calibration``         :func:`calibrate`: static masks from a few texts
 ``saving``              a pruned prompt as a file
 ``capture``             post-RoPE queries, keys and values of a forward pass
+``implementation``      which attention implementation a model uses, and putting it back
+``arguments``           what is meant by arguments that nothing here has
 ``press``               the same choice of channels as a press for kvpress (imported by itself)
 ``_compat``             differences between transformers versions
 ======================  ===================================================================================
@@ -53,9 +55,10 @@ from .attach import Attached, attach  # noqa: E402
 from .attention import register_attention  # noqa: E402
 from .cache import PrunedKeyCache  # noqa: E402
 from .calibration import calibrate  # noqa: E402
-from .capture import CapturedAttention, attention_implementation, capture, register_capture  # noqa: E402
+from .capture import CapturedAttention, capture, register_capture  # noqa: E402
 from .config import PruningConfig  # noqa: E402
 from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
+from .implementation import attention_implementation  # noqa: E402
 from .quantization import Quantization  # noqa: E402
 from .report import MemoryReport  # noqa: E402
 

@@ -2,70 +2,179 @@
 
 When: this is the shortest way to use the adapter, and the only one for code that calls ``generate`` for you, such as a
 ``pipeline``. Every call gets a cache of its own, which knows where the prompt ends; so chunked prefill and assisted
-decoding need nothing declared. A cache that the caller passes is used; one of ours in which nothing is pruned yet is
-told where the prompt ends.
+decoding need nothing declared, and calls from several threads share nothing. A cache that the caller passes is used;
+one of ours in which nothing is pruned yet is told where the prompt ends.
 
-What is changed on the model, and put back when the block ends, also by an exception: its attention implementation, and
-an attribute ``generate`` of this one instance. Nothing of transformers is patched.
+What is changed on the model, and put back when the block ends, also by an exception: its attention implementation
+(:mod:`grace_opt.hf.implementation`), and an attribute ``generate`` of this one instance (:mod:`grace_opt.hf.hook`).
+Nothing of transformers is patched.
 
 Source: ours.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ContextDecorator
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import OptionError
+from ..errors import CacheError, OptionError
+from .arguments import held_model
 from .cache import PrunedKeyCache
-from .capture import attention_implementation, needs_eager
+from .hook import GenerateHook, close_block, open_block
+from .implementation import Choice, base_for
 
 
-class Attached:
-    """What `attach` yields.
+class Attached(ContextDecorator):
+    """The ``with`` block that `attach` makes, and what it yields."""
 
-    Attributes
-    ----------
-    cache : PrunedKeyCache or None
-        Of the latest ``generate``: for its `memory_report` or `channel_mask`, or to pass on as ``past_key_values`` to
-        continue the conversation.
-    """
+    _used = True  # until the constructor is through
+    hook: GenerateHook | None = None
 
     def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
         self._model, self._arguments = model, dict(arguments)
-        self.cache: PrunedKeyCache | None = PrunedKeyCache(model, **self._arguments)  # wrong arguments are told now
-        self.cache = None
+        self.new_cache()  # wrong arguments are told now
+        self._choice: Choice | None = None
+        self._latest: PrunedKeyCache | None = None
+        self._of_thread = threading.local()
+        self._used = False
+
+    @property
+    def cache(self) -> PrunedKeyCache:
+        """Of the latest ``generate``: for its `memory_report` or `channel_mask`, or to pass on as ``past_key_values``.
+
+        In a thread that has called ``generate`` in this block it is the cache of its own latest call; in any other, of
+        the call that was started last.
+
+        Raises
+        ------
+        CacheError
+            If no call has been given a cache yet.
+        """
+        own: PrunedKeyCache | None = getattr(self._of_thread, "cache", None)
+        found = self._latest if own is None else own
+        if found is None:
+            raise CacheError(
+                "there is no cache yet: attached.cache is that of the latest model.generate(...) inside the block; "
+                "calls with a cache of your own or with use_cache=False have none"
+            )
+        return found
 
     def new_cache(self, prompt_length: int | None = None) -> PrunedKeyCache:
         """A cache for one prompt, with the settings given to `attach`."""
         return PrunedKeyCache(self._model, **self._arguments, prompt_length=prompt_length)
 
+    def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model's own ``generate``, with a cache unless the call has one or works without."""
+        given, length = kwargs.get("past_key_values"), _prompt_length(args, kwargs)
+        if isinstance(given, Attached):
+            raise OptionError(
+                "past_key_values is what attach() yields, which is no cache; write past_key_values=attached.cache to "
+                "go on with a conversation, or leave it out"
+            )
+        if kwargs.get("cache_implementation") is not None:
+            raise OptionError("attach() gives generate() its cache; leave out cache_implementation")
+        if given is None and self._uses_cache(args, kwargs):
+            given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache(length)
+        elif isinstance(given, PrunedKeyCache) and given.is_dense and length and length > given.get_seq_length():
+            given.declare_prompt(length)  # a turn after others that were too short to be pruned
+        if isinstance(given, PrunedKeyCache) and self._configured("cache_implementation", args, kwargs) is not None:
+            kwargs["cache_implementation"] = None  # generate() would refuse the two together
+        return plain(*args, **kwargs)
 
-@contextmanager
-def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **settings: Any) -> Iterator[Attached]:
-    """Prune the key cache of every ``model.generate`` inside the block.
+    def _uses_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this generate() works with a cache at all: as an argument says, or else a configuration."""
+        if "use_cache" in kwargs:
+            return bool(kwargs["use_cache"])  # None is off for transformers too
+        configured = self._configured("use_cache", args, kwargs)
+        return True if configured is None else bool(configured)
+
+    def _configured(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What this generate()'s configuration says, or else the model's; None if neither does."""
+        given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+        found = (getattr(config, name, None) for config in (given, self._model.generation_config))
+        return next((value for value in found if value is not None), None)
+
+    # ------------------------------------------------------------ the block
+
+    def __enter__(self) -> Attached:
+        if self._choice is not None:
+            raise OptionError("this block is open already; write attach(model, ...) again for another one")
+        self._used = True
+        try:
+            self._choice = Choice(self._model, f"grace_{base_for(self._model)}")
+            self._choice.make()
+            open_block(self._model, self)
+            return self
+        except BaseException:
+            self._close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._close()
+        except BaseException:  # an interrupt while closing
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        close_block(self)
+        if self._choice is not None:
+            self._choice.undo()
+            self._choice = None
+
+    def _recreate_cm(self) -> Attached:
+        """A block for every call of a function that is decorated with it."""
+        return Attached(self._model, self._arguments)
+
+    def __call__(self, func: Any) -> Any:
+        self._used = True
+        return super().__call__(func)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(PrunedKeyCache, name):
+            raise AttributeError(f"what attach() yields is no cache and has no {name}; write attached.cache.{name}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __del__(self) -> None:
+        if not self._used:
+            warnings.warn(
+                "attach(model, ...) alone changes nothing; write `with attach(model, ...):` and generate inside it",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **settings: Any) -> Attached:
+    """Prune the key cache of every ``model.generate`` inside a ``with`` block.
 
     Parameters
     ----------
     model : PreTrainedModel
-        A decoder-only model.
+        A decoder-only model; what ``torch.compile(model)`` returns is taken for the model in it.
     method, ratio, **settings
         As in `PrunedKeyCache`, except ``prompt_length``, which each call knows.
 
-    Yields
-    ------
+    Returns
+    -------
     Attached
-        Whose ``cache`` is the one of the latest call.
+        The block, to be entered by ``with``. Its ``cache`` is the one of the latest call.
 
     Raises
     ------
     OptionError, CacheError, MaskError
-        As `PrunedKeyCache`, when the block is entered.
+        As `PrunedKeyCache`; `CacheError` also when the block is entered, if the model does not let its attention be
+        chosen.
+
+    Notes
+    -----
+    Blocks may be nested, may end in any order, and may be open in several threads: a call belongs to the innermost open
+    block of its own thread, in a thread without one to the block that was entered last.
 
     Examples
     --------
@@ -79,43 +188,10 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **se
     """
     if "prompt_length" in settings:
         raise OptionError("leave out prompt_length: each generate() inside the block knows its own prompt")
-    if not isinstance(model, PreTrainedModel):
-        raise OptionError(f"model must be a transformers model, not {type(model).__name__}; write attach(model, ...)")
-    attached = Attached(model, {"method": method, "ratio": ratio, **settings})
-    plain = model.generate
-
-    @functools.wraps(plain)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("cache_implementation") is not None:
-            raise OptionError("attach() gives generate() its cache; leave out cache_implementation")
-        given, length = kwargs.get("past_key_values"), _prompt_length(args, kwargs)
-        if given is None and _uses_cache(model, args, kwargs):
-            attached.cache = attached.new_cache(length)
-            kwargs["past_key_values"] = attached.cache
-        elif isinstance(given, PrunedKeyCache) and given.is_dense and length and length > given.get_seq_length():
-            given.declare_prompt(length)  # a turn after others that were too short to be pruned
-        return plain(*args, **kwargs)
-
-    name = "grace_eager" if needs_eager(model) else "grace_sdpa"
-    with attention_implementation(model, name):
-        found = vars(model).get("generate")
-        model.generate = generate
-        try:
-            yield attached
-        finally:
-            if found is None:
-                del model.generate
-            else:
-                model.generate = found
-
-
-def _uses_cache(model: PreTrainedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this generate() works with a cache at all: as an argument says, or else a generation configuration."""
-    if "use_cache" in kwargs:
-        return bool(kwargs["use_cache"])  # None is off for transformers too
-    given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
-    found = (getattr(config, "use_cache", None) for config in (given, model.generation_config))
-    return next((bool(value) for value in found if value is not None), True)
+    found = held_model(model, "attach")
+    if not isinstance(found, PreTrainedModel):
+        raise OptionError(f"model must be a transformers model, not {type(found).__name__}; write attach(model, ...)")
+    return Attached(found, {"method": method, "ratio": ratio, **settings})
 
 
 def _prompt_length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

@@ -30,7 +30,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..errors import CacheError
 from .decoding import fused_attention
 from .prompt import Observation
-from .segments import check_covers, pinned, stored_columns, widened
+from .segments import causal_mask, check_covers, in_sequence, pinned, stored_columns, widened
+from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]
 AttentionFunction = Callable[..., Attended]
@@ -42,7 +43,7 @@ MAX_FUSED_QUERIES = 32
 def register_attention() -> None:
     """Register ``"grace_sdpa"`` and ``"grace_eager"`` with transformers."""
     for base in BASES:
-        register(f"grace_{base}", _pruning(base), base)
+        register(f"grace_{base}", pruning_function(base), base)
 
 
 def register(name: str, function: AttentionFunction, base_name: str) -> None:
@@ -85,7 +86,9 @@ def base_function(name: str, module: nn.Module) -> AttentionFunction:
     return function
 
 
-def _pruning(base_name: str) -> AttentionFunction:
+def pruning_function(base_name: str) -> AttentionFunction:
+    """The attention function that is registered as ``grace_`` and this base's name."""
+
     def attend(
         module: nn.Module,
         query: Tensor,
@@ -113,29 +116,79 @@ def _pruning(base_name: str) -> AttentionFunction:
         layer.attended()
         if layer.plan.config.fused:
             _refuse_unsupported(module, kwargs)
-        if old is None:
-            attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
-            # Layers that share another's keys (Gemma 3n) come by as well; the owner's queries choose.
-            if getattr(module, "layer_idx", layer.plan.index) == layer.plan.index:
-                now = Observation(
-                    query,
-                    key_validity(attention_mask, query.shape[0], key.shape[2]),
-                    key.shape[2],
-                    float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
-                    kwargs.get("softcap"),
-                )
-                layer.observe(now, key, value)
-            return attended
-        if layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES:
-            return fused_attention(module, query, key, value, attention_mask, old, base_name == "eager", **kwargs)
-        if attention_mask is not None:
-            check_covers(attention_mask, old.length + key.shape[2])
-            attention_mask = stored_columns(attention_mask, old, query.shape[1])
-        keys, values = widened(old, key, value)
-        return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
+        if old is not None:
+            return _decoded(base_name, module, query, key, value, attention_mask, old, layer.plan.config.fused, kwargs)
+        attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
+        behind = layer.prompt.behind(query.shape[2], key.shape[2])
+        # Layers that share another's keys (Gemma 3n) come by as well; the owner's queries choose.
+        if getattr(module, "layer_idx", layer.plan.index) == layer.plan.index:
+            now = Observation(
+                query,
+                key_validity(attention_mask, query.shape[0], key.shape[2]),
+                key.shape[2],
+                float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
+                kwargs.get("softcap"),
+            )
+            layer.observe(now, key, value, at_once=behind > 0)
+        if behind and layer.compressed is not None:
+            pruned = layer.compressed.to(key.device)  # an offloading cache has put the layer away
+            fused = layer.plan.config.fused
+            return _candidates(
+                base_name, module, query, key, value, attention_mask, pruned, fused, behind, attended, kwargs
+            )
+        return attended
 
     attend.__name__ = attend.__qualname__ = f"grace_{base_name}_attention"
     return attend
+
+
+def _decoded(
+    base_name: str,
+    module: nn.Module,
+    query: Tensor,
+    tail: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    old: Compressed,
+    fused: bool,
+    kwargs: dict[str, Any],
+) -> Attended:
+    """Attention of new tokens over what is compressed and the dense tail."""
+    if fused and query.shape[2] <= MAX_FUSED_QUERIES:
+        return fused_attention(module, query, tail, value, attention_mask, old, base_name == "eager", **kwargs)
+    if attention_mask is not None:
+        check_covers(attention_mask, old.length + tail.shape[2])
+        attention_mask = stored_columns(attention_mask, old, query.shape[1])
+    keys, values = widened(old, tail, value)
+    return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
+
+
+def _candidates(
+    base_name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    old: Compressed,
+    fused: bool,
+    behind: int,
+    attended: Attended,
+    kwargs: dict[str, Any],
+) -> Attended:
+    """What was attended densely, with the rows of the candidates behind the prompt done again on the pruned keys.
+
+    So each of them sees what it would see if it were fed alone, after the prompt.
+    """
+    shown, length = query.shape[2] - behind, key.shape[2]
+    mask = causal_mask(behind, length, key.device) if attention_mask is None else attention_mask[:, :, shown:]
+    tail, values = key[:, :, old.length :], value[:, :, old.length :]
+    rows, weights = _decoded(base_name, module, query[:, :, shown:], tail, values, mask, old, fused, kwargs)
+    output, dense_weights = attended
+    output = torch.cat([output[:, :shown], rows], dim=1)
+    if dense_weights is None or weights is None:
+        return output, None
+    return output, torch.cat([dense_weights[:, :, :shown], in_sequence(weights, old)], dim=2)
 
 
 def key_validity(attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:

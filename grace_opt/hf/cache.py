@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from ..errors import CacheError, GraceError, OptionError
 from ..masks import ChannelMask
 from ..provider import MaskProvider
+from .arguments import held_model
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
 from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
@@ -96,6 +97,8 @@ class PrunedKeyCache(Cache):
         offloading: bool = False,
         **settings: Any,
     ) -> None:
+        if not isinstance(model, PreTrainedConfig):
+            model = held_model(model, "PrunedKeyCache")
         text = _text_config(model)
         if offloading and not torch.cuda.is_available():
             raise CacheError(
@@ -106,7 +109,7 @@ class PrunedKeyCache(Cache):
         if pruning is not None:
             if not isinstance(pruning, PruningConfig):
                 raise OptionError(
-                    f"pruning must be a PruningConfig, not {type(pruning).__name__}; write PruningConfig(...), or "
+                    f"pruning must be a PruningConfig, not {pruning!r}; write PruningConfig(...), or "
                     "PruningConfig.from_dict(...)"
                 )
             _check_no_settings(given, "pruning=")
@@ -198,6 +201,11 @@ class PrunedKeyCache(Cache):
         if self._last_updated is not None:
             self._last_updated.check_attended()
         layer = self.layers[layer_idx]
+        if layer_idx == self.prunable_layers[0]:
+            # A step after the prompt's, when a device has long said what was finite: nobody waits for it in the prompt.
+            for each in self.layers:
+                if isinstance(each, PrunedKeyLayer):
+                    each.check_finite()
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
         if self._last_updated is None and getattr(layer, "is_initialized", False) and isinstance(layer, DynamicLayer):
             pairs = ((layer.keys, layer.values), (key_states, value_states))
@@ -207,13 +215,26 @@ class PrunedKeyCache(Cache):
                     f"layer {layer_idx} of the cache holds (batch, KV heads, head_dim, width of values) = {expected} "
                     f"and the new keys have {found}; use a new cache, or one of this model and batch"
                 )
+        if isinstance(layer, PrunedKeyLayer):
+            layer.implementation = self._implementation()
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of tokens that went in and were not cropped."""
+        if any(isinstance(layer, PrunedKeyLayer) and layer.is_postponed for layer in self.layers):
+            self._settle()  # all layers at once: what torch.compile traces is interrupted here, and not in every layer
+        return int(super().get_seq_length(layer_idx))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _settle(self) -> None:
+        for layer in self.layers:
+            if isinstance(layer, PrunedKeyLayer):
+                layer.settle()
+
     def _check_readable(self, layer: Any) -> None:
         """Raise before another attention function trips over keys that are not all there."""
-        config = self._config()
-        name = "" if config is None else str(getattr(config, "_attn_implementation", ""))
+        name = self._implementation()
         others = name in ("sdpa", "eager", "flex_attention") or "flash" in name
         if others and isinstance(layer, PrunedKeyLayer) and layer.needs_our_attention:
             raise CacheError(
@@ -221,6 +242,11 @@ class PrunedKeyCache(Cache):
                 'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
                 "go on inside `with grace_opt.hf.attach(model):`"
             )
+
+    def _implementation(self) -> str:
+        """The model's attention implementation; empty if the model is gone."""
+        config = self._config()
+        return "" if config is None else str(getattr(config, "_attn_implementation", ""))
 
     def channel_mask(self) -> ChannelMask:
         """Which channels were pruned.
@@ -296,6 +322,8 @@ class PrunedKeyCache(Cache):
         CacheError
             If the file can not be read, or was saved for another model.
         """
+        if not isinstance(model, PreTrainedConfig):
+            model = held_model(model, "PrunedKeyCache")
         about, tensors = load_about(path)
         here = fingerprint(model if isinstance(model, PreTrainedModel) else _text_config(model))
         there = about["fingerprint"]
@@ -332,6 +360,8 @@ class PrunedKeyCache(Cache):
         found = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]
         for layer in found:
             layer.check_attended()
+            layer.settle()
+            layer.check_finite()
         return found
 
 
@@ -373,6 +403,11 @@ def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks
         deciding = ("method", "ratio", "kept_channels", "protect", "weight", "seed")
         given = {name: getattr(pruning, name) for name in deciding}
         _check_no_settings({**given, **pruning.options}, f"{chosen[0]}=")
+    if provider is not None and (isinstance(provider, type) or not callable(provider)):
+        raise OptionError(
+            f"provider={provider!r}: write a function (queries, keys, attention_mask) -> ChannelMask, for instance "
+            'MaskProvider("mies", 0.5); a name alone is method='
+        )
     if masks is not None and not isinstance(masks, ChannelMask):
         raise OptionError(f"masks must be a ChannelMask, not {type(masks).__name__}; write ChannelMask.load(path)")
 
@@ -383,7 +418,12 @@ def _prunable(config: PreTrainedConfig, layers: list[Any]) -> tuple[int, ...]:
     attends = hasattr(config, "num_attention_heads")
     types = getattr(config, "layer_types", None) or ["full_attention" if attends else "none"] * len(layers)
     plain = [type(layer) is DynamicLayer for layer in layers]
-    found = tuple(index for index in range(len(layers)) if plain[index] and types[index] == "full_attention")
+    crossing = getattr(config, "cross_attention_layers", None) or ()  # Mllama: images, which are not extended
+    found = tuple(
+        index
+        for index in range(len(layers))
+        if plain[index] and types[index] == "full_attention" and index not in crossing
+    )
     if not found:
         kinds = sorted({type(layer).__name__ for layer in layers}) if attends else ["layers without attention heads"]
         raise CacheError(

@@ -2,7 +2,7 @@
 
 When: to study weights and masks on a real model (reconstruction errors per layer, heatmaps, calibration) without
 re-implementing its projections, norms and rotary embeddings. For the length of the call, the model's attention is a
-registered function that notes what it is given and then does what ``"sdpa"`` or ``"eager"`` does.
+registered function that notes what it is given and then does what ``"grace_sdpa"`` or ``"grace_eager"`` does.
 
 Source: the attention interface of transformers; nothing is patched, and the model's attention implementation is put
 back also when the forward pass raises.
@@ -10,18 +10,18 @@ back also when the forward pass raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..errors import CacheError, OptionError
-from .attention import BASES, Attended, AttentionFunction, base_function, key_validity, register
+from .attention import BASES, Attended, AttentionFunction, key_validity, pruning_function, register
+from .implementation import attention_implementation, base_for
 
 Recorder = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None], None]
 
@@ -107,7 +107,7 @@ def capture(
     if attention_mask is not None:
         # As generate() does: positions count real tokens, so that a padded row gets the rotations of the row alone.
         inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-    with attention_implementation(model, _recording_name(model)), torch.no_grad():
+    with attention_implementation(model, f"grace_capture_{base_for(model)}"), torch.no_grad():
         token = _RECORDER.set(record)
         try:
             # Without the language-model head: the logits of a long prompt would dwarf what is captured.
@@ -123,32 +123,6 @@ def capture(
     return {index: captured[index] for index in sorted(captured)}
 
 
-@contextmanager
-def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Use another attention implementation inside a ``with`` block and put back the one found, whatever happens.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model.
-    name : str
-        For instance ``"grace_sdpa"``.
-    """
-    found = [(config, config._attn_implementation) for config in _configurations(model)]
-    try:
-        model.set_attn_implementation(name)
-        if model.config._attn_implementation != name:
-            raise CacheError(
-                f"{type(model).__name__} does not let its attention be chosen, so grace_opt can not reach it; use a "
-                "model whose attention goes through transformers' attention interface"
-            )
-        yield
-    finally:
-        for config, implementation in found:
-            # What set_attn_implementation itself writes; the property would overwrite sub-configurations as well.
-            config._attn_implementation_internal = implementation
-
-
 def register_capture() -> None:
     """Register the attention functions that :func:`capture` switches to."""
     for base in BASES:
@@ -156,6 +130,9 @@ def register_capture() -> None:
 
 
 def _recording(base_name: str) -> AttentionFunction:
+    # Not the base function itself: another thread may be decoding on this model from a pruned cache just now.
+    attend_as_ever = pruning_function(base_name)
+
     def attend(
         module: nn.Module,
         query: Tensor,
@@ -169,32 +146,7 @@ def _recording(base_name: str) -> AttentionFunction:
         recorder = _RECORDER.get()
         if recorder is not None:
             recorder(module, query, key, value, attention_mask)
-        return base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
+        return attend_as_ever(module, query, key, value, attention_mask, **kwargs)
 
     attend.__name__ = attend.__qualname__ = f"grace_capture_{base_name}_attention"
     return attend
-
-
-def needs_eager(model: PreTrainedModel) -> bool:
-    """Whether the model adds something to its attention logits, or caps them, which sdpa can not do."""
-    config = model.config.get_text_config(decoder=True)
-    return getattr(config, "attn_logit_softcapping", None) is not None or not model._supports_sdpa
-
-
-def _recording_name(model: PreTrainedModel) -> str:
-    """The recording function that computes what the model computes now."""
-    config = model.config.get_text_config(decoder=True)
-    eager = needs_eager(model) or config._attn_implementation in ("eager", "grace_eager")
-    return "grace_capture_eager" if eager else "grace_capture_sdpa"
-
-
-def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Every configuration that choosing an attention implementation may write to, each once."""
-    pending: list[Any] = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
-    found: dict[int, PreTrainedConfig] = {}
-    while pending:
-        config = pending.pop()
-        if isinstance(config, PreTrainedConfig) and id(config) not in found:
-            found[id(config)] = config
-            pending += [getattr(config, name, None) for name in config.sub_configs]
-    return list(found.values())

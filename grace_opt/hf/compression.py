@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..errors import CacheError
 from .eviction import kept_tokens
-from .masking import kept_channels
+from .masking import StaticMask, kept_channels
 from .plan import LayerPlan
 from .prompt import Observation
 from .storage import Compressed, Stored, narrowed
@@ -74,6 +75,40 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
         values=kept_values,
         positions=None if order is None else order.to(torch.int32),
     )
+
+
+#: Where a number is known without waiting for the device that computes it.
+_AT_HAND = ("cpu",)
+
+
+@torch.no_grad()
+def check_finite(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | None:
+    """Raise if channels are to be chosen from keys or queries that are not finite.
+
+    Returns
+    -------
+    Tensor or None
+        Whether all is finite, if that is known only to a device that nobody is to wait for now; to be given to
+        `raise_unless_finite` later on.
+    """
+    if isinstance(plan.source, StaticMask) or not keys.is_floating_point():
+        return None  # nothing is chosen
+    ends = [end for tensor in (keys, over.queries) if tensor.numel() for end in torch.aminmax(tensor)]
+    finite = torch.stack([end.to(keys.device).isfinite() for end in ends]).all()
+    if keys.device.type not in _AT_HAND:
+        return finite
+    raise_unless_finite(plan.index, bool(finite))
+    return None
+
+
+def raise_unless_finite(layer: int, finite: bool) -> None:
+    """Say what keys that are not finite usually mean."""
+    if not finite:
+        raise CacheError(
+            f"keys or queries of layer {layer} are not finite (inf or NaN), so no channels can be chosen from them; "
+            "the model itself computes nothing of use with them. Usually float16 has overflowed: load the model with "
+            "dtype=torch.bfloat16 or torch.float32"
+        )
 
 
 def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int) -> Tensor | None:

@@ -9,7 +9,6 @@ Source: GRACE (arXiv 2604.16983) for protection, ThinK (arXiv 2407.21018) for th
 
 from __future__ import annotations
 
-import difflib
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,22 +17,12 @@ from typing import Any
 from ..errors import OptionError
 from ..provider import MaskProvider
 from ..weights import check_protection, prune_count
+from .arguments import SETTINGS_ELSEWHERE, advice, explains_arguments
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
-#: What other libraries call our settings.
-_ELSEWHERE = {
-    "compression_ratio": "ratio",
-    "key_channel_compression_ratio": "ratio",
-    "lam": "ratio",
-    "nbits": "quantize",
-    "bits": "quantize",
-    "n_sink": "sink_tokens",
-    "sinks": "sink_tokens",
-    "window_size": "observation_window",
-}
 
-
+@explains_arguments(SETTINGS_ELSEWHERE, ' Options of a method are written options={"name": value}.')
 @dataclass(frozen=True)
 class PruningConfig:
     """How a key cache is pruned.
@@ -117,16 +106,21 @@ class PruningConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name} must be an integer >= {least}, not {value!r}")
+        for name, kind, write in _WRITE:
+            _check_kind(name, getattr(self, name), kind, write)
         if not isinstance(self.ratio, numbers.Real):
             if isinstance(self.ratio, str) or not isinstance(self.ratio, Sequence) or not len(self.ratio):
-                raise OptionError(f"ratio={self.ratio!r}: write one number in [0, 1), or a list with one per layer")
+                raise OptionError(
+                    f"ratio={self.ratio!r}: write one number in [0, 1), or a list with one per layer"
+                    f"{_meant_ratio(self.ratio)}"
+                )
             object.__setattr__(self, "ratio", tuple(self.ratio))
         for layer, ratio in enumerate(self.ratios(1 if isinstance(self.ratio, numbers.Real) else None)):
             try:
                 prune_count(ratio, 1)
             except OptionError as error:
                 where = "" if isinstance(self.ratio, numbers.Real) else f"layer {layer}: "
-                raise OptionError(where + str(error)) from None
+                raise OptionError(f"{where}{str(error).rstrip('.')}{_meant_ratio(ratio)}") from None
         # Plain floats: numpy's would not go into JSON.
         plain = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
         object.__setattr__(self, "ratio", plain)
@@ -134,9 +128,7 @@ class PruningConfig:
             raise OptionError(f"ratio={self.ratio!r} and kept_channels={self.kept_channels}: write one of the two")
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
-        for name, kind, write in _WRITE:
-            _check_kind(name, getattr(self, name), kind, write)
-        if self.evict is not None and not hasattr(self.evict, "scores"):
+        if self.evict is not None and (isinstance(self.evict, type) or not hasattr(self.evict, "scores")):
             raise OptionError(f"evict={self.evict!r}: write an eviction, for instance SnapKV(budget=512)")
         object.__setattr__(self, "options", dict(self.options))
         group = self.quantize.group_size if self.quantize is not None and self.quantize.keys is not None else 1
@@ -151,11 +143,8 @@ class PruningConfig:
             if "Did you mean" in str(error):
                 raise
             names = [f.name for f in fields(self)]
-            near = {
-                n: _ELSEWHERE.get(n) or next(iter(difflib.get_close_matches(n, names, 1)), "") for n in self.options
-            }
-            meant = [f" For {name}, write {here}=." for name, here in near.items() if here]
-            raise OptionError(f"{error} Settings of a cache are {', '.join(names)}.{''.join(meant)}") from None
+            meant = advice(self.options, names, SETTINGS_ELSEWHERE)
+            raise OptionError(f"{error} Settings of a cache are {', '.join(names)}.{meant}") from None
 
     def ratios(self, layers: int | None = None) -> tuple[float, ...]:
         """The ratio of every layer.
@@ -228,11 +217,21 @@ class PruningConfig:
 
 _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("options", Mapping, "a dict from names to values"),
-    ("method", str, 'a name, for instance "grace"'),
+    ("method", str, 'a name, for instance "grace"; the share that goes is another argument, ratio='),
     ("weight", str, 'a name, for instance "frobenius"'),
     ("fused", bool, "True or False"),
     ("quantize", Quantization | None, "a Quantization, for instance Quantization(keys=4)"),
 )
+
+
+def _meant_ratio(ratio: Any) -> str:
+    """What a text or a percentage was meant to say."""
+    try:
+        value = float(ratio.rstrip(" %")) if isinstance(ratio, str) else float(ratio)
+    except (TypeError, ValueError):
+        return ""
+    share = value / 100 if 1 < value < 100 else value
+    return f"; write ratio={share:g}" if 0 <= share < 1 and not isinstance(ratio, bool) else ""
 
 
 def _check_kind(name: str, value: Any, kind: Any, write: str) -> None:

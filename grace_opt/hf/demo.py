@@ -24,7 +24,8 @@ from ..problem import Problem
 from ..provider import MaskProvider
 from ..weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
 from .cache import PrunedKeyCache
-from .capture import attention_implementation, capture
+from .capture import capture
+from .implementation import attention_implementation
 from .report import MemoryReport
 
 RATIOS = (0.5, 0.6, 0.7)

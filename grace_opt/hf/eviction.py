@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import OptionError
+from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finish
 
 
@@ -62,6 +63,16 @@ class TokenEviction(Protocol):
         ...
 
 
+_BUDGET = "write budget=, a number of tokens"
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("max_capacity_prompt", "max_capacity_prompts", "capacity", "max_tokens"), _BUDGET),
+    **dict.fromkeys(("compression_ratio", "ratio", "heavy_ratio", "heavy_budget"), _BUDGET),
+    **dict.fromkeys(("window_size", "recent_size", "recent_budget", "local_window"), "write window="),
+    "kernel_size": "write kernel=",
+    **dict.fromkeys(("n_sink", "n_sinks", "sink_tokens", "num_sink_tokens", "start_size"), "write sinks="),
+}
+
+
 @dataclass(frozen=True)
 class _Budget:
     """The same number of tokens in every layer."""
@@ -76,6 +87,7 @@ class _Budget:
         return min(length, self.budget)
 
 
+@explains_arguments(_ELSEWHERE)
 @dataclass(frozen=True)
 class SnapKV(_Budget):
     """Keep what the last queries attend to: their attention, summed, pooled along the tokens, one mean per group.
@@ -131,6 +143,7 @@ class SnapKV(_Budget):
         return finish(older.mean(2), keys, valid, self.window)
 
 
+@explains_arguments(_ELSEWHERE)
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
     """SnapKV with more tokens in early layers: falling linearly, on average `budget` of them.
@@ -174,6 +187,7 @@ class PyramidKV(SnapKV):
         return self.window + round(most - layer * step)
 
 
+@explains_arguments(_ELSEWHERE)
 @dataclass(frozen=True)
 class H2O(_Budget):
     """Keep the heavy hitters, the tokens that received most attention, and the last ones.
@@ -222,6 +236,7 @@ class H2O(_Budget):
         return finish(received[..., : max(keys.shape[2] - self.recent, 0)], keys, valid, self.recent)
 
 
+@explains_arguments(_ELSEWHERE)
 @dataclass(frozen=True)
 class StreamingLLM(_Budget):
     """Keep the first tokens, the attention sinks, and the last ones, whatever the model attends to.

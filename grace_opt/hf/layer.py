@@ -30,7 +30,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
-from .compression import compress
+from .compression import check_finite, compress, raise_unless_finite
 from .plan import LayerPlan
 from .prompt import Observation, Prompt
 from .segments import Handoff, pin, widened
@@ -58,9 +58,13 @@ class PrunedKeyLayer(DynamicLayer):
         self.tail: Tail | None = None
         self.compressed: Compressed | None = None
         self.head_dim = 0
+        #: The model's attention implementation when keys were handed out last, if the cache knows it.
+        self.implementation = ""
         self._awaits_attention = False
         self._announced = False
         self._fresh = False  # compressed, and nothing has happened since
+        self._postponed: Observation | None = None
+        self._finite: Tensor | None = None  # what a device has not said yet
 
     # ------------------------------------------------------------ growing
 
@@ -89,6 +93,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.check_attended()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        self.settle()
         tail = self._stored()
         self._check_continues(tail, key_states)
         over = self.prompt.pending(key_states.shape[-2])
@@ -97,7 +102,8 @@ class PrunedKeyLayer(DynamicLayer):
         if self._fresh and self.compressed is not None:
             self.compressed, self._fresh = self.compressed.owned(), False
         tail.append(key_states, value_states)
-        self._move_old_tail()
+        # Of candidates, only the first token is sure to stay; the others may have to be cropped again.
+        self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
         tail, old = self._stored(), self.compressed
         if old is not None and not self.needs_our_attention:
             return widened(old, tail.keys, tail.values)  # which suits any attention function
@@ -110,12 +116,12 @@ class PrunedKeyLayer(DynamicLayer):
         """Whether only grace_opt's attention function can read what is stored now."""
         return self.compressed is not None and (self.compressed.positions is not None or self.plan.config.fused)
 
-    def _move_old_tail(self) -> None:
-        """Prune what has left the recent window, whenever a block of it has gathered."""
+    def _move_old_tail(self, unsure: int) -> None:
+        """Prune what has left the recent window, whenever a block of it has gathered; not counting unsure tokens."""
         block, tail = self.plan.config.tail_block, self._stored()
         if block is None or self.compressed is None:
             return
-        spare = tail.length - self.plan.config.recent_window
+        spare = tail.length - unsure - self.plan.config.recent_window
         if spare >= block:
             moved = spare // block * block
             self.compressed = self.compressed.extended(tail.cut(0, moved))
@@ -125,19 +131,31 @@ class PrunedKeyLayer(DynamicLayer):
 
     def check_attended(self) -> None:
         """Raise if keys were handed out that grace_opt's attention function never saw: they can not be pruned."""
-        if self._awaits_attention:
+        if not self._awaits_attention:
+            return
+        lost = f"the keys of layer {self.plan.index} did not reach grace_opt's attention function, "
+        if self.implementation.startswith("grace_"):
             raise CacheError(
-                f"the keys of layer {self.plan.index} did not reach grace_opt's attention function, so the cache could "
-                'only stay dense; write model.set_attn_implementation("grace_sdpa") before generating ("grace_eager" '
-                "for models that need eager attention) and start from a new or reset() cache. If that is what you do, "
-                "this model changes its keys between cache and attention, and can not be pruned"
+                f'{lost}although "{self.implementation}" is selected: this model changes its keys between cache and '
+                "attention (multi-head latent attention does, as in DeepSeek), and can not be pruned; use "
+                "transformers' own DynamicCache for it"
             )
+        raise CacheError(
+            f'{lost}so the cache could only stay dense; write model.set_attn_implementation("grace_sdpa") before '
+            'generating ("grace_eager" for models that need eager attention) and start from a new or reset() cache'
+        )
+
+    def check_finite(self) -> None:
+        """Raise if the channels were chosen from numbers that are not finite; may wait for the device, once."""
+        if self._finite is not None and not torch.compiler.is_compiling():
+            finite, self._finite = self._finite, None
+            raise_unless_finite(self.plan.index, bool(finite))
 
     def attended(self) -> None:
         """Note that the attention function has received what ``update`` handed out."""
         self._awaits_attention = False
 
-    def observe(self, now: Observation, keys: Tensor, values: Tensor) -> None:
+    def observe(self, now: Observation, keys: Tensor, values: Tensor, at_once: bool = True) -> None:
         """Take in what the attention function saw, and compress if the prompt is over.
 
         Parameters
@@ -146,14 +164,31 @@ class PrunedKeyLayer(DynamicLayer):
             Queries and padding of this forward pass.
         keys, values : Tensor
             Everything cached, as ``update`` returned it; not read from the layer, which may have been offloaded since.
+        at_once : bool
+            False lets the compression wait for `settle` while ``torch.compile`` is tracing, which can not follow it.
         """
         over = self.prompt.observe(now)
-        if over is not None:
+        if over is not None and not at_once and torch.compiler.is_compiling():
+            self._postponed = over
+        elif over is not None:
             self._compress(over, keys, values)
         elif now.length == 1:
             self._announce_short(1)
 
+    @property
+    def is_postponed(self) -> bool:
+        """Whether `settle` has something to do."""
+        return self._postponed is not None
+
+    def settle(self) -> None:
+        """Compress now what had to wait while ``torch.compile`` was tracing the prompt."""
+        if self._postponed is not None:
+            tail, over, self._postponed = self._stored(), self._postponed, None
+            self._compress(over, tail.keys, tail.values)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
+        self._finite = check_finite(self.plan, over, keys)
         found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
         if found is None:
             self._announce_short(over.length)
@@ -218,6 +253,28 @@ class PrunedKeyLayer(DynamicLayer):
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
         return parts
 
+    @property
+    def keys(self) -> Tensor | None:
+        """`full_width`'s keys, for whoever looks into a cache (Mllama does); None while the layer is empty."""
+        return None if self.tail is None else self.full_width()[0]
+
+    @keys.setter
+    def keys(self, value: Tensor | None) -> None:
+        self._refuse(value)
+
+    @property
+    def values(self) -> Tensor | None:
+        """`full_width`'s values; None while the layer is empty."""
+        return None if self.tail is None else self.full_width()[1]
+
+    @values.setter
+    def values(self, value: Tensor | None) -> None:
+        self._refuse(value)
+
+    def _refuse(self, value: Tensor | None) -> None:
+        if value is not None:
+            raise CacheError(f"layer {self.plan.index} of the cache can not be written to; only update() adds tokens")
+
     def full_width(self) -> tuple[Tensor, Tensor]:
         """All stored keys at full width, pruned channels as zeros, and all values; costs one dense layer."""
         tail = self._stored()
@@ -238,6 +295,7 @@ class PrunedKeyLayer(DynamicLayer):
             Negative: so many tokens go. Zero or positive as the installed transformers means it: in old ones the
             length to keep; in later ones zero removes nothing and positive numbers are refused.
         """
+        self.settle()
         length = self.get_seq_length()
         if tokens_to_remove >= 0 and _CROP_IS_RELATIVE:
             if tokens_to_remove > 0:
@@ -272,6 +330,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.prompt.reset()
         self.is_initialized = False
         self._awaits_attention = self._fresh = False
+        self._finite = self._postponed = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Follow the beams of beam search."""
@@ -288,6 +347,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._select(torch.arange(self.tail.keys.shape[0])[torch.as_tensor(indices).cpu()])
 
     def _select(self, rows: Tensor) -> None:
+        self.settle()
         if self.tail is not None:
             self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
         if self.compressed is not None:
@@ -304,6 +364,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._move(self.device)
 
     def _move(self, device: torch.device | str) -> None:
+        self.settle()
         if self.tail is not None:
             self.tail.map(lambda tensor: tensor.to(device, non_blocking=True))
         if self.compressed is not None:

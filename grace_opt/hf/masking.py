@@ -218,8 +218,12 @@ def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
             f"the mask keeps between {counts[0]} and {counts[-1]} channels per KV head and this cache stores one "
             "number for all heads of a layer; write a mask that keeps equally many in every head"
         )
-    kept = mask.kept_indices.to(keys.device)
-    return kept.clone(memory_format=torch.contiguous_format)
+    # Not mask.kept_indices: where the numbers were not finite a mask may keep another number of channels than it says,
+    # and an index out of range ends a GPU's context. Sorting gives valid indices, and check_finite the reason.
+    kept = (~mask.pruned).to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
+    return (
+        kept[..., : mask.head_dim - mask.pruned_per_head].to(keys.device).clone(memory_format=torch.contiguous_format)
+    )
 
 
 def mask_from_kept(kept_indices: Tensor, head_dim: int) -> ChannelMask:

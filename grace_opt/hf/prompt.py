@@ -5,8 +5,7 @@ The first forward pass of several tokens is the prompt, unless something says ot
 * a declared length (``prompt_length=``): the prompt ends exactly there, in however many passes it comes, and whatever
   else the last pass carries (candidates of assisted decoding) is not part of it;
 * a chunk size (the model's ``generation_config.prefill_chunk_size``): a pass of exactly that many tokens may be
-followed
-  by more of the prompt, and whether it is shows in the next pass.
+  followed by more of the prompt, and whether it is shows in the next pass.
 
 Source: ours; ``_prefill`` and ``_assisted_decoding`` of transformers' ``generation/utils.py`` are what it has to tell
 apart.
@@ -99,6 +98,11 @@ class Prompt:
     def pending(self, new: int) -> Observation | None:
         """The whole prompt's observation, if a pass of ``new`` tokens shows that the last chunk was the last one."""
         return self._take() if self.declared is None and self._waiting is not None and new == 1 else None
+
+    def behind(self, new: int, length: int) -> int:
+        """How many of ``new`` tokens, of ``length`` in all, follow a declared prompt that ends among them."""
+        extra = 0 if self.declared is None else length - self.declared
+        return extra if 0 < extra < new else 0
 
     @property
     def waiting(self) -> bool:

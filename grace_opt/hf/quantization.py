@@ -26,13 +26,24 @@ from torch import Tensor
 
 from ..errors import CacheError, OptionError
 from ..kernels.packed import PackedKeys, PackedValues
+from .arguments import explains_arguments
 from .packing import BITS, PARTS, Block, Form, check_options, dtype_name, library
 
 _FORMAT = 1
 #: At most about so many tokens are quantised at once.
 BLOCK = 512
 
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("nbits", "bits", "n_bits", "num_bits", "w_bits"), "write keys=4 and, if you like, values=4"),
+    **dict.fromkeys(("k_bits", "key_bits", "k"), "write keys="),
+    **dict.fromkeys(("v_bits", "value_bits", "v"), "write values="),
+    **dict.fromkeys(("q_group_size", "group"), "write group_size="),
+    "residual_length": "write recent_window= beside quantize=, among the settings of the cache",
+    **dict.fromkeys(("axis_key", "axis_value"), "leave it out: keys are grouped along tokens, values along channels"),
+}
 
+
+@explains_arguments(_ELSEWHERE)
 @dataclass(frozen=True)
 class Quantization:
     """In how many bits old tokens are stored.

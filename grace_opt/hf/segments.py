@@ -167,6 +167,18 @@ def stored_columns(attention_mask: Tensor, old: Compressed, query_heads: int) ->
     return torch.cat([older, mask[..., old.length :]], dim=-1)
 
 
+def in_sequence(weights: Tensor, old: Compressed) -> Tensor:
+    """Attention weights ``(B, H_q, L, stored)`` over all tokens in their order; those that are not stored get zero."""
+    if old.positions is None:
+        return weights
+    batch, heads, rows, stored = weights.shape
+    places = old.positions.long()
+    places = places.repeat_interleave(heads // places.shape[1], dim=1)[:, :, None].expand(batch, heads, rows, -1)
+    tail = stored - places.shape[-1]
+    older = weights.new_zeros(batch, heads, rows, old.length).scatter_(-1, places, weights[..., : stored - tail])
+    return torch.cat([older, weights[..., stored - tail :]], dim=-1)
+
+
 def check_covers(attention_mask: Tensor, length: int) -> None:
     """Raise unless a mask is ``(..., ..., ..., length)``: one of the new tokens alone would be broadcast, silently."""
     if attention_mask.dim() != 4 or attention_mask.shape[-1] != length:

@@ -56,6 +56,13 @@ def as_found(model):
     return model.config._attn_implementation == "sdpa" and "generate" not in vars(model)
 
 
+def unused(attached):
+    """No call of the block has been given a cache, and asking for one says so."""
+    with pytest.raises(CacheError, match=r"no cache yet: attached\.cache is that of the latest model\.generate"):
+        _ = attached.cache
+    return True
+
+
 class TestTokens:
     @pytest.mark.parametrize("arguments", [("grace", 0.5), ("mies", [0.75, 0.25]), ("grace", 0.0)])
     @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}])
@@ -179,7 +186,7 @@ class TestModel:
         with attach(model, kept_channels=8, **WINDOWS) as outer:
             with attach(model, kept_channels=4, **WINDOWS) as inner:
                 new(model)
-            assert outer.cache is None
+            assert unused(outer)
             assert inner.cache.layers[0].compressed.pruned_keys.shape[-1] == 4
             assert model.config._attn_implementation == "grace_sdpa"
             new(model)
@@ -212,7 +219,7 @@ class TestModel:
         other = tiny("qwen2", attention="sdpa")
         with attach(model, **WINDOWS) as attached:
             new(other)
-        assert attached.cache is None
+        assert unused(attached)
 
     @pytest.mark.parametrize(
         ("wrong", "error", "says"),
@@ -242,9 +249,9 @@ class TestModel:
 
 
 class TestCache:
-    def test_is_none_before_the_first_call(self, model):
+    def test_is_not_there_before_the_first_call(self, model):
         with attach(model, **WINDOWS) as attached:
-            assert attached.cache is None
+            assert unused(attached)
 
     def test_is_a_new_one_for_every_call(self, model, prompt, new):
         with attach(model, **WINDOWS) as attached:
@@ -268,7 +275,7 @@ class TestCache:
         passed = DynamicCache(config=model.config)
         with attach(model, ratio=0.75, **WINDOWS) as attached:
             assert torch.equal(new(model, past_key_values=passed), dense)
-        assert attached.cache is None
+        assert unused(attached)
         assert passed.get_seq_length() == 49
 
     def test_goes_on_with_the_conversation_when_passed_again(self, model, prompt, continuation, new):
@@ -286,7 +293,7 @@ class TestCache:
         dense = new(model)
         with attach(model, ratio=0.75, **WINDOWS) as attached:
             assert torch.equal(new(model, use_cache=False), dense)
-        assert attached.cache is None
+        assert unused(attached)
 
     # attach() looks at the keyword alone. transformers feeds the whole sequence again at every step then, which a
     # cache takes for new tokens: the output is wrong without a word.
@@ -300,7 +307,7 @@ class TestCache:
             monkeypatch.setattr(model.generation_config, "use_cache", False)
         with attach(model, ratio=0.0, **WINDOWS) as attached:
             assert torch.equal(new(model, **options), dense)
-        assert attached.cache is None
+        assert unused(attached)
 
     def test_of_a_short_prompt_stays_dense_and_says_so(self, model, prompt, new):
         dense = new(model, prompt[:, :6])

@@ -142,9 +142,12 @@ class TestArguments:
 
     def test_neither_a_model_nor_its_configuration(self):
         with pytest.raises(
-            OptionError, match=r"must be a transformers model or its configuration, not str; write Prun"
+            OptionError,
+            match=r"must be a transformers model, not str; write PrunedKeyCache\(model, \.\.\.\) with model =",
         ):
             PrunedKeyCache("a-model")
+        with pytest.raises(OptionError, match=r"model or its configuration, not int; write PrunedKeyCache\(model"):
+            PrunedKeyCache(3)
 
     def test_all_of_them_are_grace_errors(self, tiny):
         with pytest.raises(GraceError):

@@ -1,0 +1,99 @@
+"""`GenerateHook`: what stands in the place of ``model.generate`` while blocks of `attach` are open on a model.
+
+One hook per model keeps all of its open blocks, so they may end in any order and belong to different threads. A call
+belongs to the innermost block that its own thread entered; in a thread that has entered none (a streamer's, a server's
+worker), to the one that was entered last. Once no block is open, the hook is taken off, and whoever still holds it
+calls the plain ``generate``.
+
+Source: ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Protocol
+
+from transformers import PreTrainedModel
+
+from ..errors import CacheError
+from .implementation import undo_in_copy
+
+_LOCK = threading.RLock()
+
+
+class Block(Protocol):
+    """An open block."""
+
+    #: Where it is open; written by `open_block`.
+    hook: GenerateHook | None
+
+    def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do what a call of ``generate`` inside the block is to do."""
+        ...
+
+
+class GenerateHook:
+    """Stands in for ``model.generate``; put on by `open_block` and taken off by `close_block`.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Whose ``generate``.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, self._found = model, vars(model).get("generate")
+        self._plain: Callable[..., Any] = model.generate
+        self.blocks: list[tuple[threading.Thread, Block]] = []
+        functools.update_wrapper(self, self._plain)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        blocks, here = tuple(self.blocks), threading.current_thread()
+        own = [block for thread, block in blocks if thread is here]
+        every = own or [block for _, block in blocks]
+        return every[-1].generate(self._plain, args, kwargs) if every else self._plain(*args, **kwargs)
+
+    def take_off(self) -> None:
+        """Put back what was found, unless somebody else has wrapped the hook meanwhile."""
+        if vars(self._model).get("generate") is self:
+            if self._found is None:
+                del self._model.generate
+            else:
+                self._model.generate = self._found
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> Any:
+        """A copied model is a plain one: its own ``generate``, and the attention from before the blocks."""
+        undo_in_copy(copies)
+        if self._found is not None:
+            return copy.deepcopy(self._found, copies)
+        model = copies.get(id(self._model))
+        return self._plain if model is None else MethodType(type(model).generate, model)
+
+    def __reduce__(self) -> Any:
+        raise CacheError("the model is inside a block of attach(); leave the block before you pickle the model")
+
+
+def open_block(model: PreTrainedModel, block: Block) -> None:
+    """From now on calls of ``model.generate`` belong to this block."""
+    with _LOCK:
+        found = vars(model).get("generate")
+        block.hook = hook = found if isinstance(found, GenerateHook) else GenerateHook(model)
+        hook.blocks.append((threading.current_thread(), block))
+        if hook is not found:
+            model.generate = hook
+
+
+def close_block(block: Block) -> None:
+    """The block is over; several calls do no harm, nor does one after an `open_block` that was interrupted."""
+    with _LOCK:
+        hook = block.hook
+        if hook is None:
+            return
+        hook.blocks[:] = [entry for entry in hook.blocks if entry[1] is not block]
+        if not hook.blocks:
+            hook.take_off()
+        block.hook = None

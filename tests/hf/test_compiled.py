@@ -1,0 +1,80 @@
+"""torch.compile of a model's forward pass: two graphs more than with transformers' own cache, and the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grace_opt.hf import PrunedKeyCache, SnapKV, attach
+from tests.hf.conftest import OBSERVED, RECENT
+
+WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": 1000}
+
+
+@pytest.fixture
+def compiled(tiny, monkeypatch):
+    """`compiled()`: a model whose forward pass is compiled, and a list that grows by one with every graph."""
+    graphs = []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    def make(layers=2, **options):
+        model = tiny(attention="sdpa", num_hidden_layers=layers)
+        torch.compiler.reset()
+        graphs.clear()
+        monkeypatch.setattr(model, "forward", torch.compile(model.forward, backend=backend, **options))
+        return model, graphs
+
+    yield make
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("layers", "settings"), [(2, {}), (4, {"fused": False, "evict": SnapKV(budget=20, window=4)})])
+def test_needs_few_graphs_however_many_layers(layers, settings, compiled, tiny, prompt):
+    """A prompt, a step, a step of any length, and that compression can not be traced costs two more, once."""
+    plain = tiny(attention="sdpa", num_hidden_layers=layers)
+    with attach(plain, ratio=0.75, **WINDOWS, **settings) as attached:
+        expected = plain.generate(prompt, **GREEDY)
+        mask = attached.cache.channel_mask().pruned
+    model, graphs = compiled(layers)
+    with attach(model, ratio=0.75, **WINDOWS, **settings) as attached:
+        for _ in range(2):
+            assert torch.equal(model.generate(prompt, **GREEDY), expected)
+            assert torch.equal(attached.cache.channel_mask().pruned, mask)
+    assert len(graphs) <= 3 + 2
+
+
+def test_of_candidates_beside_the_prompt_writes_the_greedy_text(compiled, prompt):
+    ids = torch.cat([prompt[:1, :30], prompt[:1, 10:22]], dim=1)
+    model, _ = compiled()
+    with attach(model, ratio=0.75, **WINDOWS):
+        expected = model.generate(ids, **GREEDY)
+        assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=4, **GREEDY), expected)
+
+
+@pytest.mark.parametrize("look", ["report", "crop", "select"])
+def test_of_the_prompt_alone_leaves_a_cache_that_prunes_whatever_comes_next(
+    look, compiled, prompt, continuation, close
+):
+    """Compression waits while the prompt is traced, and nobody sees that it did."""
+    caches, logits = [], []
+    for how in ("plain", "compiled"):
+        model, _ = compiled(fullgraph=True)
+        run = model.forward if how == "compiled" else type(model).forward.__get__(model)
+        model.set_attn_implementation("grace_sdpa")
+        cache = PrunedKeyCache(model, ratio=0.5, **WINDOWS)
+        with torch.no_grad():
+            run(input_ids=prompt, past_key_values=cache)
+            if look == "report":
+                assert cache.memory_report().pruned_tokens == 32
+            elif look == "crop":
+                cache.crop(-3)
+            elif look == "select":
+                cache.batch_select_indices(torch.tensor([1, 0]))
+            logits.append(type(model).forward(model, input_ids=continuation[:, 1:2], past_key_values=cache).logits)
+        caches.append(cache)
+    assert close(*logits)
+    assert torch.equal(*[cache.channel_mask().pruned for cache in caches])

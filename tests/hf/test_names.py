@@ -1,0 +1,77 @@
+"""What a newcomer types, and what the error tells them to write instead."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from grace_opt.errors import OptionError, UnknownSolverError
+from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM, attach
+from grace_opt.provider import MaskProvider
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lambda_": 0.5}, r"For lambda_, write ratio=\."),
+        ({"sparsity": 0.5}, r"For sparsity, write ratio=\."),
+        ({"bits": 4}, r"For bits, write quantize=Quantization\(keys=4\)\."),
+        ({"max_capacity_prompt": 64}, r"For max_capacity_prompt, write evict=SnapKV\(budget=512\)\."),
+        ({"device": "cpu"}, "For device, leave it out: a cache lies where the model computes"),
+        ({"layers": [0, 1]}, r"For layers, write one ratio per layer .* ratio=\[0, 0\.5"),
+        ({"max_new_tokens": 3}, r"For max_new_tokens, pass it to generate\(\)"),
+        ({"recent_windw": 3}, r"For recent_windw, write recent_window=\."),
+        ({"ratio": 60}, r"ratio=60: .*; write ratio=0\.6$"),
+        ({"ratio": "0.6"}, r"ratio='0\.6': .*; write ratio=0\.6$"),
+        ({"ratio": "60 %"}, r"; write ratio=0\.6$"),
+        ({"ratio": [0.5, 60]}, r"layer 1: ratio=60: .*; write ratio=0\.6$"),
+        ({"ratio": "half"}, r"or a list with one per layer$"),
+        ({"method": 0.6}, r"method=0\.6: write a name, .* the share that goes is another argument, ratio="),
+        ({"evict": SnapKV}, r"evict=<class .*SnapKV'>: write an eviction, for instance SnapKV\(budget=512\)"),
+        ({"quantize": Quantization}, r"for instance Quantization\(keys=4\)"),
+        ({"provider": "mies"}, r"provider='mies': write a function .* a name alone is method="),
+        ({"provider": MaskProvider}, r"write a function .* for instance MaskProvider\(\"mies\", 0\.5\)"),
+        ({"pruning": PruningConfig}, r"pruning must be a PruningConfig, not <class"),
+    ],
+    ids=str,
+)
+def test_of_settings(settings, says, tiny):
+    for make in (PrunedKeyCache, attach):
+        with pytest.raises(OptionError, match=says):
+            make(tiny(), **settings)
+
+
+def test_of_a_method_with_a_blank(tiny):
+    with pytest.raises(UnknownSolverError, match="Did you mean 'mies'"):
+        attach(tiny(), "mies ")
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "says"),
+    [
+        (Quantization, {"nbits": 4}, r"Quantization has no nbits; its arguments are keys, .* write keys=4"),
+        (Quantization, {"group_sise": 4}, r"For group_sise, write group_size=\."),
+        (SnapKV, {"max_capacity_prompt": 1}, r"SnapKV has no max_capacity_prompt; .* write budget="),
+        (PyramidKV, {"kernel_size": 5}, "PyramidKV has no kernel_size; .*beta.* write kernel="),
+        (H2O, {"recent_size": 5}, "H2O has no recent_size; .*observed.* write window="),
+        (StreamingLLM, {"n_sink": 5}, "StreamingLLM has no n_sink; .* write sinks="),
+        (PruningConfig, {"lambda_": 0.5}, r"no lambda_; .* For lambda_, write ratio=\. Options of a method"),
+        (PruningConfig, {"start": "think"}, r"no start; .* written options=\{"),
+    ],
+    ids=str,
+)
+def test_of_arguments(make, arguments, says):
+    with pytest.raises(OptionError, match=says):
+        make(**arguments)
+
+
+def test_too_many_by_position_are_named_too():
+    with pytest.raises(OptionError, match="StreamingLLM got 3 arguments by position; its arguments are budget, sinks"):
+        StreamingLLM(64, 4, 2)
+
+
+@pytest.mark.parametrize("value", [PruningConfig(ratio=0.25), SnapKV(64, 8), PyramidKV(64, beta=3), Quantization(2, 4)])
+def test_checked_constructors_still_copy_pickle_and_compare(value):
+    assert copy.deepcopy(value) == value == pickle.loads(pickle.dumps(value))  # noqa: S301
