@@ -41,6 +41,8 @@ from grace_opt.hf.models import load_model, quiet
 from grace_opt.progress import progress_bar
 
 ROOT = Path(__file__).parent.parent
+#: Where the results stand, without suffix.
+RESULTS = ROOT / "docs" / "results" / "answers"
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.
 UNTIL_ASKED = 2**40
 #: Bytes of a number in the caches that shares are given of.
@@ -299,7 +301,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=24, help="of an answer, at most (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the texts (default %(default)s)")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "answers", help="folder of the records")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "answers", help="without suffix")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="without suffix")
     args = parser.parse_args()
     if args.new_tokens < 1:
         raise SystemExit(f"--new-tokens {args.new_tokens}: give at least 1")

@@ -23,7 +23,9 @@ SHOWN = 20
 
 
 def print_demo(console: Console, report: DemoReport) -> None:
-    """Print a demo's report: what was asked, a row per cache, and what the columns mean."""
+    """Print a demo's report: what was asked, a row per cache, what the columns mean, and what to start with."""
+    from .hf.demo import ADVICE  # which whoever has a report has loaded
+
     console.print(
         f"[bold]{report.model}[/]: {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} "
         f"channels; prompt of {report.prompt_tokens} tokens, needle at depth {report.depth:g}\n"
@@ -64,6 +66,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
         f"{report.seconds:.1f} s.",
         style="dim",
     )
+    console.print(ADVICE, soft_wrap=True, highlight=False)
 
 
 def solution_table(s: Solution, note: str | None = None) -> Table:

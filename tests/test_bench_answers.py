@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -16,12 +17,13 @@ import torch
 from bench import answers, questions
 from bench.efficiency.methods import held_bytes
 from grace_opt.hf import attention_implementation
+from grace_opt.hf.demo import ADVICE, RATIOS
 from grace_opt.hf.models import POCKET, load_model, load_pocket
 from grace_opt.needle import fact, filler, question
 
-PASSWORDS = {"Rome": "amber fox", "Oslo": "jade whale", "Lima": "ivory panda"}
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("hqq")
+PASSWORDS = {"Rome": "amber fox", "Oslo": "jade whale", "Lima": "ivory panda"}
 
 
 @pytest.fixture(autouse=True)
@@ -251,3 +253,26 @@ def test_what_can_not_be_asked_says_why(start) -> None:
         start("--tokens", "1200")
     with pytest.raises(SystemExit, match="answers none of the questions"):
         start("--new-tokens", "1")  # passwords have two words
+
+
+# What is recommended
+
+
+def test_what_the_pages_recommend_is_what_was_measured_to_work() -> None:
+    """The README's example pruned 60 %, at which a real model loses most of its answers."""
+    rows = {row["setting"]: row for row in json.loads(Path(f"{answers.RESULTS}.json").read_text())["rows"]}
+    works = {f"{RATIOS[0]:g}"}
+    assert {name for name in works if rows[f"grace-{name}"]["interval"][0] > 0.75} == works
+    assert rows["dense"]["asked"] >= 16
+    root = Path(answers.__file__).parents[1]
+    for page in ("README.md", "docs/howto/prune_a_cache.md", "docs/howto/compose.md", "docs/howto/scale.md"):
+        text = (root / page).read_text()
+        shown = set(re.findall(r"\bratio=([\d.]+)", text))
+        assert shown <= works | {"0.0"}, page  # 0.0: quantised, nothing pruned
+        assert works <= shown, page
+    assert f"ratio={RATIOS[0]:g}" in ADVICE
+    readme = (root / "README.md").read_text()
+    for name in ("grace-0.3", "grace-0.5", "grace-0.6", "4bit", "grace-0.3-4bit"):
+        row = rows[name]
+        shares = " | ".join(f"{row[f'K+V, {bits} bit']:.0%}".replace("%", " %") for bits in answers.WIDTHS)
+        assert f"| {row['right']} of {row['asked']} | {shares} |" in readme, name
