@@ -214,7 +214,7 @@ def run(
         for number, (name, ids) in enumerate(cut):
             path = runs / f"prompt_{number:03}.json"
             settings = {**common, "ids": digest(ids)}
-            record = _read(path, settings)
+            record = read_record(path, settings)
             if record is None:
 
                 def advance(step: str, number: int = number) -> None:
@@ -238,8 +238,8 @@ def digest(*tensors: Tensor) -> str:
     return found.hexdigest()
 
 
-def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """A prompt's record, if there is one and it was measured with these settings."""
+def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """A record, if there is one and it was measured with these settings."""
     try:
         record: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -24,7 +24,9 @@ SHOWN = 20
 
 
 def print_demo(console: Console, report: DemoReport) -> None:
-    """Print a demo's report: what was asked, a row per cache, and what the columns mean."""
+    """Print a demo's report: what was asked, a row per cache, what the columns mean, and what to start with."""
+    from .hf.demo import ADVICE  # which whoever has a report has loaded
+
     console.print(
         Text.assemble(
             (report.model, "bold"),
@@ -65,6 +67,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
         f"{report.seconds:.1f} s.",
         style="dim",
     )
+    console.print(ADVICE, soft_wrap=True, highlight=False)
 
 
 def solution_table(s: Solution, note: str | None = None) -> RenderableType:

@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicCache, QuantizedCache
 from bench.efficiency.clock import Clock, Mark
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.hf import PrunedKeyCache, Quantization
+from grace_opt.hf.quantization import QuantizedTokens
 from grace_opt.provider import PRESETS
 
 
@@ -96,7 +97,7 @@ def think_press(model: PreTrainedModel, ratio: float, clock: Clock) -> Made:
     return Made(DynamicCache(config=model.config), ThinKPress(key_channel_compression_ratio=ratio)(model))
 
 
-def int4(model: PreTrainedModel, ratio: float, clock: Clock) -> Made:
+def int4(model: PreTrainedModel, ratio: float, clock: Clock | None) -> Made:
     """All channels in 4 bits, as transformers stores them."""
     return Made(QuantizedCache(_quantizer() or "", model.config, nbits=4))
 
@@ -142,18 +143,22 @@ def held_bytes(cache: Any) -> int:
     """Bytes of all memory that a cache keeps, room to grow included; by `memory_report` if it is ours."""
     if isinstance(cache, PrunedKeyCache):
         return cache.memory_report().total_bytes
-    storages = (t.untyped_storage() for layer in cache.layers for part in vars(layer).values() for t in _tensors(part))
+    storages = (
+        t.untyped_storage() for layer in cache.layers for part in vars(layer).values() for t in tensors_in(part)
+    )
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _tensors(part: Any) -> Iterator[Tensor]:
+def tensors_in(part: Any) -> Iterator[Tensor]:
     """The plain tensors inside lists, dicts and quantised tensors."""
-    if isinstance(part, dict):
+    if isinstance(part, QuantizedTokens):
+        part = [*part.tensors().values(), *part.places()]
+    elif isinstance(part, dict):
         part = list(part.values())
     elif hasattr(part, "__tensor_flatten__"):
         part = [getattr(part, name) for name in part.__tensor_flatten__()[0]]
     if isinstance(part, list | tuple):
         for item in part:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(part, Tensor) and not isinstance(part, torch.nn.Parameter):
         yield part

@@ -102,8 +102,10 @@ def test_the_demo_command_writes_its_files(tmp_path):
     assert done.exit_code == 0, done.output
     assert "GRACE" in done.output
     assert "found" in done.output
+    assert "Start with ratio=0.3" in done.output
     report = json.loads((out / "demo.json").read_text())
     assert len(report["rows"]) == 10
+    assert [row["ratio"] for row in report["rows"]] == [0, *[0.3] * 3, *[0.5] * 3, *[0.6] * 3]
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in out.iterdir()) == ["demo.json", "demo.png"]
 
