@@ -129,7 +129,7 @@ class TestNumbersOutOfRange:
         q, k = (torch.full((1, length, 4), 60000.0, dtype=torch.float16) for length in (8, 100))
         assert float(interaction_matrix(q, k).max()) == pytest.approx(60000.0**4 * 800)
 
-    @pytest.mark.parametrize("mask", [[0.0] * 31 + [-1e9], [0.5] * 32, [float("nan")] * 32])
+    @pytest.mark.parametrize("mask", [[0.0] * 31 + [-1e9], [float("-inf")] * 32, [float("nan")] * 32])
     def test_a_mask_that_is_added_is_refused(self, mask):
         """0 stands for real tokens there: it was read upside down."""
         for form in (mask, torch.tensor(mask)):
