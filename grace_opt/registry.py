@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import math
 import numbers
 import signal
 import threading
@@ -25,12 +26,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import objective
 from .errors import OptionError, UnknownSolverError
+from .kernels.threads import COMPILE_FROM
 from .problem import Problem
 from .result_checks import checked, copied, refuse_overwritten
 from .solution import Result
 
 ENTRY_POINT_GROUP = "grace_opt.solvers"
+#: From so many vertices on everything is compiled.
+LARGE = math.isqrt(COMPILE_FROM) + 1
 
 
 @dataclass(frozen=True)
@@ -231,6 +236,10 @@ class SolverSpec:
                 place = torch.arange(24.0, dtype=torch.float64, device="cpu")
                 small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
                 self.solver(Problem.of(small[None], 12), self.options(), Run(0))
+                # Where W is large, greedy passes and f are compiled as well.
+                large = Problem.of(torch.zeros(1, LARGE, LARGE, dtype=torch.float64, device="cpu"), LARGE // 2)
+                for spec in (get(name) for name in ("mies", "drop_greedy")):
+                    objective.evaluate(large.W, spec.solve(large, spec.options(), Run(0)).mask)
                 _prepared.add(self.solver)
 
     def make_options(self, given: dict[str, Any]) -> Any:

@@ -81,7 +81,9 @@ class SdpOptions:
             raise OptionError(f"max_memory={self.max_memory!r}: give a positive number of GiB, or None.")
 
 
-@register("sdp", options=SdpOptions, batched=True, requires=("cvxpy",), guarantee="certified lower bound")
+@register(
+    "sdp", options=SdpOptions, batched=True, requires=("cvxpy",), guarantee="certified lower bound", compiled=True
+)
 def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
     """Certified bound by semidefinite relaxation (shor, dnn, rlt), rounded and polished."""
     counts = zip(problem.candidates.sum(-1).tolist(), problem.k.tolist(), strict=True)
