@@ -67,7 +67,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
         f"{report.seconds:.1f} s.",
         style="dim",
     )
-    console.print(ADVICE, soft_wrap=True, highlight=False)
+    console.print(ADVICE)
 
 
 def solution_table(s: Solution, note: str | None = None) -> RenderableType:

@@ -114,6 +114,11 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     return backend.export((W + W.mT) / 2)  # matrix products are symmetric only up to rounding
 
 
+def _refuse_infinite(norms: Tensor) -> None:
+    if not bool(norms.isfinite().all()):
+        raise ProblemError("keys hold numbers that are not finite, or so large that their norms are not: look for NaN.")
+
+
 def _refuse_out_of_range(q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tensor) -> None:
     """Raise where W would be infinite, or lose its digits near zero."""
     limits = torch.finfo(of_queries.dtype)
@@ -197,8 +202,8 @@ def salient_channels(
     if attention_mask is not None:
         k = k.masked_fill(~_valid_tokens(attention_mask, k)[..., None, :, None], 0.0)
     norms = torch.linalg.vector_norm(k, dim=-2)
-    if norms.device.type == "cpu" and not bool(norms.isfinite().all()):  # elsewhere somebody would wait for it
-        raise ProblemError("keys hold numbers that are not finite, or so large that their norms are not: look for NaN.")
+    if norms.device.type == "cpu":  # elsewhere somebody would wait for it
+        _refuse_infinite(norms)
     d = norms.shape[-1]
     salient = norms > norms.mean(-1, keepdim=True) + norms.std(-1, correction=0, keepdim=True)
     proportion = salient.to(norms.dtype).mean(-1, keepdim=True).clamp(low, high)

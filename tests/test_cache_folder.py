@@ -77,7 +77,8 @@ def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str]
     env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
     assert python(SOLVE, env)[1] == ""
     assert list((tmp_path / "kept").rglob("*.nbc"))
-    hits = f"{SOLVE}\nfrom grace_opt.solvers.exhaustive import _kernel\nprint(sum(_kernel().stats.cache_hits.values()))"
+    loop = "from grace_opt.kernels.compiled.enumeration import advance"
+    hits = f"{SOLVE}\n{loop}\nprint(sum(advance.stats.cache_hits.values()))"
     out, err = python(hits, env)
     assert (out.split()[-1], err) == ("1", "")
 
@@ -86,13 +87,13 @@ def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str]
 def test_damaged_files_are_replaced(sources: Path, tmp_path: Path, suffix: str) -> None:
     env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
     python(SOLVE, env)
-    (file,) = tmp_path.rglob(f"*.{suffix}")
+    (file,) = tmp_path.rglob(f"*advance*.{suffix}")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     out, err = python(SOLVE, env)
     assert ANSWER in out
     assert err == ""
-    (again,) = tmp_path.rglob(f"*.{suffix}")
+    (again,) = tmp_path.rglob(f"*advance*.{suffix}")
     assert len(again.read_bytes()) > len(whole) // 2 + 1
 
 

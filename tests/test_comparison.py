@@ -17,6 +17,7 @@ from rich.console import Console
 import grace_opt
 from grace_opt import Comparison, ComparisonError, OptionError, Result, SolverError, Status, UnknownSolverError, compare
 from grace_opt import progress as progress_module
+from grace_opt.errors import FileError
 from grace_opt.testing import batches, check_solution, instance, instances
 from tests import oracle
 
@@ -331,7 +332,7 @@ def test_json(tmp_path):
     exact = json.loads(compare(W3, 2, ["mies", "exhaustive"]).to_json())
     assert exact["best_bound"] == 5
     assert [s["gap_to_best_bound"] for s in exact["solutions"]] == [0.375, 0]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileError, match="there is no folder"):
         all_.to_json(tmp_path / "no" / "where.json")
 
 

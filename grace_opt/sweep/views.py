@@ -271,7 +271,7 @@ def check_columns(experiment: str, view: Table | Plot, columns: Iterable[str]) -
         )
 
 
-def _check_texts(what: str, **given: Any) -> None:
+def _check_texts(what: str, /, **given: Any) -> None:
     for name, value in given.items():
         if not isinstance(value, str):
             raise OptionError(f"{what}: {name}={value!r}; give text.")
