@@ -25,6 +25,9 @@ from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune
 #: Presets: name -> (method, protection bounds).
 PRESETS: Mapping[str, tuple[str, tuple[float, float]]] = {"grace": ("mies", (PROTECT_LOW, PROTECT_HIGH))}
 
+#: Share of the channels that is pruned where nobody says: docs/results/answers.md shows what larger ones cost.
+DEFAULT_RATIO = 0.3
+
 
 class MaskProvider:
     """Chooses which key channels to prune, one KV head at a time.
@@ -50,14 +53,14 @@ class MaskProvider:
     Examples
     --------
     >>> q, k = torch.randn(1, 4, 32, 64), torch.randn(1, 2, 500, 64)
-    >>> MaskProvider("grace", ratio=0.6)(q, k).kept_indices.shape
-    torch.Size([1, 2, 25])
+    >>> MaskProvider("grace", ratio=0.3)(q, k).kept_indices.shape
+    torch.Size([1, 2, 44])
     """
 
     def __init__(
         self,
         method: str = "mies",
-        ratio: float = 0.5,
+        ratio: float = DEFAULT_RATIO,
         *,
         kept_channels: int | None = None,
         protect: tuple[float, float] | None = None,

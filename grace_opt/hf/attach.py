@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import CacheError, OptionError
+from ..provider import DEFAULT_RATIO
 from .arguments import held_model
 from .cache import PrunedKeyCache
 from .hook import GenerateHook, close_block, open_block
@@ -150,7 +151,7 @@ class Attached(ContextDecorator):
             )
 
 
-def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = 0.5, **settings: Any) -> Attached:
+def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = DEFAULT_RATIO, **settings: Any) -> Attached:
     """Prune the key cache of every ``model.generate`` inside a ``with`` block.
 
     Parameters

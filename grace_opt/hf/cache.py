@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from ..errors import CacheError, GraceError, OptionError
 from ..masks import ChannelMask
-from ..provider import MaskProvider
+from ..provider import DEFAULT_RATIO, MaskProvider
 from .arguments import held_model
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
@@ -88,7 +88,7 @@ class PrunedKeyCache(Cache):
         self,
         model: PreTrainedModel | PreTrainedConfig,
         method: str = "grace",
-        ratio: float | Sequence[float] = 0.5,
+        ratio: float | Sequence[float] = DEFAULT_RATIO,
         *,
         pruning: PruningConfig | None = None,
         provider: MaskSource | None = None,

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from ..errors import OptionError
 from ..masks import ChannelMask
 from ..problem import Problem
+from ..provider import DEFAULT_RATIO
 from ..weights import WEIGHTS, salient_channels
 from .cache import PrunedKeyCache
 from .capture import capture
@@ -35,7 +36,7 @@ def calibrate(
     texts: Sequence[str | Tensor],
     tokenizer: Any = None,
     method: str = "grace",
-    ratio: Any = 0.5,
+    ratio: Any = DEFAULT_RATIO,
     *,
     pruning: PruningConfig | None = None,
     observation_window: int | None = None,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import OptionError
-from ..provider import MaskProvider
+from ..provider import DEFAULT_RATIO, MaskProvider
 from ..weights import check_protection, prune_count
 from .arguments import SETTINGS_ELSEWHERE, advice, explains_arguments
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
@@ -76,7 +76,7 @@ class PruningConfig:
     """
 
     method: str = "grace"
-    ratio: float | Sequence[float] = 0.5
+    ratio: float | Sequence[float] = DEFAULT_RATIO
     kept_channels: int | None = None
     protect: tuple[float, float] | None = None
     weight: str = "frobenius"
