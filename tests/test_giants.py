@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt import solve
+from grace_opt.kernels.compiled import tabu
 from grace_opt.kernels.exchange import tolerance
 from grace_opt.problem import Problem
 from grace_opt.registry import Run
@@ -158,3 +159,51 @@ def test_sums_are_computed_afresh_now_and_then():
     sums = W[:, S].sum(1)
     leave, enter = W.diagonal()[S] - 2 * sums[S], W.diagonal()[out] + 2 * sums[out]
     assert (leave[:, None] + enter[None] - 2 * W[np.ix_(S, out)]).min() >= 0
+
+
+@settings(max_examples=200)
+@given(drawn=scattered(), seed=st.integers(0, 99))
+def test_tabu_is_never_worse_than_its_start_not_by_a_digit(drawn, seed):
+    W, k, protected, start = drawn
+    S = solve(W, k, "tabu", protected=protected or None, start=start, iterations=200, seed=seed).indices.tolist()
+    before, after = (W[np.ix_(s, s)].ravel() for s in (start, S))
+    assert math.fsum([*after, *-before]) <= 0
+
+
+@pytest.mark.parametrize("giant", GIANTS)
+@pytest.mark.parametrize("where", ["diagonal", "row", "conflicts"])
+def test_tabu_finds_the_optimum_beside_giants_that_come_and_go(giant, where):
+    """Restarts shake them in, and the search throws them out again."""
+    rng = np.random.default_rng(2)
+    for seed in range(6):
+        W = np.round(rng.normal(size=(12, 12)) * 9)
+        W = np.triu(W) + np.triu(W, 1).T
+        if where == "diagonal":
+            W[[0, 5], [0, 5]] = giant, 3 * giant
+        elif where == "row":
+            W[0] = W[:, 0] = giant
+        else:  # every vertex has another that it must not meet
+            W[range(0, 12, 2), range(1, 12, 2)] = W[range(1, 12, 2), range(0, 12, 2)] = giant
+        sol = solve(W, 5, "tabu", start=[0, 1, 2, 3, 4], patience=40, iterations=1500, seed=seed)
+        assert oracle.objective(W, sol.indices) == oracle.optimum(W, 5)
+
+
+def test_tabu_sums_afresh_to_the_last_digit():
+    W = np.diag([1.0, 1e17, -1e17, 3.0])
+    W[0, 1] = W[1, 0] = 1e17
+    W[0, 2] = W[2, 0] = -1e17
+    sums = np.empty(4)
+    assert tabu.fill_sums(W, np.array([True, True, True, False]), sums) == (1.0, 6e17)
+    assert sums.tolist() == [1.0, 2e17, -2e17, 0.0]
+    assert [t.tolist() for t in map(np.asarray, tabu.scales(W))] == [[1e17, 1e17, 1e17, 3.0], 1.0]
+
+
+def test_tabu_believes_a_best_set_only_when_it_is_summed_afresh():
+    W, best, x = np.diag([1.0, 2.0, 1e17, 0.5]), np.array([True, False, False, False]), np.zeros(4, bool)
+    for vertex, kept, f in ((1, 0, 2.0), (3, 3, 0.5)):
+        x[:] = np.arange(4) == vertex
+        sums, values, found = np.full(4, -16.0), np.array([-16.0, 1.0, 1.0, 1.0]), best.copy()  # as if 1e17 had left
+        tabu.note_best(W, x, sums, found, values)
+        assert np.flatnonzero(found).tolist() == [kept]
+        assert values.tolist() == [f, min(f, 1.0), 1.0, f]
+        assert sums.tolist() == (W @ x).tolist()
