@@ -6,9 +6,9 @@ if f grows; :math:`\Delta f = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :
 `patience` iterations without improvement the search starts again from two elite sets joined, or from the best set
 shaken. Complexity O(n) per iteration plus the pairs that bounds can not rule out, O(n²) at worst; s is computed afresh,
 O(k n), when what left dwarfs what it leaves behind, and before a best set is believed. Guarantee: never worse than its
-start, by sums that keep their rounding. Always exactly k vertices; the same seed gives the same answer unless time ends it. References:
-Palubeckis, Appl. Math. Comput. 189 (2007); Zhou, Hao & Duval, IEEE T. Evol. Comput. 21 (2017); Nogueira et al. (2025)
-for the GPU.
+start, by sums that keep their rounding. Always exactly k vertices; the same seed gives the same answer unless time ends
+it. References: Palubeckis, Appl. Math. Comput. 189 (2007); Zhou, Hao & Duval, IEEE T. Evol. Comput. 21 (2017); Nogueira
+et al. (2025) for the GPU.
 """
 
 from __future__ import annotations

@@ -50,6 +50,20 @@ def test_cvxpy_solves_to_the_optimum(kind, seed):
     assert oracle.objective(W, chosen) == pytest.approx(float(best.objective), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("giant", [1e13, 1e17, -1e250])
+def test_a_protected_giant_takes_no_part_in_models(giant):
+    """Neither in the shift that makes the quadratic form convex nor in the penalty on sizes."""
+    W = np.array(W3 + [[giant] * 3])
+    W = np.column_stack([W, [giant] * 4])
+    model = convert.to_cvxpy(W, 2, [3], form="quadratic")
+    model.var_dict["x"].value = np.array([1.0, 0, 1, 0])
+    assert model.objective.value == pytest.approx(5.0)
+    assert model.objective.is_dcp()
+    assert (W[3] == giant).all()  # the caller's own
+    pytest.importorskip("dimod")
+    assert convert.to_dimod_bqm(W, 2, protected=[3]) == convert.to_dimod_bqm(W3, 2)
+
+
 @given(instances(max_n=7))
 def test_cvxpy_quadratic_form_is_convex(drawn):
     W, k, _ = drawn

@@ -16,6 +16,7 @@ from grace_opt.kernels.exchange import tolerance
 from grace_opt.problem import Problem
 from grace_opt.registry import Run
 from grace_opt.solvers import local_search
+from grace_opt.testing import check_solution
 from tests import oracle
 
 GIANTS = (1e8, 1e13, 1e17, 1e280)
@@ -207,3 +208,53 @@ def test_tabu_believes_a_best_set_only_when_it_is_summed_afresh():
         assert np.flatnonzero(found).tolist() == [kept]
         assert values.tolist() == [f, min(f, 1.0), 1.0, f]
         assert sums.tolist() == (W @ x).tolist()
+
+
+def dropped(W, k, protected=()):
+    """drop_greedy with every change of f summed by itself, and rounded once."""
+    S = [i for i in range(len(W)) if i not in protected]
+    while len(S) > k:
+        change = {i: math.fsum([-W[i, i], *(-2 * W[i, [u for u in S if u != i]])]) for i in S}
+        S.remove(min(S, key=lambda i: (change[i], i)))
+    return S
+
+
+@pytest.mark.parametrize("giant", GIANTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_drop_greedy_forgets_a_giant_that_it_dropped(giant, dtype):
+    """Scores that have lost 1e17 are its rounding: diag(1, 2, 1e17) with weights of 1e17 to the giant."""
+    giant = min(giant, 1e30) if dtype is np.float32 else giant
+    rng = np.random.default_rng(4)
+    for at in range(8):
+        W = np.round(rng.normal(size=(9, 9)) * 9)
+        W = (np.triu(W) + np.triu(W, 1).T).astype(dtype)
+        W[at, :] = W[:, at] = giant
+        W[8, 8] = 10 * giant  # protected
+        for k in (1, 3, 6, 8):
+            assert solve(W, k, "drop_greedy", protected=[8]).indices.tolist() == dropped(W.astype(float), k, [8])
+        whole = solve(np.stack([np.eye(9, dtype=dtype), W]), 3, "drop_greedy", protected=[8], path=True)
+        order = whole.stats["order"][1, :8].tolist()
+        assert [sorted(order[:k]) for k in range(9)] == [dropped(W.astype(float), k, [8]) for k in range(9)]
+
+
+@settings(max_examples=100)
+@given(drawn=scattered())
+def test_drop_greedy_beside_giants_is_a_choice_and_its_path_is_one(drawn):
+    W, k, protected, _ = drawn
+    sol = solve(W, k, "drop_greedy", protected=protected or None, path=True)
+    alone = solve(W, k, "drop_greedy", protected=protected or None)
+    check_solution(W, k, sol, protected or None)
+    assert sol.indices.tolist() == alone.indices.tolist() == sorted(sol.stats["order"][:k].tolist())
+
+
+@settings(max_examples=100)
+@given(drawn=scattered(), lookahead=st.sampled_from([0, 2]))
+def test_beam_is_never_worse_than_mies_not_by_a_digit(drawn, lookahead):
+    W, k, protected, _ = drawn
+    greedy, searched = (
+        solve(W, k, method, protected=protected or None, **options).indices
+        for method, options in (("mies", {}), ("beam", {"width": 3, "lookahead": lookahead}))
+    )
+    both = (W[np.ix_(s, s)].ravel() for s in (searched, greedy))
+    after, before = both
+    assert math.fsum([*after, *-before]) <= 0

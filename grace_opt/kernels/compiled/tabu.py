@@ -88,10 +88,10 @@ def scales(W):
 @njit(cache=True, nogil=True)
 def forgotten(row, g, grain):
     """Whether what left dwarfs what it left behind anywhere: the sums there are its rounding."""
+    found = False
     for v in range(len(g)):
-        if abs(row[v]) > DWARFS * max(abs(g[v]), grain):
-            return True
-    return False
+        found |= abs(row[v]) > DWARFS * max(abs(g[v]), grain)
+    return found
 
 
 @njit(cache=True, nogil=True, fastmath={"nnan", "nsz", "reassoc"})
