@@ -85,7 +85,7 @@ def _suspects(W: Tensor, candidates: Tensor) -> Tensor:
     least = W.diagonal(dim1=-2, dim2=-1).abs().masked_fill(~candidates, torch.inf).amin(-1).double()
     spread = W.shape[-1] * torch.maximum(W.amax((-1, -2)), -W.amin((-1, -2))).double()
     if (spread > DWARFS * least).any():  # no diagonal, say: then the least weight that is not 0, some rows at a time
-        sizes = (rows.abs() for rows in W.split(ROWS, -2))
+        sizes = (W[:, at : at + ROWS].abs() for at in range(0, W.shape[-1], ROWS))
         parts = [size.masked_fill_(size == 0, torch.inf).amin((-1, -2)) for size in sizes]
         least = least.maximum(torch.stack(parts).amin(0))
     return spread > DWARFS * least
