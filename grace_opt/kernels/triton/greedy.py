@@ -194,7 +194,7 @@ def _swap_kernel(
     diagonal = tl.load(row_of + vertex * W_i, mask=inside, other=0.0).to(tl.float64)
     chosen = tl.load(mask + b * mask_b + vertex * mask_i, mask=inside, other=0).to(tl.int32)
     free = tl.load(candidates + b * candidates_b + vertex * candidates_i, mask=inside, other=0).to(tl.int32)
-    tolerance = (n + ADDITIONS).to(tl.float64) * EPS
+    tolerance = (tl.full([], ADDITIONS, tl.float64) + n) * EPS  # n = 1 is a constant, which has no `to`
     careful = tl.full([], 0, tl.int32)
     left = tl.full([], 0, tl.int32) + max_steps
     while left > 0:
