@@ -78,6 +78,9 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
     if blocked := (~problem.candidates).nonzero().flatten().tolist():
         constraints.append(x[blocked] == 0)
     if form == "quadratic":
+        # Protected vertices are 0: left in, one giant among them would shift all others by more than they weigh.
+        free = problem.candidates.cpu().numpy()
+        weights = np.where(np.outer(free, free), weights, 0.0)
         shift = min(0.0, float(np.linalg.eigvalsh(weights)[0])) - SHIFT_MARGIN * n * float(np.abs(weights).max())
         convex = cp.psd_wrap(weights - shift * np.eye(n))
         return cp.Problem(cp.Minimize(cp.quad_form(x, convex) + shift * cp.sum(x)), constraints)
@@ -133,7 +136,9 @@ def to_dimod_bqm(W: Any, k: int, penalty: float | None = None, *, protected: Any
     problem = _single(W, k, protected)
     weights, size = _array(problem), int(problem.k)
     if penalty is None:
-        most = float((2 * np.abs(weights).sum(1) - np.abs(np.diagonal(weights))).max())
+        free = problem.candidates.cpu().numpy()  # protected vertices are not in the model
+        among = np.abs(weights[np.ix_(free, free)])
+        most = float((2 * among.sum(1) - np.diagonal(among)).max(initial=0.0))
         penalty = 1.01 * most if most > 0 else 1.0
     if isinstance(penalty, bool) or not isinstance(penalty, int | float | np.number) or not 0 < penalty < np.inf:
         raise OptionError(f"penalty={penalty!r}: give a positive number, or None for one that is large enough.")

@@ -61,10 +61,19 @@ def row_sums(W: Tensor, mask: Tensor) -> Tensor:
     return product
 
 
-def swap_costs(W: Tensor, mask: Tensor, sums: Tensor, candidates: Tensor) -> Tensor:
+def swap_costs(W: Tensor, mask: Tensor, sums: Tensor, candidates: Tensor, margin: Tensor | None = None) -> Tensor:
     r"""Change of f when a chosen vertex i leaves and a candidate j enters, for every pair at once.
 
     .. math:: \Delta_{ij} = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}, \qquad s = W 1_S
+
+    Parameters
+    ----------
+    W : Tensor, shape (..., n, n)
+    mask, candidates : Tensor, shape (..., n), bool
+    sums : Tensor, shape (..., n)
+        s, `row_sums`.
+    margin : Tensor, shape (..., n), optional
+        What either end costs besides, say for rounding.
 
     Returns
     -------
@@ -72,8 +81,10 @@ def swap_costs(W: Tensor, mask: Tensor, sums: Tensor, candidates: Tensor) -> Ten
         Row: the vertex that leaves; column: the vertex that enters; infinite where i is not chosen or j not available.
     """
     diagonal = W.diagonal(dim1=-2, dim2=-1)
-    leave = (diagonal - 2 * sums).masked_fill(~mask, torch.inf)
-    enter = (diagonal + 2 * sums).masked_fill(mask | ~candidates, torch.inf)
+    leave, enter = diagonal - 2 * sums, diagonal + 2 * sums
+    if margin is not None:
+        leave, enter = leave + margin, enter + margin
+    leave, enter = leave.masked_fill(~mask, torch.inf), enter.masked_fill(mask | ~candidates, torch.inf)
     return (leave.unsqueeze(-1) + enter.unsqueeze(-2)).sub_(W, alpha=2)
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from grace_opt.errors import OptionError
 from grace_opt.kernels.completion import completions
-from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
-from grace_opt.objective import indices_from_mask, mask_from_indices
+from grace_opt.kernels.greedy import first_scores, greedy_order
+from grace_opt.objective import evaluate, mask_from_indices
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result
@@ -81,7 +81,6 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     k_max = int(k.max())
     scores = first_scores(W, candidates)
     answer = greedy_order(W, None, candidates, k, k_max).mask  # MIES: to be beaten, and there in time
-    value = _value(W, answer, k, k_max)
     run.ctrl_c_stops()
     # Sums of random keys tell sets apart but not orders; two sets that share a sum would cost a little breadth only.
     random = torch.Generator("cpu").manual_seed(0)
@@ -92,7 +91,10 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
         torch.zeros(size, 1, dtype=torch.float64, device=W.device),
         torch.zeros(size, 1, dtype=torch.int64, device=W.device),
     )
-    ended, ended_f = answer.clone(), torch.full_like(value, torch.inf)  # the best that the search itself arrived at
+    ended, ended_f = (
+        answer.clone(),
+        W.new_full((size,), torch.inf, dtype=torch.float64),
+    )  # the best that the search itself arrived at
     for step in range(1, k_max + 1):
         most = (k_max - step) * n * size * options.width * options.lookahead
         if not run.has_time(SECONDS_PER_SCORE * most):
@@ -105,7 +107,7 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
         ended[arrived], ended_f[arrived] = level.mask[arrived, 0], level.f[arrived, 0]
     else:
         step, limit = k_max, torch.zeros_like(k, dtype=torch.bool)
-    better = _value(W, ended, k, k_max) < value
+    better = evaluate(W, ended) < evaluate(W, answer)  # summed to the last digit, as f along the way was not
     return torch.where(better.unsqueeze(-1), ended, answer), limit, step
 
 
@@ -154,8 +156,3 @@ def _looked_ahead(
     ended[better], ended_f[better] = full[better], total[better, 0]
     row, rank = row.unsqueeze(-1), rank[:, :width]
     return _Level(level.mask[row, rank], level.scores[row, rank], level.f[row, rank], level.key[row, rank])
-
-
-def _value(W: Tensor, mask: Tensor, k: Tensor, k_max: int) -> Tensor:
-    """f in float64, by sums whose order does not depend on the batch."""
-    return cost_path(W, indices_from_mask(mask, k_max)).gather(-1, k.unsqueeze(-1)).squeeze(-1)

@@ -3,9 +3,10 @@ r"""Local search: best-improvement 1-swap from any start, batched, until no swap
 Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W
 1_S`; the best exchange is made, s is updated in O(n), and the search stops when a freshly computed s shows no improving
 exchange. Complexity O(n²) per step; compiled on the CPU, and on a GPU, for n up to 256, all steps in one launch of a
-Triton kernel. Guarantee: a verified 1-swap-local optimum (to ``1e-12 max|W|`` relative rounding), never worse than its
-start. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and any work on
-maximum diversity.
+Triton kernel. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f by more
+than what the weights of its own two vertices with S round to (`grace_opt.kernels.exchange`), whatever other weights
+there are. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and any work
+on maximum diversity.
 """
 
 from __future__ import annotations
@@ -21,18 +22,15 @@ from torch import Tensor
 from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.kernels.dispatch import use_triton
+from grace_opt.kernels.exchange import REFRESH, tolerance
 from grace_opt.kernels.threads import in_threads
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
-#: Improvements below this, relative to ``max |W|``, are rounding; sums of n terms need a little more for large n.
-TOLERANCE, TOLERANCE_PER_VERTEX = 1e-12, 2e-15
 #: As in the Triton kernel, which is not imported without need.
 LARGEST_ON_CHIP = 256
-#: Swaps between two fresh computations of the sums, which keep their drift below the tolerance.
-REFRESH = 256
 #: Pairs that the compiled search looks at, per instance, between two looks at the clock: some hundredths of a second.
 PAIRS_PER_LOOK = 50_000_000
 
@@ -69,45 +67,40 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
         from grace_opt.kernels.triton.greedy import swap_refine
 
         return Result(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
-    tolerance = max(TOLERANCE, TOLERANCE_PER_VERTEX * problem.n)
     if mask.device.type == "cpu":
-        return _compiled(problem, mask, tolerance, options.max_steps, run)
-    return _torch(problem, mask, tolerance, options.max_steps, run)
+        return _compiled(problem, mask, options.max_steps, run)
+    return _torch(problem, mask, options.max_steps, run)
 
 
-def _torch(problem: Problem, mask: Tensor, tolerance: float, max_steps: int | None, run: Run) -> Result:
-    """The reference: every instance that still moves makes one exchange at a time."""
-    W = problem.W.to(torch.float64)
-    rounding = tolerance * W.abs().amax((-1, -2))
+def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
+    """The reference: every instance that still moves makes one exchange at a time, from sums computed afresh."""
+    W, rounding = problem.W.to(torch.float64), tolerance(problem.n)
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     active = torch.arange(W.shape[0], device=W.device)
     steps = 0
-    sums = objective.row_sums(W, mask)
     while active.numel():
         if run.expired() or (max_steps is not None and steps >= max_steps):
             limit[active] = True
             break
-        cost = objective.swap_costs(W[active], mask[active], sums[active], problem.candidates[active])
-        change, pair = cost.flatten(1).min(-1)
-        improves = change < -rounding[active]
-        stalled, moving = active[~improves], active[improves]
-        if stalled.numel():  # believe a stop only on sums computed afresh
-            fresh = objective.row_sums(W[stalled], mask[stalled])
-            cost = objective.swap_costs(W[stalled], mask[stalled], fresh, problem.candidates[stalled])
-            again = cost.flatten(1).min(-1).values < -rounding[stalled]
-            sums[stalled] = fresh
-            active = torch.cat([moving, stalled[again]]).sort().values
-        if moving.numel():
-            leave, enter = pair[improves] // problem.n, pair[improves] % problem.n
-            mask[moving, leave], mask[moving, enter] = False, True
-            sums[moving] += W[moving, enter] - W[moving, leave]
-            steps += 1
-            if steps % REFRESH == 0:
-                sums[moving] = objective.row_sums(W[moving], mask[moving])
+        here, chosen, free = W[active], mask[active], problem.candidates[active]
+        sums = objective.row_sums(here, chosen)
+        size = here.diagonal(dim1=-2, dim2=-1).abs() + 2 * objective.row_sums(here.abs(), chosen)
+        change, pair = objective.swap_costs(here, chosen, sums, free).flatten(1).min(-1)
+        ends = torch.stack([pair // problem.n, pair % problem.n], -1)
+        sure = change + rounding * size.gather(-1, ends).sum(-1) < 0
+        doubt = ~sure & (change < 0)
+        if doubt.any():
+            margin = rounding * size[doubt]
+            cost = objective.swap_costs(here[doubt], chosen[doubt], sums[doubt], free[doubt], margin)
+            change[doubt], pair[doubt] = cost.flatten(1).min(-1)
+            sure = sure | (doubt & (change < 0))
+        active, pair = active[sure], pair[sure]
+        mask[active, pair // problem.n], mask[active, pair % problem.n] = False, True
+        steps += bool(active.numel())
     return Result(mask, limit=limit, stats={"iterations": steps})
 
 
-def _compiled(problem: Problem, mask: Tensor, tolerance: float, max_steps: int | None, run: Run) -> Result:
+def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
     """On the CPU: all steps of an instance in one go, but with a look at the clock now and then."""
     from grace_opt.kernels.compiled.exchange import improve
 
@@ -127,7 +120,7 @@ def _compiled(problem: Problem, mask: Tensor, tolerance: float, max_steps: int |
         part, before = chosen[active], done[active]
         now = before.copy()
         shares = (W if len(active) == len(W) else W[active], part, candidates[active], now)
-        in_threads(partial(improve, most, tolerance), shares)
+        in_threads(partial(improve, most, tolerance(n)), shares)
         chosen[active], done[active] = part, now
         steps += most
         active = active[now - before == most]

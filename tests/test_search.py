@@ -94,16 +94,16 @@ def test_the_state_of_a_search_stays_true(drawn, budget, patience, tenure, seed)
     if not 0 < k < n:
         return
     x = np.random.default_rng(seed).permutation(n) < k
-    sums, until, values, best = np.empty(n), np.zeros(n, np.int64), np.empty(3), x.copy()
-    top, size = compiled.row_maxima(W), float(np.abs(W).max())
-    values[:] = compiled.fill_sums(W, x, sums)
-    first = values[0]
+    sums, until, values, best = np.empty(n), np.zeros(n, np.int64), np.empty(4), x.copy()
+    top, (heavy, grain) = compiled.row_maxima(W), compiled.scales(W)
+    first, values[3] = compiled.fill_sums(W, x, sums)
+    values[:3] = first
     elites, elite_values, state = np.zeros((4, n), bool), np.zeros(4), np.zeros(4, np.int64)
     rng = np.array([seed + 1], np.uint64)
     for part in range(3):
         compiled.run(
-            *(W, top, k, x, sums, until, best, values, elites, elite_values, state, rng),
-            *(budget, patience, tenure, size),
+            *(W, top, heavy, grain, k, x, sums, until, best, values, elites, elite_values, state, rng),
+            *(budget, patience, tenure),
         )
         tolerance = 1e-11 * np.abs(W).sum()
         assert x.sum() == best.sum() == k

@@ -172,6 +172,37 @@ def test_exchanges_of_many_vertices(n):
     check_swap(W, torch.arange(n)[None] < 60, torch.ones(1, n, dtype=torch.bool), 3)
 
 
+@pytest.mark.parametrize("giant", [2.0**30, 2.0**60, 1e280])
+def test_exchanges_beside_giants(giant):
+    """A protected giant, one that is never chosen, one that leaves, and giants whose exchange is in doubt."""
+    W = random_W(4, 9, torch.float64, True, 7)
+    W[0, 8, 8] = W[1, 0, 0] = giant
+    W[2, 0, :] = W[2, :, 0] = giant
+    W[3, :3, :3] = torch.tensor([[1.0, 1, -1], [1, 1, -1], [-1, -1, 1]], dtype=torch.float64) * giant
+    W[3, 1, 1] -= torch.finfo(torch.float64).eps * giant
+    W[3, 3:, :3], W[3, :3, 3:] = 0, 0
+    W[3, 3, 3] += 50
+    candidates, start = torch.ones(4, 9, dtype=torch.bool), torch.tensor([[0, 1, 2], [1, 2, 3], [0, 1, 2], [0, 2, 3]])
+    candidates[0, 8] = False
+    mask = torch.zeros(4, 9, dtype=torch.bool).scatter_(1, start, True)
+    for steps in (1, 50):
+        check_swap(W, mask, candidates, steps)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("change + tolerance * ends) < 0", "change) < 0"),
+        ("& (careful == 0), 1, 0)", "& (careful == 0), 0, 0)"),
+        ("2 * tl.sum(tl.abs(w), 0)", "1e20 * tl.sum(tl.abs(w), 0)"),
+    ],
+)
+def test_exchanges_that_miscount_rounding_are_noticed(monkeypatch, tmp_path, old, new):
+    monkeypatch.setattr(greedy, "_swap_kernel", mutant(greedy, old, new, tmp_path)._swap_kernel)
+    with pytest.raises(AssertionError):
+        test_exchanges_beside_giants(2.0**60)
+
+
 def test_exchanges_of_nothing():
     for size, n in ((0, 3), (2, 0)):
         mask = torch.zeros(size, n, dtype=torch.bool, device=DEVICE)
@@ -195,8 +226,9 @@ def test_exchanges_refuse():
         ("least < change", "least <= change"),
         ("sums += ", "sums = "),
         ("(chosen == 0) & (free != 0)", "chosen == 0"),
-        ("left = tl.where(improves, left - 1, 0)", "left -= 1000"),
+        ("left = tl.where(improves, left - 1,", "left = tl.where(improves, left - 1000,"),
         ("diagonal - 2 * sums", "diagonal + 2 * sums"),
+        ("tl.abs(diagonal)", "1e17 + tl.abs(diagonal)"),
     ],
 )
 def test_wrong_exchanges_are_noticed(monkeypatch, tmp_path, old, new):

@@ -15,6 +15,8 @@ from ._jit import jit
 
 #: Rows of the integer state: iteration, restarts done, iterations since the run improved, elites held.
 CLOCK, RESTARTS, STALE, ELITES = 0, 1, 2, 3
+#: What f's running sum may be off by, relative to the weights of the choice; and what, leaving a sum, spoils it.
+SLACK, DWARFS = 64 * 2.0**-52, 2.0**36
 
 
 @jit
@@ -30,18 +32,29 @@ def draw(rng, bound):
 
 @jit
 def fill_sums(W, x, g):
-    """g = W x, and f(x)."""
+    """g = W x; returns f(x), and the sum of |W_ij| over x. Additions keep what rounding takes off them."""
     n = W.shape[0]
+    low, sizes = np.zeros(n), np.zeros(n)
     g[:] = 0.0
     for i in range(n):
         if x[i]:
             for j in range(n):
-                g[j] += W[i, j]
-    f = 0.0
-    for i in range(n):
-        if x[i]:
-            f += g[i]
-    return f
+                before, more = g[j], W[i, j]
+                after = before + more
+                part = after - before
+                low[j] += (before - (after - part)) + (more - part)
+                g[j] = after
+                sizes[j] += abs(more)
+    total, lost, size = 0.0, 0.0, 0.0
+    for j in range(n):
+        if x[j]:
+            after = total + g[j]
+            part = after - total
+            lost += (total - (after - part)) + (g[j] - part) + low[j]
+            total = after
+            size += sizes[j]
+        g[j] += low[j]
+    return total + lost, size
 
 
 @jit
@@ -54,6 +67,33 @@ def row_maxima(W):
             if j != i and W[i, j] > top[i]:
                 top[i] = W[i, j]
     return top
+
+
+@jit
+def scales(W):
+    """The largest |W_ij| of each row, and the smallest of all that is not 0; infinite if all are.
+
+    By their bits, which have the order of the numbers: whole numbers are compared in vectors, and 0 - 1 is the largest.
+    """
+    bits, sign = W.view(np.uint64), uint64(2**63 - 1)
+    heavy, grain = np.empty(W.shape[0], np.uint64), uint64(2**64 - 1)
+    for i in range(W.shape[0]):
+        row, most, least = bits[i], uint64(0), uint64(2**64 - 1)
+        for j in range(len(row)):
+            size = row[j] & sign
+            most, least = max(most, size), min(least, size - uint64(1))
+        heavy[i], grain = most, min(grain, least)
+    smallest = np.full(1, grain + uint64(1)).view(np.float64)[0]
+    return heavy.view(np.float64), smallest if smallest > 0.0 else np.inf
+
+
+@jit
+def forgotten(row, g, grain):
+    """Whether what left dwarfs what it left behind anywhere: the sums there are its rounding."""
+    found = False
+    for v in range(len(g)):
+        found |= abs(row[v]) > DWARFS * max(abs(g[v]), grain)
+    return found
 
 
 @jit(fastmath={"nnan", "nsz", "reassoc"})
@@ -121,18 +161,22 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
 
 
 @jit
-def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure, size):
+def run(
+    W, top, heavy, grain, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure
+):
     """Search for `budget` iterations from the state in the arrays, which are updated in place.
+
+    f of x and g are updated from exchange to exchange. They are summed afresh when a weight has left beside which they
+    are nothing, and before a best set is believed: better is what is better by `fill_sums`.
 
     Parameters
     ----------
-    W (n, n), top (n,) row maxima; k
+    W (n, n), top (n,) row maxima; heavy (n,), grain: `scales`; k
     x (n,) bool, g (n,) = W x; until (n,) iteration up to which a vertex is tabu
-    best_x (n,) bool; values (3,): f of x, of best_x, and the best of this run
+    best_x (n,) bool; values (4,): f of x, of best_x, the best of this run; the sum of |W_ij| over x, when last summed
     elites (E, n) bool, elite_values (E,)
     state (4,) int64; rng (1,) uint64
     budget, patience, tenure : iterations now, iterations without improvement before a restart, base tenure
-    size : the largest |W_ij|; changes below 1e-13 n of it are rounding
     """
     n = W.shape[0]
     prices, weight = np.empty((4, n)), np.empty(n)
@@ -140,44 +184,58 @@ def run(W, top, k, x, g, until, best_x, values, elites, elite_values, state, rng
         weight[i] = W[i, i]
     run_x = np.zeros(n, np.bool_)
     run_x[:] = x
-    tiny = 1e-13 * n * size
     for _ in range(budget):
         state[CLOCK] += 1
         now = state[CLOCK]
-        change, i, j = best_exchange(W, weight, top, x, g, prices, until, now, values[1] - tiny - values[0], rng)
+        slack = SLACK * values[3]
+        wish = min(values[1] - values[0], 0.0) - slack
+        change, i, j = best_exchange(W, weight, top, x, g, prices, until, now, wish, rng)
+        if not change < 0.0:
+            note_best(W, x, g, best_x, values)
         if i >= 0:
             x[i], x[j] = False, True
             values[0] += change
             for v in range(n):
                 g[v] += W[j, v] - W[i, v]
+            if heavy[i] > DWARFS * grain and forgotten(W[i], g, grain):
+                values[0], values[3] = fill_sums(W, x, g)
             until[i] = now + tenure + draw(rng, tenure + 1)
             until[j] = now + tenure // 2 + 1 + draw(rng, tenure // 2 + 1)
-        if values[0] < values[2] - tiny:
+        if values[0] < values[2] - slack:
             values[2] = values[0]
             run_x[:] = x
             state[STALE] = 0
         else:
             state[STALE] += 1
         if state[STALE] >= patience:
-            keep_elite(run_x, values[2], tiny, elites, elite_values, state)
+            note_best(W, x, g, best_x, values)
+            keep_elite(run_x, values[2], elites, elite_values, state)
             restart(W, k, x, best_x, elites, state, rng)
-            values[0] = fill_sums(W, x, g)
+            values[0], values[3] = fill_sums(W, x, g)
             values[2] = values[0]
             run_x[:] = x
             until[:] = 0
             state[STALE] = 0
             state[RESTARTS] += 1
-        if values[0] < values[1] - tiny:  # after a restart too: it may land on something better
+    note_best(W, x, g, best_x, values)
+
+
+@jit
+def note_best(W, x, g, best_x, values):
+    """Keep x as the best set if it is that, summed afresh; asked where f stops falling, not at every step down."""
+    if values[0] < values[1] - SLACK * values[3]:
+        values[0], values[3] = fill_sums(W, x, g)
+        if values[0] < values[1]:
             values[1] = values[0]
             best_x[:] = x
 
 
 @jit
-def keep_elite(x, value, tiny, elites, elite_values, state):
+def keep_elite(x, value, elites, elite_values, state):
     """Keep x among the elites unless it is there already or worse than all of them."""
     held, worst = state[ELITES], 0
     for e in range(held):
-        if abs(elite_values[e] - value) <= tiny and (elites[e] == x).all():
+        if (elites[e] == x).all():
             return
         if elite_values[e] > elite_values[worst]:
             worst = e

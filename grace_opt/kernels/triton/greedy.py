@@ -16,13 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import OptionError, ProblemError
+from ..exchange import ADDITIONS, EPS
 
 #: Largest n: scores (n) and the matrix of exchanges (n, n) have to fit into one program's registers.
 LARGEST_GREEDY, LARGEST_SWAP = 256, 256
 #: Entries of W that an exchange looks at together: what the registers of four warps hold in float64.
 ENTRIES_AT_ONCE = 2048
-#: Improvements below this, relative to ``max |W|``, are rounding; as in the solver ``local_search``.
-TOLERANCE = 1e-12
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -129,7 +128,7 @@ def swap_refine(W: Tensor, mask: Tensor, candidates: Tensor, max_steps: int) -> 
     O(n²) per step, one launch. Sums are computed afresh in every step and everything is in float64, as in the solver
     ``local_search``, since entries of attention's W differ by many orders of magnitude. Its choices, too: least change
     first, then the lowest index that leaves, then the lowest that enters. Where nothing is rounded, as for integer W,
-    they are the same bit for bit.
+    they are the same bit for bit. When an improvement is one, says `grace_opt.kernels.exchange`.
     """
     size, n = _check_matrices(W, LARGEST_SWAP)
     _check_like(W, mask=(mask, (size, n)), candidates=(candidates, (size, n)))
@@ -145,7 +144,8 @@ def swap_refine(W: Tensor, mask: Tensor, candidates: Tensor, max_steps: int) -> 
             _swap_kernel[(size,)](
                 W, mask, candidates, result.view(torch.uint8), n, max_steps,
                 *W.stride(), *mask.stride(), *candidates.stride(),
-                N=N, T=max(min(N, ENTRIES_AT_ONCE // N), 1), TOLERANCE=TOLERANCE, num_warps=4, enable_fp_fusion=False,
+                N=N, T=max(min(N, ENTRIES_AT_ONCE // N), 1), ADDITIONS=ADDITIONS, EPS=EPS,
+                num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
     return result
 
@@ -185,7 +185,7 @@ def _greedy_kernel(
 def _swap_kernel(
     W, mask, candidates, result, n, max_steps,
     W_b, W_i, W_j, mask_b, mask_i, candidates_b, candidates_i,
-    N: tl.constexpr, T: tl.constexpr, TOLERANCE: tl.constexpr,
+    N: tl.constexpr, T: tl.constexpr, ADDITIONS: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     vertex = tl.arange(0, N)
@@ -194,20 +194,20 @@ def _swap_kernel(
     diagonal = tl.load(row_of + vertex * W_i, mask=inside, other=0.0).to(tl.float64)
     chosen = tl.load(mask + b * mask_b + vertex * mask_i, mask=inside, other=0).to(tl.int32)
     free = tl.load(candidates + b * candidates_b + vertex * candidates_i, mask=inside, other=0).to(tl.int32)
-    largest = tl.full([], 0.0, tl.float64)
-    for start in range(0, N, T):
-        w = _rows(row_of, W_i, start + tl.arange(0, T), inside, n)
-        largest = tl.maximum(largest, tl.max(tl.max(tl.abs(w), 1), 0))
-    margin = -TOLERANCE * largest
+    tolerance = (tl.full([], ADDITIONS, tl.float64) + n) * EPS  # n = 1 is a constant, which has no `to`
+    careful = tl.full([], 0, tl.int32)
     left = tl.full([], 0, tl.int32) + max_steps
     while left > 0:
-        sums = tl.zeros([N], tl.float64)
+        sums, size = tl.zeros([N], tl.float64), tl.abs(diagonal)
         for start in range(0, N, T):
             i = start + tl.arange(0, T)
             w = _rows(row_of, W_i, i, inside, n)
-            sums += tl.sum(tl.where(_pick(chosen, vertex, i)[:, None] != 0, w, 0.0), 0)
-        enter = tl.where((chosen == 0) & (free != 0), diagonal + 2 * sums, float("inf"))
-        leave = tl.where(chosen != 0, diagonal - 2 * sums, float("inf"))
+            w = tl.where(_pick(chosen, vertex, i)[:, None] != 0, w, 0.0)
+            sums += tl.sum(w, 0)
+            size += 2 * tl.sum(tl.abs(w), 0)
+        margin = tl.where(careful != 0, tolerance * size, 0.0)
+        enter = tl.where((chosen == 0) & (free != 0), (diagonal + 2 * sums) + margin, float("inf"))
+        leave = tl.where(chosen != 0, (diagonal - 2 * sums) + margin, float("inf"))
         change, out = tl.full([], float("inf"), tl.float64), tl.full([], 0, tl.int32)
         for start in range(0, N, T):
             i = start + tl.arange(0, T)
@@ -218,10 +218,13 @@ def _swap_kernel(
         # Only the best row is looked through for the partner: an index for every entry would not fit into registers.
         row = tl.load(row_of + out.to(tl.int64) * W_i, mask=inside, other=0.0).to(tl.float64)
         into = tl.argmin((tl.sum(tl.where(vertex == out, leave, 0.0), 0) + enter) - 2 * row, 0, tie_break_left=True)
-        improves = change < margin
+        # Rounding is added to what was found or, if that leaves a doubt, to all that is looked through once more.
+        ends = tl.sum(tl.where((vertex == out) | (vertex == into), size, 0.0), 0)
+        improves = tl.where(careful != 0, change, change + tolerance * ends) < 0
+        careful = tl.where((change < 0) & (improves == 0) & (careful == 0), 1, 0)
         swapped = tl.where(vertex == out, 0, tl.where(vertex == into, 1, chosen))
         chosen = tl.where(improves, swapped, chosen)
-        left = tl.where(improves, left - 1, 0)
+        left = tl.where(improves, left - 1, tl.where(careful != 0, left, 0))
     tl.store(result + b * n + vertex, chosen.to(tl.uint8), mask=inside)
 
 
