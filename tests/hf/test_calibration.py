@@ -16,7 +16,7 @@ from grace_opt.errors import CacheError, MaskError, OptionError, ProblemError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, calibrate, calibration, capture
 from grace_opt.hf.models import load_pocket
 from grace_opt.masks import ChannelMask
-from grace_opt.provider import MaskProvider
+from grace_opt.provider import DEFAULT_RATIO, MaskProvider
 from grace_opt.weights import PROTECT_HIGH, PROTECT_LOW
 from tests import oracle
 
@@ -94,7 +94,7 @@ class TestMasks:
     def test_of_an_observation_window_count_each_texts_last_queries(self, last, tiny, texts):
         model = tiny()
         masks = calibrate(model, texts, method="mies", observation_window=last)
-        assert torch.equal(masks.pruned, expected(model, texts, "mies", 0.5, last=last))
+        assert torch.equal(masks.pruned, expected(model, texts, "mies", DEFAULT_RATIO, last=last))
 
     @pytest.mark.parametrize("method", ["grace", "mies", "think"])
     def test_of_one_text_are_what_the_provider_chooses_on_it(self, method, tiny, texts):
@@ -127,7 +127,7 @@ class TestMasks:
             assert torch.equal(by_text.pruned, calibrate(model, same, tokenizer).pruned)
         assert torch.equal(by_text.pruned, calibrate(model, iter(TEXTS), tokenizer).pruned)
         bounds = PROTECT_LOW, PROTECT_HIGH
-        assert torch.equal(by_text.pruned, expected(model, tokens, "mies", 0.5, bounds, layers=(0, 1, 2)))
+        assert torch.equal(by_text.pruned, expected(model, tokens, "mies", DEFAULT_RATIO, bounds, layers=(0, 1, 2)))
 
     def test_have_a_ratio_per_layer_or_a_number_of_kept_channels(self, tiny, texts):
         model = tiny()
@@ -140,7 +140,7 @@ class TestMasks:
     def test_cover_the_layers_that_can_be_pruned(self, tiny, texts):
         mixed = tiny("Qwen2", **MIXED)
         masks = calibrate(mixed, texts, method="mies")
-        assert torch.equal(masks.pruned, expected(mixed, texts, "mies", 0.5, layers=[1]))
+        assert torch.equal(masks.pruned, expected(mixed, texts, "mies", DEFAULT_RATIO, layers=[1]))
         assert calibrate(tiny(), texts, dense_layers=1).pruned.shape == (1, 2, 16)
 
     def test_do_not_depend_on_the_attention_that_the_model_runs_with(self, tiny, texts):
