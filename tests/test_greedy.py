@@ -15,6 +15,7 @@ from grace_opt import Status, registry, solve
 from grace_opt.cli import app
 from grace_opt.kernels import completion, greedy, threads
 from grace_opt.kernels.compiled import greedy as compiled_greedy
+from grace_opt.kernels.compiled.completion import complete
 from grace_opt.solvers import beam as beam_module
 from grace_opt.testing import batches, check_solution, check_solver, instance, instances
 from tests import oracle
@@ -214,8 +215,8 @@ def test_beam_out_of_time_answers_with_mies():
 
 def test_beam_cut_short_keeps_what_was_done(monkeypatch):
     W = np.stack([instance("attention", 30, seed) for seed in range(2)])
-    clock = iter([False] * 4 + [True])
-    monkeypatch.setattr(registry.Run, "expired", lambda self: next(clock))
+    clock = iter([True] * 4 + [False])
+    monkeypatch.setattr(registry.Run, "has_time", lambda self, seconds: next(clock))
     sol = solve(W, [4, 20], "beam")
     assert [s is Status.LIMIT for s in sol.status] == [False, True]
     assert sol.stats["iterations"] == 4
@@ -233,7 +234,7 @@ def test_compiled_completions_are_the_reference(drawn, dtype):
     need, width = torch.from_numpy(k)[owner], int(k.max())
     order, cost = completion.torch_completions(W, owner, scores, need, width)
     compiled = np.full((len(owner), width), -1, dtype=np.int64), np.zeros(len(owner))
-    completion._compiled()(W.numpy(), owner.numpy(), scores.numpy().copy(), need.numpy(), *compiled)
+    complete(W.numpy(), owner.numpy(), scores.numpy().copy(), need.numpy(), *compiled)
     assert order.tolist() == compiled[0].tolist()
     assert cost.tolist() == compiled[1].tolist()
     assert order[::2].tolist() == greedy.torch_order(W, scores[::2], need[::2], width).order.tolist()
