@@ -3,6 +3,7 @@
 Every instance here was answered wrongly once, or is of the same kind.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,9 +14,13 @@ from hypothesis import strategies as st
 
 from grace_opt import Status, compare, objective, registry, solve
 from grace_opt.bounds import LEVELS
+from grace_opt.depth_first import DepthFirst
 from grace_opt.fixing import fixed_vertices
+from grace_opt.kernels.compiled.enumeration import pair_sum
 from grace_opt.problem import Problem
+from grace_opt.relaxation import relax
 from grace_opt.solution import Result, proved, relative_gap
+from grace_opt.solvers import branch_and_bound
 from grace_opt.subproblem import Subproblem
 from tests import oracle
 
@@ -216,3 +221,39 @@ def test_a_comparison_s_gaps_beside_a_giant():
     table = {s.method: float(both.gaps(s.method)) for s in both}
     worse = [m for m, s in zip(table, both, strict=True) if float(s.objective) == 9]
     assert all(table[m] > 0.5 for m in worse)
+
+
+def test_sums_in_pairs_keep_what_giants_round_away():
+    W = np.diag([1e17, 1.0, -1e17, 2.0**-40])
+    assert pair_sum(W, np.arange(3)) == (1.0, 0.0)
+    assert pair_sum(W, np.arange(4)) == (1.0 + 2.0**-40, 0.0)
+
+
+def test_a_leaf_in_doubt_is_no_proof(monkeypatch):
+    rng = np.random.default_rng(0)
+    W = rng.uniform(-1, 1, (24, 24))
+    W = W + W.T
+    proof = solve(W, 12, "branch_and_bound")
+    assert claims(proof)
+    assert proof.stats["nodes"] > 0
+    monkeypatch.setattr(DepthFirst, "least_leaf", lambda self: -1e9)  # as where rounding is that large
+    doubted = solve(W, 12, "branch_and_bound")
+    assert claims(doubted)  # by trying all
+    assert doubted.objective == proof.objective
+    monkeypatch.setattr(branch_and_bound, "ENUMERATED", 0)
+    doubted = solve(W, 12, "branch_and_bound")
+    assert doubted.status is Status.FEASIBLE
+    assert doubted.lower_bound < proof.objective
+
+
+def test_leaves_are_looked_at_down_to_the_rounding():
+    rng = np.random.default_rng(1)
+    W = rng.uniform(-1, 1, (9, 9))
+    W = W + W.T
+    best = oracle.optimum(W.tolist(), 4)
+    sub, scale = Subproblem.of(Problem.of(W, 4))
+    loose = dataclasses.replace(relax(sub), rounding=1.0)
+    search = DepthFirst(sub, loose)
+    while search.top:
+        search.advance(best / scale, 0.0, 1000)
+    assert search.least_leaf() <= best / scale - 1.0 + 1e-9  # the best leaf, less what it may be off by
