@@ -5,6 +5,7 @@ Every instance here was answered wrongly once, or is of the same kind.
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import Status, compare, objective, registry, solve
+from grace_opt import Status, compare, objective, registry, solve, tight
 from grace_opt.bounds import LEVELS
 from grace_opt.depth_first import DepthFirst
 from grace_opt.fixing import fixed_vertices
@@ -128,15 +129,30 @@ def test_gaps_are_never_negative():
     assert relative_gap(p, mask, f, f - math.inf).tolist() == [math.inf]
 
 
-def test_portfolio_goes_on_until_something_is_proved():
+def test_portfolio_beside_a_protected_giant_claims_what_is_true():
     rng = np.random.default_rng(5)
-    W = np.triu(rng.uniform(-10, 10, (60, 60)), 1)
+    W = np.triu(rng.uniform(-10, 10, (26, 26)), 1)
     W = W + W.T
-    heavy = W.copy()
-    heavy[7, 7] = 1e15
-    alone, beside = (solve(M, 20, "portfolio", protected=[7], time_limit=0.5) for M in (W, heavy))
-    assert not claims(beside) or claims(alone)
-    assert beside.objective == pytest.approx(alone.objective, rel=1e-12)
+    exact = solve(W, 9, "branch_and_bound", protected=[7])
+    W[7, 7] = 1e15
+    for options in ({}, {"time_limit": 0.2}):
+        sol = solve(W, 9, "portfolio", protected=[7], iterations=0, **options)
+        assert not claims(sol) or sol.objective == pytest.approx(float(exact.objective), rel=1e-9)
+        assert sol.lower_bound <= exact.objective
+
+
+@pytest.mark.parametrize("size", [1, 10**7, 10**12])
+def test_bounds_are_raised_to_the_next_whole_number_and_no_further(size):
+    W = np.diag(np.arange(size, size + 6.0))  # of steps of 1; the best of one vertex is `size`
+    for below, expected in ((0.0, size), (0.4, size), (1.25, size - 1)):
+        made = tight._bounds(Problem.of(W, 1).flatten(), "random", partial(shifted_bound, size=size, below=below))
+        assert float(made[1]) > size  # the known choice is none of the best, and hides nothing
+        assert float(made[0]) == expected
+
+
+def shifted_bound(sub, value, size, below):
+    """As if the relaxation had found ``size - below``, in the units of `sub`."""
+    return (size - below) * float(sub.linear.min()) / size
 
 
 def test_a_stopped_branch_and_bound_claims_nothing():
