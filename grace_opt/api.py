@@ -170,7 +170,7 @@ def compare(
     ------
     ComparisonError
         If a method named in `methods` fails or refuses the instance; its ``partial`` is the `Comparison` of what had
-        finished.
+        finished. Any other exception is a bug of a solver's: it keeps its type, and has ``partial``, too.
     ProblemError, OptionError, UnknownSolverError
         As in `solve`, before any method runs.
 

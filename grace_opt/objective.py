@@ -27,12 +27,12 @@ def evaluate(W: Tensor, mask: Tensor) -> Tensor:
     Returns
     -------
     Tensor, shape (...), float64
-        The sum rounded once: off by at most eps |f|, and where terms cancel by ``(n eps)² Σ |W_ij|`` over the chosen
-        entries besides (eps of float64).
+        Off by its last digit, however large the weights that cancel.
 
     Notes
     -----
-    O(n²) per instance. Additions keep what rounding takes off them, so that a large weight hides no small one.
+    O(n²) per instance. Additions keep what rounding takes off them, and where nearly all cancels the sum is made once
+    more without any rounding, by `math.fsum`: a large weight hides no small one.
 
     References
     ----------

@@ -169,14 +169,21 @@ def _at_least(terms: Array) -> float:
 
 
 def objective_step(problem: Problem) -> float:
-    """A number that divides every difference of objectives of one instance; 0 if none is known.
-
-    Positive only for whole-number weights whose sums are exact in float64.
-    """
-    W = problem.W.detach().to("cpu").double().numpy()
-    n = W.shape[-1]
-    if not (np.abs(W).max(initial=0.0) * n * n < 2**52 and (np.round(W) == W).all()):
+    """A number that divides every objective of one instance; 0 if none is known. Whole-number weights have one."""
+    W = _of_candidates(problem)
+    if not ((np.round(W) == W).all() and np.abs(W).max(initial=0.0) < 2**53):
         return 0.0
     whole = W.astype(np.int64)
-    twice = 2 * whole[np.triu_indices(n, 1)]
+    twice = 2 * whole[np.triu_indices(len(W), 1)]
     return float(math.gcd(*np.unique(np.abs(twice)).tolist(), *np.unique(np.abs(whole.diagonal())).tolist()))
+
+
+def sums_are_exact(problem: Problem) -> bool:
+    """Whether a search sums whole-number weights of one instance without rounding, on the way to k vertices or more."""
+    most = float(np.abs(_of_candidates(problem)).max(initial=0.0))
+    return most * (problem.k_max + 2) ** 2 < 2**52
+
+
+def _of_candidates(problem: Problem) -> Array:
+    alive = problem.candidates.cpu().numpy()
+    return np.asarray(problem.W.detach().to("cpu").double().numpy()[np.ix_(alive, alive)])

@@ -36,7 +36,7 @@ from grace_opt.registry import Run, register
 from grace_opt.relaxation import MOST_VERTICES, SECONDS, Relaxation, relax, shifted
 from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
 from grace_opt.starts import starting_masks
-from grace_opt.subproblem import Subproblem, objective_step
+from grace_opt.subproblem import Subproblem, objective_step, sums_are_exact
 from grace_opt.threads import in_threads
 
 #: Nodes of a depth-first try before pairs, and with pairs; and with ``bound="sdp"``, which branches on the strong
@@ -108,7 +108,7 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
 
 
 def _incumbents(problem: Problem, start: Any, run: Run) -> torch.Tensor:
-    if start != "tabu":
+    if not (isinstance(start, str) and start == "tabu"):
         return starting_masks(problem, start, run)
     spec = registry.get("tabu")
     # Its own default, but not "as long as the time limit allows".
@@ -144,6 +144,7 @@ class _Tree:
         self.value, self.allowed = self._exact(mask)
         self.known_bound = bound / self.scale
         self.step = objective_step(problem) / self.scale
+        self.exact = self.step > 0 and sums_are_exact(problem)
         self.rounding = 0.0  # of the first relaxation
         self.floor = math.inf  # least cutoff that parts were closed with, and least leaf that rounding leaves in doubt
         self.open: list[_Open] = []
@@ -176,8 +177,9 @@ class _Tree:
         least = min([self.at_work, *(part.bound for part in self.open)])
         if least < self.cutoff:
             return least * self.scale
-        # Whole-number objectives: nothing lies strictly between the incumbent and the next step below it.
-        return (self.value if self.step else min(self.cutoff, self.floor)) * self.scale
+        if self.step and self.floor >= self.cutoff:
+            return self.value * self.scale  # nothing lies strictly between the incumbent and the next step below it
+        return min(self.cutoff, self.floor) * self.scale
 
     def grow(self) -> None:
         """Search until nothing is left, or a limit is reached."""
@@ -302,7 +304,7 @@ class _Tree:
             if found is not None:
                 self._offer(sub, found)
             batch = max(1, int(min(4.0, SLICE / max(seconds, 1e-9)) * batch))
-        if not self.step:  # whole numbers are summed exactly
+        if not self.exact:
             self.floor = min(self.floor, search.least_leaf())
         return search.least_bound(), relaxation.x
 

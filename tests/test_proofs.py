@@ -273,3 +273,30 @@ def test_leaves_are_looked_at_down_to_the_rounding():
     while search.top:
         search.advance(best / scale, 0.0, 1000)
     assert search.least_leaf() <= best / scale - 1.0 + 1e-9  # the best leaf, less what it may be off by
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+@pytest.mark.parametrize("power", [40, 44, 47, 51])
+def test_large_whole_numbers_are_proved_to_the_last_unit(power, dtype):
+    rng = np.random.default_rng(power)
+    A = np.triu(2**power - rng.integers(0, 4, size=(8, 8)))
+    W = (A + np.triu(A, 1).T).astype(dtype)
+    for start in ("tabu", "random"):
+        sol = solve(W, 4, "branch_and_bound", start=start)
+        assert float(sol.objective) == oracle.optimum(W.tolist(), 4)
+        assert claims(sol)
+
+
+def test_giants_of_two_sizes_that_cancel():
+    W = np.diag([2.0**120, 2.0**60, -1.0, -(2.0**120), -(2.0**60)])
+    sol = solve(W, 5, "exhaustive")
+    assert (float(sol.objective), float(sol.lower_bound)) == (-1.0, -1.0)
+    large = np.zeros((500, 500))
+    large[:5, :5] = W
+    mask = torch.arange(500) < 5
+    assert float(objective.evaluate(torch.from_numpy(large), mask)) == -1.0
+
+
+@pytest.mark.parametrize("start", [np.array([1, 1, 0, 0, 0, 1], bool), np.array([0, 1, 5]), torch.tensor([0, 1, 5])])
+def test_branch_and_bound_starts_from_any_array(start):
+    assert float(solve(np.eye(6), 3, "branch_and_bound", start=start).objective) == 3

@@ -18,7 +18,7 @@ from grace_opt.kernels.compiled import relaxation as compiled
 from grace_opt.kernels.compiled import search as nodes
 from grace_opt.kernels.compiled.shift import ascend
 from grace_opt.relaxation import linear_term, relax, shifted
-from grace_opt.subproblem import Subproblem, objective_step
+from grace_opt.subproblem import Subproblem, objective_step, sums_are_exact
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
 
@@ -439,7 +439,11 @@ def test_the_step_divides_every_difference(n, seed, factor):
 
 def test_no_step_where_objectives_are_no_whole_numbers():
     assert objective_step(Problem.of([[0.5, 0.0], [0.0, 1.0]], 1)) == 0
-    assert objective_step(Problem.of([[1.0, 0.0], [0.0, 2.0**51]], 1)) == 0  # sums would round
+    large = Problem.of([[1.0, 0.0], [0.0, 2.0**51]], 1)
+    assert objective_step(large) == 1
+    assert not sums_are_exact(large)
+    assert objective_step(Problem.of([[1.0, 0.0], [0.0, 2.0**60]], 1)) == 0
+    assert objective_step(Problem.of([[2.0, 0.0], [0.0, 2.0**60]], 1, protected=[1])) == 2
     assert objective_step(Problem.of([[0, -3], [-3, 0]], 1)) == 6  # f holds every edge twice
     assert objective_step(Problem.of(np.eye(3, dtype=np.float32) * 4, 1)) == 4
 

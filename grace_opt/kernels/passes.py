@@ -5,6 +5,7 @@ Elsewhere, and for small inputs, torch operations do. Source: ours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 from .threads import COMPILE_FROM, in_threads
+
+#: Where f is less than this of the sum of |W_ij|, it is summed once more, without any rounding.
+CANCELLED = 2.0**-36
 
 
 class Extremes(NamedTuple):
@@ -48,34 +52,36 @@ def extremes(W: Tensor) -> Extremes:
 
 
 def objective(W: Tensor, mask: Tensor) -> Tensor:
-    """f in float64, (...), correctly rounded but for sums that cancel beyond 30 digits; mask (..., n) as W's rows."""
-    if _compiled_suits(W):
-        from .compiled.passes import objective as compiled
-
-        return _per_instance(compiled, W, mask)
-    both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
-    terms = torch.where(both, W.to(torch.float64), 0.0).flatten(-2)
-    if W.device.type == "cpu":
-        return torch.from_numpy(np.asarray(_paired_sum(terms.numpy(), np.zeros)))
-    total: Tensor = _paired_sum(terms, terms.new_zeros)
-    return total
+    """f in float64, (...), to its last digit; mask (..., n) as W's rows."""
+    value, size = _sums(W, mask)
+    doubtful = (value.abs() < CANCELLED * size).flatten().nonzero().flatten().tolist()
+    if doubtful:  # so much has cancelled that pairs of numbers may not hold what is left
+        value = value.clone()
+        matrices, masks, flat = W.reshape(-1, *W.shape[-2:]), mask.reshape(-1, mask.shape[-1]), value.view(-1)
+        for b in doubtful:
+            flat[b] = math.fsum(matrices[b][masks[b]][:, masks[b]].double().flatten().tolist())
+    return value
 
 
 def magnitude(W: Tensor, mask: Tensor) -> Tensor:
     """The sum of |W_ij| over the chosen vertices, float64, (...): what rounding of f is relative to."""
+    return _sums(W, mask)[1]
+
+
+def _sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """f by sums in pairs, and the sum of |W_ij| over the chosen vertices."""
     if _compiled_suits(W):
-        from .compiled.passes import magnitude as compiled
+        from .compiled.passes import objective as compiled
 
-        return _per_instance(compiled, W, mask)
+        arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
+        value, size = np.zeros(len(arrays)), np.zeros(len(arrays))
+        in_threads(compiled, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value, size))
+        return torch.from_numpy(value).reshape(W.shape[:-2]), torch.from_numpy(size).reshape(W.shape[:-2])
     both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
-    return torch.where(both, W.to(torch.float64).abs(), 0.0).sum((-1, -2))
-
-
-def _per_instance(kernel: Callable[..., None], W: Tensor, mask: Tensor) -> Tensor:
-    arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
-    value = np.zeros(len(arrays))
-    in_threads(kernel, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value))
-    return torch.from_numpy(value).reshape(W.shape[:-2])
+    terms = torch.where(both, W.to(torch.float64), 0.0).flatten(-2)
+    if W.device.type == "cpu":
+        return torch.from_numpy(np.asarray(_paired_sum(terms.numpy(), np.zeros))), terms.abs().sum(-1)
+    return _paired_sum(terms, terms.new_zeros), terms.abs().sum(-1)
 
 
 def _paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:

@@ -52,15 +52,15 @@ def _largest_difference(W, top, bottom, left, right):
 
 
 @jit
-def objective(W, mask, value):
-    """f of every instance, correctly rounded but for the last pair of digits: sums keep what rounding takes off them.
+def objective(W, mask, value, size):
+    """f of every instance by sums that keep what rounding takes off them, some 32 digits of `size`, the sum of |W_ij|.
 
     Down the columns, so that the inner loop is one of vectors (Knuth's exact addition: Ogita, Rump & Oishi, 2005).
     """
     n = W.shape[1]
-    high, low = np.empty(n), np.empty(n)
+    high, low, sizes = np.empty(n), np.empty(n), np.empty(n)
     for b in range(W.shape[0]):
-        high[:], low[:] = 0.0, 0.0
+        high[:], low[:], sizes[:] = 0.0, 0.0, 0.0
         for i in range(n):
             if mask[b, i]:
                 for j in range(n):
@@ -69,28 +69,16 @@ def objective(W, mask, value):
                     part = after - before
                     low[j] += (before - (after - part)) + (more - part)
                     high[j] = after
-        total, lost = 0.0, 0.0
+                    sizes[j] += abs(more)
+        total, lost, size[b] = 0.0, 0.0, 0.0
         for j in range(n):
             if mask[b, j]:
                 after = total + high[j]
                 part = after - total
                 lost += (total - (after - part)) + (high[j] - part) + low[j]
                 total = after
+                size[b] += sizes[j]
         value[b] = total + lost
-
-
-@jit
-def magnitude(W, mask, value):
-    """The sum of |W_ij| over the chosen vertices of every instance."""
-    n = W.shape[1]
-    for b in range(W.shape[0]):
-        total = 0.0
-        for i in range(n):
-            if mask[b, i]:
-                for j in range(n):
-                    if mask[b, j]:
-                        total += abs(np.float64(W[b, i, j]))
-        value[b] = total
 
 
 @jit
