@@ -5,7 +5,8 @@ of the old tokens and the dense tail :math:`K_t`:
 
 .. math:: o = \operatorname{softmax}\bigl(s\,[\,q K_s^\top \mid q_C K_p^\top \mid q K_t^\top\,] + m\bigr)\, V
 
-in float32 (or float64) from the logits on. The queries of a group share their KV head's keys without repeating them.
+with logits in float32 (or float64): half-precision queries and keys are multiplied in float32, as in sdpa, because
+:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share their KV head's keys without repeating them.
 It equals attention on keys whose pruned channels are zero, which is what :func:`widened` makes.
 
 Masks are made for the sequence as it went in. Where tokens were evicted, or stand in another order,
@@ -95,12 +96,12 @@ def segmented_attention(
     batch, query_heads, length, head_dim = query.shape
     heads = tail.shape[1]
     rows = query_heads // heads * length
-    grouped = query.reshape(batch, heads, rows, head_dim)
-    parts = [narrowed(grouped, old.kept_indices) @ dense(old.pruned_keys).mT, grouped @ tail.mT]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.reshape(batch, heads, rows, head_dim).to(wide)
+    parts = [narrowed(grouped, old.kept_indices) @ dense(old.pruned_keys).to(wide).mT, grouped @ tail.to(wide).mT]
     if old.sink_keys.shape[2]:
-        parts.insert(0, grouped @ old.sink_keys.mT)
-    logits = torch.cat(parts, dim=-1)
-    logits = logits.view(batch, query_heads, length, -1).to(torch.promote_types(logits.dtype, torch.float32))
+        parts.insert(0, grouped @ old.sink_keys.to(wide).mT)
+    logits = torch.cat(parts, dim=-1).view(batch, query_heads, length, -1)
     logits = logits * (head_dim**-0.5 if scaling is None else scaling)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
@@ -108,8 +109,7 @@ def segmented_attention(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         attention_mask = causal_mask(length, logits.shape[-1], logits.device) if causal else None
     elif attention_mask is not None:
-        check_covers(attention_mask, old.length + tail.shape[2])
-        attention_mask = stored_columns(attention_mask, old, query_heads)
+        attention_mask = decoding_mask(attention_mask, old, tail.shape[2], query_heads)
     if attention_mask is not None:
         logits = _masked(logits, attention_mask)
     weights = torch.softmax(logits, dim=-1).to(query.dtype)
@@ -165,6 +165,19 @@ def stored_columns(attention_mask: Tensor, old: Compressed, query_heads: int) ->
     mask = attention_mask.expand(batch, rows, -1, -1)
     older = mask.gather(-1, positions[:, :, None].expand(batch, rows, mask.shape[2], count))
     return torch.cat([older, mask[..., old.length :]], dim=-1)
+
+
+def decoding_mask(attention_mask: Tensor, old: Compressed, tail: int, query_heads: int) -> Tensor:
+    """`stored_columns` of a mask that covers everything, for logits in float32.
+
+    "Never" is the smallest number of a mask's own type. Beside logits in float32 that of float16 is no large one, so
+    it becomes float32's.
+    """
+    check_covers(attention_mask, old.length + tail)
+    mask = stored_columns(attention_mask, old, query_heads)
+    if mask.dtype == torch.bool or mask.dtype.itemsize >= 4:
+        return mask
+    return mask.float().masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
 
 
 def in_sequence(weights: Tensor, old: Compressed) -> Tensor:
