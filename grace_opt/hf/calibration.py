@@ -27,6 +27,7 @@ from ..provider import DEFAULT_RATIO
 from ..weights import WEIGHTS, salient_channels
 from .cache import PrunedKeyCache
 from .capture import capture
+from .choosing import everything_kept, keeps_all, require_usable
 from .config import PruningConfig
 from .masking import computes_on, fingerprint
 
@@ -69,6 +70,8 @@ def calibrate(
     ------
     OptionError
         If there is no text, or one of them has no tokens, or texts come without a tokenizer.
+    CacheError
+        If a layer's keys or queries are not finite, or too large or small to choose channels by.
 
     Notes
     -----
@@ -95,11 +98,16 @@ def calibrate(
     device = computes_on(model.get_input_embeddings()) or torch.device("cpu")
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
+    kept: dict[int, ChannelMask] = {}
     for done, text in enumerate(texts, 1):
         ids = _tokens(text, tokenizer, done).to(device)
         captured = capture(model, ids, layers=cache.prunable_layers)
         for layer, seen in captured.items():
+            if keeps_all(cache.pruning.provider(layer), seen.keys):
+                kept[layer] = everything_kept(seen.keys[:1]).layer(0)
+                continue
             queries = seen.queries if observation_window is None else seen.queries[:, :, -observation_window:]
+            require_usable(layer, queries, seen.keys)
             share = 1 / (len(texts) * ids.shape[1])
             W = WEIGHTS[cache.pruning.weight](queries[0], seen.keys[0], None) * share
             squared = seen.keys[0].float().square().sum(-2) * share
@@ -108,6 +116,9 @@ def calibrate(
         advance(done)
     masks = []
     for layer in cache.prunable_layers:
+        if layer in kept:
+            masks.append(ChannelMask(kept[layer].pruned.cpu()))
+            continue
         provider = cache.pruning.provider(layer)
         protected = None
         if provider.protect is not None:

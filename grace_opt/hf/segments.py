@@ -6,7 +6,8 @@ of the old tokens and the dense tail :math:`K_t`:
 .. math:: o = \operatorname{softmax}\bigl(s\,[\,q K_s^\top \mid q_C K_p^\top \mid q K_t^\top\,] + m\bigr)\, V
 
 with logits in float32 (or float64): half-precision queries and keys are multiplied in float32, as in sdpa, because
-:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share their KV head's keys without repeating them.
+:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share their KV head's keys
+without repeating them.
 It equals attention on keys whose pruned channels are zero, which is what :func:`widened` makes.
 
 Masks are made for the sequence as it went in. Where tokens were evicted, or stand in another order,

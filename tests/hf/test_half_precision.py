@@ -159,7 +159,7 @@ def test_attention_received_is_computed_in_float32(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_never_in_a_half_precision_mask_hides_the_loudest_key(dtype):
     """-65,504, the smallest float16, is small beside a logit of 200,000 in float32."""
-    query, keys, values, old, tail, tail_values = stored(1, dtype)
+    query, _, _, old, tail, tail_values = stored(1, dtype)
     query, loud = torch.full_like(query, 1000), 250
     old.pruned_keys[:, :, 5], hidden = loud, SINKS + 5
     mask = torch.zeros(1, 1, 1, LENGTH, dtype=dtype)
