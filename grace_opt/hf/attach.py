@@ -207,6 +207,12 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = DEFAULT_R
     found = held_model(model, "attach")
     if not isinstance(found, PreTrainedModel):
         raise OptionError(f"model must be a transformers model, not {type(found).__name__}; write attach(model, ...)")
+    if not callable(getattr(found, "generate", None)):
+        raise OptionError(
+            f"{type(found).__name__} has no generate(): it is a model without its language-model head; write "
+            "attach(model) with the whole one, which AutoModelForCausalLM.from_pretrained(...) gives. To call this one "
+            "yourself, pass it a PrunedKeyCache"
+        )
     return Attached(found, {"method": method, "ratio": ratio, **settings})
 
 

@@ -31,6 +31,9 @@ from .choosing import everything_kept, keeps_all, require_usable
 from .config import PruningConfig
 from .masking import computes_on, fingerprint
 
+#: Settings of a cache that say nothing about which channels are chosen from whole texts.
+_NOT_ASKED = frozenset(("recent_window", "sink_tokens", "tail_block", "fused", "evict", "quantize"))
+
 
 def calibrate(
     model: PreTrainedModel,
@@ -55,7 +58,8 @@ def calibrate(
     tokenizer : callable, optional
         Needed for texts.
     method, ratio, pruning, **settings
-        As in `PrunedKeyCache`.
+        As in `PrunedKeyCache`, but only those on which the channels depend: ``recent_window``, ``sink_tokens``,
+        ``tail_block``, ``fused``, ``evict`` and ``quantize`` are the cache's, not read in ``pruning``.
     observation_window : int, optional
         So many of each text's last queries count; None means all of them, as a static mask serves them all.
     advance : callable
@@ -69,7 +73,8 @@ def calibrate(
     Raises
     ------
     OptionError
-        If there is no text, or one of them has no tokens, or texts come without a tokenizer.
+        If there is no text, or one of them has no tokens, or texts come without a tokenizer; or if a setting is given
+        that would have no effect.
     CacheError
         If a layer's keys or queries are not finite, or too large or small to choose channels by.
 
@@ -85,12 +90,21 @@ def calibrate(
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """
-    if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
-        raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
     if not isinstance(model, PreTrainedModel):
         raise OptionError(f"model must be a transformers model, not {type(model).__name__}; its weights are needed")
+    if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
+        raise OptionError("texts come before their tokenizer; write calibrate(model, texts, tokenizer)")
+    if tokenizer is not None and not callable(tokenizer):
+        raise OptionError(f"a {type(tokenizer).__name__} is no tokenizer; write calibrate(model, texts, tokenizer)")
+    if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
+        raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
     if ignored := sorted({"provider", "masks"} & set(settings)):
         raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
+    if ignored := sorted(_NOT_ASKED & set(settings)):
+        raise OptionError(
+            f"the channels do not depend on {', '.join(ignored)}; give that to the cache that is to use the masks: "
+            f"PrunedKeyCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
+        )
     if observation_window is not None:
         PruningConfig(observation_window=observation_window)  # checks the range
     # The same checks, layers and settings as the cache that will use the masks.

@@ -99,7 +99,7 @@ def _by_kernel(
     else:
         decode = on_cpu.decode_attention
     if attention_mask is not None:
-        attention_mask = decoding_mask(attention_mask, old, tail.shape[2], query.shape[1])
+        attention_mask = decoding_mask(module, attention_mask, old, tail.shape[2], query.shape[1])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     output: Tensor = decode(
         query, keys, old.kept_indices, old.sink_keys, tail, values, value, attention_mask, scaling, softcap, causal

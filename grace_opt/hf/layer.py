@@ -205,11 +205,14 @@ class PrunedKeyLayer(DynamicLayer):
         if self.plan.announces and not self._announced:
             self._announced = True
             config = self.plan.config
-            sinks = f" and the first sink_tokens={config.sink_tokens}" if config.sink_tokens else ""
-            groups, advice = "", "recent_window"
+            recent, first = config.recent_window, config.sink_tokens
+            sinks, groups = f" and the first sink_tokens={first}" if first else "", ""
+            # What would leave something to prune, if it alone were smaller.
+            causes = {"recent_window": recent and length > first, "sink_tokens": first and length > recent}
             if config.quantize is not None and config.quantize.keys is not None:
                 groups = f", and so does what fills no group_size={config.quantize.group_size}"
-                advice = "group_size or recent_window"
+                causes = {"group_size": length > recent + first, **causes}
+            advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
             warnings.warn(
                 f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense"
                 f"{groups}, so nothing is pruned; write a smaller {advice} to prune prompts as short as this",

@@ -110,7 +110,7 @@ def segmented_attention(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         attention_mask = causal_mask(length, logits.shape[-1], logits.device) if causal else None
     elif attention_mask is not None:
-        attention_mask = decoding_mask(attention_mask, old, tail.shape[2], query_heads)
+        attention_mask = decoding_mask(module, attention_mask, old, tail.shape[2], query_heads)
     if attention_mask is not None:
         logits = _masked(logits, attention_mask)
     weights = torch.softmax(logits, dim=-1).to(query.dtype)
@@ -168,13 +168,13 @@ def stored_columns(attention_mask: Tensor, old: Compressed, query_heads: int) ->
     return torch.cat([older, mask[..., old.length :]], dim=-1)
 
 
-def decoding_mask(attention_mask: Tensor, old: Compressed, tail: int, query_heads: int) -> Tensor:
+def decoding_mask(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int, query_heads: int) -> Tensor:
     """`stored_columns` of a mask that covers everything, for logits in float32.
 
     "Never" is the smallest number of a mask's own type. Beside logits in float32 that of float16 is no large one, so
     it becomes float32's.
     """
-    check_covers(attention_mask, old.length + tail)
+    check_covers_all(module, attention_mask, old, tail)
     mask = stored_columns(attention_mask, old, query_heads)
     if mask.dtype == torch.bool or mask.dtype.itemsize >= 4:
         return mask
@@ -191,6 +191,17 @@ def in_sequence(weights: Tensor, old: Compressed) -> Tensor:
     tail = stored - places.shape[-1]
     older = weights.new_zeros(batch, heads, rows, old.length).scatter_(-1, places, weights[..., : stored - tail])
     return torch.cat([older, weights[..., stored - tail :]], dim=-1)
+
+
+def check_covers_all(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int) -> None:
+    """`check_covers` of what is compressed and a dense tail; tells the masks that a model makes from its cache."""
+    if attention_mask.dim() == 4 and attention_mask.shape[-1] == tail < old.length + tail:
+        raise CacheError(
+            f"the attention mask of {type(module).__name__} has {tail} columns, which is how many keys are dense; "
+            f"{old.length} older ones are pruned. If you passed no such mask, the model makes its own from the keys or "
+            "values that the cache hands out, as Doge does: write fused=False and leave out evict"
+        )
+    check_covers(attention_mask, old.length + tail)
 
 
 def check_covers(attention_mask: Tensor, length: int) -> None:

@@ -187,3 +187,27 @@ class TestOutOfRange:
         with attach(model, **settings, **WINDOWS) as attached:
             model.generate(prompt, **GREEDY)
         assert attached.cache.memory_report().pruned_tokens > 0
+
+
+class TestMasksOfTheModelsOwn:
+    """Doge makes a mask from the values that the cache hands out, and adds it per key and head."""
+
+    @pytest.fixture
+    def doge(self):
+        if not hasattr(transformers, "DogeForCausalLM"):
+            pytest.skip("this transformers has no Doge")
+        torch.manual_seed(0)
+        return transformers.DogeForCausalLM(transformers.DogeConfig(**SIZES)).eval()
+
+    @pytest.mark.parametrize("settings", [{}, {"fused": False, "evict": SnapKV(budget=20, window=4)}], ids=str)
+    def test_are_refused_by_name(self, settings, doge, prompt):
+        says = "mask of DogeAttention has .* makes its own from the keys or values .* fused=False and leave out evict"
+        with attach(doge, **WINDOWS, **settings), pytest.raises(CacheError, match=says):
+            doge.generate(prompt, attention_mask=torch.ones_like(prompt), **GREEDY)
+
+    def test_what_the_message_says_works(self, doge, prompt):
+        call = {"attention_mask": torch.ones_like(prompt), **GREEDY}
+        dense = doge.generate(prompt, **call)
+        with attach(doge, ratio=0.0, fused=False, **WINDOWS) as attached:
+            assert torch.equal(doge.generate(prompt, **call), dense)
+        assert attached.cache.memory_report().pruned_tokens > 0
