@@ -399,7 +399,7 @@ def nearest(name: Any, known: Iterable[str]) -> str | None:
 
     Examples
     --------
-    >>> nearest("Greedy_Drop", ["mies", "drop_greedy"]), nearest("MIES", ["mies"]), nearest("x", ["mies"])
+    >>> nearest("Drop-Greedy", ["mies", "drop_greedy"]), nearest("MIES", ["mies"]), nearest("x", ["mies"])
     ('drop_greedy', 'mies', None)
     """
     lower = {each.lower(): each for each in known}

@@ -111,7 +111,7 @@ class Attached(ContextDecorator):
     # ------------------------------------------------------------ the block
 
     def __enter__(self) -> Attached:
-        if self._choice is not None:
+        if self._choice is not None and self._choice.is_open:
             raise OptionError(
                 "this block is open already, or calls in it are still running; write attach(model, ...) again for "
                 "another one"
@@ -136,12 +136,8 @@ class Attached(ContextDecorator):
 
     def _close(self) -> None:
         close_block(self)
-        self._calls.end(self._put_back)
-
-    def _put_back(self) -> None:
         if self._choice is not None:
-            self._choice.undo()
-            self._choice = None
+            self._calls.end(self._choice.undo)
 
     def _recreate_cm(self) -> Attached:
         """A block for every call of a function that is decorated with it."""

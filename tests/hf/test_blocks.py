@@ -9,6 +9,7 @@ import linecache
 import pickle
 import sys
 import threading
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -419,3 +420,16 @@ def test_a_dense_cache_of_ones_own_is_left_alone(model, prompt, monkeypatch):
     dense = model.generate(prompt, **OPTIONS)
     with attach(model, ratio=0.75, **WINDOWS):
         assert torch.equal(model.generate(prompt, past_key_values=DynamicCache(config=model.config), **OPTIONS), dense)
+
+
+def test_a_block_that_is_over_is_freed_at_once(model, prompt):
+    """Its cache would otherwise live until the garbage collector comes by."""
+    gc.disable()
+    try:
+        with attach(model, **WINDOWS) as attached:
+            model.generate(prompt, **OPTIONS)
+        gone = weakref.ref(attached)
+        del attached
+        assert gone() is None
+    finally:
+        gc.enable()
