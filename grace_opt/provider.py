@@ -86,8 +86,10 @@ class MaskProvider:
             presets = ", ".join(
                 f"{name!r} (protection of salient channels, then {m!r})" for name, (m, _) in PRESETS.items()
             )
-            raise UnknownSolverError(f"{error} Here, {presets} is known as well.") from None
-        self._options = self._spec.make_options(options)
+            near = registry.nearest(method, PRESETS)
+            meant = f" Did you mean {near!r}?" if near is not None else ""
+            raise UnknownSolverError(f"{error} Here, {presets} is known as well.{meant}") from None
+        self._options = replace(self._spec, name=method).make_options(options)  # a message names what was written
 
     def __repr__(self) -> str:
         size = f"ratio={self.ratio:g}" if self.kept_channels is None else f"kept_channels={self.kept_channels}"

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -247,8 +247,8 @@ class SolverSpec:
         accepted = [field.name for field in dataclasses.fields(self.options)]
         for name in given:
             if name not in accepted:
-                near = difflib.get_close_matches(name, accepted, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                near = nearest(name, accepted)
+                hint = f" Did you mean {near!r}?" if near is not None else ""
                 takes = f"accepts {', '.join(accepted)}" if accepted else "takes no options"
                 raise OptionError(f"method {self.name!r} has no option {name!r}; it {takes}.{hint}")
         return self.options(**given)
@@ -394,6 +394,19 @@ def _load(point: EntryPoint) -> None:
             )
 
 
+def nearest(name: Any, known: Iterable[str]) -> str | None:
+    """The known name that was most likely meant, in whatever case it was written.
+
+    Examples
+    --------
+    >>> nearest("Drop-Greedy", ["mies", "drop_greedy"]), nearest("MIES", ["mies"]), nearest("x", ["mies"])
+    ('drop_greedy', 'mies', None)
+    """
+    lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(str(name).lower(), lower, 1)
+    return lower[near[0]] if near else None
+
+
 def get(name: str) -> SolverSpec:
     """The method called `name`.
 
@@ -405,8 +418,8 @@ def get(name: str) -> SolverSpec:
     known = specs()
     spec = known.get(name) if isinstance(name, str) else None
     if spec is None:
-        near = difflib.get_close_matches(str(name), known, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        near = nearest(name, known)
+        hint = f" Did you mean {near!r}?" if near is not None else ""
         if name == "grace":
             hint = " 'grace' is a preset of MaskProvider and PrunedKeyCache: salient channels protected, then 'mies'."
         lost = "".join(f" Not loaded: {point.name} = {point.value} ({why})." for point, why in _broken.items())

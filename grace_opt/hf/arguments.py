@@ -35,6 +35,7 @@ SETTINGS_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("device", "device_map"), _DEVICE),
     **dict.fromkeys(("dtype", "torch_dtype"), _TYPE),
     "layers": "write one ratio per layer of the model, 0 for those to leave alone: ratio=[0, 0.5, ...]",
+    **dict.fromkeys(("mask", "channel_mask", "channels_mask"), "write masks=, a ChannelMask that calibrate() makes"),
     "skip_layers": "write dense_layers=, how many of the first layers stay dense",
     **dict.fromkeys(("max_new_tokens", "do_sample", "temperature", "num_beams", "input_ids"), _GENERATE),
     **dict.fromkeys(("attention_mask", "streamer"), _GENERATE),

@@ -5,7 +5,8 @@ When: this is the shortest way to use the adapter, and the only one for code tha
 decoding need nothing declared, and calls from several threads share nothing. A cache that the caller passes is used;
 one of ours in which nothing is pruned yet is told where the prompt ends.
 
-What is changed on the model, and put back when the block ends, also by an exception: its attention implementation
+What is changed on the model, and put back when the block ends, also by an exception, or with the last call that is then
+still running in another thread (:mod:`grace_opt.hf.calls`): its attention implementation
 (:mod:`grace_opt.hf.implementation`), and an attribute ``generate`` of this one instance (:mod:`grace_opt.hf.hook`).
 Nothing of transformers is patched.
 
@@ -27,6 +28,7 @@ from ..errors import CacheError, OptionError
 from ..provider import DEFAULT_RATIO
 from .arguments import held_model
 from .cache import PrunedKeyCache
+from .calls import Calls
 from .hook import GenerateHook, close_block, open_block
 from .implementation import Choice, base_for
 
@@ -41,6 +43,7 @@ class Attached(ContextDecorator):
         self._model, self._arguments = model, dict(arguments)
         self.new_cache()  # wrong arguments are told now
         self._choice: Choice | None = None
+        self._calls = Calls()
         self._latest: PrunedKeyCache | None = None
         self._of_thread = threading.local()
         self._used = False
@@ -72,6 +75,10 @@ class Attached(ContextDecorator):
 
     def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model's own ``generate``, with a cache unless the call has one or works without."""
+        with self._calls.one_more() as belongs:  # False: the block ended just now
+            return self._pruned(plain, args, kwargs) if belongs else plain(*args, **kwargs)
+
+    def _pruned(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given, length = kwargs.get("past_key_values"), _prompt_length(args, kwargs)
         if isinstance(given, Attached):
             raise OptionError(
@@ -104,12 +111,16 @@ class Attached(ContextDecorator):
     # ------------------------------------------------------------ the block
 
     def __enter__(self) -> Attached:
-        if self._choice is not None:
-            raise OptionError("this block is open already; write attach(model, ...) again for another one")
+        if self._choice is not None and self._choice.is_open:
+            raise OptionError(
+                "this block is open already, or calls in it are still running; write attach(model, ...) again for "
+                "another one"
+            )
         self._used = True
         try:
             self._choice = Choice(self._model, f"grace_{base_for(self._model)}")
             self._choice.make()
+            self._calls.begin()
             open_block(self._model, self)
             return self
         except BaseException:
@@ -126,8 +137,7 @@ class Attached(ContextDecorator):
     def _close(self) -> None:
         close_block(self)
         if self._choice is not None:
-            self._choice.undo()
-            self._choice = None
+            self._calls.end(self._choice.undo)
 
     def _recreate_cm(self) -> Attached:
         """A block for every call of a function that is decorated with it."""
@@ -175,7 +185,8 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = DEFAULT_R
     Notes
     -----
     Blocks may be nested, may end in any order, and may be open in several threads: a call belongs to the innermost open
-    block of its own thread, in a thread without one to the block that was entered last.
+    block of its own thread, in a thread without one to the block that was entered last. A call that still runs in
+    another thread when its block ends goes on as it began, and the model is put back when it is done.
 
     Examples
     --------
@@ -192,6 +203,12 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = DEFAULT_R
     found = held_model(model, "attach")
     if not isinstance(found, PreTrainedModel):
         raise OptionError(f"model must be a transformers model, not {type(found).__name__}; write attach(model, ...)")
+    if not callable(getattr(found, "generate", None)):
+        raise OptionError(
+            f"{type(found).__name__} has no generate(): it is a model without its language-model head; write "
+            "attach(model) with the whole one, which AutoModelForCausalLM.from_pretrained(...) gives. To call this one "
+            "yourself, pass it a PrunedKeyCache"
+        )
     return Attached(found, {"method": method, "ratio": ratio, **settings})
 
 

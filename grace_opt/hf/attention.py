@@ -30,7 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..errors import CacheError
 from .decoding import fused_attention
 from .prompt import Observation
-from .segments import causal_mask, check_covers, in_sequence, pinned, stored_columns, widened
+from .segments import causal_mask, check_covers, check_covers_all, in_sequence, pinned, stored_columns, widened
 from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]
@@ -157,7 +157,7 @@ def _decoded(
     if fused and query.shape[2] <= MAX_FUSED_QUERIES:
         return fused_attention(module, query, tail, value, attention_mask, old, base_name == "eager", **kwargs)
     if attention_mask is not None:
-        check_covers(attention_mask, old.length + tail.shape[2])
+        check_covers_all(module, attention_mask, old, tail.shape[2])
         attention_mask = stored_columns(attention_mask, old, query.shape[1])
     keys, values = widened(old, tail, value)
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)

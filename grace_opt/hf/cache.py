@@ -205,7 +205,7 @@ class PrunedKeyCache(Cache):
             # A step after the prompt's, when a device has long said what was finite: nobody waits for it in the prompt.
             for each in self.layers:
                 if isinstance(each, PrunedKeyLayer):
-                    each.check_finite()
+                    each.check_numbers()
         self._last_updated = layer if isinstance(layer, PrunedKeyLayer) else None
         if self._last_updated is None and getattr(layer, "is_initialized", False) and isinstance(layer, DynamicLayer):
             pairs = ((layer.keys, layer.values), (key_states, value_states))
@@ -361,7 +361,7 @@ class PrunedKeyCache(Cache):
         for layer in found:
             layer.check_attended()
             layer.settle()
-            layer.check_finite()
+            layer.check_numbers()
         return found
 
 

@@ -27,8 +27,12 @@ from ..provider import DEFAULT_RATIO
 from ..weights import WEIGHTS, salient_channels
 from .cache import PrunedKeyCache
 from .capture import capture
+from .choosing import everything_kept, keeps_all, require_usable
 from .config import PruningConfig
 from .masking import computes_on, fingerprint
+
+#: Settings of a cache that say nothing about which channels are chosen from whole texts.
+_NOT_ASKED = frozenset(("recent_window", "sink_tokens", "tail_block", "fused", "evict", "quantize"))
 
 
 def calibrate(
@@ -54,7 +58,8 @@ def calibrate(
     tokenizer : callable, optional
         Needed for texts.
     method, ratio, pruning, **settings
-        As in `PrunedKeyCache`.
+        As in `PrunedKeyCache`, but only those on which the channels depend: ``recent_window``, ``sink_tokens``,
+        ``tail_block``, ``fused``, ``evict`` and ``quantize`` are the cache's, not read in ``pruning``.
     observation_window : int, optional
         So many of each text's last queries count; None means all of them, as a static mask serves them all.
     advance : callable
@@ -68,7 +73,10 @@ def calibrate(
     Raises
     ------
     OptionError
-        If there is no text, or one of them has no tokens, or texts come without a tokenizer.
+        If there is no text, or one of them has no tokens, or texts come without a tokenizer; or if a setting is given
+        that would have no effect.
+    CacheError
+        If a layer's keys or queries are not finite, or too large or small to choose channels by.
 
     Notes
     -----
@@ -82,12 +90,21 @@ def calibrate(
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """
-    if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
-        raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
     if not isinstance(model, PreTrainedModel):
         raise OptionError(f"model must be a transformers model, not {type(model).__name__}; its weights are needed")
+    if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
+        raise OptionError("texts come before their tokenizer; write calibrate(model, texts, tokenizer)")
+    if tokenizer is not None and not callable(tokenizer):
+        raise OptionError(f"a {type(tokenizer).__name__} is no tokenizer; write calibrate(model, texts, tokenizer)")
+    if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
+        raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
     if ignored := sorted({"provider", "masks"} & set(settings)):
         raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
+    if ignored := sorted(_NOT_ASKED & set(settings)):
+        raise OptionError(
+            f"the channels do not depend on {', '.join(ignored)}; give that to the cache that is to use the masks: "
+            f"PrunedKeyCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
+        )
     if observation_window is not None:
         PruningConfig(observation_window=observation_window)  # checks the range
     # The same checks, layers and settings as the cache that will use the masks.
@@ -95,11 +112,16 @@ def calibrate(
     device = computes_on(model.get_input_embeddings()) or torch.device("cpu")
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
+    kept: dict[int, ChannelMask] = {}
     for done, text in enumerate(texts, 1):
         ids = _tokens(text, tokenizer, done).to(device)
         captured = capture(model, ids, layers=cache.prunable_layers)
         for layer, seen in captured.items():
+            if keeps_all(cache.pruning.provider(layer), seen.keys):
+                kept[layer] = everything_kept(seen.keys[:1]).layer(0)
+                continue
             queries = seen.queries if observation_window is None else seen.queries[:, :, -observation_window:]
+            require_usable(layer, queries, seen.keys)
             share = 1 / (len(texts) * ids.shape[1])
             W = WEIGHTS[cache.pruning.weight](queries[0], seen.keys[0], None) * share
             squared = seen.keys[0].float().square().sum(-2) * share
@@ -108,6 +130,9 @@ def calibrate(
         advance(done)
     masks = []
     for layer in cache.prunable_layers:
+        if layer in kept:
+            masks.append(ChannelMask(kept[layer].pruned.cpu()))
+            continue
         provider = cache.pruning.provider(layer)
         protected = None
         if provider.protect is not None:

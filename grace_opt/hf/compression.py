@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import CacheError
+from .choosing import choose
 from .eviction import kept_tokens
-from .masking import StaticMask, kept_channels
+from .masking import kept_channels
 from .plan import LayerPlan
 from .prompt import Observation
 from .storage import Compressed, Stored, narrowed
@@ -60,7 +60,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
         if valid is not None:  # padded entries are the same in every head: see kept_tokens
             valid = torch.cat([valid[:, :old].gather(-1, order[:, 0]), valid[:, old:]], dim=-1)
     observed = over.queries[:, :, -min(config.observation_window, seen.shape[2]) :]
-    kept = kept_channels(plan.source(observed, seen, attention_mask=valid), seen)
+    kept = kept_channels(choose(plan, observed, seen, valid), seen)
     channels = narrowed(stored_keys[:, :, sinks:], kept)
     pruned: Stored
     kept_values: Stored
@@ -75,40 +75,6 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
         values=kept_values,
         positions=None if order is None else order.to(torch.int32),
     )
-
-
-#: Where a number is known without waiting for the device that computes it.
-_AT_HAND = ("cpu",)
-
-
-@torch.no_grad()
-def check_finite(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | None:
-    """Raise if channels are to be chosen from keys or queries that are not finite.
-
-    Returns
-    -------
-    Tensor or None
-        Whether all is finite, if that is known only to a device that nobody is to wait for now; to be given to
-        `raise_unless_finite` later on.
-    """
-    if isinstance(plan.source, StaticMask) or not keys.is_floating_point():
-        return None  # nothing is chosen
-    ends = [end for tensor in (keys, over.queries) if tensor.numel() for end in torch.aminmax(tensor)]
-    finite = torch.stack([end.to(keys.device).isfinite() for end in ends]).all()
-    if keys.device.type not in _AT_HAND:
-        return finite
-    raise_unless_finite(plan.index, bool(finite))
-    return None
-
-
-def raise_unless_finite(layer: int, finite: bool) -> None:
-    """Say what keys that are not finite usually mean."""
-    if not finite:
-        raise CacheError(
-            f"keys or queries of layer {layer} are not finite (inf or NaN), so no channels can be chosen from them; "
-            "the model itself computes nothing of use with them. Usually float16 has overflowed: load the model with "
-            "dtype=torch.bfloat16 or torch.float32"
-        )
 
 
 def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int) -> Tensor | None:

@@ -18,7 +18,7 @@ from ..kernels import decode as on_cpu
 from ..kernels.dispatch import DEVICE_TYPE, use_triton
 from ..kernels.packed import Packed
 from .quantization import QuantizedTokens
-from .segments import check_covers, segmented_attention, stored_columns
+from .segments import decoding_mask, segmented_attention
 from .storage import Compressed
 
 #: The GPU's kernel is for few new tokens, the CPU's for one: more are better off with a library's matrix products.
@@ -99,8 +99,7 @@ def _by_kernel(
     else:
         decode = on_cpu.decode_attention
     if attention_mask is not None:
-        check_covers(attention_mask, old.length + tail.shape[2])
-        attention_mask = stored_columns(attention_mask, old, query.shape[1])
+        attention_mask = decoding_mask(module, attention_mask, old, tail.shape[2], query.shape[1])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     output: Tensor = decode(
         query, keys, old.kept_indices, old.sink_keys, tail, values, value, attention_mask, scaling, softcap, causal

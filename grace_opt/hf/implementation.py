@@ -41,6 +41,11 @@ class Choice:
         #: What stood in every configuration that choosing may write to; strong references keep the ids unique.
         self.found: dict[int, tuple[PreTrainedConfig, str | None]] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was made, and not undone since."""
+        return self in _OPEN
+
     def make(self) -> None:
         """Select the implementation; raises `CacheError` if the model does not let its attention be chosen."""
         with _LOCK:

@@ -30,7 +30,8 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
-from .compression import check_finite, compress, raise_unless_finite
+from .choosing import check_numbers, raise_unless_usable
+from .compression import compress
 from .plan import LayerPlan
 from .prompt import Observation, Prompt
 from .segments import Handoff, pin, widened
@@ -64,7 +65,7 @@ class PrunedKeyLayer(DynamicLayer):
         self._announced = False
         self._fresh = False  # compressed, and nothing has happened since
         self._postponed: Observation | None = None
-        self._finite: Tensor | None = None  # what a device has not said yet
+        self._verdict: Tensor | None = None  # what a device has not said yet
 
     # ------------------------------------------------------------ growing
 
@@ -145,11 +146,11 @@ class PrunedKeyLayer(DynamicLayer):
             'generating ("grace_eager" for models that need eager attention) and start from a new or reset() cache'
         )
 
-    def check_finite(self) -> None:
-        """Raise if the channels were chosen from numbers that are not finite; may wait for the device, once."""
-        if self._finite is not None and not torch.compiler.is_compiling():
-            finite, self._finite = self._finite, None
-            raise_unless_finite(self.plan.index, bool(finite))
+    def check_numbers(self) -> None:
+        """Raise if the channels were chosen from numbers that are none to choose by; may wait for the device, once."""
+        if self._verdict is not None and not torch.compiler.is_compiling():
+            verdict, self._verdict = self._verdict, None
+            raise_unless_usable(self.plan.index, verdict.tolist())
 
     def attended(self) -> None:
         """Note that the attention function has received what ``update`` handed out."""
@@ -188,7 +189,7 @@ class PrunedKeyLayer(DynamicLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
-        self._finite = check_finite(self.plan, over, keys)
+        self._verdict = check_numbers(self.plan, over, keys)
         found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
         if found is None:
             self._announce_short(over.length)
@@ -204,11 +205,14 @@ class PrunedKeyLayer(DynamicLayer):
         if self.plan.announces and not self._announced:
             self._announced = True
             config = self.plan.config
-            sinks = f" and the first sink_tokens={config.sink_tokens}" if config.sink_tokens else ""
-            groups, advice = "", "recent_window"
+            recent, first = config.recent_window, config.sink_tokens
+            sinks, groups = f" and the first sink_tokens={first}" if first else "", ""
+            # What would leave something to prune, if it alone were smaller.
+            causes = {"recent_window": recent and length > first, "sink_tokens": first and length > recent}
             if config.quantize is not None and config.quantize.keys is not None:
                 groups = f", and so does what fills no group_size={config.quantize.group_size}"
-                advice = "group_size or recent_window"
+                causes = {"group_size": length > recent + first, **causes}
+            advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
             warnings.warn(
                 f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense"
                 f"{groups}, so nothing is pruned; write a smaller {advice} to prune prompts as short as this",
@@ -330,7 +334,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.prompt.reset()
         self.is_initialized = False
         self._awaits_attention = self._fresh = False
-        self._finite = self._postponed = None
+        self._verdict = self._postponed = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Follow the beams of beam search."""

@@ -219,7 +219,7 @@ def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
             "number for all heads of a layer; write a mask that keeps equally many in every head"
         )
     # Not mask.kept_indices: where the numbers were not finite a mask may keep another number of channels than it says,
-    # and an index out of range ends a GPU's context. Sorting gives valid indices, and check_finite the reason.
+    # and an index out of range ends a GPU's context. Sorting gives valid indices, and check_numbers the reason.
     kept = (~mask.pruned).to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
     return (
         kept[..., : mask.head_dim - mask.pruned_per_head].to(keys.device).clone(memory_format=torch.contiguous_format)

@@ -191,10 +191,13 @@ def check_options(bits: int, group_size: int, backend: str, name: str = "bits") 
     """Raise `OptionError` unless the back end offers this."""
     if not isinstance(backend, str) or backend not in BITS:
         raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, BITS))}")
-    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS[backend]:
+    offered = f'backend="{backend}" offers {", ".join(map(str, BITS[backend]))}'
+    if isinstance(bits, bool) or not isinstance(bits, int):
+        raise OptionError(f"{name}={bits!r} is of type {type(bits).__name__}; write an int: {offered}")
+    if bits not in BITS[backend]:
         others = [f'backend="{other}"' for other in BITS if other != backend and bits in BITS[other]]
         hint = "".join(f"; {other} has {bits}" for other in others)
-        raise OptionError(f'{name}={bits!r}: backend="{backend}" offers {", ".join(map(str, BITS[backend]))}{hint}')
+        raise OptionError(f"{name}={bits!r}: {offered}{hint}")
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
         raise OptionError(f"group_size must be an integer >= 1, not {group_size!r}")
 

@@ -5,7 +5,9 @@ of the old tokens and the dense tail :math:`K_t`:
 
 .. math:: o = \operatorname{softmax}\bigl(s\,[\,q K_s^\top \mid q_C K_p^\top \mid q K_t^\top\,] + m\bigr)\, V
 
-in float32 (or float64) from the logits on. The queries of a group share their KV head's keys without repeating them.
+with logits in float32 (or float64): half-precision queries and keys are multiplied in float32, as in sdpa, because
+:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share their KV head's keys
+without repeating them.
 It equals attention on keys whose pruned channels are zero, which is what :func:`widened` makes.
 
 Masks are made for the sequence as it went in. Where tokens were evicted, or stand in another order,
@@ -95,12 +97,12 @@ def segmented_attention(
     batch, query_heads, length, head_dim = query.shape
     heads = tail.shape[1]
     rows = query_heads // heads * length
-    grouped = query.reshape(batch, heads, rows, head_dim)
-    parts = [narrowed(grouped, old.kept_indices) @ dense(old.pruned_keys).mT, grouped @ tail.mT]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.reshape(batch, heads, rows, head_dim).to(wide)
+    parts = [narrowed(grouped, old.kept_indices) @ dense(old.pruned_keys).to(wide).mT, grouped @ tail.to(wide).mT]
     if old.sink_keys.shape[2]:
-        parts.insert(0, grouped @ old.sink_keys.mT)
-    logits = torch.cat(parts, dim=-1)
-    logits = logits.view(batch, query_heads, length, -1).to(torch.promote_types(logits.dtype, torch.float32))
+        parts.insert(0, grouped @ old.sink_keys.to(wide).mT)
+    logits = torch.cat(parts, dim=-1).view(batch, query_heads, length, -1)
     logits = logits * (head_dim**-0.5 if scaling is None else scaling)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
@@ -108,8 +110,7 @@ def segmented_attention(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         attention_mask = causal_mask(length, logits.shape[-1], logits.device) if causal else None
     elif attention_mask is not None:
-        check_covers(attention_mask, old.length + tail.shape[2])
-        attention_mask = stored_columns(attention_mask, old, query_heads)
+        attention_mask = decoding_mask(module, attention_mask, old, tail.shape[2], query_heads)
     if attention_mask is not None:
         logits = _masked(logits, attention_mask)
     weights = torch.softmax(logits, dim=-1).to(query.dtype)
@@ -167,6 +168,19 @@ def stored_columns(attention_mask: Tensor, old: Compressed, query_heads: int) ->
     return torch.cat([older, mask[..., old.length :]], dim=-1)
 
 
+def decoding_mask(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int, query_heads: int) -> Tensor:
+    """`stored_columns` of a mask that covers everything, for logits in float32.
+
+    "Never" is the smallest number of a mask's own type. Beside logits in float32 that of float16 is no large one, so
+    it becomes float32's.
+    """
+    check_covers_all(module, attention_mask, old, tail)
+    mask = stored_columns(attention_mask, old, query_heads)
+    if mask.dtype == torch.bool or mask.dtype.itemsize >= 4:
+        return mask
+    return mask.float().masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
+
+
 def in_sequence(weights: Tensor, old: Compressed) -> Tensor:
     """Attention weights ``(B, H_q, L, stored)`` over all tokens in their order; those that are not stored get zero."""
     if old.positions is None:
@@ -177,6 +191,17 @@ def in_sequence(weights: Tensor, old: Compressed) -> Tensor:
     tail = stored - places.shape[-1]
     older = weights.new_zeros(batch, heads, rows, old.length).scatter_(-1, places, weights[..., : stored - tail])
     return torch.cat([older, weights[..., stored - tail :]], dim=-1)
+
+
+def check_covers_all(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int) -> None:
+    """`check_covers` of what is compressed and a dense tail; tells the masks that a model makes from its cache."""
+    if attention_mask.dim() == 4 and attention_mask.shape[-1] == tail < old.length + tail:
+        raise CacheError(
+            f"the attention mask of {type(module).__name__} has {tail} columns, which is how many keys are dense; "
+            f"{old.length} older ones are pruned. If you passed no such mask, the model makes its own from the keys or "
+            "values that the cache hands out, as Doge does: write fused=False and leave out evict"
+        )
+    check_covers(attention_mask, old.length + tail)
 
 
 def check_covers(attention_mask: Tensor, length: int) -> None:

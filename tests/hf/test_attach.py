@@ -12,6 +12,7 @@ from grace_opt.errors import CacheError, MaskError, OptionError, UnknownSolverEr
 from grace_opt.hf import PrunedKeyCache, PruningConfig, attach, attention_implementation
 from grace_opt.hf.models import load_pocket
 from grace_opt.masks import ChannelMask
+from grace_opt.provider import MaskProvider
 from tests.hf.conftest import OBSERVED, RECENT
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
@@ -407,5 +408,32 @@ def test_settings_by_other_names_are_recognised(name, here, tiny):
 
 
 def test_the_default_method_is_among_the_known_ones(tiny):
-    with pytest.raises(UnknownSolverError, match=r"no method is called 'Grace'.* Here, 'grace' .* is known as well"):
-        PrunedKeyCache(tiny(), "Grace")
+    with pytest.raises(UnknownSolverError, match=r"no method is called 'xyz'.* Here, 'grace' .* is known as well\.$"):
+        PrunedKeyCache(tiny(), "xyz")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("GRACE", "grace"), ("grce", "grace"), ("MIES", "mies"), ("Think", "think")]
+)
+def test_near_misses_of_a_method_are_recognised_in_any_case(wrong, meant, tiny):
+    for make in (lambda: attach(tiny(), wrong), lambda: PrunedKeyCache(tiny(), wrong), lambda: MaskProvider(wrong)):
+        with pytest.raises(UnknownSolverError, match=f"Did you mean '{meant}'"):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("device", "leave it out"), ("layers", "write one ratio per layer"), ("mask", "write masks=")]
+)
+def test_what_no_method_has_names_the_method_that_was_written(name, says, tiny):
+    with pytest.raises(OptionError, match=rf"method 'grace' has no option '{name}'.* For {name}, {says}"):
+        attach(tiny(), **{name: "x"})
+
+
+def test_a_model_without_its_head_is_refused(tiny, prompt):
+    model = tiny(attention="sdpa")
+    with pytest.raises(OptionError, match=r"LlamaModel has no generate\(\): .*attach\(model\) with the whole one"):
+        attach(model.model)
+    with attach(model, **WINDOWS):  # what the message says works
+        model.generate(prompt, max_new_tokens=1)
+    with attention_implementation(model.model, "grace_sdpa"), torch.no_grad():
+        model.model(prompt, past_key_values=PrunedKeyCache(model.model, **WINDOWS))

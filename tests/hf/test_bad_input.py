@@ -177,3 +177,23 @@ class TestShortPrompt:
             for chunk in prompt.split(16, dim=1):
                 model(chunk, past_key_values=cache)
         assert [str(warning.message)[:24] for warning in found] == ["the prompt has 40 tokens"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "length", "smaller"),
+    [
+        ({"recent_window": 8}, 8, "recent_window"),
+        ({"recent_window": 8, "sink_tokens": 40}, 40, "sink_tokens"),
+        ({"recent_window": 8, "sink_tokens": 4}, 12, "recent_window or sink_tokens"),
+        ({"recent_window": 40, "sink_tokens": 4}, 40, "recent_window"),
+        ({"recent_window": 40, "sink_tokens": 40}, 40, "recent_window and sink_tokens"),
+        ({"recent_window": 8, "quantize": Quantization(4)}, 40 - 1, "group_size or recent_window"),
+        ({"recent_window": 8, "sink_tokens": 40, "quantize": Quantization(4)}, 40, "sink_tokens"),
+    ],
+)
+def test_a_prompt_that_is_too_short_names_the_setting_that_is_the_cause(settings, length, smaller, tiny, prompt):
+    if "quantize" in settings:
+        pytest.importorskip("optimum.quanto")
+    cache = PrunedKeyCache(tiny(), ratio=0.5, **settings)
+    with pytest.warns(UserWarning, match=f"nothing is pruned; write a smaller {smaller} to prune"), torch.no_grad():
+        tiny()(prompt[:1, :length], past_key_values=cache)

@@ -9,6 +9,7 @@ import linecache
 import pickle
 import sys
 import threading
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -42,6 +43,105 @@ def as_found(model):
 def kept(attached):
     """How many channels the block's latest cache keeps, which tells its block."""
     return attached.cache.layers[0].compressed.kept_indices.shape[-1]
+
+
+class Held:
+    """A streamer whose call waits after the first tokens until it is let go."""
+
+    def __init__(self):
+        self.begun, self.go, self.tokens = threading.Event(), threading.Event(), []
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+        if len(self.tokens) > 41:
+            self.begun.set()
+            assert self.go.wait(60)
+
+    def end(self):
+        self.tokens.append(None)
+
+
+class TestCallsInFlight:
+    """When their block ends, calls of other threads go on as they began."""
+
+    @pytest.fixture
+    def held(self, model, prompt):
+        """Starts a call in a thread of its own, and returns it when the first new tokens are there."""
+        started = []
+
+        def start(**options):
+            streamer, found = Held(), []
+            call = {"streamer": streamer, **OPTIONS, **options}
+            thread = threading.Thread(target=lambda: found.append(model.generate(prompt[:1], **call)))
+            thread.start()
+            assert streamer.begun.wait(60)
+            started.append((streamer, thread))
+            return streamer, thread, found
+
+        yield start
+        for streamer, thread in started:
+            streamer.go.set()
+            thread.join(60)
+
+    def test_end_with_the_tokens_of_the_block(self, model, prompt, held):
+        with attach(model, ratio=0.75, **WINDOWS):
+            expected = model.generate(prompt[:1], **OPTIONS)
+            streamer, thread, found = held()
+        assert "generate" not in vars(model), "new calls are plain ones"
+        assert torch.equal(model.generate(prompt[:1], **OPTIONS), model.generate(prompt[:1], **OPTIONS))
+        streamer.go.set()
+        thread.join(60)
+        assert torch.equal(found[0], expected)
+        assert streamer.tokens == [*expected[0].tolist(), None]
+        assert as_found(model)
+
+    def test_new_calls_are_dense_meanwhile(self, model, prompt, held):
+        dense = model.generate(prompt, **OPTIONS)
+        with attach(model, ratio=0.75, **WINDOWS):
+            assert not torch.equal(model.generate(prompt, **OPTIONS), dense)
+            held()
+        assert torch.equal(model.generate(prompt, **OPTIONS), dense)
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_the_last_of_several_puts_the_model_back(self, first, model, held):
+        with attach(model, **WINDOWS), attach(model, kept_channels=4, **WINDOWS):
+            calls = [held(), held()]
+        for number in (first, 1 - first):
+            assert not as_found(model)
+            streamer, thread, found = calls[number]
+            streamer.go.set()
+            thread.join(60)
+            assert found
+        assert as_found(model)
+
+    def test_a_call_that_raises_puts_the_model_back(self, model, held, monkeypatch):
+        monkeypatch.setattr(threading, "excepthook", lambda raised: None)
+        with attach(model, **WINDOWS):
+            streamer, thread, found = held()
+        streamer.put = None  # not callable
+        streamer.go.set()
+        thread.join(60)
+        assert not found
+        assert as_found(model)
+
+    def test_the_block_can_not_be_opened_again_meanwhile(self, model, prompt, held):
+        block = attach(model, **WINDOWS)
+        with block:
+            streamer, thread, _ = held()
+        with pytest.raises(OptionError, match="calls in it are still running"):
+            block.__enter__()
+        streamer.go.set()
+        thread.join(60)
+        with block:
+            model.generate(prompt, **OPTIONS)
+        assert as_found(model)
+
+    def test_a_call_that_comes_too_late_is_a_plain_one(self, model, prompt):
+        """The hook had found its block open; then it ended."""
+        dense = model.generate(prompt, **OPTIONS)
+        with attach(model, kept_channels=4, **WINDOWS) as attached:
+            plain = model.generate._plain
+        assert torch.equal(attached.generate(plain, (prompt,), dict(OPTIONS)), dense)
 
 
 class TestOrder:
@@ -137,7 +237,7 @@ class TestOrder:
 class TestInterrupts:
     """Ctrl-C, at any line of ours that entering and leaving a block runs through."""
 
-    OURS = ("attach.py", "hook.py", "implementation.py")
+    OURS = ("attach.py", "calls.py", "hook.py", "implementation.py")
 
     @staticmethod
     def run(interrupt_at, model):
@@ -160,7 +260,7 @@ class TestInterrupts:
         try:
             sys.settrace(trace)
             with block:
-                pass
+                block.generate(lambda **call: None, (), {"use_cache": False})
         finally:
             sys.settrace(before)
         return lines
@@ -320,3 +420,16 @@ def test_a_dense_cache_of_ones_own_is_left_alone(model, prompt, monkeypatch):
     dense = model.generate(prompt, **OPTIONS)
     with attach(model, ratio=0.75, **WINDOWS):
         assert torch.equal(model.generate(prompt, past_key_values=DynamicCache(config=model.config), **OPTIONS), dense)
+
+
+def test_a_block_that_is_over_is_freed_at_once(model, prompt):
+    """Its cache would otherwise live until the garbage collector comes by."""
+    gc.disable()
+    try:
+        with attach(model, **WINDOWS) as attached:
+            model.generate(prompt, **OPTIONS)
+        gone = weakref.ref(attached)
+        del attached
+        assert gone() is None
+    finally:
+        gc.enable()

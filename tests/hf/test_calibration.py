@@ -13,7 +13,7 @@ import torch
 
 import grace_opt
 from grace_opt.errors import CacheError, MaskError, OptionError, ProblemError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, calibrate, calibration, capture
+from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, calibrate, calibration, capture
 from grace_opt.hf.models import load_pocket
 from grace_opt.masks import ChannelMask
 from grace_opt.provider import DEFAULT_RATIO, MaskProvider
@@ -224,6 +224,35 @@ class TestBadInput:
             OptionError, match=r"texts need their tokenizer; write calibrate\(model, texts, tokenizer\)"
         ):
             calibrate(pocket()[0], TEXTS)
+
+    @pytest.mark.parametrize("texts", [TEXTS, tuple(TEXTS), TEXTS[0]], ids=["list", "tuple", "one"])
+    def test_texts_and_tokenizer_in_the_wrong_order(self, texts):
+        model, tokenizer = pocket()
+        with pytest.raises(OptionError, match=r"texts come before their tokenizer; write calibrate\(model, texts, tok"):
+            calibrate(model, tokenizer, texts)
+
+    def test_something_that_is_no_tokenizer(self):
+        with pytest.raises(OptionError, match=r"a int is no tokenizer; write calibrate\(model, texts, tokenizer\)"):
+            calibrate(pocket()[0], TEXTS, 5)
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            {"evict": SnapKV(64)},
+            {"tail_block": 32},
+            {"quantize": Quantization(keys=4)},
+            {"recent_window": 4},
+            {"sink_tokens": 4},
+            {"fused": False},
+        ],
+        ids=str,
+    )
+    def test_settings_on_which_no_channel_depends(self, setting, tiny, texts):
+        (name,) = setting
+        with pytest.raises(OptionError, match=rf"do not depend on {name}; .*masks=masks, {name}=\.\.\.\)"):
+            calibrate(tiny(), texts, **setting)
+        both = calibrate(tiny(), texts, pruning=PruningConfig(**setting)), calibrate(tiny(), texts)
+        assert torch.equal(both[0].pruned, both[1].pruned), "of a whole configuration they are not read"
 
     def test_an_empty_text(self):
         model, tokenizer = pocket()

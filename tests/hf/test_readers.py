@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -9,7 +11,7 @@ from transformers import MllamaConfig, MllamaForConditionalGeneration
 
 from grace_opt import weights
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache, SnapKV, attach, calibrate, compression
+from grace_opt.hf import PrunedKeyCache, SnapKV, attach, calibrate, choosing
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
@@ -96,7 +98,7 @@ def test_latent_attention_is_named_and_nobody_is_told_to_select_what_is_selected
 
 def nobody_waits(monkeypatch):
     """As on a device: what is on it is not asked for while the prompt is read."""
-    monkeypatch.setattr(compression, "_AT_HAND", ())
+    monkeypatch.setattr(choosing, "_AT_HAND", ())
     monkeypatch.setattr(weights, "_refuse_out_of_range", lambda *tensors: None)
     monkeypatch.setattr(weights, "_refuse_infinite", lambda norms: None)
 
@@ -122,6 +124,16 @@ class TestNotFinite:
         with attach(broken, method, **WINDOWS), pytest.raises(CacheError, match=self.SAYS):
             broken.generate(prompt, **GREEDY)
 
+    @pytest.mark.parametrize("settings", [{"ratio": 0.0}, {"kept_channels": 16}], ids=str)
+    def test_does_not_matter_where_nothing_is_pruned(self, settings, broken, prompt):
+        dense = broken.generate(prompt, **GREEDY)
+        with attach(broken, **settings, **WINDOWS):
+            assert torch.equal(broken.generate(prompt, **GREEDY), dense)
+
+    def test_is_told_by_calibrate(self, broken):
+        with pytest.raises(CacheError, match=self.SAYS):
+            calibrate(broken, [torch.arange(3, 40)])
+
     def test_is_told_by_the_mask_where_no_step_follows(self, broken, prompt, monkeypatch):
         nobody_waits(monkeypatch)
         with attach(broken, **WINDOWS) as attached:
@@ -135,3 +147,67 @@ class TestNotFinite:
         masks = type(masks)(masks.pruned)
         with attach(broken, masks=masks, **WINDOWS):
             assert broken.generate(prompt, **GREEDY).shape == dense.shape
+
+
+class TestOutOfRange:
+    """Keys of 1e19 are finite, and float32 holds no square of them."""
+
+    SAYS = r"layer 1 are finite, but so large or small .*float64, or prune nothing .* ratio=\[...\], or ratio=0 for all"
+
+    @pytest.fixture(params=[1e19, 1e-30])
+    def extreme(self, request, tiny):
+        """A model one of whose layers has keys of this size."""
+        model = copy.deepcopy(tiny(attention="sdpa"))
+        model.model.layers[1].self_attn.k_proj.weight.data.mul_(request.param)
+        return model
+
+    @pytest.mark.parametrize("where", ["at hand", "on a device that nobody waits for"])
+    @pytest.mark.parametrize("method", ["grace", "think", "mies"])
+    def test_names_the_layer_and_what_to_do(self, method, where, extreme, prompt, monkeypatch):
+        if where != "at hand":
+            nobody_waits(monkeypatch)
+        with attach(extreme, method, **WINDOWS), pytest.raises(CacheError, match=self.SAYS):
+            extreme.generate(prompt, **GREEDY)
+
+    def test_is_told_by_calibrate(self, extreme):
+        with pytest.raises(CacheError, match=self.SAYS):
+            calibrate(extreme, [torch.arange(3, 40)])
+        assert not calibrate(extreme, [torch.arange(3, 40)], ratio=[0.5, 0]).pruned[1].any()
+
+    @pytest.mark.parametrize("settings", [{"ratio": 0.0}, {"ratio": [0.0, 0.0]}, {"kept_channels": 16}], ids=str)
+    def test_does_not_matter_where_nothing_is_pruned(self, settings, extreme, prompt):
+        dense = extreme.generate(prompt, **GREEDY)
+        with attach(extreme, **settings, **WINDOWS) as attached:
+            assert torch.equal(extreme.generate(prompt, **GREEDY), dense)
+        assert attached.cache.memory_report().pruned_tokens > 0
+
+    @pytest.mark.parametrize("settings", [{"ratio": [0.5, 0.0]}, {}], ids=["left alone", "float64"])
+    def test_what_the_message_says_works(self, settings, extreme, prompt):
+        model = extreme if settings else extreme.double()
+        with attach(model, **settings, **WINDOWS) as attached:
+            model.generate(prompt, **GREEDY)
+        assert attached.cache.memory_report().pruned_tokens > 0
+
+
+class TestMasksOfTheModelsOwn:
+    """Doge makes a mask from the values that the cache hands out, and adds it per key and head."""
+
+    @pytest.fixture
+    def doge(self):
+        if not hasattr(transformers, "DogeForCausalLM"):
+            pytest.skip("this transformers has no Doge")
+        torch.manual_seed(0)
+        return transformers.DogeForCausalLM(transformers.DogeConfig(**SIZES)).eval()
+
+    @pytest.mark.parametrize("settings", [{}, {"fused": False, "evict": SnapKV(budget=20, window=4)}], ids=str)
+    def test_are_refused_by_name(self, settings, doge, prompt):
+        says = "mask of DogeAttention has .* makes its own from the keys or values .* fused=False and leave out evict"
+        with attach(doge, **WINDOWS, **settings), pytest.raises(CacheError, match=says):
+            doge.generate(prompt, attention_mask=torch.ones_like(prompt), **GREEDY)
+
+    def test_what_the_message_says_works(self, doge, prompt):
+        call = {"attention_mask": torch.ones_like(prompt), **GREEDY}
+        dense = doge.generate(prompt, **call)
+        with attach(doge, ratio=0.0, fused=False, **WINDOWS) as attached:
+            assert torch.equal(doge.generate(prompt, **call), dense)
+        assert attached.cache.memory_report().pruned_tokens > 0

@@ -1,0 +1,122 @@
+"""A layer's channels for one prompt, and what is said where its numbers are none to choose by.
+
+When: :mod:`grace_opt.hf.compression` has the keys and queries. Where every channel stays, nothing is looked at: "prune
+nothing" works whatever the numbers. On a device that nobody is to wait for, the numbers are judged one step later
+(`check_numbers`, `raise_unless_usable`).
+
+Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..arrays import working_dtype
+from ..errors import CacheError, ProblemError
+from ..masks import ChannelMask
+from ..provider import MaskProvider
+from .masking import StaticMask
+from .plan import LayerPlan, MaskSource
+from .prompt import Observation
+
+#: Where a number is known without waiting for the device that computes it.
+_AT_HAND = ("cpu",)
+
+
+def choose(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tensor | None) -> ChannelMask:
+    """The mask of a layer's source, or one that prunes nothing without asking it.
+
+    Raises
+    ------
+    CacheError
+        If a method can not choose by these numbers; it names the layer.
+    """
+    if keeps_all(plan.source, keys):
+        return everything_kept(keys)
+    try:
+        return plan.source(queries, keys, attention_mask=valid)
+    except ProblemError as error:
+        if not isinstance(plan.source, MaskProvider):
+            raise
+        if bool(_in_range(queries, keys, valid)):
+            raise CacheError(f"the channels of layer {plan.index} can not be chosen: {error}") from error
+        raise _out_of_range(plan.index) from error
+
+
+@torch.no_grad()
+def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | None:
+    """Raise if channels are to be chosen from keys or queries that are not finite.
+
+    Returns
+    -------
+    Tensor or None
+        Whether all is finite, and whether W stays in the range of its type, if that is known only to a device that
+        nobody is to wait for now; to be given to `raise_unless_usable` later on.
+    """
+    if isinstance(plan.source, StaticMask) or not keys.is_floating_point() or keeps_all(plan.source, keys):
+        return None  # nothing is chosen
+    ends = [end for tensor in (keys, over.queries) if tensor.numel() for end in torch.aminmax(tensor)]
+    finite = torch.stack([end.to(keys.device).isfinite() for end in ends]).all()
+    if keys.device.type not in _AT_HAND:
+        if not isinstance(plan.source, MaskProvider):
+            return torch.stack([finite, torch.ones_like(finite)])
+        observed = over.queries[:, :, -plan.config.observation_window :].to(keys.device)
+        return torch.stack([finite, _in_range(observed, keys, over.valid)])
+    raise_unless_usable(plan.index, [bool(finite), True])
+    return None
+
+
+def raise_unless_usable(layer: int, verdict: Iterable[bool]) -> None:
+    """Say what keys that are not finite usually mean, and what to do about huge and tiny ones."""
+    finite, in_range = verdict
+    if not finite:
+        raise CacheError(
+            f"keys or queries of layer {layer} are not finite (inf or NaN), so no channels can be chosen from them; "
+            "the model itself computes nothing of use with them. Usually float16 has overflowed: load the model with "
+            "dtype=torch.bfloat16 or torch.float32"
+        )
+    if not in_range:
+        raise _out_of_range(layer)
+
+
+def require_usable(layer: int, queries: Tensor, keys: Tensor) -> None:
+    """Raise unless channels can be chosen from these, none of them padding; waits for the device."""
+    finite = bool(queries.isfinite().all()) and bool(keys.isfinite().all())
+    raise_unless_usable(layer, [finite, finite and bool(_in_range(queries, keys, None))])
+
+
+def keeps_all(source: MaskSource, keys: Tensor) -> bool:
+    """Whether a method is to prune no channel of these keys, so that it has nothing to choose."""
+    return isinstance(source, MaskProvider) and source.count(keys.shape[-1]) == 0
+
+
+def everything_kept(keys: Tensor) -> ChannelMask:
+    """The mask that prunes nothing of ``(B, H, S, d)``."""
+    shape = keys.shape[0], keys.shape[1], keys.shape[3]
+    return ChannelMask(torch.zeros(shape, dtype=torch.bool, device=keys.device), pruned_per_head=0)
+
+
+def _in_range(queries: Tensor, keys: Tensor, valid: Tensor | None) -> Tensor:
+    """Whether the largest entry of every head's W, on its diagonal, neither overflows nor loses its digits."""
+    dtype = torch.promote_types(working_dtype(queries.dtype), working_dtype(keys.dtype))
+    if valid is not None:
+        keys = keys.masked_fill(~valid[:, None, :, None], 0.0)
+        queries = queries.masked_fill(~valid[:, None, -queries.shape[2] :, None], 0.0)
+    grouped = queries.reshape(*keys.shape[:2], -1, keys.shape[-1])
+    squares = [torch.linalg.vector_norm(part, dim=2, dtype=dtype).double().square() for part in (grouped, keys)]
+    limits, reach = torch.finfo(dtype), (squares[0] * squares[1]).amax(-1)
+    nonzero = (grouped != 0).flatten(2).any(-1) & (keys != 0).flatten(2).any(-1)
+    right: Tensor = ((reach <= limits.max) & ((reach >= limits.tiny / limits.eps) | ~nonzero)).all()
+    return right
+
+
+def _out_of_range(layer: int) -> CacheError:
+    return CacheError(
+        f"keys or queries of layer {layer} are finite, but so large or small that their squares, by which channels are "
+        "chosen, leave the range of float32 (of float64 for a model in float64); load the model with "
+        "dtype=torch.float64, or prune nothing in this layer: write one ratio per layer with 0 here, ratio=[...], or "
+        "ratio=0 for all"
+    )
