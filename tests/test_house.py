@@ -248,3 +248,28 @@ def test_the_solver_of_the_walk_through_conforms(monkeypatch: pytest.MonkeyPatch
         testing.check_solver("anticlique")
     finally:
         registry.unregister("anticlique")
+
+
+def test_links_to_headings_work_on_github_as_well_as_in_the_built_pages() -> None:
+    """Sphinx also finds a heading by docutils' name for it, so that a link can work there and nowhere else."""
+
+    def anchors(page: Path) -> set[str]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        titles = re.findall(r"^#{1,6} +(.+?) *$", text, flags=re.M)
+        # As GitHub and MyST make them: links as their text, no punctuation, one hyphen for every space.
+        plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+        return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    links = [
+        (page, (page.parent / name).resolve() if name else page, anchor)
+        for page in pages
+        if "_build" not in page.parts
+        for name, anchor in re.findall(r"\]\(([^)\s:#]*\.md|)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) > 40
+    assert not [
+        f"{page.relative_to(ROOT)}: {target.name}#{anchor}"
+        for page, target, anchor in links
+        if not target.is_file() or anchor not in anchors(target)
+    ]
