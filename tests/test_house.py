@@ -273,3 +273,24 @@ def test_links_to_headings_work_on_github_as_well_as_in_the_built_pages() -> Non
         for page, target, anchor in links
         if not target.is_file() or anchor not in anchors(target)
     ]
+
+
+def test_the_readme_gives_figures_of_speed_as_the_tables_do() -> None:
+    """2.1 where the table has 2.03, and "whole models" for 8 of 30 layers."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    results = ROOT / "docs" / "results"
+    (times,) = re.findall(r"([\d.]+) times as fast", readme)
+    assert re.search(
+        rf"^\| Llama-3-8B \| 16,384 \| 0\.6 .*\| {times} \|", (results / "decode_cpu.md").read_text(), re.M
+    )
+    efficiency = (results / "efficiency.md").read_text(encoding="utf-8")
+    at_8192 = efficiency.split("**8,192 tokens", 1)[1]
+    (share,) = re.findall(r"([\d.]+) × the time", readme)
+    assert re.search(rf"^\| GRACE, K and V in 4 bits \| 0\.6 .* ms \| {share} \|", at_8192, re.M)
+    some = re.search(r"\*\*(\d+) of\*\* (\d+) layers", efficiency)
+    assert some is not None
+    told = [re.sub(r"\s+", " ", part) for part in re.split(r"\n\n|\n- ", readme) if "efficiency.md" in part]
+    assert len(told) == 2
+    for part in told:
+        assert f"{some[1]} of its {some[2]} layers" in part
+        assert "random weights" in part
