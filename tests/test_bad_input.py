@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -80,6 +81,7 @@ PROBLEMS = {
     "protected 0/1": (EYE, 1, {"protected": [0, 1, 1, 0]}, "0/1 mask"),
     "protected ragged": (EYE, 1, {"protected": [[0], [1, 2]]}, "ragged"),
     "a path": ("W.npy", 1, {}, r"instances\.read"),
+    "a Path": (Path("W.npy"), 1, {}, r"instances\.read\('W\.npy'\)\.W"),
     "nothing": (None, 1, {}, "NoneType"),
     "protected 2-d indices": (EYE, 1, {"protected": [[0], [1]]}, "flat list"),
     "numpy and torch mixed": (torch.eye(3), 1, {"protected": np.zeros(3, bool)}, "mixed"),
