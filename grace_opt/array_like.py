@@ -25,7 +25,7 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
-def read(value: Any, name: str) -> Tensor:
+def read(value: Any, name: str, wanted: str = "") -> Tensor:
     """An array_like as a strided tensor of float16, bfloat16, float32, float64, int64 or bool, shared where possible.
 
     Parameters
@@ -34,6 +34,8 @@ def read(value: Any, name: str) -> Tensor:
         numpy array, torch tensor, scipy.sparse matrix, nested sequence, or what else numpy makes an array of.
     name : str
         What to call it in an error message.
+    wanted : str
+        What the message tells to give instead; empty: real numbers, as for W. Say it for whatever does not take those.
 
     Raises
     ------
@@ -45,35 +47,47 @@ def read(value: Any, name: str) -> Tensor:
     >>> read([[1, 2]], "k")
     tensor([[1, 2]])
     """
-    tensor = _from_torch(value, name) if isinstance(value, Tensor) else _from_numpy(to_array(value, name), name)
+    if isinstance(value, Tensor):
+        tensor = _from_torch(value, name, wanted)
+    else:
+        tensor = _from_numpy(to_array(value, name, wanted), name, wanted)
     if tensor.dtype in _SIGNED or tensor.dtype in _UNSIGNED:
         whole = tensor.to(torch.int64)
         if tensor.dtype == torch.uint64 and whole.numel() and (least := int(whole.min())) < 0:
-            raise too_large(name, least + 2**64)  # beyond int64 it wraps around
+            raise too_large(name, least + 2**64, wanted)  # beyond int64 it wraps around
         return whole
     if tensor.dtype in FLOATS or tensor.dtype == torch.bool:
         return tensor
-    raise wrong_dtype(name, tensor.dtype)
+    raise wrong_dtype(name, tensor.dtype, wanted)
 
 
-def wrong_dtype(name: str, dtype: Any) -> ProblemError:
-    """The error for entries that are no real numbers of a known precision."""
-    convert = "to(torch.float64)" if isinstance(dtype, torch.dtype) else "astype(float)"
+def wrong_dtype(name: str, dtype: Any, wanted: str = "") -> ProblemError:
+    """The error for entries that are no real numbers of a known precision, or not what is `wanted` instead of those."""
+    kind = str(dtype).removeprefix("torch.")
+    if wanted:
+        return ProblemError(f"{name} has dtype {kind}: give {wanted}.")
+    if kind.startswith("complex"):
+        convert = f", for instance {name}.real where the imaginary parts are zero"
+    elif kind.startswith(("bool", "object")):  # a list as well, and no telling what it was made from
+        convert = f", for instance np.asarray({name}, dtype=float)"
+    else:
+        convert = f", for instance {name}.to(torch.float64)" if isinstance(dtype, torch.dtype) else ""
     return ProblemError(
-        f"{name} has dtype {str(dtype).removeprefix('torch.')}: give real numbers (float16, bfloat16, float32, float64 "
-        f"or integers), for instance {name}.{convert}."
+        f"{name} has dtype {kind}: give real numbers (float16, bfloat16, float32, float64 or integers){convert}."
     )
 
 
-def too_large(name: str, worst: int) -> ProblemError:
+def too_large(name: str, worst: int, wanted: str = "") -> ProblemError:
     """The error for an integer that float64 does not hold."""
+    if wanted:
+        return ProblemError(f"{name} holds the integer {worst}: give {wanted}.")
     return ProblemError(
         f"{name} holds the integer {worst}, beyond 2**53 = {EXACT_INTEGER}, where float64 stops being exact: "
         "divide by a common factor, or convert to float64 yourself if rounding is fine."
     )
 
 
-def _from_torch(tensor: Tensor, name: str) -> Tensor:
+def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
     kind = type(tensor)
     # Wrappers of other tensors (masked, distributed, jagged) do not hold the numbers that they stand for.
     is_wrapper = hasattr(kind, "__tensor_flatten__") or issubclass(kind, torch.masked.MaskedTensor)
@@ -83,7 +97,8 @@ def _from_torch(tensor: Tensor, name: str) -> Tensor:
     if tensor.device.type == "meta":
         raise ProblemError(f"{name} is on the meta device and holds no numbers: give a tensor with data.")
     if tensor.is_quantized:
-        raise ProblemError(f"{name} is quantised ({tensor.dtype}): write {name}.dequantize().")
+        instead = f"give {wanted}" if wanted else f"write {name}.dequantize()"
+        raise ProblemError(f"{name} is quantised ({tensor.dtype}): {instead}.")
     tensor = tensor.detach()
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:  # not of a tensor that a compiler is tracing
@@ -91,30 +106,33 @@ def _from_torch(tensor: Tensor, name: str) -> Tensor:
     return tensor.resolve_neg()
 
 
-def to_array(value: Any, name: str) -> np.ndarray[Any, Any]:
+def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
     """What numpy makes of a value, of whatever dtype, if nothing is lost on the way; ProblemError otherwise."""
     if hasattr(value, "toarray"):  # scipy.sparse, without importing it; dok_matrix is a dict besides
         value = value.toarray()
     if value is None or isinstance(value, str | bytes | os.PathLike | dict):
-        hint = f"; to read a file, write grace_opt.instances.read({value!r}).W" if isinstance(value, str) else ""
-        raise ProblemError(f"{name} is a {type(value).__name__}: give an array of numbers{hint}.")
+        hint = ""
+        if name == "W" and isinstance(value, str | os.PathLike):
+            hint = f"; to read a file, write grace_opt.instances.read({os.fspath(value)!r}).W"
+        raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}{hint}.")
     parts = list(_parts(value)) if isinstance(value, list | tuple) else [value]
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):
-        raise ProblemError(
-            f"{name} is a masked array, and its mask would be lost: write {name}.filled(value) with the number meant, "
-            "and name vertices that must not be chosen in protected=."
-        )
+        vertices = ", and name vertices that must not be chosen in protected=" if name == "W" else ""
+        instead = f"give {wanted}" if wanted else f"write {name}.filled(value) with the number meant{vertices}"
+        raise ProblemError(f"{name} is a masked array, and its mask would be lost: {instead}.")
     if len({_is_bool(part) for part in parts}) > 1:
-        raise ProblemError(f"{name} mixes bools and numbers: give only bools (a mask), or only numbers.")
+        raise ProblemError(f"{name} mixes bools and numbers: give {wanted or 'only numbers'}.")
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: tensors in a list that numpy can not read
         what = "a ragged sequence" if "inhomogeneous" in str(error) else "nothing that numpy makes an array of"
-        raise ProblemError(f"{name} is {what}: give a rectangular array ({error}).") from None
+        raise ProblemError(f"{name} is {what}: give {wanted or 'a rectangular array'} ({error}).") from None
+    if array.ndim == 0 and array.dtype == object and array is not value:  # an iterator or a set, say, as one thing
+        raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}.")
     if array.dtype.kind == "f" and len(parts) > 1:  # numpy rounds integers that stand among fractions
         large = (p for p in parts if isinstance(p, numbers.Integral) and abs(int(p)) > EXACT_INTEGER)
         if (worst := next(large, None)) is not None:
-            raise too_large(name, int(worst))
+            raise too_large(name, int(worst), wanted)
     return array
 
 
@@ -134,11 +152,11 @@ def _is_bool(part: Any) -> bool:
     return getattr(part, "dtype", None) in (np.bool_, torch.bool)
 
 
-def _from_numpy(array: np.ndarray[Any, Any], name: str) -> Tensor:
+def _from_numpy(array: np.ndarray[Any, Any], name: str, wanted: str) -> Tensor:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind not in "iufb":
-        raise wrong_dtype(name, array.dtype)
+        raise wrong_dtype(name, array.dtype, wanted)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)  # longdouble
     # Torch shares memory, can not walk backwards, and warns of read-only arrays; nothing here writes into its input.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterable
 from typing import Any
@@ -25,12 +26,11 @@ def counts(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tupl
             raise ProblemError(f"k = {int(k)}: must lie between 0 and n = {n}.")
         return torch.full(batch, int(k), dtype=torch.int64, device=device), int(k)
     is_array = isinstance(k, list | tuple) or hasattr(k, "dtype")
-    tensor = read(k, "k") if is_array else None
+    wanted = f"an int, or an integer array with one k per instance, e.g. k={n // 2}"
+    tensor = read(k, "k", wanted) if is_array else None
     if tensor is None or tensor.dtype != torch.int64:
         kind = type(k).__name__ if tensor is None else str(tensor.dtype).removeprefix("torch.")
-        raise ProblemError(
-            f"k = {k!r} ({kind}): give an int, or an integer array with one k per instance, e.g. k={n // 2}."
-        )
+        raise ProblemError(f"k = {k!r} ({kind}): give {wanted}.")
     try:
         tensor = tensor.to(device).expand(batch).clone(memory_format=torch.contiguous_format)
     except RuntimeError:
@@ -52,7 +52,9 @@ def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
         protected = list(protected)
         if any(isinstance(vertex, bool | np.bool_) for vertex in protected):
             raise ProblemError(f"protected is a set of bools, which has no order: give a list, a bool mask (..., {n}).")
-    tensor = read(protected, "protected").to(device)
+    shapes = " or ".join(map(str, dict.fromkeys([(n,), (*batch, n)])))
+    wanted = f"a list of vertices by number, from 0 to {n - 1}, or a bool mask of shape {shapes}"
+    tensor = read(protected, "protected", wanted).to(device)
     if tensor.dtype == torch.bool:
         try:
             if tensor.shape[-1:] != (n,):
@@ -60,13 +62,13 @@ def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
             return (~tensor).expand(*batch, n)
         except RuntimeError:
             raise ProblemError(
-                f"protected is a bool mask of shape {tuple(tensor.shape)}: expected ({n},) or {(*batch, n)}."
+                f"protected is a bool mask of shape {tuple(tensor.shape)}: give one entry per vertex, shape {shapes}."
             ) from None
     if tensor.numel() == 0:
         tensor = tensor.to(torch.int64)  # an empty list has no numbers to tell a kind by
     if tensor.dtype.is_floating_point:
         kind = str(tensor.dtype).removeprefix("torch.")
-        raise ProblemError(f"protected has dtype {kind}: give a bool mask (..., {n}) or integer vertex indices.")
+        raise ProblemError(f"protected has dtype {kind}: give {wanted}.")
     if tensor.ndim != 1:
         raise ProblemError(
             f"protected indices have shape {tuple(tensor.shape)}: give a flat list that holds for every instance, "
@@ -129,7 +131,8 @@ def _nodes_mask(protected: Any, place: dict[Any, int]) -> np.ndarray[Any, Any]:
     if isinstance(protected, np.ndarray) and protected.dtype.kind in "USO" and not np.ma.isMaskedArray(protected):
         protected = protected.tolist()  # names
     elif hasattr(protected, "dtype"):
-        tensor = read(protected, "protected").cpu()
+        wanted = f"a list of nodes of the graph, or a bool mask of shape ({len(place)},)"
+        tensor = read(protected, "protected", wanted).cpu()
         if tensor.dtype == torch.bool:
             return np.asarray(tensor.numpy())
         protected = tensor.tolist()
@@ -171,4 +174,10 @@ def _weight(data: Any, default: float, where: str) -> float:
         raise ProblemError(f"the weight of {where} is {value!r}: give a real number.")
     if isinstance(value, numbers.Integral) and abs(int(value)) > EXACT_INTEGER:
         raise too_large(f"the weight of {where}", int(value))
-    return float(value)
+    try:
+        weight = float(value)
+    except OverflowError:  # a Fraction, say
+        weight = math.inf
+    if not math.isfinite(weight):
+        raise ProblemError(f"the weight of {where} is {value!r}: every weight must be finite, as a float64 too.")
+    return weight

@@ -151,7 +151,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     ['p edge 3 2', 'e 1 2', 'e 2 3']
     """
     path, W = Path(path), to_array(W, "W")
-    _whole(path, None if k is None else to_array(k, "k"))
+    _whole(path, None if k is None else to_array(k, "k", "an integer, or an array of integers with one k per instance"))
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
@@ -162,7 +162,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     if W.ndim != 2 and suffix not in (".npy", ".npz", ".safetensors"):
         raise ProblemError(f"{path}: {suffix} holds one matrix, not shape {W.shape}; write .npz or .safetensors.")
     if W.dtype.kind not in "biuf" or W.dtype.itemsize > 8:
-        raise ProblemError(f"W has dtype {W.dtype}: give real numbers of at most 64 bits, e.g. W.astype(float).")
+        raise ProblemError(f"W has dtype {W.dtype}: give real numbers of at most 64 bits.")
     if k is not None and (k := np.asarray(k)).dtype.kind not in "iu":
         raise ProblemError(f"k has dtype {k.dtype}: give an integer, or an array of integers with one k per instance.")
     files.write(path, _content(path, suffix, W, k), ProblemError)

@@ -58,17 +58,14 @@ def checked(result: Any, problem: Problem, name: str) -> Result:
 def _per_instance(value: Any, dtype: torch.dtype, problem: Problem, name: str) -> Tensor | None:
     if value is None:
         return None
+    expected = problem.batch_shape
+    wanted = f"{'bools' if dtype == torch.bool else 'numbers'} of shape {expected}, one per instance"
     try:
-        tensor = read(value, name)
+        tensor = read(value, name, wanted)
     except ProblemError as error:
         raise SolverError(str(error)) from None
-    expected = problem.batch_shape
     if tuple(tensor.shape) != expected or (tensor.dtype == torch.bool) != (dtype == torch.bool):
-        kind = "bools" if dtype == torch.bool else "numbers"
-        raise SolverError(
-            f"{name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}: give {kind} of shape {expected}, one "
-            "per instance."
-        )
+        raise SolverError(f"{name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}: give {wanted}.")
     return tensor.to(problem.W.device, dtype)
 
 

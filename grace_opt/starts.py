@@ -26,7 +26,8 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     problem : Problem
         A flattened batch.
     start : str, bool mask (..., n), or int indices (..., k)
-        A registered method's name, or a choice of k vertices, for one instance or for each.
+        A registered method's name, or a choice of k vertices, for one instance or for each. Vertices are numbers: of
+        a graph, places in ``list(graph.nodes)``, as in `Solution.indices`.
     run : Run
         Passed on to the method.
 
@@ -55,10 +56,15 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     if isinstance(start, str):
         spec = registry.get(start)
         return spec.solve(problem, spec.make_options({}), run).mask.clone()
-    given, n, batch = read(start, "start"), problem.n, problem.W.shape[0]
+    n, batch = problem.n, problem.W.shape[0]
+    wanted = f"a method's name, vertices by number from 0 to {n - 1}, or a bool mask (..., {n})"
+    if problem.labels is not None:
+        wanted += "; the numbers count list(graph.nodes), as Solution.indices does"
+    given = read(start, "start", wanted)
     if given.dtype != torch.bool:
         if given.dtype.is_floating_point and given.numel():  # an empty list has no numbers to tell a kind by
-            raise OptionError(f"start has dtype {given.dtype}: give a bool mask (..., {n}) or integer vertex indices.")
+            kind = str(given.dtype).removeprefix("torch.")
+            raise OptionError(f"start has dtype {kind}: give {wanted}.")
         if given.numel() and not (int(given.min()) >= -1 and int(given.max()) < n):
             raise OptionError(
                 f"start holds vertex {int(given[(given < -1) | (given >= n)][0])}: vertices are 0 to {n - 1}."

@@ -250,14 +250,15 @@ def _check_shapes(q: Tensor, k: Tensor) -> int:
 
 
 def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
-    given = read(attention_mask, "attention_mask").to(keys.device)
+    expected = (*keys.shape[:-3], keys.shape[-2])
+    wanted = f"a mask of shape {expected}: True (or 1) for real tokens, False for padding"
+    given = read(attention_mask, "attention_mask", wanted).to(keys.device)
     valid = given != 0
     if given.dtype.is_floating_point and not bool((given >= 0).all()):
         raise ProblemError(
             "attention_mask holds negative numbers or NaN: give True (or 1) for real tokens, False for padding. In "
             "a mask that is added to logits 0 stands for real tokens: write attention_mask == 0."
         )
-    expected = (*keys.shape[:-3], keys.shape[-2])
     if valid.shape != expected:
         raise ProblemError(f"attention_mask has shape {tuple(valid.shape)}: expected {expected}, True for real tokens.")
     return valid

@@ -63,7 +63,8 @@ class BranchAndBoundOptions:
         Bound at the nodes: the convex quadratic relaxation alone, the one with products of pairs at every branching, or
         the second where the first stalls.
     start : str, bool mask (..., n), or int indices (..., k)
-        The first incumbent: a method's name, or a choice of k vertices. A bad one makes everything slower.
+        The first incumbent: a method's name, or a choice of k vertices as a mask or by number (of a graph, places in
+        ``list(graph.nodes)``). A bad one makes everything slower.
     node_limit : int or None
         Stop an instance after so many nodes.
     """

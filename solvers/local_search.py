@@ -42,7 +42,8 @@ class LocalSearchOptions:
     Attributes
     ----------
     start : str, bool mask (..., n), or int indices (..., k)
-        Where to start: a method's name, or a choice of k vertices.
+        Where to start: a method's name, or a choice of k vertices by number (of a graph, places in
+        ``list(graph.nodes)``) or as a mask.
     max_steps : int or None
         Largest number of swaps per instance; None: until locally optimal.
     """

@@ -42,7 +42,8 @@ class TabuOptions:
     Attributes
     ----------
     start : str, bool mask (..., n), or int indices (..., k)
-        Where to start: a method's name, or a choice of k vertices.
+        Where to start: a method's name, or a choice of k vertices by number (of a graph, places in
+        ``list(graph.nodes)``) or as a mask.
     iterations : int or None
         Exchanges per instance; None: 20 n (at least 1000), or as many as the time limit allows.
     patience : int or None

@@ -1,6 +1,8 @@
 """Each kind of bad input gets its own error, of the right class, that says what was wrong and what to write instead."""
 
 import json
+from fractions import Fraction
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -28,6 +30,14 @@ NAN[1, 2], INF[0, 0] = np.nan, -np.inf
 SKEW = EYE.copy()
 SKEW[0, 1] = 0.5
 DIRECTED = nx.DiGraph([(0, 1)])
+
+
+def graph_with_node_weight(weight):
+    """One node a, one edge to b."""
+    graph = nx.Graph([("a", "b")])
+    graph.nodes["a"]["weight"] = weight
+    return graph
+
 
 PROBLEMS = {
     "not square": (np.ones((3, 4)), 1, {}, r"\(3, 4\).*square"),
@@ -71,13 +81,87 @@ PROBLEMS = {
     "protected 0/1": (EYE, 1, {"protected": [0, 1, 1, 0]}, "0/1 mask"),
     "protected ragged": (EYE, 1, {"protected": [[0], [1, 2]]}, "ragged"),
     "a path": ("W.npy", 1, {}, r"instances\.read"),
+    "a Path": (Path("W.npy"), 1, {}, r"instances\.read\('W\.npy'\)\.W"),
     "nothing": (None, 1, {}, "NoneType"),
     "protected 2-d indices": (EYE, 1, {"protected": [[0], [1]]}, "flat list"),
     "numpy and torch mixed": (torch.eye(3), 1, {"protected": np.zeros(3, bool)}, "mixed"),
     "directed graph": (DIRECTED, 1, {}, "to_undirected"),
     "graph weight": (nx.Graph([(0, 1, {"weight": "heavy"})]), 1, {}, "heavy"),
     "graph node unknown": (nx.path_graph(3), 1, {"protected": ["z"]}, "'z'"),
+    "graph edge nan": (
+        nx.Graph([("a", "b", {"weight": np.nan})]),
+        1,
+        {},
+        r"edge \('a', 'b'\) is nan: every weight must be",
+    ),
+    "graph edge inf": (
+        nx.Graph([("a", "b", {"weight": np.inf})]),
+        1,
+        {},
+        r"edge \('a', 'b'\) is inf: every weight must be",
+    ),
+    "graph node nan": (graph_with_node_weight(np.nan), 1, {}, "node 'a' is nan: every weight must be finite"),
+    "graph node beyond float64": (graph_with_node_weight(Fraction(10**400)), 1, {}, "node 'a' is .*must be finite"),
+    "bools of a list": ([[True, False], [False, True]], 1, {}, r"np\.asarray\(W, dtype=float\)"),
+    "imaginary": (EYE.astype(complex), 1, {}, r"W\.real where"),
+    "a generator": ((row for row in EYE), 1, {}, "W is a generator: give an array"),
+    "bools among numbers": ([[True, 0.5], [0.5, 1.0]], 1, {}, "give only numbers"),
+    "protected one bool": (np.eye(3), 1, {"protected": [True]}, r"one entry per vertex, shape \(3,\)\.$"),
 }
+
+#: What is given as k, protected= and start= is refused in words that fit it, not in those that fit W.
+VERTICES = r"give a list of vertices by number, from 0 to 3, or a bool mask of shape \(4,\)"
+ARGUMENTS = {
+    "protected names": ({"protected": ["a"]}, rf"protected has dtype <U1: {VERTICES}\.$"),
+    "protected text": ({"protected": "0"}, rf"protected is a str: {VERTICES}\.$"),
+    "protected iterator": ({"protected": iter([0])}, rf"protected is a list_iterator: {VERTICES}\.$"),
+    "protected dict": ({"protected": {0: 1}}, rf"protected is a dict: {VERTICES}\.$"),
+    "protected fraction": ({"protected": [0.5]}, rf"protected has dtype float64: {VERTICES}\.$"),
+    "protected complex": ({"protected": np.array([1j])}, rf"dtype complex128: {VERTICES}\.$"),
+    "protected ragged": ({"protected": [[0], [1, 2]]}, rf"ragged sequence: {VERTICES}"),
+    "protected mixed": ({"protected": [True, 2]}, rf"mixes bools and numbers: {VERTICES}\.$"),
+    "protected masked": ({"protected": np.ma.masked_equal([0, 1], 1)}, rf"would be lost: {VERTICES}\.$"),
+    "protected beyond int64": ({"protected": np.array([2**63], dtype=np.uint64)}, rf"{2**63}: {VERTICES}\.$"),
+    "protected in a huge int": ({"protected": [2**70]}, rf"dtype object: {VERTICES}\.$"),
+    "k of objects": ({"k": np.array(2, dtype=object)}, r"k has dtype object: give an int, .*e\.g\. k=2\.$"),
+    "k of bools and numbers": ({"k": [True, 2]}, r"k mixes bools and numbers: give an int, .*e\.g\. k=2\.$"),
+    "k names": ({"k": ["2"]}, r"k has dtype <U1: give an int, .*e\.g\. k=2\.$"),
+    "start names": (
+        {"method": "tabu", "start": ["a"]},
+        r"start has dtype <U1: give a method's name, .* from 0 to 3, .*mask",
+    ),
+    "start fractions": (
+        {"method": "tabu", "start": [0.5]},
+        r"start has dtype float64: give a method's name, .* from 0",
+    ),
+    "start iterator": ({"method": "tabu", "start": iter([0])}, "start is a list_iterator: give a method's name"),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS, ids=str)
+def test_what_to_write_fits_the_argument(case):
+    arguments, message = ARGUMENTS[case]
+    with pytest.raises((ProblemError, OptionError), match=message):
+        solve(EYE, **{"k": 2, **arguments})
+
+
+def test_a_graph_takes_a_start_by_number_and_says_so():
+    graph = nx.path_graph(["a", "b", "c", "d"])
+    for names in (["a", "b"], np.array(["a", "b"])):
+        with pytest.raises(ProblemError, match=r"start has dtype <U1.*the numbers count list\(graph\.nodes\)"):
+            solve(graph, 2, "local_search", start=names)
+    with pytest.raises(ProblemError, match=r"protected has dtype complex128: give a list of nodes"):
+        solve(graph, 2, protected=np.array([1j]))
+    first = solve(graph, 2, "mies")
+    assert solve(graph, 2, "local_search", start=first.indices).objective <= first.objective
+
+
+def test_queries_are_no_file_and_an_attention_mask_no_numbers():
+    x = np.ones((1, 3, 2))
+    with pytest.raises(ProblemError, match=r"queries is a str: give an array of numbers\.$"):
+        interaction_matrix("q.npy", x)
+    with pytest.raises(ProblemError, match=r"attention_mask has dtype <U1: give a mask of shape .*True"):
+        interaction_matrix(x, x, attention_mask=["a", "b", "c"])
 
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=str)

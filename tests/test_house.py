@@ -248,3 +248,49 @@ def test_the_solver_of_the_walk_through_conforms(monkeypatch: pytest.MonkeyPatch
         testing.check_solver("anticlique")
     finally:
         registry.unregister("anticlique")
+
+
+def test_links_to_headings_work_on_github_as_well_as_in_the_built_pages() -> None:
+    """Sphinx also finds a heading by docutils' name for it, so that a link can work there and nowhere else."""
+
+    def anchors(page: Path) -> set[str]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        titles = re.findall(r"^#{1,6} +(.+?) *$", text, flags=re.M)
+        # As GitHub and MyST make them: links as their text, no punctuation, one hyphen for every space.
+        plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+        return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    links = [
+        (page, (page.parent / name).resolve() if name else page, anchor)
+        for page in pages
+        if "_build" not in page.parts
+        for name, anchor in re.findall(r"\]\(([^)\s:#]*\.md|)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) > 40
+    assert not [
+        f"{page.relative_to(ROOT)}: {target.name}#{anchor}"
+        for page, target, anchor in links
+        if not target.is_file() or anchor not in anchors(target)
+    ]
+
+
+def test_the_readme_gives_figures_of_speed_as_the_tables_do() -> None:
+    """2.1 where the table has 2.03, and "whole models" for 8 of 30 layers."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    results = ROOT / "docs" / "results"
+    (times,) = re.findall(r"([\d.]+) times as fast", readme)
+    assert re.search(
+        rf"^\| Llama-3-8B \| 16,384 \| 0\.6 .*\| {times} \|", (results / "decode_cpu.md").read_text(), re.M
+    )
+    efficiency = (results / "efficiency.md").read_text(encoding="utf-8")
+    at_8192 = efficiency.split("**8,192 tokens", 1)[1]
+    (share,) = re.findall(r"([\d.]+) × the time", readme)
+    assert re.search(rf"^\| GRACE, K and V in 4 bits \| 0\.6 .* ms \| {share} \|", at_8192, re.M)
+    some = re.search(r"\*\*(\d+) of\*\* (\d+) layers", efficiency)
+    assert some is not None
+    told = [re.sub(r"\s+", " ", part) for part in re.split(r"\n\n|\n- ", readme) if "efficiency.md" in part]
+    assert len(told) == 2
+    for part in told:
+        assert f"{some[1]} of its {some[2]} layers" in part
+        assert "random weights" in part

@@ -132,7 +132,7 @@ REFUSED = {
     "protected set of bools": (lambda: W, 1, {True}, "no order"),
     "protected empty mask": (lambda: W, 1, np.zeros(0, bool), r"shape \(0,\)"),
     "protected scalar": (lambda: W, 1, 1, r"shape \(\)"),
-    "protected generator": (lambda: W, 1, (i for i in range(2)), "protected has dtype object"),
+    "protected generator": (lambda: W, 1, (i for i in range(2)), "protected is a generator: give a list of vertices"),
 }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.solvers.cells import read_all
+from bench.solvers.cells import kept_limit, read_all
 from bench.solvers.peers import PEERS
 
 Record = dict[str, Any]
@@ -159,6 +159,11 @@ def seconds(record: Record) -> float:
     """What a case took: all of the call for ours, the search without building the model for a peer."""
     value = record.get("time" if record["cell"]["method"] in PEERS else "wall")
     return float("nan") if value is None else float(value)
+
+
+def overran(record: Record) -> bool:
+    """Whether a case took longer than its limit: by the same `seconds` as the tables, or it had to be ended."""
+    return bool(record.get("ended")) or not kept_limit(record["cell"]["limit"], seconds(record))
 
 
 def proved(records: Iterable[Record]) -> list[Record]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.provenance import caption, provenance, write_json
 from bench.solvers.cells import finite
-from bench.solvers.evidence import Evidence, Record, median, per_instance, proved, seconds
+from bench.solvers.evidence import Evidence, Record, median, overran, per_instance, proved, seconds
 from bench.solvers.rows import GOALS, above, by_penalty, reached
 
 PROVING = ("real64", "synthetic128", "pairs128", "synthetic256", "kcluster", "kcluster120", "kcluster_find")
@@ -115,7 +115,7 @@ def proofs(evidence: Evidence) -> list[dict[str, Any]]:
                         "max s": max(times, default=math.nan),
                         "total s": sum(times),
                         "median nodes": median(r["nodes"] for r in sized if r.get("nodes") is not None),
-                        "over the limit": sum(r["overrun"] for r in sized),
+                        "over the limit": sum(map(overran, sized)),
                     }
                 )
     return found

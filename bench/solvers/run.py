@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.provenance import provenance, write_json
 from bench.solvers import suites
-from bench.solvers.cells import Array, Cell, check, kept_limit, read, write
+from bench.solvers.cells import Array, Cell, check, read, write
 from bench.solvers.worker import PEER_LIMIT, THREADS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -166,8 +166,6 @@ def measure(
         answer["answers"] = [{"k": k, **check(w, k, one)} for w, k, one in pairs]
     elif not batch and answer["status"] != "bounds":
         answer = check(W, sizes[0], answer)
-    elapsed = answer.get("time")
-    answer["overrun"] = answer.pop("ended", False) or (elapsed is not None and not kept_limit(cell.limit, elapsed))
     return answer
 
 
