@@ -29,14 +29,16 @@ from rich.text import Text
 from . import api, generators, instances
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, SolverError
+from .files import FULL, new_folder
 from .solution import Solution
 from .tables import print_demo, solution_table
 from .terminal import FittingTable, show_plainly
 from .values import solution_values, to_text
 
 EXIT_CODES = (
-    "Exit codes: 0 answered; 2 bad input or options; 3 a limit stopped a method, and the best answer is not proved "
-    "optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 and 130, what had been found is printed as well."
+    "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "
+    "stopped a method, and the best answer is not proved optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 "
+    "and 130, what had been found is printed as well."
 )
 app = typer.Typer(
     epilog=EXIT_CODES,
@@ -48,10 +50,15 @@ app = typer.Typer(
 console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
 
 
+#: Values of options that are no JSON as Python spells them.
+PYTHONS = {"True": True, "False": False, "None": None}
+
+
 class Exit(IntEnum):
     """What the exit code means."""
 
     OK = 0
+    OUTPUT = 1
     BAD_INPUT = 2
     LIMIT = 3
     SOLVER = 4
@@ -98,8 +105,18 @@ def _reporting() -> Iterator[None]:
         _fail("refused", error, Exit.SOLVER)
     except GraceError as error:
         _fail("error", error, Exit.BAD_INPUT)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        told = str(error).rstrip(".") or "no more is known"
+        _fail("error", f"there is too little memory: {told}. Give something smaller.", Exit.BAD_INPUT)
     except KeyboardInterrupt:
         _fail("interrupted", "nothing had been found yet.", Exit.INTERRUPTED)
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether memory is lacking; torch has no type of its own for that on the CPU."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def _fail(what: str, why: object, code: Exit) -> NoReturn:
@@ -109,6 +126,11 @@ def _fail(what: str, why: object, code: Exit) -> NoReturn:
 
 def run() -> None:
     """The program ``grace-opt``: whatever the terminal's encoding, and wherever its output goes."""
+    if sys.stderr is None:  # closed, as by 2>&-
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the end)
+    if sys.stdout is None:  # before there is an answer that nobody could read
+        errors.print("error: the output cannot be written: it is closed.", soft_wrap=True)
+        sys.exit(Exit.OUTPUT)
     for stream in (sys.stdout, sys.stderr):
         show_plainly(stream)
     try:
@@ -117,11 +139,12 @@ def run() -> None:
         finally:
             sys.stdout.flush()  # not at the interpreter's end, where nobody could say what went wrong
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        if error.errno not in (*FULL, errno.EIO, errno.EPIPE):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail once more
-        errors.print(f"error: the output cannot be written: {error.strerror}.", soft_wrap=True)
-        sys.exit(1)
+        if error.errno != errno.EPIPE:  # who reads along, such as head, has seen enough
+            errors.print(f"error: the output cannot be written: {error.strerror}.", soft_wrap=True)
+        sys.exit(Exit.OUTPUT)
 
 
 @app.command()
@@ -153,7 +176,10 @@ def solve(
     file: File,
     k: K = None,
     method: Annotated[str, typer.Option(help="A solver's name, see: grace-opt methods")] = "mies",
-    option: Annotated[list[str] | None, typer.Option(help="Option of the method, name=value; repeatable.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the method, name=value; repeatable. True, False and None as in Python or JSON."),
+    ] = None,
     protected: Protected = None,
     seed: Seed = 0,
     time_limit: TimeLimit = None,
@@ -224,7 +250,10 @@ def generate(
     out: Annotated[Path, typer.Option(help="The file to write; its suffix names the format.")],
     k: Annotated[int | None, typer.Option("-k", "--k", help="How many to choose; default: the kind's own.")] = None,
     seed: Seed = 0,
-    option: Annotated[list[str] | None, typer.Option(help="Option of the kind, name=value; repeatable.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the kind, name=value; repeatable. True, False and None as in Python or JSON."),
+    ] = None,
 ) -> None:
     """Write a seeded instance of KIND to a file.
 
@@ -299,13 +328,10 @@ def demo(
                 seed=seed,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            to_text(report.to_dict(), out / "demo.json")
-            save_demo(report, out / "demo.png")
-        except OSError as error:
-            raise OptionError(f"cannot write to {out}: {error}. Choose another folder with --out.") from None
-    print_demo(console, report)
+    print_demo(console, report)  # first, so that it is not lost where the files can not be written
+    with _reporting(), new_folder(out):
+        to_text(report.to_dict(), out / "demo.json")
+        save_demo(report, out / "demo.png")
     console.print(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", soft_wrap=True)
 
 
@@ -364,12 +390,16 @@ def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise OptionError(f"--option {text!r}: write name=value, for instance --option start=think.")
-    if re.fullmatch(r"-?\d+(,-?\d+)+", value):
-        return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
+    if value in PYTHONS:
+        return name, PYTHONS[value]
     try:
+        if re.fullmatch(r"-?\d+(,-?\d+)+", value):
+            return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise OptionError(f"--option {name}=...: the value cannot be read ({error}).") from None
 
 
 def _common(protected: str | None, seed: int, time_limit: float | None, certify: bool | str) -> dict[str, Any]:

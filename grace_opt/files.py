@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 #: Names that lead to what the shell has opened, and must not be replaced even where that is a file.
 OPENED = ("/dev/std", "/dev/fd/", "/proc/")
-ROOM = "Make room, or choose another folder."
+#: What the system says where there is no room left.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -74,10 +76,79 @@ def aside(path: str | os.PathLike[str], error: type[GraceError] = FileError) -> 
             _sync(target.parent, os.O_RDONLY)
     except BaseException as failure:
         if name is not None:
-            name.unlink(missing_ok=True)
+            with suppress(OSError):  # a read-only file system refuses this as well; what it refused first is told
+                name.unlink()
         if isinstance(failure, OSError) and not isinstance(failure, GraceError):
-            raise error(f"cannot write {os.fspath(path)}: {_reason(failure)}") from failure
+            raise error(f"cannot write {os.fspath(path)}: {reason(failure)}") from failure
         raise
+
+
+def make_folder(path: Path, error: type[GraceError]) -> list[Path]:
+    """Make a folder and its parents where they are missing; those that were made, the innermost first.
+
+    Parameters
+    ----------
+    path : Path
+    error : type
+        What to raise where the system refuses.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> [made.name for made in make_folder(Path(tempfile.mkdtemp()) / "a" / "b", FileError)]
+    ['b', 'a']
+    """
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise error(f"cannot make the folder {path}: {reason(failure)}") from failure
+    except ValueError:
+        raise error(f"cannot make the folder {str(path)!r}: there is a null character in the name.") from None
+    return missing
+
+
+@contextmanager
+def new_folder(path: Path, error: type[GraceError] = FileError) -> Iterator[None]:
+    """A folder to write into, made where it is missing; what was made and is still empty goes if the block raises.
+
+    Parameters
+    ----------
+    path : Path
+    error : type
+        What to raise where the system refuses.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a" / "b"
+    >>> with suppress(ValueError), new_folder(path):
+    ...     raise ValueError("something failed")
+    >>> list(path.parent.parent.iterdir())
+    []
+    """
+    made = make_folder(path, error)
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+        raise
+
+
+def reason(failure: OSError) -> str:
+    """What the system says, and what would help, as the end of a sentence.
+
+    Examples
+    --------
+    >>> reason(OSError(errno.EROFS, "Read-only file system"))
+    'Read-only file system. Choose another place.'
+    """
+    said = failure.strerror or str(failure)
+    if failure.errno in (errno.EINVAL, errno.ENOENT):
+        return f"{said}."
+    return f"{said}. {'Make room, or choose' if failure.errno in FULL else 'Choose'} another place."
 
 
 def write(path: str | os.PathLike[str], content: str | bytes, error: type[GraceError] = FileError) -> None:
@@ -126,7 +197,8 @@ def write_tensors(
         try:
             save_file(dict(tensors), name, dict(metadata))
         except SafetensorError as failure:
-            raise OSError(str(failure)) from failure
+            code = re.search(r"os error (\d+)", str(failure))  # on Windows, of its own numbering
+            raise OSError(int(code[1]) if code and os.name == "posix" else None, str(failure)) from failure
 
 
 def read_lines(path: Path, error: type[GraceError]) -> list[str]:
@@ -148,7 +220,7 @@ def read_lines(path: Path, error: type[GraceError]) -> list[str]:
     Traceback (most recent call last):
     grace_opt.errors.FileError: ...w.csv: the last line, '3,4', does not end. Was the file cut short (truncated)? ...
     """
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")  # Excel's CSV begins with a mark
     if not text.strip():
         raise error(f"{path} cannot be read as {path.suffix}: it is empty. The first line is missing.")
     lines = text.split("\n")
@@ -179,8 +251,7 @@ def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
     if not stat.S_ISREG(found.st_mode) or os.path.abspath(text).startswith(OPENED):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
         raise OSError(errno.EINVAL, f"it is {kind}, which a file can not replace; give the name of a file")
-    if not os.access(target, os.W_OK):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    os.close(os.open(target, os.O_WRONLY))  # whether it may be written, and if not, why not
     return target, stat.S_IMODE(found.st_mode)
 
 
@@ -201,8 +272,3 @@ def _sync(path: Path, flags: int = os.O_RDWR) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _reason(failure: OSError) -> str:
-    reason = failure.strerror or str(failure)
-    return f"{reason}. {ROOM}" if failure.errno not in (errno.EINVAL, errno.ENOENT) else f"{reason}."

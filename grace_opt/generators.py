@@ -29,6 +29,8 @@ from .array_like import EXACT_INTEGER
 from .errors import OptionError, ProblemError
 from .instances import Instance
 
+#: What has rows or columns, and how many an n by n array of 64 bits can have on any machine.
+SIZES, LARGEST = ("n", "queries", "keys", "rank", "massive", "classes", "levels"), 2**30 - 1
 DISTANCES = ("uniform", "integer", "euclidean")
 
 
@@ -322,6 +324,8 @@ def _rng(kind: str, n: Any, seed: Any) -> np.random.Generator:
 def _count(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
         raise OptionError(f"{name}={value!r}: give an integer of at least {least}.")
+    if name in SIZES and int(value) > LARGEST:
+        raise OptionError(f"{name}={value!r}: give an integer of at most {LARGEST}, as no array holds more.")
     return int(value)
 
 

@@ -24,7 +24,7 @@ Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST Mat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -32,8 +32,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from . import files, formats, matrix_market
+from . import array_like, files, formats, matrix_market
 from .array_like import to_array
 from .errors import ProblemError
 
@@ -110,6 +111,8 @@ def read(path: str | os.PathLike[str]) -> Instance:
         raise ProblemError(f"{path}: unknown kind {path.suffix!r}; readable are {', '.join(SUFFIXES)}.")
     try:
         if not path.is_file():
+            if path.exists():  # a folder, a pipe that would be waited for, a device that never ends
+                raise ProblemError(f"{path} cannot be read as {path.suffix}: it is no regular file.")
             raise ProblemError(f"no instance file at {path}.")
         made = reader(path)
         if made.W.ndim < 2 or made.W.shape[-1] != made.W.shape[-2] or made.W.dtype.kind not in "biuf":
@@ -213,21 +216,39 @@ def _npy(path: Path) -> Instance:
 
 def _npz(path: Path) -> Instance:
     with np.load(path, allow_pickle=False) as file:
+        # One changed length in the directory makes zipfile skip members, k for instance, without a word.
+        end = path.read_bytes()[-22 - len(file.zip.comment) :]
+        if (promised := int.from_bytes(end[10:12], "little")) != len(file.zip.infolist()):
+            raise ProblemError(
+                f"{path}: its end promises {promised} arrays, its directory lists {len(file.zip.infolist())}: it was "
+                "damaged."
+            )
         return _from_mapping(path, {name: file[name] for name in file.files}, "npz")
 
 
 def _safetensors(path: Path) -> Instance:
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file  # numpy has no bfloat16
 
     return _from_mapping(path, load_file(path), "safetensors")
 
 
-def _from_mapping(path: Path, arrays: dict[str, Array], source: str) -> Instance:
+def _from_mapping(path: Path, arrays: Mapping[str, Any], source: str) -> Instance:
     matrices = [name for name, a in arrays.items() if a.ndim >= 2 and a.shape[-1] == a.shape[-2]]
     name = "W" if "W" in arrays else matrices[0] if len(matrices) == 1 else None
     if name is None:
         raise ProblemError(f"{path} holds {sorted(arrays)}: name the matrix 'W', or store just one square matrix.")
-    return Instance(arrays[name], _whole(path, arrays.get("k")), source)
+    k = _numbers(path, "k", arrays["k"]) if "k" in arrays else None
+    return Instance(_numbers(path, name, arrays[name]), _whole(path, k), source)
+
+
+def _numbers(path: Path, name: str, value: Any) -> Array:
+    """An array, or a tensor as one; bfloat16, which numpy lacks, as float32, which holds all of its numbers."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
+    except TypeError:
+        raise ProblemError(f"{path}: {array_like.wrong_dtype(name, value.dtype)}") from None
 
 
 def _whole(path: Path, k: Array | None) -> Any:

@@ -37,7 +37,7 @@ class ChannelMask:
     Raises
     ------
     MaskError
-        If `pruned` is not a bool tensor of at least two dimensions.
+        If `pruned` is not a bool tensor of at least two dimensions, or `fingerprint` no such mapping.
 
     Examples
     --------
@@ -60,6 +60,11 @@ class ChannelMask:
             raise MaskError(f"a ChannelMask is a bool tensor (..., KV heads, head_dim), True = pruned; got {got}.")
         if not self.pruned.numel():
             raise MaskError(f"a ChannelMask of shape {tuple(self.pruned.shape)} is empty: give at least one channel.")
+        if not is_fingerprint(self.fingerprint):
+            raise MaskError(
+                f"fingerprint={self.fingerprint!r}: give a mapping of names to texts or integers, as in "
+                'ChannelMask(pruned, {"model_type": "llama"}).'
+            )
         k = self.pruned_per_head
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= self.pruned.shape[-1]):
             raise MaskError(f"pruned_per_head={k!r}: give how many channels are pruned in every head, or None.")
@@ -156,9 +161,11 @@ class ChannelMask:
         return ChannelMask(pruned, fingerprint)
 
 
-def is_fingerprint(value: Any) -> TypeGuard[dict[str, str | int]]:
-    """Whether a value from a file is what `ChannelMask.fingerprint` may be."""
-    return isinstance(value, dict) and all(type(entry) in (str, int) for entry in value.values())
+def is_fingerprint(value: Any) -> TypeGuard[Mapping[str, str | int]]:
+    """Whether a value, from a file or a user, is what `ChannelMask.fingerprint` may be."""
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and type(entry) in (str, int) for name, entry in value.items()
+    )
 
 
 def _most(mask: Tensor) -> int:

@@ -173,6 +173,73 @@ def test_generate(run, tmp_path):
         assert message in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("True", True), ("true", True), ("False", False), ("false", False), ("None", None), ("null", None)],
+)
+def test_options_as_python_or_json_spells_them(run, file, monkeypatch, given, read):
+    def told(W, k, method, **options):
+        raise grace_opt.OptionError(repr(options["x"]))
+
+    monkeypatch.setattr("grace_opt.api.solve", told)
+    assert f"error: {read!r}\n" in run("solve", file, "-k", 3, "--option", f"x={given}").stderr
+
+
+def test_methods_take_python_spellings(run, file):
+    shown = run("solve", file, "-k", 3, "--option", "path=True", "--json")
+    assert shown.exit_code == 0, shown.stderr
+    steps = ("--method", "local_search", "--option", "max_steps=None")
+    assert run("solve", file, "-k", 3, *steps).exit_code == 0
+    for command in ("solve", "generate"):
+        assert "True, False and None" in " ".join(run(command, "--help").output.split())
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000, "1," + "9" * 5000])
+def test_options_too_long_to_be_read(run, file, value):
+    shown = run("solve", file, "-k", 3, "--option", f"start={value}")
+    assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1)
+    assert "--option start=" in shown.stderr
+
+
+@pytest.mark.parametrize("n", [999_999_999, 9_999_999_999, 10**25])
+@pytest.mark.parametrize("kind", generators.GENERATORS)
+def test_instances_larger_than_memory(run, tmp_path, kind, n):
+    """6.94 EiB are on no machine: the system refuses them at once."""
+    shown = run("generate", kind, "-n", n, "-k", 3, "--out", tmp_path / "x.npy")
+    if kind == "ties" and n == 999_999_999:
+        pytest.skip("fewer classes than n: what is refused may depend on the machine")
+    assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1), shown.output
+    assert shown.stderr.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 7 EiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+@pytest.mark.parametrize("command", ["solve", "compare"])
+def test_too_little_memory_is_one_line(run, file, monkeypatch, command, error):
+    def full(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(f"grace_opt.api.{command}", full)
+    shown = run(command, file, "-k", 3)
+    assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1)
+    assert "error: there is too little memory" in shown.stderr
+
+
+def test_bugs_keep_their_traceback(run, file, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("grace_opt.api.solve", broken)
+    assert isinstance(run("solve", file, "-k", 3).exception, RuntimeError)
+
+
 def test_version(run):
     assert run("--version").output.startswith("grace-opt 0.")
 

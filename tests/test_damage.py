@@ -6,11 +6,14 @@ vertices, digests), it is.
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from grace_opt import ProblemError, instances
 
@@ -51,6 +54,7 @@ THEIRS = {
     "half.col": "p col 3 3\ne 1 2\ne 1 3\ne 2 1\ne 2 3\ne 3 1\ne 3 2\n",
     "a.csv": "# W\n1,22,3\n22, 5,6\n3,6,77\n",
     "b.csv": "1.5,22\r\n22,77.25\r\n",
+    "excel.csv": "\ufeff1.5,22\r\n22,77.25\r\n",
 }
 
 
@@ -121,8 +125,8 @@ def test_every_byte_changed(make: Any, tmp_path: Path) -> None:
         for other in {content[at] ^ 1, content[at] ^ 0x80, 0x0A, 0x39} - {content[at]}:
             read = outcome(path, content[:at] + bytes([other]) + content[at + 1 :])
             assert read is None or (read.W.shape[-1] == read.W.shape[-2] and read.W.dtype.kind in "biuf")
-            if path.suffix == ".npz":  # a zip has checksums
-                assert read is None or np.array_equal(read.W, whole.W), f"byte {at}"
+            if path.suffix == ".npz":  # a zip has checksums, and says how much it holds
+                assert read is None or same(read, whole), f"byte {at}"
 
 
 def test_a_flipped_vertex_is_told_by_the_others(tmp_path: Path) -> None:
@@ -251,6 +255,50 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "fifo.npy")  # would be waited for
     (tmp_path / "dangling.npy").symlink_to("none")
-    for name in ("folder.npy", "fifo.npy", "dangling.npy", "a" * 300 + ".npy", "x\0.npy", "none/x.npy"):
+    (tmp_path / "device.npy").symlink_to(os.devnull)
+    for name in ("dangling.npy", "a" * 300 + ".npy", "x\0.npy", "none/x.npy"):
         with pytest.raises(ProblemError, match=r"no instance file|cannot be read"):
             instances.read(tmp_path / name)
+    for name in {"folder.npy", "fifo.npy", "device.npy"} & {p.name for p in tmp_path.iterdir()}:
+        with pytest.raises(ProblemError, match=rf"{name} cannot be read as \.npy: it is no regular file"):
+            instances.read(tmp_path / name)
+
+
+def test_an_npz_member_that_the_directory_skips(tmp_path: Path) -> None:
+    """One byte, the length of the first entry's comment or extra field, hid k: read as a file without."""
+    path = tmp_path / "w.npz"
+    instances.write(path, GENERAL, 2)
+    content = path.read_bytes()
+    first = content.index(b"PK\1\2")
+    for at in (first + 30, first + 32):  # the lengths of the extra field and of the comment
+        for length in range(1, 256):
+            path.write_bytes(content[:at] + bytes([length]) + content[at + 1 :])
+            with pytest.raises(ProblemError, match=r"damaged|cannot be read"):
+                instances.read(path)
+
+
+def test_npz_files_of_others(tmp_path: Path) -> None:
+    """Uncompressed, and with a comment at the end of the archive."""
+    path = tmp_path / "w.npz"
+    np.savez(path, W=GENERAL, k=2)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"made elsewhere"
+    assert np.array_equal(instances.read(path).W, GENERAL)
+    assert instances.read(path).k == 2
+
+
+def test_bfloat16_is_read_and_smaller_floats_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    W = torch.tensor([[1.5, -2.25], [-2.25, 3e38]], dtype=torch.bfloat16)
+    save_file({"W": W, "k": torch.tensor(1), "other": W.to(torch.float8_e4m3fn)}, path)
+    read = instances.read(path)
+    assert read.W.dtype == np.float32
+    assert np.array_equal(read.W, W.double().numpy())
+    assert read.k == 1
+    for name in ("float8_e4m3fn", "float8_e5m2"):
+        save_file({"W": torch.eye(2).to(getattr(torch, name))}, path)
+        with pytest.raises(ProblemError, match=rf"w\.safetensors: W has dtype {name}: give real numbers"):
+            instances.read(path)
+    save_file({"W": W, "k": torch.tensor(1, dtype=torch.bfloat16)}, path)
+    with pytest.raises(ProblemError, match="k has dtype"):
+        instances.read(path)

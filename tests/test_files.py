@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import re
 import signal
@@ -97,6 +98,67 @@ def test_a_full_disk(suffix: str, full: Path) -> None:
     (full / "filler").unlink()
     write(full / f"x{suffix}")
     assert (full / f"x{suffix}").stat().st_size > 256
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_read_only_disk(suffix: str, full: Path) -> None:
+    (full / f"x{suffix}").write_bytes(b"old")
+    subprocess.run(["mount", "-o", "remount,ro", full], check=True)
+    write, error = WRITERS[suffix]
+    for name in (f"x{suffix}", f"y{suffix}"):
+        with pytest.raises(error, match=r"cannot write .*Read-only file system\. Choose another place\.$"):
+            write(full / name)
+    assert sorted(p.name for p in full.iterdir()) == ["filler", f"x{suffix}"]
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("step", ["open", "fsync", "replace"])
+def test_a_disk_that_refuses_to_clean_up_as_well(
+    code: int, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told is what was refused first, and advice that can help."""
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    def refuse_to_clean(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.EBUSY, "the clean-up failed")
+
+    monkeypatch.setattr(os, step, refuse)
+    monkeypatch.setattr(Path, "unlink", refuse_to_clean)
+    with pytest.raises(FileError) as caught:
+        files.write(tmp_path / "x", "new")
+    told = f"cannot write {tmp_path / 'x'}: {os.strerror(code)}. "
+    help_ = "Make room, or choose another place." if code == errno.ENOSPC else "Choose another place."
+    assert str(caught.value) == told + help_
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, FileError])
+def test_new_folders_go_where_nothing_comes_of_them(error: type[BaseException], tmp_path: Path) -> None:
+    def fail(folder: Path, file: Path, error: type[BaseException], leave: bool = False) -> None:
+        with files.new_folder(folder):
+            file.write_text("something")
+            if not leave:
+                file.unlink()
+            raise error("something failed")
+
+    (tmp_path / "old").mkdir()
+    for name, left in (("a/b/c", ["old"]), ("old", ["old"]), ("old/new", ["old"])):
+        with pytest.raises(error):
+            fail(tmp_path / name, tmp_path / name / "x", error)
+        assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")] == left
+    with pytest.raises(error):
+        fail(tmp_path / "a" / "b", tmp_path / "a" / "x", error, leave=True)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "old", "x"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/x", "x\0", "a" * 300, "loop/x"])
+def test_folders_that_cannot_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(FileError, match=r"^cannot make the folder [^\[]*\.$"), files.new_folder(tmp_path / name):
+        pytest.fail("there is no such folder")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "loop"]
 
 
 @pytest.mark.parametrize("suffix", WRITERS)

@@ -1,6 +1,7 @@
 """ChannelMask and MaskProvider: shapes, files, any registered method, protection."""
 
 import dataclasses
+import types
 
 import pytest
 import torch
@@ -105,3 +106,16 @@ def test_a_count_that_no_head_can_have(count):
 def test_an_empty_mask():
     with pytest.raises(MaskError, match="empty"):
         ChannelMask(torch.zeros(0, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("fingerprint", ["fp", None, 3, [("a", 1)], {"a": 1.5}, {"a": True}, {"a": None}, {1: "a"}])
+def test_a_fingerprint_that_no_file_can_hold(fingerprint):
+    """Refused where it is given, not in `save`."""
+    with pytest.raises(MaskError, match=r"fingerprint=.*mapping of names"):
+        ChannelMask(torch.eye(4, dtype=torch.bool), fingerprint)
+
+
+def test_a_fingerprint_is_any_mapping(tmp_path):
+    made = ChannelMask(torch.eye(4, dtype=torch.bool), types.MappingProxyType({"model_type": "llama", "layers": 3}))
+    made.save(tmp_path / "m.safetensors")
+    assert ChannelMask.load(tmp_path / "m.safetensors").fingerprint == {"model_type": "llama", "layers": 3}

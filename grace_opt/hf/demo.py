@@ -33,7 +33,7 @@ RATIOS = (0.3, 0.5, 0.6)
 #: Below the table, in which the pocket model finds its password at all of these ratios.
 ADVICE = (
     f"Start with ratio={RATIOS[0]:g}: with a real model, larger ratios soon lose answers; 4 bits without pruning keep "
-    "about as many as that, and save more (docs/results/answers.md)."
+    "about as many as that, and save more (the README has a table of it)."
 )
 OBSERVED = 32
 

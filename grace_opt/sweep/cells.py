@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GraceError, OptionError
-from ..files import write
+from ..files import make_folder, write
 
 #: Version of the files that a sweep writes. A change of it changes every key, so that no old record is taken for a new.
 FORMAT = 1
@@ -224,10 +224,7 @@ def inside(directory: Path, path: Path) -> Path:
 
 def put(path: Path, text: str) -> None:
     """Write a file of a sweep, and its folders."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SweepError(f"cannot make {path.parent}: {error}. Choose another results folder.") from None
+    make_folder(path.parent, SweepError)
     write(path, text, SweepError)
 
 

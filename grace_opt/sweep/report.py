@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from ..files import write
+from ..files import new_folder, reason, write
 from ..optional import require
 from .cells import Record, SweepError, inside, read_cell
 from .lines import lines
@@ -60,16 +60,16 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
             "python -m bench.experiments all --out results; grace-opt report results"
         )
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        pages = [_experiment(directory, out, description) for description in found]
-        rows = [
-            [f"[{_escape(d.title)}]({d.name}.md)", _escape(d.paper), f"{done} of {len(d.keys)}"]
-            for d, (_, done) in zip(found, pages, strict=True)
-        ]
-        index = "# Experiments\n\n" + _markdown_table(["experiment", "paper", "cells done"], rows)
-        return [_write(out / "index", "Experiments", index), *(page for page, _ in pages)]
-    except OSError as error:
-        raise SweepError(f"cannot write the report: {error}. Make room, or choose another folder.") from None
+        with new_folder(out, SweepError):
+            pages = [_experiment(directory, out, description) for description in found]
+            rows = [
+                [f"[{_escape(d.title)}]({d.name}.md)", _escape(d.paper), f"{done} of {len(d.keys)}"]
+                for d, (_, done) in zip(found, pages, strict=True)
+            ]
+            index = "# Experiments\n\n" + _markdown_table(["experiment", "paper", "cells done"], rows)
+            return [_write(out / "index", "Experiments", index), *(page for page, _ in pages)]
+    except OSError as error:  # a folder that can not be listed, say
+        raise SweepError(f"cannot make the report: {error.filename}: {reason(error)}") from error
 
 
 def merge(records: Sequence[Record]) -> list[dict[str, Any]]:

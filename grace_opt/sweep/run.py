@@ -12,12 +12,13 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..files import make_folder, reason
 from .cells import Cell, Record, SweepError, read_cell, write_cell
 from .measure import Function, measure
 from .pool import Pool
@@ -116,15 +117,13 @@ def run_sweep(
     """
     name, unique = _checked(cells, function, workers, executor, retries)
     folder = Path(directory) / name
-    try:
-        (folder / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SweepError(f"cannot make {folder / 'cells'}: {error}. Choose another results folder.") from None
+    make_folder(folder / "cells", SweepError)
     failures: list[Failure] = []
     made = 0
     with _alone(folder):
         for left in (folder / "cells").glob(".*.json"):  # what a killed sweep was writing
-            left.unlink()
+            with suppress(OSError):  # where that can not be, no cell can be written either, which is told by name
+                left.unlink()
         todo = deque(cell for cell in unique if not _finished(cell, directory))
         before = len(unique) - len(todo)
 
@@ -277,7 +276,7 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         opened = (folder / ".lock").open("a")  # it stays empty
     except OSError as error:
-        raise SweepError(f"cannot write to {folder}: {error}. Choose another results folder.") from None
+        raise SweepError(f"cannot write to {folder}: {reason(error)}") from None
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
