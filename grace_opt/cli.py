@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from enum import IntEnum
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +32,7 @@ from .errors import GraceError, OptionError, SolverError
 from .files import FULL, new_folder
 from .solution import Solution
 from .tables import print_demo, solution_table
-from .terminal import FittingTable, show_plainly
+from .terminal import FittingTable, named, show_plainly
 from .values import solution_values, to_text
 
 EXIT_CODES = (
@@ -120,7 +120,7 @@ def _is_memory(error: Exception) -> bool:
 
 
 def _fail(what: str, why: object, code: Exit) -> NoReturn:
-    errors.print(Text.assemble((f"{what}:", "red"), f" {why}"), soft_wrap=True)
+    errors.print(Text.assemble((f"{what}:", "red"), f" {named(str(why), sys.stderr)}"), soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -195,7 +195,8 @@ def solve(
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
         common = _common(protected, seed, time_limit, "tight" if tight else certify)
-        solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
+        with redirect_stdout(sys.stderr):  # what libraries print, as SCS does at Ctrl-C, is no answer
+            solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
     if as_json:
         _print_json([solution_values(solution)])
     else:
@@ -227,7 +228,8 @@ def compare(
         instance = instances.read(file)
         common = _common(protected, seed, time_limit, "tight" if tight else certify)
         try:
-            compared = api.compare(instance.W, _k(k, instance, file), method or None, **common)
+            with redirect_stdout(sys.stderr):
+                compared = api.compare(instance.W, _k(k, instance, file), method or None, **common)
         except ComparisonError as error:
             _show(instance, error.partial, as_json)
             raise
@@ -274,7 +276,7 @@ def generate(
         instances.write(out, made.W, made.k if has_room else None)
     # Where the file has no room for k, the reader of this line has.
     stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
-    console.print(f"wrote {out}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True)
+    console.print(f"wrote {named(str(out), sys.stdout)}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True)
     if made.planted is not None:
         console.print(f"planted: {' '.join(map(str, made.planted))}", soft_wrap=True)
 

@@ -61,6 +61,23 @@ def show_plainly(stream: TextIO) -> None:
         stream.reconfigure(errors="grace_opt.plain")
 
 
+def named(text: str, stream: TextIO) -> str:
+    """Text that names files: letters that `stream` lacks as Python would write them, which can be told from others.
+
+    Examples
+    --------
+    >>> import io
+    >>> print(named("gλ.dat ≤", io.TextIOWrapper(io.BytesIO(), encoding="ascii")))
+    g\\u03bb.dat ≤
+    """
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def shown(letter: str) -> str:
+        return letter.encode(encoding, "backslashreplace").decode(encoding) if letter.isalpha() else letter
+
+    return "".join(map(shown, text))
+
+
 #: A rule below the names, of a letter that every terminal has.
 RULE = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
 

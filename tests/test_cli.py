@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import grace_opt
-from grace_opt import generators, instances
+from grace_opt import api, generators, instances
 from grace_opt.cli import app
 from grace_opt.testing import instance
 
@@ -252,3 +252,14 @@ def test_help_teaches(run):
         shown = run(command, "--help")
         assert shown.exit_code == 0
         assert "Example" in shown.output or "Hides a password" in shown.output
+
+
+def test_what_a_library_prints_is_no_answer(run, tmp_path, monkeypatch):
+    """SCS prints a line of its own at Ctrl-C, which made `--json` invalid."""
+    np.save(tmp_path / "w.npy", np.eye(3))
+    for name in ("solve", "compare"):
+        real = getattr(api, name)
+        monkeypatch.setattr(api, name, lambda *a, real=real, **b: (print("Failure:interrupted"), real(*a, **b))[1])
+        shown = run(name, tmp_path / "w.npy", "-k", 1, "--method", "mies", "--json")
+        assert json.loads(shown.stdout)
+        assert "Failure:interrupted" in shown.stderr
