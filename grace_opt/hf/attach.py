@@ -31,6 +31,7 @@ from .cache import PrunedKeyCache
 from .calls import Calls
 from .hook import GenerateHook, close_block, open_block
 from .implementation import Choice, base_for
+from .layer import PrunedKeyLayer
 
 
 class Attached(ContextDecorator):
@@ -93,7 +94,16 @@ class Attached(ContextDecorator):
             given.declare_prompt(length)  # a turn after others that were too short to be pruned
         if isinstance(given, PrunedKeyCache) and self._configured("cache_implementation", args, kwargs) is not None:
             kwargs["cache_implementation"] = None  # generate() would refuse the two together
+        if isinstance(given, PrunedKeyCache) and self._is_assisted(args, kwargs):
+            for layer in given.layers:  # later transformers say so themselves
+                if isinstance(layer, PrunedKeyLayer):
+                    layer.activate_past_recording()
         return plain(*args, **kwargs)
+
+    def _is_assisted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this generate() feeds candidates that it may take back."""
+        lookup = kwargs.get("prompt_lookup_num_tokens") or self._configured("prompt_lookup_num_tokens", args, kwargs)
+        return kwargs.get("assistant_model") is not None or bool(lookup)
 
     def _uses_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this generate() works with a cache at all: as an argument says, or else a configuration."""

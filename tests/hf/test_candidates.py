@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach
+from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach, layer
 from tests.hf.conftest import OBSERVED, RECENT
 from tests.hf.test_bad_input import quantises
 
@@ -70,17 +70,19 @@ def test_beside_the_prompt_see_what_they_would_see_alone(
 
 @pytest.mark.parametrize(("family", "changes"), FAMILIES, ids=[each[0] for each in FAMILIES])
 def test_that_are_looked_up_leave_the_greedy_text(family, changes, tiny, prompt):
+    if family in ("Olmo2", "Gemma2") and not layer._CROP_IS_RELATIVE:
+        pytest.skip("transformers 5.2 write a token too many, and can not crop sliding layers of their own")
     model = tiny(family, attention="eager" if "Gemma2" in family else "sdpa", **changes)
     assistant = copy.deepcopy(model)
     with torch.no_grad():  # right now and then
         assistant.lm_head.weight.add_(0.1 * torch.randn(assistant.lm_head.weight.shape))
     for row in range(2):
         ids = torch.cat([prompt[row : row + 1, :30], prompt[row : row + 1, 10:22]], dim=1)
+        helps = ({"prompt_lookup_num_tokens": 4}, {"assistant_model": assistant}, {"assistant_model": model})
         with attach(model, ratio=0.75, **WINDOWS):
             expected = model.generate(ids, **GREEDY)
-            assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=4, **GREEDY), expected)
-            assert torch.equal(model.generate(ids, assistant_model=assistant, **GREEDY), expected)
-            assert torch.equal(model.generate(ids, assistant_model=model, **GREEDY), expected)
+            for help_ in helps:
+                assert torch.equal(model.generate(ids, **help_, **GREEDY), expected)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=name)
