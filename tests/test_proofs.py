@@ -300,3 +300,16 @@ def test_giants_of_two_sizes_that_cancel():
 @pytest.mark.parametrize("start", [np.array([1, 1, 0, 0, 0, 1], bool), np.array([0, 1, 5]), torch.tensor([0, 1, 5])])
 def test_branch_and_bound_starts_from_any_array(start):
     assert float(solve(np.eye(6), 3, "branch_and_bound", start=start).objective) == 3
+
+
+@pytest.mark.parametrize("seed", [21, 49, 89, 95, 109])
+def test_near_ties_of_large_whole_numbers(seed):
+    """Sums on the way to a choice round where its own does not: a search that believes them claims too much."""
+    rng = np.random.default_rng(seed)
+    power = int(rng.integers(49, 53))
+    rng.integers(-(2**power), 2**power, size=(9, 9))
+    A = np.triu(2**power - rng.integers(0, 4, size=(9, 9))) * (1 if seed % 4 == 1 else -1)
+    W, k = (A + np.triu(A, 1).T).astype(float), int(rng.integers(3, 7))
+    sol = solve(W, k, "branch_and_bound", start="random")
+    assert float(sol.objective) == oracle.optimum(W.tolist(), k)
+    assert claims(sol)
