@@ -29,7 +29,7 @@ from grace_opt.solution import Result
 
 #: Subsets times n between two looks at the clock.
 SLICE = 1 << 26
-#: What sums in pairs may be off by, relative to the sum of |W_ij|.
+#: What sums in pairs may be off by, relative to the sum of the absolute weights.
 PAIR_DIGITS = 2.0**-96
 
 

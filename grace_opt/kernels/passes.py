@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .threads import COMPILE_FROM, in_threads
 
-#: Where f is less than this of the sum of |W_ij|, it is summed once more, without any rounding.
+#: Where f is less than this of the sum of the absolute weights, it is summed once more, without any rounding.
 CANCELLED = 2.0**-36
 
 
