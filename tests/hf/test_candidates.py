@@ -71,7 +71,9 @@ def test_beside_the_prompt_see_what_they_would_see_alone(
 @pytest.mark.parametrize(("family", "changes"), FAMILIES, ids=[each[0] for each in FAMILIES])
 def test_that_are_looked_up_leave_the_greedy_text(family, changes, tiny, prompt):
     if family in ("Olmo2", "Gemma2") and not layer._CROP_IS_RELATIVE:
-        pytest.skip("transformers 5.2 write a token too many, and can not crop sliding layers of their own")
+        # Dense caches show both: 7 and 16 of 60 lookups are a token too long; one made from Gemma 2's configuration
+        # never crops.
+        pytest.skip("transformers 5.2 write a token too many, or can not crop, with a dense cache as well")
     model = tiny(family, attention="eager" if "Gemma2" in family else "sdpa", **changes)
     assistant = copy.deepcopy(model)
     with torch.no_grad():  # right now and then
