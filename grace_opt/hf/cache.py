@@ -226,6 +226,17 @@ class PrunedKeyCache(Cache):
             self._settle()  # all layers at once: what torch.compile traces is interrupted here, and not in every layer
         return int(super().get_seq_length(layer_idx))
 
+    @property
+    def is_compileable(self) -> bool:
+        """Whether ``generate`` may compile the steps with static shapes: never.
+
+        ``generate`` asks before every step, outside what ``torch.compile`` traces: the moment to compress what could
+        not be compressed while the prompt was traced.
+        """
+        if not torch.compiler.is_compiling():
+            self._settle()
+        return False
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _settle(self) -> None:
         for layer in self.layers:
