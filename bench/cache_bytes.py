@@ -23,7 +23,7 @@ from transformers import LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 from grace_opt.hf import MemoryReport, PrunedKeyCache
 from grace_opt.weights import prune_count
 

@@ -25,7 +25,7 @@ import torch
 from bench.cache_bytes import INDEX, ITEM, RECENT, Shape, dense, ours
 from bench.provenance import caption, provenance, write_json
 from grace_opt import interaction_matrix
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 from grace_opt.weights import prune_count
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

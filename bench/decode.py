@@ -32,7 +32,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from bench.cost_model import MODELS, PROBES, Model, probes, timed
 from bench.provenance import caption, provenance, write_json
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 from grace_opt.hf.quantization import QuantizedTokens
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arrays import least_eigenvalue
+from ._util.arrays import least_eigenvalue
 from .errors import OptionError, ProblemError
 from .problem import Problem
 from .registry import Run

@@ -27,12 +27,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from . import api, generators, instances
+from ._util.files import FULL, new_folder
+from ._util.terminal import FittingTable, named, show_plainly
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, SolverError
-from .files import FULL, new_folder
 from .solution import Solution
 from .tables import print_demo, solution_table
-from .terminal import FittingTable, named, show_plainly
 from .values import solution_values, to_text
 
 EXIT_CODES = (

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._util.optional import require
 from .errors import OptionError, SolverError, UnknownSolverError
 from .objective import magnitude
-from .optional import require
 from .problem import Problem
 from .solution import OPTIMALITY_RTOL, Solution, Status, relative_gap, tolerance
 from .values import array, plain, solution_values, to_text

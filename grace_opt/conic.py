@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import power_of_two
+from ._util.arrays import power_of_two
 from .errors import SolverError, UnknownSolverError
 from .lifted import Multipliers
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._util.optional import require
 from .errors import OptionError, ProblemError
-from .optional import require
 from .problem import Problem
 
 FORMS = ("linear", "quadratic")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .files import write
+from ._util.files import write
 
 if TYPE_CHECKING:
     from .hf.demo import DemoReport

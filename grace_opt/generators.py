@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from .array_like import EXACT_INTEGER
+from ._util.array_like import EXACT_INTEGER
 from .errors import OptionError, ProblemError
 from .instances import Instance
 

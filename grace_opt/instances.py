@@ -34,8 +34,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import array_like, files, formats, matrix_market
-from .array_like import to_array
+from . import formats, matrix_market
+from ._util import array_like, files
+from ._util.array_like import to_array
 from .errors import ProblemError
 
 Array = npt.NDArray[Any]

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import least_eigenvalue, power_of_two
+from ._util.arrays import least_eigenvalue, power_of_two
 
 Array = npt.NDArray[np.float64]
 

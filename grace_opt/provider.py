@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import registry
-from .arrays import to_tensor
+from ._util.arrays import to_tensor
 from .errors import OptionError, ProblemError, UnknownSolverError
 from .masks import ChannelMask
 from .problem import Problem

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import least_eigenvalue
+from ._util.arrays import least_eigenvalue
 from .subproblem import Array, Subproblem
 
 #: Above this, one relaxation alone takes minutes and gigabytes.

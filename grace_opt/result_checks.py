@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import objective
-from .array_like import read
+from ._util.array_like import read
 from .errors import ProblemError, SolverError
 from .problem import Problem
 from .solution import Result

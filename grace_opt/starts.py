@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import objective, registry
-from .array_like import read
+from ._util.array_like import read
 from .errors import OptionError
 from .problem import Problem
 from .registry import Run

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import power_of_two
+from ._util.arrays import power_of_two
 from .problem import Problem
 
 Array = npt.NDArray[np.float64]

@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ._util.terminal import FittingTable
 from .solution import Solution
-from .terminal import FittingTable
 
 if TYPE_CHECKING:
     from .hf.demo import DemoReport

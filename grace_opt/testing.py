@@ -18,7 +18,7 @@ import torch
 from hypothesis import strategies as st
 
 from . import api, registry
-from .array_like import read
+from ._util.array_like import read
 from .errors import SolverError
 from .solution import OPTIMALITY_RTOL, ROUNDING, Solution, Status
 from .values import array

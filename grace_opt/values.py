@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .files import write
+from ._util.files import write
 from .solution import Solution
 
 

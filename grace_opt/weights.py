@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .array_like import read
-from .arrays import backend_of, to_tensor, working_dtype
+from ._util.array_like import read
+from ._util.arrays import backend_of, to_tensor, working_dtype
 from .errors import OptionError, ProblemError
 from .kernels.dispatch import use_triton
 from .kernels.greedy import LARGEST_ON_CHIP

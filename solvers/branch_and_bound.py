@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from grace_opt import bounds, fixing, objective, registry
-from grace_opt.arrays import count
+from grace_opt._util.arrays import count
 from grace_opt.depth_first import DepthFirst
 from grace_opt.doubly_nonnegative import SECONDS_PER_STEP, Multipliers, strengthened
 from grace_opt.errors import OptionError, SolverError

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from grace_opt import conic, lifted, objective, registry
-from grace_opt.arrays import power_of_two
+from grace_opt._util.arrays import power_of_two
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register

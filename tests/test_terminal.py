@@ -17,12 +17,12 @@ from rich.console import Console
 
 import grace_opt
 from grace_opt import cli, generators, instances
+from grace_opt._util.progress import progress_bar
+from grace_opt._util.terminal import FittingTable
 from grace_opt.comparison import Comparison
-from grace_opt.progress import progress_bar
 from grace_opt.solution import Result
 from grace_opt.sweep.watch import watching
 from grace_opt.tables import print_demo, solution_table
-from grace_opt.terminal import FittingTable
 
 ENCODINGS = ("ascii", "cp1252", "cp437", "utf-8")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..arrays import working_dtype
+from .._util.arrays import working_dtype
 from ..errors import CacheError, ProblemError
 from ..masks import ChannelMask
 from ..provider import MaskProvider

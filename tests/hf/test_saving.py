@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DynamicLayer
 
-from grace_opt import sealed
+from grace_opt._util import sealed
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach, saving
 from grace_opt.hf.layer import PrunedKeyLayer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiments.longbench.tasks import TASKS
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 from grace_opt.needle import CITIES, COLOURS, fact, filler, question, random_answer
 
 #: Sentences of filler in a context, about 13 words each.

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import ProblemError
 from .array_like import EXACT_INTEGER, FLOATS, read, too_large, wrong_dtype
-from .errors import ProblemError
 
 
 @dataclass(frozen=True)

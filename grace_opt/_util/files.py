@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import FileError, GraceError, OptionError
+from ..errors import FileError, GraceError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import ProblemError
+from ..errors import ProblemError
 
 #: The largest integer below which every integer is a float64.
 EXACT_INTEGER = 2**53

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .errors import OptionError
+from ..errors import OptionError
 
 #: Seconds after which a bar appears by itself.
 DELAY = 1.5

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import ProblemError
 from .array_like import EXACT_INTEGER, read, too_large
 from .arrays import count
-from .errors import ProblemError
 
 
 def counts(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tuple[Tensor, int]:

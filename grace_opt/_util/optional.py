@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .errors import OptionError
+from ..errors import OptionError
 
 
 def require(module: str, extra: str, purpose: str) -> Any:

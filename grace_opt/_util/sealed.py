@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .errors import GraceError
+from ..errors import GraceError
 from .files import write_tensors
 
 
