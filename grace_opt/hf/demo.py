@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from .. import bounds, objective
+from ..attention.provider import MaskProvider
+from ..attention.weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
 from ..errors import OptionError
 from ..needle import NeedlePrompt, make_prompt
 from ..problem import Problem
-from ..provider import MaskProvider
-from ..weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
 from .cache import PrunedKeyCache
 from .capture import capture
 from .implementation import attention_implementation

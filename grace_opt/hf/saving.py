@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .._util.sealed import Seal
+from ..attention.masks import is_fingerprint
 from ..errors import CacheError
-from ..masks import is_fingerprint
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
 from .saved_layer import SavedLayer

@@ -14,9 +14,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from ._util.sealed import Seal
-from .errors import MaskError
-from .objective import indices_from_mask
+from .._util.sealed import Seal
+from ..errors import MaskError
+from ..objective import indices_from_mask
 
 SEAL = Seal("grace_opt.channel_mask", "1", "a channel mask", MaskError)
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import registry
-from ._util.arrays import to_tensor
-from .errors import OptionError, ProblemError, UnknownSolverError
+from .. import registry
+from .._util.arrays import to_tensor
+from ..errors import OptionError, ProblemError, UnknownSolverError
+from ..problem import Problem
+from ..registry import Run, checked_seed
 from .masks import ChannelMask
-from .problem import Problem
-from .registry import Run, checked_seed
 from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune_count, salient_channels
 
 #: Presets: name -> (method, protection bounds).
