@@ -26,11 +26,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from . import api, generators, instances
+from . import api, instances
 from ._util.files import FULL, new_folder
 from ._util.terminal import FittingTable, named, show_plainly
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, SolverError
+from .instances import generators
 from .solution import Solution
 from .tables import print_demo, solution_table
 from .values import solution_values, to_text

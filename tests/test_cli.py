@@ -7,8 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 import grace_opt
-from grace_opt import api, generators, instances
+from grace_opt import api, instances
 from grace_opt.cli import app
+from grace_opt.instances import generators
 from grace_opt.testing import instance
 
 

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from grace_opt import GraceError, Problem, bounds, fixing, solve
 from grace_opt.depth_first import DepthFirst
 from grace_opt.doubly_nonnegative import Multipliers, strengthened
-from grace_opt.generators import attention, k_cluster
+from grace_opt.instances.generators import attention, k_cluster
 from grace_opt.kernels.compiled import relaxation as compiled
 from grace_opt.kernels.compiled import search as nodes
 from grace_opt.kernels.compiled.shift import ascend

@@ -16,10 +16,11 @@ import pytest
 from rich.console import Console
 
 import grace_opt
-from grace_opt import cli, generators, instances
+from grace_opt import cli, instances
 from grace_opt._util.progress import progress_bar
 from grace_opt._util.terminal import FittingTable
 from grace_opt.comparison import Comparison
+from grace_opt.instances import generators
 from grace_opt.solution import Result
 from grace_opt.sweep.watch import watching
 from grace_opt.tables import print_demo, solution_table

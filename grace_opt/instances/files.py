@@ -34,10 +34,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._util import array_like, files
+from .._util.array_like import to_array
+from ..errors import ProblemError
 from . import formats, matrix_market
-from ._util import array_like, files
-from ._util.array_like import to_array
-from .errors import ProblemError
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".mtx", ".dat", ".txt", ".clq", ".col")

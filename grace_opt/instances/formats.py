@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._util.files import read_lines
-from .errors import ProblemError
+from .._util.files import read_lines
+from ..errors import ProblemError
 
 Array = npt.NDArray[Any]
 _REAL = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)

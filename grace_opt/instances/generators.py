@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from ._util.array_like import EXACT_INTEGER
-from .errors import OptionError, ProblemError
-from .instances import Instance
+from .._util.array_like import EXACT_INTEGER
+from ..errors import OptionError, ProblemError
+from .files import Instance
 
 #: What has rows or columns, and how many an n by n array of 64 bits can have on any machine.
 SIZES, LARGEST = ("n", "queries", "keys", "rank", "massive", "classes", "levels"), 2**30 - 1

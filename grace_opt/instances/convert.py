@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._util.optional import require
-from .errors import OptionError, ProblemError
-from .problem import Problem
+from .._util.optional import require
+from ..errors import OptionError, ProblemError
+from ..problem import Problem
 
 FORMS = ("linear", "quadratic")
 #: The shifted W is PSD to this, relative to its largest entry and n, in spite of rounding in the eigenvalue.

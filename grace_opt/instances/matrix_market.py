@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._util.files import read_lines
-from .errors import ProblemError
+from .._util.files import read_lines
+from ..errors import ProblemError
 from .formats import integer_text, numbers, numbers_text, reals, twice
 
 Array = npt.NDArray[Any]
