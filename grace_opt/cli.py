@@ -30,11 +30,11 @@ from . import api, instances
 from ._util.files import FULL, new_folder
 from ._util.terminal import FittingTable, named, show_plainly
 from .comparison import Comparison, ComparisonError
+from .comparison.values import solution_values, to_text
 from .errors import GraceError, OptionError, SolverError
 from .instances import generators
 from .solution import Solution
 from .tables import print_demo, solution_table
-from .values import solution_values, to_text
 
 EXIT_CODES = (
     "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "

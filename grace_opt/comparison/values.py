@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._util.files import write
-from .solution import Solution
+from .._util.files import write
+from ..solution import Solution
 
 
 def array(values: Any) -> np.ndarray[Any, Any]:

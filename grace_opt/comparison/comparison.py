@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._util.optional import require
-from .errors import OptionError, SolverError, UnknownSolverError
-from .objective import magnitude
-from .problem import Problem
-from .solution import OPTIMALITY_RTOL, Solution, Status, relative_gap, tolerance
+from .._util.optional import require
+from ..errors import OptionError, SolverError, UnknownSolverError
+from ..objective import magnitude
+from ..problem import Problem
+from ..solution import OPTIMALITY_RTOL, Solution, Status, relative_gap, tolerance
 from .values import array, plain, solution_values, to_text
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Comparison(Sequence[Solution]):
         per_instance : bool
             For a batch: the first 20 instances one by one, instead of one row per method over all of them.
         """
-        from .comparison_table import comparison_table
+        from .table import comparison_table
 
         nodes = [None if (c := s.stats.get("nodes")) is None else int(array(c).sum()) for s in self.solutions]
         return comparison_table(self.rows(), self.methods, nodes, self._notes(), per_instance=per_instance)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ._util.terminal import FittingTable
+from .._util.terminal import FittingTable
 
 #: Instances of a batch that are shown one by one.
 SHOWN = 20
