@@ -8,14 +8,14 @@ from typer.testing import CliRunner
 
 import grace_opt
 from grace_opt import api, instances
-from grace_opt.cli import app
+from grace_opt.cli.app import app
 from grace_opt.instances import generators
 from grace_opt.testing import instance
 
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr("grace_opt.cli.console.width", 200)
+    monkeypatch.setattr("grace_opt.cli.app.console.width", 200)
     monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.5)
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 

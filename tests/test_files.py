@@ -345,7 +345,7 @@ OWNED = {
 EITHER = {"savez", "savez_compressed", "savefig", "to_parquet", "to_csv", "to_json", "save"}
 MEMORY = {"buffer", "picture"}
 #: An empty file that is locked; nothing is written to it.
-HOLD_NOTHING = {("grace_opt/sweep/run.py", "open"), ("grace_opt/cli.py", "open")}  # a lock; the null device
+HOLD_NOTHING = {("grace_opt/sweep/run.py", "open"), ("grace_opt/cli/app.py", "open")}  # a lock; the null device
 
 
 def writes(call: ast.Call) -> str | None:

@@ -8,7 +8,7 @@ cache and from pruned ones. It is tiny: this shows how to use the library, not w
 
 import matplotlib.pyplot as plt
 
-from grace_opt.figures import draw_demo
+from grace_opt.cli.figures import draw_demo
 from grace_opt.hf import PrunedKeyCache, attention_implementation
 from grace_opt.hf.demo import run_demo
 from grace_opt.hf.models import load_pocket

@@ -26,14 +26,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from . import api, instances
-from ._util.files import FULL, new_folder
-from ._util.terminal import FittingTable, named, show_plainly
-from .comparison import Comparison, ComparisonError
-from .comparison.values import solution_values, to_text
-from .errors import GraceError, OptionError, SolverError
-from .instances import generators
-from .solution import Solution
+from .. import api, instances
+from .._util.files import FULL, new_folder
+from .._util.terminal import FittingTable, named, show_plainly
+from ..comparison import Comparison, ComparisonError
+from ..comparison.values import solution_values, to_text
+from ..errors import GraceError, OptionError, SolverError
+from ..instances import generators
+from ..solution import Solution
 from .tables import print_demo, solution_table
 
 EXIT_CODES = (
@@ -301,9 +301,9 @@ def demo(
     """
     with _reporting():
         try:
+            from ..hf.demo import RATIOS, providers, run_demo
+            from ..hf.models import POCKET, load_model, quiet
             from .figures import save_demo
-            from .hf.demo import RATIOS, providers, run_demo
-            from .hf.models import POCKET, load_model, quiet
         except ImportError as error:
             raise OptionError(
                 f'the demo needs transformers and matplotlib: pip install "grace-opt[demo]" ({error})'
@@ -352,7 +352,7 @@ def report(
 
     Example: grace-opt report results --out docs/results/experiments
     """
-    from .sweep import make_report
+    from ..sweep import make_report
 
     with _reporting():
         pages = make_report(directory, out)

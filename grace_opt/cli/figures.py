@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._util.files import write
+from .._util.files import write
 
 if TYPE_CHECKING:
-    from .hf.demo import DemoReport
+    from ..hf.demo import DemoReport
 
 COLOURS = {"THINK": "#000000", "GRACE": "#0072B2", "GRACE + local search": "#D55E00"}
 STYLES = ("-", "--", ":")

@@ -13,11 +13,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ._util.terminal import FittingTable
-from .solution import Solution
+from .._util.terminal import FittingTable
+from ..solution import Solution
 
 if TYPE_CHECKING:
-    from .hf.demo import DemoReport
+    from ..hf.demo import DemoReport
 
 #: Instances of a batch that the tables show; JSON gives all.
 SHOWN = 20
@@ -25,7 +25,7 @@ SHOWN = 20
 
 def print_demo(console: Console, report: DemoReport) -> None:
     """Print a demo's report: what was asked, a row per cache, what the columns mean, and what to start with."""
-    from .hf.demo import ADVICE  # which whoever has a report has loaded
+    from ..hf.demo import ADVICE  # which whoever has a report has loaded
 
     console.print(
         Text.assemble(
