@@ -12,8 +12,8 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from .relaxation import Relaxation
-from .subproblem import Subproblem
+from .bounds.qcr import Relaxation
+from .bounds.subproblem import Subproblem
 
 
 class DepthFirst:

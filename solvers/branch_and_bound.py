@@ -26,18 +26,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from grace_opt import bounds, fixing, objective, registry
+from grace_opt import bounds, objective, registry
 from grace_opt._util.arrays import count
+from grace_opt.bounds import fixing
+from grace_opt.bounds.dnn import SECONDS_PER_STEP, Multipliers, strengthened
+from grace_opt.bounds.qcr import MOST_VERTICES, SECONDS, Relaxation, relax, shifted
+from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
 from grace_opt.depth_first import DepthFirst
-from grace_opt.doubly_nonnegative import SECONDS_PER_STEP, Multipliers, strengthened
 from grace_opt.errors import OptionError, SolverError
+from grace_opt.parallel import in_threads
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
-from grace_opt.relaxation import MOST_VERTICES, SECONDS, Relaxation, relax, shifted
 from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
 from grace_opt.starts import starting_masks
-from grace_opt.subproblem import Subproblem, objective_step, sums_are_exact
-from grace_opt.threads import in_threads
 
 #: Nodes of a depth-first try before pairs, and with pairs; and with ``bound="sdp"``, which branches on the strong
 #: bound.

@@ -3,9 +3,9 @@ r"""Semidefinite relaxation: a certified bound, usually the tightest here, and a
 Maths: Shor's relaxation with X1 = kx and diag(X) = x, on the face that these equations leave, so that the cone has an
 interior; ``relaxation="dnn"`` adds X ≥ 0 and ``"rlt"`` also X_ij ≤ x_i and X_ij ≥ x_i + x_j - 1. What a first-order
 solver prints as its objective is no bound; the bound returned is computed from its multipliers in float64, with
-rounding margins, and holds whatever they are (`grace_opt.lifted`). Rounding: the k largest x_i, and Gaussian samples
-with mean x and covariance X - xxᵀ, each polished by `local_search`. Complexity: O(m³) per iteration with SCS, O(m⁶) per
-instance with Clarabel, for m candidates. Guarantee: the bound. Good for one instance, or a few hundred, of up to some
+rounding margins, and holds whatever they are (`grace_opt.bounds.sdp_dual`). Rounding: the k largest x_i, and Gaussian
+samples with mean x and covariance X - xxᵀ, each polished by `local_search`. Complexity: O(m³) per iteration with SCS,
+O(m⁶) per instance with Clarabel, for m candidates. Guarantee: the bound. Good for one instance, or a few hundred, of up to some
 300 vertices, where the gap of cheaper bounds is too wide: on attention's W ``"rlt"`` often closes it. References: Shor
 (1987); Goemans & Williamson, J. ACM 42 (1995); Rendl & Sotirov, Math. Program. 109 (2007).
 """
@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grace_opt import conic, lifted, objective, registry
+from grace_opt import objective, registry
 from grace_opt._util.arrays import power_of_two
+from grace_opt.bounds import sdp_dual, sdp_primal
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
@@ -66,7 +67,7 @@ class SdpOptions:
     max_memory: float | None = None
 
     def __post_init__(self) -> None:
-        for name, accepted in (("relaxation", conic.RELAXATIONS), ("solver", SOLVERS)):
+        for name, accepted in (("relaxation", sdp_primal.RELAXATIONS), ("solver", SOLVERS)):
             if getattr(self, name) not in accepted:
                 raise OptionError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, accepted))}.")
         if self.eps is not None and not (_is_number(self.eps) and 0 < self.eps < 1):
@@ -120,10 +121,10 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
     if run.expired() or run.deadline - time.monotonic() < SECONDS_TO_START * m**3:
         return result([_mask(m, fallback)], -math.inf, stats | {"solver_status": "no time left"}, limit=True)
     found = _relax(W, k, options, run)
-    if found.status == conic.INTERRUPTED:
+    if found.status == sdp_primal.INTERRUPTED:
         run.interrupt()
     # Without any multipliers the bound is k λ_min(W): better than what a solver stopped early may have.
-    bound = max(lifted.dual_bound(W, k, each) for each in (found.multipliers, lifted.Multipliers.zero(m)))
+    bound = max(sdp_dual.dual_bound(W, k, each) for each in (found.multipliers, sdp_dual.Multipliers.zero(m)))
     value = None if math.isnan(found.value) else found.value * scale
     stats = {"relaxation": value, "solver": found.solver, "solver_status": found.status}
     return result(
@@ -143,16 +144,16 @@ def _trivial(W: np.ndarray[Any, Any], k: int) -> tuple[list[np.ndarray[Any, Any]
         return [_mask(m, [int(np.diag(W).argmin())])], float(np.diag(W).min())
     # k = m - 1: leaving i out leaves the total less its row, its column, and W_ii counted twice.
     left = W.sum() - 2 * W.sum(1) + np.diag(W)
-    margin = lifted.SUM_MARGIN * m * float(np.finfo(np.float64).eps) * float(np.abs(W).sum())
+    margin = sdp_dual.SUM_MARGIN * m * float(np.finfo(np.float64).eps) * float(np.abs(W).sum())
     return [~_mask(m, [int(left.argmin())])], float(left.min()) - margin
 
 
-def _relax(W: np.ndarray[Any, Any], k: int, options: SdpOptions, run: Run) -> conic.Relaxation:
+def _relax(W: np.ndarray[Any, Any], k: int, options: SdpOptions, run: Run) -> sdp_primal.Relaxation:
     """The first answer with multipliers; SolverError with every solver's status if there is none."""
     failures = []
     for solver in _order(len(W), options):
         try:
-            return conic.relax(
+            return sdp_primal.relax(
                 W,
                 k,
                 options.relaxation,
@@ -209,11 +210,11 @@ def _mask(m: int, chosen: Any) -> np.ndarray[Any, Any]:
 def _check_memory(m: int, options: SdpOptions) -> None:
     """Refuse before anything is allocated."""
     solver, gib = _order(m, options)[0], 2.0**30
-    needed = conic.memory_needed(m, options.relaxation, solver) / gib
-    allowed = conic.free_memory() / gib if options.max_memory is None else options.max_memory
+    needed = sdp_primal.memory_needed(m, options.relaxation, solver) / gib
+    allowed = sdp_primal.free_memory() / gib if options.max_memory is None else options.max_memory
     if needed <= allowed:
         return
-    frugal = conic.memory_needed(m, options.relaxation, "scs") / gib
+    frugal = sdp_primal.memory_needed(m, options.relaxation, "scs") / gib
     instead = (
         f"solver='scs' needs {frugal:.2g} GiB"
         if solver != "scs" and frugal <= allowed

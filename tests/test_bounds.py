@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt import Problem, ProblemError, bounds, solve
+from grace_opt.bounds import batched
 from grace_opt.instances import generators
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
@@ -87,13 +88,13 @@ def test_bounds_scale_with_the_weights(seed, scale):
 
 def test_a_shift_that_is_too_large_would_be_caught(monkeypatch):
     """Planted: with W - Diag d no longer positive semidefinite, the "bound" exceeds the optimum somewhere."""
-    right = bounds._diagonal_shift
+    right = batched._diagonal_shift
 
     def wrong(W, alive, shift):
         d, possible = right(W, alive, shift)
         return d + 0.9 * W.diagonal(dim1=-2, dim2=-1), possible
 
-    monkeypatch.setattr(bounds, "_diagonal_shift", wrong)
+    monkeypatch.setattr(batched, "_diagonal_shift", wrong)
     caught = 0
     for seed in range(20):
         W = instance("wishart", 9, seed)

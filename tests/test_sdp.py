@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import OptionError, SolverError, Status, UnknownSolverError, conic, lifted, solve
+from grace_opt import OptionError, SolverError, Status, UnknownSolverError, solve
 from grace_opt._util.arrays import power_of_two
-from grace_opt.conic import relax
-from grace_opt.lifted import Multipliers, dual_bound
+from grace_opt.bounds import sdp_dual, sdp_primal
+from grace_opt.bounds.sdp_dual import Multipliers, dual_bound
+from grace_opt.bounds.sdp_primal import relax
 from grace_opt.testing import KINDS, check_solution, instance, instances
 from tests import oracle
 
@@ -44,7 +45,7 @@ GARBAGE = ("equalities", "both", "one", "neither", "all")
 @settings(max_examples=300)
 @given(
     instances(max_n=7),
-    st.sampled_from(conic.RELAXATIONS),
+    st.sampled_from(sdp_primal.RELAXATIONS),
     st.sampled_from([{}, {"solver": "scs"}, {"solver": "scs", "max_iters": 5}, {"solver": "scs", "polish": False}]),
 )
 def test_the_bound_never_exceeds_the_optimum(drawn, relaxation, options):
@@ -73,7 +74,7 @@ def test_without_the_eigenvalue_the_bound_is_the_separable_minimum(monkeypatch, 
     W = instance("wishart", m, 1)
     given_ = garbage(rng, m, kind, 1.0)
     seen = {}
-    monkeypatch.setattr(lifted.np.linalg, "eigvalsh", lambda M: seen.update(M=M) or np.zeros(1))
+    monkeypatch.setattr(sdp_dual.np.linalg, "eigvalsh", lambda M: seen.update(M=M) or np.zeros(1))
     separable = dual_bound(W, k, given_)
     M, zero = seen["M"] * power_of_two(W), np.zeros((m, m))
     B, C, H = (
@@ -99,19 +100,19 @@ def planted_reversed(A, off, count):
     return lifted_row_minima(-A, off, count) * -1.0
 
 
-lifted_row_minima = lifted._row_minima
+lifted_row_minima = sdp_dual._row_minima
 
 
 @pytest.mark.parametrize("planted", [planted_rows, planted_reversed])
 def test_a_wrong_minimum_would_be_caught(monkeypatch, planted):
-    monkeypatch.setattr(lifted, "_row_minima", planted)
+    monkeypatch.setattr(sdp_dual, "_row_minima", planted)
     # Good multipliers: with random ones the eigenvalue's part is so low that no mistake elsewhere shows.
     found = [(W := instance("wishart", 7, s), relax(W, 3, "rlt").multipliers) for s in range(5)]
     assert any(dual_bound(W, 3, given_) > oracle.optimum(W, 3) for W, given_ in found)
 
 
 def test_a_wrong_eigenvalue_would_be_caught(monkeypatch):
-    monkeypatch.setattr(lifted.np.linalg, "eigvalsh", lambda M: np.linalg.eigh(M)[0][1:])
+    monkeypatch.setattr(sdp_dual.np.linalg, "eigvalsh", lambda M: np.linalg.eigh(M)[0][1:])
     found = [(W := instance("wishart", 7, s), relax(W, 3).multipliers) for s in range(5)]
     assert any(dual_bound(W, 3, given_) > oracle.optimum(W, 3) for W, given_ in found)
 
@@ -144,7 +145,7 @@ def lifted_value(W, k, relaxation):
     return cp.Problem(cp.Minimize(cp.sum(cp.multiply(W, X))), rows).solve(solver="CLARABEL")
 
 
-@pytest.mark.parametrize("relaxation", conic.RELAXATIONS)
+@pytest.mark.parametrize("relaxation", sdp_primal.RELAXATIONS)
 @pytest.mark.parametrize("kind", ["wishart", "attention", "indefinite", "zero rows"])
 def test_the_certified_value_is_the_relaxation_s(kind, relaxation):
     W, k = instance(kind, 9, 4), 4
@@ -162,7 +163,7 @@ def test_the_certified_value_is_the_relaxation_s(kind, relaxation):
 def test_more_constraints_give_better_bounds(kind):
     W, k = instance(kind, 8, 2), 3
     size = np.abs(W).sum()
-    shor, dnn, rlt = (float(solve(W, k, "sdp", relaxation=r).lower_bound) for r in conic.RELAXATIONS)
+    shor, dnn, rlt = (float(solve(W, k, "sdp", relaxation=r).lower_bound) for r in sdp_primal.RELAXATIONS)
     assert shor <= dnn + 1e-6 * size
     assert dnn <= rlt + 1e-6 * size
     assert rlt <= oracle.optimum(W, k) + slack(W)
@@ -192,7 +193,7 @@ def test_adding_a_constant_shifts_the_bound():
 
 @pytest.mark.parametrize("k", [0, 1, 6, 7])
 def test_forced_and_nearly_forced_choices_need_no_solver(monkeypatch, k):
-    monkeypatch.setattr(conic, "relax", None)
+    monkeypatch.setattr(sdp_primal, "relax", None)
     for kind in KINDS:
         W = instance(kind, 9, 1)
         sol = solve(W, k, "sdp", protected=[0, 8])
@@ -246,7 +247,7 @@ def test_the_status_of_a_failed_solver_is_passed_on(monkeypatch):
     def failing(*args, solver, **settings):
         raise SolverError(f"{solver} ended without a solution: NumericalError.")
 
-    monkeypatch.setattr(conic, "relax", failing)
+    monkeypatch.setattr(sdp_primal, "relax", failing)
     with pytest.raises(
         SolverError, match=r"clarabel .*NumericalError.* scs .*NumericalError.*local_search.*n = 8, k = 3"
     ):
@@ -254,14 +255,14 @@ def test_the_status_of_a_failed_solver_is_passed_on(monkeypatch):
 
 
 def test_auto_falls_back(monkeypatch):
-    right = conic.relax
+    right = sdp_primal.relax
 
     def fragile(*args, solver, **settings):
         if solver == "clarabel":
             raise SolverError("clarabel ended without a solution: NumericalError.")
         return right(*args, solver=solver, **settings)
 
-    monkeypatch.setattr(conic, "relax", fragile)
+    monkeypatch.setattr(sdp_primal, "relax", fragile)
     assert solve(instance("wishart", 8, 0), 3, "sdp").stats["solver"] == ["scs"]
 
 

@@ -7,11 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from grace_opt import Status, bounds, fixing, relaxation, solve
+from grace_opt import Status, bounds, solve
+from grace_opt.bounds import fixing, qcr
+from grace_opt.bounds.qcr import shifted
+from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.problem import Problem
 from grace_opt.registry import Run
-from grace_opt.relaxation import shifted
-from grace_opt.subproblem import Subproblem
 
 LIMITED = ["tabu", "branch_and_bound", "portfolio", "beam", "local_search", "exhaustive"]
 
@@ -71,7 +72,7 @@ def test_nothing_of_cubic_cost_is_begun_without_time(method, monkeypatch):
 def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
     """The clock runs with the rows that were swept: the sweep stops where its relaxation still fits."""
     sub, _ = Subproblem.of(Problem.of(hard(60), 30))
-    monkeypatch.setattr(relaxation, "ASCENT_SLICE", 60 * 60)
+    monkeypatch.setattr(qcr, "ASCENT_SLICE", 60 * 60)
     now, swept = [0.0], []
     from grace_opt.kernels.compiled import shift
 
@@ -88,7 +89,7 @@ def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
     assert swept == list(range(10))
     swept.clear()
     now[0] = 0.0
-    monkeypatch.setattr(relaxation, "SECONDS", 1.0 / 60**3)  # a relaxation takes a second
+    monkeypatch.setattr(qcr, "SECONDS", 1.0 / 60**3)  # a relaxation takes a second
     shifted(sub, 0.0, run=Run(deadline=10.0))
     assert len(swept) == 8
     swept.clear()

@@ -1,8 +1,8 @@
-"""The semidefinite relaxations of `grace_opt.lifted`, solved approximately by cvxpy with Clarabel or SCS.
+"""The semidefinite relaxations of `grace_opt.bounds.sdp_dual`, solved approximately by cvxpy with Clarabel or SCS.
 
-Use it through ``method="sdp"``, or directly with `grace_opt.lifted.dual_bound` for one dense instance of up to some 300
-vertices. cvxpy is imported on the first call. Sources: Goulart & Chen, Clarabel (arXiv 2405.12762); O'Donoghue, Chu,
-Parikh & Boyd, SCS, J. Optim. Theory Appl. 169 (2016); Ruiz, A scaling algorithm to equilibrate both rows and columns
+Use it through ``method="sdp"``, or directly with `grace_opt.bounds.sdp_dual.dual_bound` for one dense instance of up to
+some 300 vertices. cvxpy is imported on the first call. Sources: Goulart & Chen, Clarabel (arXiv 2405.12762);
+O'Donoghue, Chu, Parikh & Boyd, SCS, J. Optim. Theory Appl. 169 (2016); Ruiz, A scaling algorithm to equilibrate both rows and columns
 norms in matrices (2001).
 """
 
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._util.arrays import power_of_two
-from .errors import SolverError, UnknownSolverError
-from .lifted import Multipliers
+from .._util.arrays import power_of_two
+from ..errors import SolverError, UnknownSolverError
+from .sdp_dual import Multipliers
 
 Array = npt.NDArray[np.float64]
 
@@ -106,7 +106,7 @@ def relax(
 
     Examples
     --------
-    >>> from grace_opt.lifted import dual_bound
+    >>> from grace_opt.bounds.sdp_dual import dual_bound
     >>> W = np.array([[2.0, 1, 0, 1], [1, 3, 1, 0], [0, 1, 2, 1], [1, 0, 1, 4]])
     >>> found = relax(W, 2)
     >>> round(found.value, 4), round(dual_bound(W, 2, found.multipliers), 4)  # the optimum is 4

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._util.arrays import power_of_two
-from .problem import Problem
+from .._util.arrays import power_of_two
+from ..problem import Problem
 
 Array = npt.NDArray[np.float64]
 IN, OUT = 1, 2

@@ -6,7 +6,7 @@ r"""Certified lower bounds on the optimum, batched: no k-vertex set has a smalle
   tighter by a diagonal shift, :math:`x^\top (W - \mathrm{Diag}\, d) x + d^\top x`, which agrees with f on 0/1 points.
   Its value at any x is turned into a bound by duality, so stopping early costs tightness, never validity.
 * `plain_bound`, `qcr_bound`, `dnn_bound`, `tight_bound`: compiled, on the CPU; ever tighter and dearer, from
-  `grace_opt.tight`.
+  `grace_opt.bounds.tight`.
 
 All arithmetic is in float64. Rounding is covered by explicit margins (`EIGENVALUE_MARGIN`, `SUM_MARGIN`), subtracted
 from every returned value. Sources: Billionnet & Elloumi, Math. Program. 109 (2007) for the shift; Platt (1998) for the
@@ -18,11 +18,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._util.arrays import least_eigenvalue
-from .errors import OptionError, ProblemError
-from .problem import Problem
-from .registry import Run
-from .relaxation import EIGENVALUE_MARGIN
+from .._util.arrays import least_eigenvalue
+from ..errors import OptionError, ProblemError
+from ..problem import Problem
+from ..registry import Run
+from .qcr import EIGENVALUE_MARGIN
 from .tight import dnn_bound, open_bound, plain_bound, qcr_bound, tight_bound
 
 __all__ = [

@@ -1,7 +1,7 @@
 r"""Which vertices are in every optimal set, and which in none: fixing by bounds, before any search.
 
 If every choice with vertex v costs more than a known one, v is out; if every choice without it does, v is in. The lower
-bound of "with" and "without" is a convex relaxation (`grace_opt.relaxation`), so what is fixed is proved. On
+bound of "with" and "without" is a convex relaxation (`grace_opt.bounds.qcr`), so what is fixed is proved. On
 attention's W this decides most channels, the massive ones first, whose range of weights general solvers stumble over.
 Sources: Hammer, Hansen & Simeone (1984) for persistency; ours for the relaxations used.
 """
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import registry
-from .errors import OptionError
-from .problem import Problem
-from .registry import Run, checked_seed
-from .relaxation import RTOL, SECONDS, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
-from .solution import OPTIMALITY_RTOL, rounding
+from .. import registry
+from ..errors import OptionError
+from ..parallel import in_threads
+from ..problem import Problem
+from ..registry import Run, checked_seed
+from ..solution import OPTIMALITY_RTOL, rounding
+from .qcr import RTOL, SECONDS, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
 from .subproblem import Subproblem
-from .threads import in_threads
 
 #: Probing stops refining where fewer than this share of the vertices was fixed by a round.
 WORTH_ANOTHER = 0.1
@@ -171,7 +171,7 @@ def narrowed(
 
 def probed(sub: Subproblem, relaxation: Relaxation, cutoff: float, run: Run | None = None) -> npt.NDArray[np.int8]:
     """What probing every vertex decides: 1 = in, 2 = out, 0 = open, for all choices below `cutoff`."""
-    from .kernels.compiled.relaxation import probe
+    from ..kernels.compiled.relaxation import probe
 
     verdict = np.zeros(sub.m, np.int8)
     target = cutoff - sub.constant - relaxation.pairs + relaxation.rounding

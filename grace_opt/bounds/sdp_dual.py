@@ -1,7 +1,7 @@
 r"""Semidefinite relaxations in lifted variables: lower bounds that hold whatever the conic solver returned.
 
-Use it for the strongest bounds here, through ``method="sdp"``, or directly: `grace_opt.conic.relax` solves a relaxation
-of one dense instance with cvxpy, `dual_bound` turns any multipliers into a certified bound.
+Use it for the strongest bounds here, through ``method="sdp"``, or directly: `grace_opt.bounds.sdp_primal.relax` solves
+a relaxation of one dense instance with cvxpy, `dual_bound` turns any multipliers into a certified bound.
 
 **The relaxation.** With Y = (1, x)(1, x)ᵀ for the indicator x of a k-vertex set, Shor's relaxation minimises ⟨W, X⟩
 over ``Y = [[1, xᵀ], [x, X]]`` positive semidefinite, diag X = x, 1ᵀx = k, X1 = kx. No such Y is positive definite:
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ._util.arrays import least_eigenvalue, power_of_two
+from .._util.arrays import least_eigenvalue, power_of_two
 
 Array = npt.NDArray[np.float64]
 

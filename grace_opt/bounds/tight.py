@@ -8,8 +8,8 @@ fixing.
 * `tight_bound`: what ``certify="tight"`` computes. Vertices that a known choice rules in or out are fixed first, which
   mostly settles attention's W; then the two bounds above as far as they are needed.
 
-Every value is a bound whatever the iterations reached (`grace_opt.relaxation` says why, and by what margins for
-rounding). Sources: as `grace_opt.relaxation` and `grace_opt.doubly_nonnegative`.
+Every value is a bound whatever the iterations reached (`grace_opt.bounds.qcr` says why, and by what margins for
+rounding). Sources: as `grace_opt.bounds.qcr` and `grace_opt.bounds.dnn`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import fixing, objective, registry
-from .doubly_nonnegative import strengthened
-from .errors import SolverError
-from .problem import Problem
-from .registry import Run
-from .relaxation import MOST_VERTICES, relax, shifted
-from .solution import STEP_MARGIN
+from .. import objective, registry
+from ..errors import SolverError
+from ..parallel import in_threads
+from ..problem import Problem
+from ..registry import Run
+from ..solution import STEP_MARGIN
+from . import fixing
+from .dnn import strengthened
+from .qcr import MOST_VERTICES, relax, shifted
 from .subproblem import Subproblem, objective_step
-from .threads import in_threads
 
 #: `tight_bound` probes so often with the shifted relaxation, and goes on to so many steps of the method of multipliers
 #: where the gap is still larger than this: chosen on attention's W for about 10 ms per instance.

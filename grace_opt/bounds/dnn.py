@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .relaxation import SECONDS, Relaxation, shifted
+from .qcr import SECONDS, Relaxation, shifted
 from .subproblem import Array, Subproblem
 
 #: Over-relaxation of the multiplier step; anything below 1.618 converges.
