@@ -107,8 +107,9 @@ lint: $(STAMP) ## Lint and formatting, by ruff
 types: $(STAMP) ## Types, by mypy
 	$(BIN)/mypy
 
-contracts: $(STAMP) ## Who may import whom, by import-linter
+contracts: $(STAMP) ## Who may import whom, by import-linter; rooms, floors and circles of the code
 	$(BIN)/lint-imports
+	$(BIN)/python tests/rooms.py
 
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)

@@ -22,8 +22,9 @@ from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, UnknownSolverError
 from .problem import Problem
-from .registry import Progress, Run, SolverSpec, checked_seed
-from .result_checks import sound
+from .registry import SolverSpec
+from .registry.result_checks import sound
+from .run import Progress, Run, checked_seed
 from .solution import Solution, Status, check_mask, proved, relative_gap
 
 #: Seconds that `compare` gives each method where neither methods nor a limit were named.

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from threadpoolctl import ThreadpoolController
 
-from .registry import Run
+from .run import Run
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

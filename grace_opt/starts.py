@@ -14,7 +14,7 @@ from . import objective, registry
 from ._util.array_like import read
 from .errors import OptionError
 from .problem import Problem
-from .registry import Run
+from .run import Run
 from .solution import check_mask
 
 

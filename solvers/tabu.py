@@ -23,7 +23,8 @@ import torch
 from grace_opt.errors import OptionError
 from grace_opt.parallel import in_threads
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 

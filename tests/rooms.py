@@ -1,8 +1,9 @@
 """The plan of the house: its rooms, who opens a door to whom, and whether anybody walks in a circle.
 
 ``python tests/rooms.py`` prints the rooms at the top of ``grace_opt/``, every circle of files (imports inside functions
-and those for types alone count too, which import-linter does not see), and the longest chain of rooms.
-`tests/test_house.py` holds the figures, and `make contracts` prints them.
+and those for types alone count too, which import-linter does not see), and the longest chain of rooms. With ``--map``
+it writes ``docs/map.md``: every room and every file, each in the words of its own first line.
+`tests/test_house.py` holds the figures and the map, and `make contracts` prints the figures.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from pathlib import Path
 import networkx as nx
 
 PACKAGE = Path(__file__).resolve().parent.parent / "grace_opt"
+MAP = PACKAGE.parent / "docs" / "map.md"
+HEAD = """# Map of the code
+
+`grace_opt` has few rooms. Each number is a floor: a room uses only rooms on lower floors. `solvers/` is the folder of
+that name at the top of the checkout, one file per method.
+
+Written by `python tests/rooms.py --map` from the first lines of the files themselves.
+"""
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
@@ -83,8 +92,37 @@ def longest_chain(arrows: nx.DiGraph) -> list[str]:
     return ["+".join(sorted(flat.nodes[each]["members"])) for each in nx.dag_longest_path(flat)]
 
 
+def plan(arrows: nx.DiGraph, package: Path = PACKAGE) -> str:
+    """``docs/map.md``: the rooms from the ground up, and the files in each."""
+    found, between = modules(package), rooms(arrows)
+    floor: dict[str, int] = {}
+    for room in reversed(list(nx.topological_sort(between))):
+        floor[room] = 1 + max((floor[below] for below in between.successors(room)), default=0)
+    lines = [HEAD]
+    for room in sorted(between, key=lambda room: (floor[room], room)):
+        files = {name: path for name, path in found.items() if f"{name}.".startswith(f"grace_opt.{room}.")}
+        door = f"grace_opt.{room}"
+        lines += [f"## {floor[room]}. {room.strip('_') if room == '__main__' else room}", "", _first(files[door]), ""]
+        inside = [(name.removeprefix(f"{door}."), path) for name, path in sorted(files.items()) if name != door]
+        if inside:
+            lines += ["| file | what is in it |", "|---|---|"]
+            lines += [
+                f"| `{name.replace('.', '/')}` | {_first(path).replace('|', chr(92) + '|')} |" for name, path in inside
+            ]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _first(path: Path) -> str:
+    """The first sentence or paragraph of a module's docstring, on one line."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(text.split("\n\n")[0].split()) or "–"
+
+
 def main() -> None:
     arrows = graph()
+    if "--map" in sys.argv[1:]:
+        MAP.write_text(plan(arrows), encoding="utf-8")
     between = rooms(arrows)
     chain = longest_chain(between)
     print(f"{len(between)} rooms at the top of grace_opt/, {between.number_of_edges()} arrows between them")

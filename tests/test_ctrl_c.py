@@ -19,7 +19,7 @@ import pytest
 
 import grace_opt
 from grace_opt import Status, compare, instances, registry, solve
-from grace_opt.registry import Run
+from grace_opt.run import Run
 from grace_opt.solution import Result
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX sig
 RANDOM_MOMENTS = """
 import json, os, random, signal, sys, threading, time
 import numpy as np
-from grace_opt import Status, registry, solve
+from grace_opt import Status, solve
+from grace_opt.run import _Stop
 signal.signal(signal.SIGINT, signal.default_int_handler)
 method, n, batch, longest, options = json.loads(sys.argv[1])
 rng = np.random.default_rng(1)
@@ -37,7 +38,7 @@ W = W + W.swapaxes(1, 2)
 solve(np.cos(np.arange(576.0).reshape(24, 24)) + np.cos(np.arange(576.0).reshape(24, 24)).T, 12, method)  # compiled
 solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
 stops = []
-registry._Stop.__init__ = (lambda old: lambda self: (stops.append(self), old(self))[1])(registry._Stop.__init__)
+_Stop.__init__ = (lambda old: lambda self: (stops.append(self), old(self))[1])(_Stop.__init__)
 moments, found = random.Random(0), []
 for _ in range(6):
     stops.clear()
@@ -239,12 +240,10 @@ def test_the_command_line_prints_the_choice(command, tmp_path):
     instances.write(tmp_path / "w.npy", W + W.T)
     arguments = [command, "w.npy", "-k", "60", "--method", "tabu", "--time-limit", "120", "--json"]
     child = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom grace_opt import registry\n"
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom grace_opt.run import Run\n"
     )
-    child += "old = registry.Run.ctrl_c_stops\n"
-    child += (
-        "registry.Run.ctrl_c_stops = lambda run: (old(run), run.limited and print('go', file=sys.stderr, flush=True))\n"
-    )
+    child += "old = Run.ctrl_c_stops\n"
+    child += "Run.ctrl_c_stops = lambda run: (old(run), run.limited and print('go', file=sys.stderr, flush=True))\n"
     child += f"sys.argv[1:] = {arguments}\nfrom grace_opt.cli.app import app\napp()"
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

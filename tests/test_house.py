@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import grace_opt
+from tests import rooms
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -129,6 +130,25 @@ def test_import_leaves_the_global_state_of_others_alone() -> None:
     """
     run = python(code)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_house_has_few_rooms_and_floors_and_nobody_walks_in_circles() -> None:
+    files = rooms.graph()
+    between = rooms.rooms(files)
+    assert len(between) <= 22
+    assert len(rooms.longest_chain(between)) <= 10
+    assert rooms.circles(files) == rooms.circles(between) == []
+
+
+def test_a_circle_inside_functions_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "house").mkdir()
+    for name, content in {"__init__": "", "a": "from .b import x", "b": "def x():\n    from . import a"}.items():
+        (tmp_path / "house" / f"{name}.py").write_text(content)
+    assert rooms.circles(rooms.graph(tmp_path / "house")) == [["house.a", "house.b"]]
+
+
+def test_the_map_is_that_of_the_house() -> None:
+    assert rooms.MAP.read_text(encoding="utf-8") == rooms.plan(rooms.graph()), "run: python tests/rooms.py --map"
 
 
 def test_every_public_name_exists() -> None:

@@ -12,7 +12,7 @@ from grace_opt.bounds import fixing, qcr
 from grace_opt.bounds.qcr import shifted
 from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.problem import Problem
-from grace_opt.registry import Run
+from grace_opt.run import Run
 
 LIMITED = ["tabu", "branch_and_bound", "portfolio", "beam", "local_search", "exhaustive"]
 

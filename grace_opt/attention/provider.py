@@ -18,7 +18,7 @@ from .. import registry
 from .._util.arrays import to_tensor
 from ..errors import OptionError, ProblemError, UnknownSolverError
 from ..problem import Problem
-from ..registry import Run, checked_seed
+from ..run import Run, checked_seed
 from .masks import ChannelMask
 from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune_count, salient_channels
 

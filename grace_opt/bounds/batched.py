@@ -21,7 +21,7 @@ from torch import Tensor
 from .._util.arrays import least_eigenvalue
 from ..errors import OptionError, ProblemError
 from ..problem import Problem
-from ..registry import Run
+from ..run import Run
 from .qcr import EIGENVALUE_MARGIN
 from .tight import dnn_bound, open_bound, plain_bound, qcr_bound, tight_bound
 

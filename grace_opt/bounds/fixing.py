@@ -20,7 +20,7 @@ from .. import registry
 from ..errors import OptionError
 from ..parallel import in_threads
 from ..problem import Problem
-from ..registry import Run, checked_seed
+from ..run import Run, checked_seed
 from ..solution import OPTIMALITY_RTOL, rounding
 from .qcr import RTOL, SECONDS, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
 from .subproblem import Subproblem

@@ -2,8 +2,8 @@
 
 Use it through ``method="sdp"``, or directly with `grace_opt.bounds.sdp_dual.dual_bound` for one dense instance of up to
 some 300 vertices. cvxpy is imported on the first call. Sources: Goulart & Chen, Clarabel (arXiv 2405.12762);
-O'Donoghue, Chu, Parikh & Boyd, SCS, J. Optim. Theory Appl. 169 (2016); Ruiz, A scaling algorithm to equilibrate both rows and columns
-norms in matrices (2001).
+O'Donoghue, Chu, Parikh & Boyd, SCS, J. Optim. Theory Appl. 169 (2016); Ruiz, A scaling algorithm to equilibrate both
+rows and columns norms in matrices (2001).
 """
 
 from __future__ import annotations

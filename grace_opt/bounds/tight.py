@@ -24,7 +24,7 @@ from .. import objective, registry
 from ..errors import SolverError
 from ..parallel import in_threads
 from ..problem import Problem
-from ..registry import Run
+from ..run import Run
 from ..solution import STEP_MARGIN
 from . import fixing
 from .dnn import strengthened

@@ -29,8 +29,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import CacheError
 from .decoding import fused_attention
+from .handoff import pinned
 from .prompt import Observation
-from .segments import causal_mask, check_covers, check_covers_all, in_sequence, pinned, stored_columns, widened
+from .segments import causal_mask, check_covers, check_covers_all, in_sequence, stored_columns, widened
 from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]

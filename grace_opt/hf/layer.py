@@ -32,9 +32,10 @@ from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
 from .choosing import check_numbers, raise_unless_usable
 from .compression import compress
+from .handoff import Handoff, pin
 from .plan import LayerPlan
 from .prompt import Observation, Prompt
-from .segments import Handoff, pin, widened
+from .segments import widened
 from .storage import Compressed, Stored, Tail
 
 _CROP_IS_RELATIVE = crop_is_relative()

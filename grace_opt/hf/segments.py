@@ -18,42 +18,13 @@ Source: ThinK (arXiv 2407.21018) decodes on two segments; per KV head and batche
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import CacheError
 from .storage import Compressed, dense, narrowed
-
-if TYPE_CHECKING:
-    from .layer import PrunedKeyLayer
-
-# The attribute by which a key tensor carries its Handoff from the cache's update to the attention function.
-_ATTRIBUTE = "_grace_handoff"
-
-
-class Handoff(NamedTuple):
-    """What ``update`` pins to the keys that it returns.
-
-    The compressed part stands here, besides the layer, because an offloading cache moves the layer's own away between
-    ``update`` and the attention.
-    """
-
-    layer: PrunedKeyLayer
-    compressed: Compressed | None
-
-
-def pin(tensor: Tensor, handoff: Handoff) -> Tensor:
-    """A view of keys or values that carries the hand-off; a view, so that the stored tensor itself never does."""
-    view = tensor.view_as(tensor)
-    setattr(view, _ATTRIBUTE, handoff)
-    return view
-
-
-def pinned(tensor: Tensor) -> Handoff | None:
-    """The hand-off that these keys or values carry, or None."""
-    return getattr(tensor, _ATTRIBUTE, None)
 
 
 def segmented_attention(

@@ -13,7 +13,7 @@ from grace_opt.cli.app import app
 from grace_opt.hf import PrunedKeyCache, attention_implementation, capture
 from grace_opt.hf.demo import run_demo
 from grace_opt.hf.models import ModelError, load_model, load_pocket
-from grace_opt.needle import make_prompt
+from grace_opt.hf.needle import make_prompt
 from tests import oracle
 
 pocket = functools.cache(load_pocket)

@@ -12,8 +12,8 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from .bounds.qcr import Relaxation
-from .bounds.subproblem import Subproblem
+from ...bounds.qcr import Relaxation
+from ...bounds.subproblem import Subproblem
 
 
 class DepthFirst:
@@ -45,7 +45,7 @@ class DepthFirst:
 
         What the leaves among them are no better than, rounding included, goes into `least_leaf`, where it matters.
         """
-        from .kernels.compiled.search import search
+        from ...kernels.compiled.search import search
 
         r, began = self.relaxation, time.perf_counter()
         self.top, best, used, leaf = search(

@@ -32,12 +32,13 @@ from grace_opt.bounds import fixing
 from grace_opt.bounds.dnn import SECONDS_PER_STEP, Multipliers, strengthened
 from grace_opt.bounds.qcr import MOST_VERTICES, SECONDS, Relaxation, relax, shifted
 from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
-from grace_opt.depth_first import DepthFirst
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.parallel import in_threads
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
+from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from grace_opt.starts import starting_masks
 
 #: Nodes of a depth-first try before pairs, and with pairs; and with ``bound="sdp"``, which branches on the strong

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .errors import OptionError
+from ..errors import OptionError
 
 CITIES = """Accra Amman Ankara Athens Bangkok Beirut Bergen Berlin Bogota Boston Cairo Chicago Dakar Delhi Dublin
 Durban Geneva Glasgow Hamburg Hanoi Havana Helsinki Istanbul Jakarta Kyoto Lagos Lima Lisbon London Madrid Milan

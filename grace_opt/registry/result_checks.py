@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import objective
-from ._util.array_like import read
-from .errors import ProblemError, SolverError
-from .problem import Problem
-from .solution import Result
+from .. import objective
+from .._util.array_like import read
+from ..errors import ProblemError, SolverError
+from ..problem import Problem
+from ..solution import Result
 
 
 def checked(result: Any, problem: Problem, name: str) -> Result:
