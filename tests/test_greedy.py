@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import grace_opt
-from grace_opt import Status, registry, solve
+from grace_opt import Status, solve
 from grace_opt.cli.app import app
 from grace_opt.kernels import completion, greedy, threads
 from grace_opt.kernels.compiled import greedy as compiled_greedy
 from grace_opt.kernels.compiled.completion import complete
+from grace_opt.run import Run
 from grace_opt.solvers import beam as beam_module
 from grace_opt.testing import batches, check_solution, check_solver, instance, instances
 from tests import oracle
@@ -216,7 +217,7 @@ def test_beam_out_of_time_answers_with_mies():
 def test_beam_cut_short_keeps_what_was_done(monkeypatch):
     W = np.stack([instance("attention", 30, seed) for seed in range(2)])
     clock = iter([True] * 4 + [False])
-    monkeypatch.setattr(registry.Run, "has_time", lambda self, seconds: next(clock))
+    monkeypatch.setattr(Run, "has_time", lambda self, seconds: next(clock))
     sol = solve(W, [4, 20], "beam")
     assert [s is Status.LIMIT for s in sol.status] == [False, True]
     assert sol.stats["iterations"] == 4
