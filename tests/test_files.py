@@ -188,7 +188,7 @@ def test_special_files_are_never_replaced(suffix: str, tmp_path: Path) -> None:
 def test_what_the_shell_has_opened_is_not_replaced(name: str, tmp_path: Path) -> None:
     if not os.path.exists(name):
         pytest.skip("there is none here")
-    code = f"import sys; from grace_opt import files; print('before', flush=True); files.write({name!r}, 'x')"
+    code = f"import sys; from grace_opt._util import files; print('before', flush=True); files.write({name!r}, 'x')"
     with (tmp_path / "out").open("w") as out:
         run = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert "a file can not replace" in run.stderr
@@ -304,7 +304,7 @@ def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path) -> None:
     path = tmp_path / "x"
     code = """if True:
         import sys
-        from grace_opt import files
+        from grace_opt._util import files
         print("ready", flush=True)
         at = 0
         while True:

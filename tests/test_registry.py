@@ -60,8 +60,10 @@ def test_entry_points_are_loaded_on_first_use(forget, monkeypatch, tmp_path):
     (tmp_path / "somebodys_package.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
     points = [EntryPoint("other", "somebodys_package", registry.ENTRY_POINT_GROUP)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.ENTRY_POINT_GROUP else [])
-    monkeypatch.setattr(registry, "_loaded", False)
+    monkeypatch.setattr(
+        registry.methods, "entry_points", lambda group: points if group == registry.ENTRY_POINT_GROUP else []
+    )
+    monkeypatch.setattr(registry.methods, "_loaded", False)
     assert "plugged_in" in registry.specs()
     assert solve(torch.eye(3), 1, "plugged_in").indices.tolist() == [2]
 

@@ -19,7 +19,7 @@ import grace_opt
 from grace_opt import instances
 from grace_opt._util.progress import progress_bar
 from grace_opt._util.terminal import FittingTable
-from grace_opt.cli.app import app as cli
+from grace_opt.cli import app as cli
 from grace_opt.cli.tables import print_demo, solution_table
 from grace_opt.comparison import Comparison
 from grace_opt.instances import generators

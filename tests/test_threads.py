@@ -73,8 +73,8 @@ def test_first_use_by_many_threads_at_once(calls):
 
 @pytest.fixture
 def forget(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry.specs()))
-    monkeypatch.setattr(registry, "_broken", {})
+    monkeypatch.setattr(registry.methods, "_REGISTRY", dict(registry.specs()))
+    monkeypatch.setattr(registry.methods, "_broken", {})
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def plug_in(forget, monkeypatch, tmp_path):
     """Installs modules whose methods are found by entry points, as at the start of a process."""
     monkeypatch.syspath_prepend(tmp_path)
     points = []
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    monkeypatch.setattr(registry, "_loaded", False)
+    monkeypatch.setattr(registry.methods, "entry_points", lambda group: points)
+    monkeypatch.setattr(registry.methods, "_loaded", False)
 
     def install(name, code):
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
