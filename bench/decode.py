@@ -36,8 +36,8 @@ from grace_opt.files import aside
 from grace_opt.hf.quantization import QuantizedTokens
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.decode import decode_attention
-from grace_opt.kernels.packed import PackedKeys
+from grace_opt.kernels.decode.host import decode_attention
+from grace_opt.kernels.decode.packed import PackedKeys
 from grace_opt.weights import prune_count
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

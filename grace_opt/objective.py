@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels.passes import indices as compiled_indices
-from .kernels.passes import magnitude as magnitude
-from .kernels.passes import mask_from_indices as mask_from_indices
-from .kernels.passes import objective as one_per_instance
+from .kernels.objective import indices as compiled_indices
+from .kernels.objective import magnitude as magnitude
+from .kernels.objective import mask_from_indices as mask_from_indices
+from .kernels.objective import objective as one_per_instance
 
 
 def evaluate(W: Tensor, mask: Tensor) -> Tensor:

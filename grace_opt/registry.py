@@ -28,7 +28,7 @@ import torch
 
 from . import objective
 from .errors import OptionError, UnknownSolverError
-from .kernels.threads import COMPILE_FROM
+from .kernels._shared.threads import COMPILE_FROM
 from .problem import Problem
 from .result_checks import checked, copied, refuse_overwritten
 from .solution import Result

@@ -19,7 +19,7 @@ from torch import Tensor
 from .array_like import read
 from .arrays import backend_of, to_tensor, working_dtype
 from .errors import OptionError, ProblemError
-from .kernels.dispatch import use_triton
+from .kernels._shared.dispatch import use_triton
 from .kernels.greedy import LARGEST_ON_CHIP
 
 #: Our bounds [a, b] on the protected proportion; the paper gives none.
@@ -148,7 +148,7 @@ def _objection(q: Tensor, k: Tensor) -> str | None:
 
 
 def _in_one_read(q: Tensor, k: Tensor, attention_mask: Any) -> Tensor:
-    from .kernels.triton.interaction import interaction_matrix as on_chip
+    from .kernels.interaction.gpu import interaction_matrix as on_chip
 
     valid = None if attention_mask is None else _valid_tokens(attention_mask, k).reshape(-1, k.shape[-2])
     W = on_chip(q.reshape(-1, *q.shape[-3:]), k.reshape(-1, *k.shape[-3:]), valid)

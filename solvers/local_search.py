@@ -4,9 +4,9 @@ Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj
 1_S`; the best exchange is made, s is updated in O(n), and the search stops when a freshly computed s shows no improving
 exchange. Complexity O(n²) per step; compiled on the CPU, and on a GPU, for n up to 256, all steps in one launch of a
 Triton kernel. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f by more
-than what the weights of its own two vertices with S round to (`grace_opt.kernels.exchange`), whatever other weights
-there are. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and any work
-on maximum diversity.
+than what the weights of its own two vertices with S round to (`grace_opt.kernels.exchange.rounding`), whatever other
+weights there are. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and
+any work on maximum diversity.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from grace_opt import objective
 from grace_opt.errors import OptionError
-from grace_opt.kernels.dispatch import use_triton
-from grace_opt.kernels.exchange import REFRESH, tolerance
-from grace_opt.kernels.threads import in_threads
+from grace_opt.kernels._shared.dispatch import use_triton
+from grace_opt.kernels._shared.threads import in_threads
+from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
 from grace_opt.problem import Problem
 from grace_opt.registry import Run, register
 from grace_opt.solution import Result
@@ -65,7 +65,7 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
     if use_triton("exchanges", mask.device, _objection(problem, options, run)):
-        from grace_opt.kernels.triton.greedy import swap_refine
+        from grace_opt.kernels.greedy.gpu import swap_refine
 
         return Result(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
     if mask.device.type == "cpu":
@@ -103,7 +103,7 @@ def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> R
 
 def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
     """On the CPU: all steps of an instance in one go, but with a look at the clock now and then."""
-    from grace_opt.kernels.compiled.exchange import improve
+    from grace_opt.kernels.exchange.cpu import improve
 
     W, n = problem.W.contiguous().numpy(), problem.n
     chosen, candidates = mask.contiguous().numpy().copy(), problem.candidates.contiguous().numpy()

@@ -31,7 +31,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from grace_opt.kernels.triton import decode, gather, greedy, interaction
+from grace_opt.kernels.decode import gpu as decode
+from grace_opt.kernels.gather import gpu as gather
+from grace_opt.kernels.greedy import gpu as greedy
+from grace_opt.kernels.interaction import gpu as interaction
 from tests.packed import packed_keys, packed_values
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

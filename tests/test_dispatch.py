@@ -15,12 +15,16 @@ from grace_opt.hf import storage
 from grace_opt.hf.masking import kept_channels
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
-from grace_opt.kernels import dispatch
+from grace_opt.kernels._shared import dispatch
 from grace_opt.masks import ChannelMask
 from grace_opt.testing import instance
 
 triton = pytest.importorskip("triton")
-from grace_opt.kernels.triton import decode, gather, greedy, interaction, trial  # noqa: E402
+from grace_opt.kernels.decode import gpu as decode  # noqa: E402
+from grace_opt.kernels.decode import trial  # noqa: E402
+from grace_opt.kernels.gather import gpu as gather  # noqa: E402
+from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402
+from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU can not play the GPU beside one")
 CPU = torch.device("cpu")

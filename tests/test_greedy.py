@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 import grace_opt
 from grace_opt import Status, registry, solve
 from grace_opt.cli import app
-from grace_opt.kernels import completion, greedy, threads
-from grace_opt.kernels.compiled import greedy as compiled_greedy
-from grace_opt.kernels.compiled.completion import complete
+from grace_opt.kernels import completion, greedy
+from grace_opt.kernels._shared import threads
+from grace_opt.kernels.completion.cpu import complete
+from grace_opt.kernels.greedy import cpu as compiled_greedy
 from grace_opt.solvers import beam as beam_module
 from grace_opt.testing import batches, check_solution, check_solver, instance, instances
 from tests import oracle

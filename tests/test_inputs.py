@@ -11,7 +11,7 @@ import torch
 
 from grace_opt import GraceError, OptionError, Problem, ProblemError, solve, symmetrize
 from grace_opt.fixing import fixed_vertices
-from grace_opt.kernels import passes
+from grace_opt.kernels import objective as passes
 
 W = np.array([[4.0, 1, 2], [1, 3, 0], [2, 0, 5]])
 TINY = 5e-324  # the least float64

@@ -17,7 +17,7 @@ from grace_opt import Status, compare, objective, registry, solve, tight
 from grace_opt.bounds import LEVELS
 from grace_opt.depth_first import DepthFirst
 from grace_opt.fixing import fixed_vertices
-from grace_opt.kernels.compiled.enumeration import pair_sum
+from grace_opt.kernels.enumeration.cpu import pair_sum
 from grace_opt.problem import Problem
 from grace_opt.relaxation import relax
 from grace_opt.solution import Result, proved, relative_gap

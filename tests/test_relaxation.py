@@ -14,9 +14,9 @@ from grace_opt import GraceError, Problem, bounds, fixing, solve
 from grace_opt.depth_first import DepthFirst
 from grace_opt.doubly_nonnegative import Multipliers, strengthened
 from grace_opt.generators import attention, k_cluster
-from grace_opt.kernels.compiled import relaxation as compiled
-from grace_opt.kernels.compiled import search as nodes
-from grace_opt.kernels.compiled.shift import ascend
+from grace_opt.kernels.relaxation import cpu as compiled
+from grace_opt.kernels.search import cpu as nodes
+from grace_opt.kernels.shift.cpu import ascend
 from grace_opt.relaxation import linear_term, relax, shifted
 from grace_opt.subproblem import Subproblem, objective_step, sums_are_exact
 from grace_opt.testing import KINDS, batches, instance, instances

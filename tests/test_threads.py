@@ -18,8 +18,8 @@ import torch
 
 import grace_opt
 from grace_opt import registry, solve
-from grace_opt.kernels import dispatch
-from grace_opt.kernels import threads as kernel_threads
+from grace_opt.kernels._shared import dispatch
+from grace_opt.kernels._shared import threads as kernel_threads
 from grace_opt.registry import Run
 from grace_opt.solution import Result
 from grace_opt.threads import in_threads

@@ -16,7 +16,8 @@ from tests.mutants import mutant
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 triton = pytest.importorskip("triton")
-from grace_opt.kernels.triton import greedy, interaction  # noqa: E402 (only after that)
+from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402 (only after that)
+from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.float16, torch.bfloat16]

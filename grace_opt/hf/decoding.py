@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import decode as on_cpu
-from ..kernels.dispatch import DEVICE_TYPE, use_triton
-from ..kernels.packed import Packed
+from ..kernels._shared.dispatch import DEVICE_TYPE, use_triton
+from ..kernels.decode import host as on_cpu
+from ..kernels.decode.packed import Packed
 from .quantization import QuantizedTokens
 from .segments import decoding_mask, segmented_attention
 from .storage import Compressed
@@ -114,6 +114,6 @@ def _triton_decode(*stored: Any) -> Any:
         return None
     if not use_triton(kernel, device):
         return None
-    from ..kernels.triton import decode
+    from ..kernels.decode import gpu as decode
 
     return decode.decode_attention if use_triton(kernel, device, decode.objection(*stored)) else None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from ..kernels.dispatch import use_triton
+from ..kernels._shared.dispatch import use_triton
 from .quantization import QuantizedTokens
 
 #: Room for so many more tokens is made at once.
@@ -197,7 +197,7 @@ class Compressed:
 def narrowed(keys: Tensor, kept: Tensor) -> Tensor:
     """``(B, H, S, d')``: the kept channels of keys ``(B, H, S, d)``."""
     if use_triton("gather", keys.device, "gradients are asked for" if keys.requires_grad else None):
-        from ..kernels.triton.gather import narrowed as on_chip
+        from ..kernels.gather.gpu import narrowed as on_chip
 
         return on_chip(keys, kept)
     return keys.gather(-1, kept[:, :, None, :].expand(-1, -1, keys.shape[-2], -1))

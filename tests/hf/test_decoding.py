@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from grace_opt.hf import Quantization, SnapKV, decoding
-from grace_opt.kernels import dispatch
-from grace_opt.kernels.dispatch import use_triton
-from grace_opt.kernels.packed import PackedKeys, PackedValues
+from grace_opt.kernels._shared import dispatch
+from grace_opt.kernels._shared.dispatch import use_triton
+from grace_opt.kernels.decode.packed import PackedKeys, PackedValues
 
 
 @pytest.fixture(params=["compiled", "triton"])
@@ -26,7 +26,8 @@ def kernel(request, monkeypatch):
         pytest.importorskip("triton")
         if torch.cuda.is_available():
             pytest.skip("the CPU can not play the GPU beside one")
-        from grace_opt.kernels.triton import decode, trial
+        from grace_opt.kernels.decode import gpu as decode
+        from grace_opt.kernels.decode import trial
 
         passed = {(name, torch.device("cpu")): True for name in trial.TRIALS}
         for name, value in (("DEVICE_TYPE", "cpu"), ("_verdicts", passed), ("_machines", {}), ("_said", set())):

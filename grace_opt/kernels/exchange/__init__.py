@@ -1,0 +1,1 @@
+"""Best-exchange local search: the loop of `local_search`, and when an exchange is an improvement."""

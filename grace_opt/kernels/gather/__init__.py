@@ -1,0 +1,1 @@
+"""The kept channels of keys, copied out."""

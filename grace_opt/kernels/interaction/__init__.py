@@ -1,0 +1,1 @@
+"""The interaction matrix W of queries and keys."""

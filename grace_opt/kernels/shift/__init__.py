@@ -1,0 +1,1 @@
+"""Coordinate ascent on the diagonal that makes a relaxation convex. Compiled for the CPU only."""

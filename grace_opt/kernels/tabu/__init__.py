@@ -1,0 +1,1 @@
+"""Tabu search over exchanges, with memetic restarts. Compiled for the CPU only."""
