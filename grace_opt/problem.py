@@ -18,7 +18,7 @@ from .array_like import read
 from .arrays import Backend, backend_of, real, to_tensor, working_dtype
 from .errors import ProblemError
 from .inputs import candidates_mask, check_room, counts, from_graph
-from .kernels.objective import extremes
+from .kernels.extremes import extremes
 
 #: Symmetry is required to this many units of rounding of the input's dtype, relative to max |W| of the instance.
 SYMMETRY_EPS = 16

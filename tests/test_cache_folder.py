@@ -121,14 +121,14 @@ def test_a_change_in_one_file_is_seen_by_the_loops_that_call_into_it(sources: Pa
     code = """
 import numpy as np
 from grace_opt.kernels.exchange.cpu import improve
-from grace_opt.kernels.objective.cpu import largest_row
+from grace_opt.kernels.extremes.cpu import largest_row
 W = np.eye(3)[None]
 improve(1, 0.0, W, np.ones((1, 3), bool), np.ones((1, 3), bool), np.zeros(1, np.int64))
 print(sum(improve.stats.cache_hits.values()))
 """
     env = environment(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "kept"))
     assert [python(code, env)[0].split()[-1] for _ in range(2)] == ["0", "1"]
-    called = tmp_path / "grace_opt" / "kernels" / "objective" / "cpu.py"
+    called = tmp_path / "grace_opt" / "kernels" / "extremes" / "cpu.py"
     called.write_text(called.read_text(encoding="utf-8") + "\n# another version\n", encoding="utf-8")
     assert python(code, env)[0].split()[-1] == "0"
 

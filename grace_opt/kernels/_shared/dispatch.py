@@ -14,11 +14,13 @@ Source: ours.
 from __future__ import annotations
 
 import importlib.util
-import os
 import threading
 import warnings
 
 import torch
+
+from .operation import Triton
+from .switches import TRITON, is_off
 
 #: The kind of device that the kernels are for.
 DEVICE_TYPE = "cuda"
@@ -31,15 +33,14 @@ _said: set[tuple[str, str]] = set()
 _trying = threading.RLock()  # a kernel's trial may use another kernel
 
 
-def use_triton(kernel: str, device: torch.device, objection: str | None = None) -> bool:
+def use_triton(kernel: Triton, device: torch.device, unsupported: str | None = None) -> bool:
     """Whether this kernel is to be used on this device.
 
     Parameters
     ----------
-    kernel : str
-        One of the names in :data:`grace_opt.kernels.decode.trial.TRIALS`.
+    kernel : Triton
     device : torch.device
-    objection : str or None
+    unsupported : str or None
         Why it can not take what it would be given.
 
     Notes
@@ -47,25 +48,26 @@ def use_triton(kernel: str, device: torch.device, objection: str | None = None) 
     Waits for the device the first time only, for the kernel's trial; not while a CUDA graph is captured, when only
     kernels that have had their trial are used.
     """
-    if device.type != DEVICE_TYPE or torch.compiler.is_compiling() or os.environ.get("GRACE_OPT_TRITON") == "0":
+    if device.type != DEVICE_TYPE or torch.compiler.is_compiling() or is_off(TRITON):
         return False
-    verdict = _verdicts.get((kernel, device))
-    if objection is None and verdict is not None:
+    verdict = _verdicts.get((kernel.name, device))
+    if unsupported is None and verdict is not None:
         return verdict
     with _trying:  # one trial of each kernel, whichever thread comes first
         if device not in _machines:
-            _machines[device] = _machine_objection(device)
-        objection = _machines[device] or objection
-        if objection is not None:
-            return _refused(kernel, objection)
-        if (kernel, device) not in _verdicts:
+            _machines[device] = unsupported_machine(device)
+        unsupported = _machines[device] or unsupported
+        if unsupported is not None:
+            return _refused(kernel, unsupported)
+        if (kernel.name, device) not in _verdicts:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return False
-            _verdicts[kernel, device] = _tried(kernel, device)
-        return _verdicts[kernel, device]
+            _verdicts[kernel.name, device] = _tried(kernel, device)
+        return _verdicts[kernel.name, device]
 
 
-def _machine_objection(device: torch.device) -> str | None:
+def unsupported_machine(device: torch.device) -> str | None:
+    """Why no kernel of Triton can run on a device, or None."""
     if importlib.util.find_spec("triton") is None:
         return 'triton is not installed: pip install "grace-opt[gpu]"'
     if device.type != "cuda" or torch.version.hip is not None:
@@ -77,19 +79,17 @@ def _machine_objection(device: torch.device) -> str | None:
     return f"{name} has compute capability {found[0]}.{found[1]}, and Triton needs {OLDEST[0]}.{OLDEST[1]}"
 
 
-def _tried(kernel: str, device: torch.device) -> bool:
-    from ..decode.trial import TRIALS
-
+def _tried(kernel: Triton, device: torch.device) -> bool:
     try:
         with torch.no_grad():
-            agrees = TRIALS[kernel](device)
+            agrees = kernel.trial(device)
     except Exception as error:  # whatever a compiler or driver can raise: the reference does not need them
         return _refused(kernel, f"its trial on {device} failed ({type(error).__name__}: {error})")
     return agrees or _refused(kernel, f"in its trial on {device} it differed from the reference; please report this")
 
 
-def _refused(kernel: str, why: str) -> bool:
-    if (kernel, why) not in _said:
-        _said.add((kernel, why))
-        warnings.warn(f"the Triton kernel for {kernel} is not used, torch does its work: {why}", stacklevel=4)
+def _refused(kernel: Triton, why: str) -> bool:
+    if (kernel.name, why) not in _said:
+        _said.add((kernel.name, why))
+        warnings.warn(f"the Triton kernel for {kernel.name} is not used, torch does its work: {why}", stacklevel=4)
     return False

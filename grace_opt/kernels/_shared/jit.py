@@ -25,6 +25,8 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
+from .switches import LLVM, is_off
+
 _lock = threading.Lock()
 _said = False
 
@@ -51,6 +53,18 @@ def c_function(signature: str) -> Callable[[Callable[..., Any]], Any]:
         return made
 
     return compiled
+
+
+def cache_folder() -> Path | None:
+    """Where compiled loops are kept; None if nowhere. Beside each module, ``*`` stands for the operation."""
+    try:
+        folder = Path(_Cache(cache_folder).cache_path)
+    except (RuntimeError, OSError):
+        return None
+    own = Path(__file__).parent
+    if folder.parent == own:
+        return own.parent / "*" / folder.name
+    return folder.parent if folder.name.startswith(f"{own.name}_") else folder  # a folder for each module
 
 
 class _Files(CompileResultCacheImpl):
@@ -98,9 +112,10 @@ def _cache_of(function: Callable[..., Any]) -> Any:
 
 @cache
 def _stamp(own: Path) -> str:
-    """Of numba's version, and of the sources of all compiled loops and of the function's own file."""
+    """Of numba's version, of the switch, and of the sources of all kernels and of the function's own file."""
     sources = sorted(Path(__file__).parents[1].rglob("*.py"))
-    texts = [numba.__version__.encode(), *(file.read_bytes() for file in (own, *sources))]
+    versions = f"{numba.__version__} {is_off(LLVM)}".encode()
+    texts = [versions, *(file.read_bytes() for file in (own, *sources))]
     return hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()[:12]
 
 

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+
+from .switches import OPENMP, is_off
 
 #: Below this many steps torch is done before numba would be imported (about half a second, once).
 COMPILE_FROM = 200_000
@@ -31,7 +34,17 @@ def worth_compiling(steps: int) -> bool:
     return _steps >= COMPILE_FROM
 
 
-def in_threads(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...], alone: bool = False) -> None:
+def enough_steps(steps: int) -> bool:
+    """Whether this call alone makes up for the import."""
+    return steps >= COMPILE_FROM
+
+
+def worth_one_pass(W: Tensor) -> bool:
+    """Whether W is read by a compiled loop: smaller ones are done before numba would be imported."""
+    return W.device.type == "cpu" and W.dtype in (torch.float32, torch.float64) and enough_steps(W.numel())
+
+
+def split_batch(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...], alone: bool = False) -> None:
     """Call `kernel` on equal shares of the batch, as many as torch has threads; it releases the interpreter.
 
     With `alone`, in this thread, as is faster where there is little to do.
@@ -50,7 +63,6 @@ def in_threads(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...]
         done.result()
 
 
-@cache
 def torch_team() -> Callable[[int, npt.NDArray[np.int64]], None] | None:
     """Torch's own threads, for compiled functions; None where they can not be had.
 
@@ -58,15 +70,30 @@ def torch_team() -> Callable[[int, npt.NDArray[np.int64]], None] | None:
     runs a function in as many of them as torch has, without waking anybody: ``team(address, data)`` calls
     ``void address(void *data)`` in each and returns when all have. On Linux, with GNU's OpenMP, which torch brings.
     """
+    if is_off(OPENMP):
+        return None
+    run, _ = _gnu_openmp()
+    return None if run is None else lambda address, data: run(address, data.ctypes.data, torch.get_num_threads(), 0)
+
+
+def no_team_reason() -> str | None:
+    """Why `torch_team` is None, or None if it is not."""
+    return f"{OPENMP}=0" if is_off(OPENMP) else _gnu_openmp()[1]
+
+
+@cache
+def _gnu_openmp() -> tuple[Any, str | None]:
+    """What starts a parallel region of torch's OpenMP; or None, and why."""
     try:
         loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
-        if len(loaded) != 1:  # with several it is not known which one is torch's
-            return None
+        if len(loaded) != 1:
+            which = "several copies of GNU's OpenMP are" if loaded else "GNU's OpenMP is not"
+            return None, f"{which} loaded, so torch's own cannot be told"
         run = ctypes.CDLL(loaded.pop(), mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
+    except (OSError, AttributeError) as error:
+        return None, f"torch's OpenMP cannot be reached, which takes Linux ({type(error).__name__})"
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
-    return lambda address, data: run(address, data.ctypes.data, torch.get_num_threads(), 0)
+    return run, None
 
 
 @cache

@@ -7,12 +7,17 @@ Voss (1999), with GRACE's Algorithm 1 as the pilot.
 
 from __future__ import annotations
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from ...arrays import first_argmin
-from .._shared.threads import COMPILE_FROM, in_threads
+from .._shared.operation import Compiled, Operation, trial_of
+from .._shared.threads import COMPILE_FROM, enough_steps
+from . import reference
+
+OPERATION = Operation(
+    "completion",
+    "greedy completions of partial sets, for beam's lookahead",
+    cpu=Compiled(f"from {COMPILE_FROM:,} steps on", trial_of(__name__, "cpu")),
+)
 
 
 def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -41,30 +46,8 @@ def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: i
     -----
     O(need · n) per partial set; W is never copied per set.
     """
-    if W.device.type == "cpu" and scores.numel() * width >= COMPILE_FROM:
-        from .cpu import complete
+    if W.device.type == "cpu" and enough_steps(scores.numel() * width):
+        from .cpu import completions as compiled
 
-        order = np.full((scores.shape[0], width), -1, dtype=np.int64)
-        cost = np.zeros(scores.shape[0])
-        W_array = W.contiguous().numpy()
-        scratch = scores.clone(memory_format=torch.contiguous_format).numpy()
-        in_threads(lambda *share: complete(W_array, *share), (owner.numpy(), scratch, need.numpy(), order, cost))
-        return torch.from_numpy(order), torch.from_numpy(cost)
-    return torch_completions(W, owner, scores, need, width)
-
-
-def torch_completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The reference: `width` steps of a few tensor operations for all partial sets."""
-    n = W.shape[-1]
-    rows, scores, first_row = W.reshape(-1, n), scores.clone(), owner * n
-    order = torch.full((scores.shape[0], width), -1, dtype=torch.int64, device=W.device)
-    cost = torch.zeros(scores.shape[0], dtype=torch.float64, device=W.device)
-    for step in range(width):
-        best = first_argmin(scores)
-        rise = scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
-        wanted = step < need
-        cost += torch.where(wanted, rise, 0.0)
-        order[:, step] = torch.where(wanted & rise.isfinite(), best, -1)
-        scores.add_(rows.index_select(0, first_row + best), alpha=2)
-        scores.scatter_(-1, best.unsqueeze(-1), torch.inf)
-    return order, cost
+        return compiled(W, owner, scores, need, width)
+    return reference.completions(W, owner, scores, need, width)

@@ -6,8 +6,20 @@ Source: the pilot method of Duin & Voss (1999), with GRACE's Algorithm 1 as the 
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .._shared.jit import jit
+from .._shared.threads import split_batch
+
+
+def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Order and cost, by shares of the partial sets."""
+    order, cost = np.full((scores.shape[0], width), -1, dtype=np.int64), np.zeros(scores.shape[0])
+    W_array = W.contiguous().numpy()
+    scratch = scores.clone(memory_format=torch.contiguous_format).numpy()
+    split_batch(lambda *share: complete(W_array, *share), (owner.numpy(), scratch, need.numpy(), order, cost))
+    return torch.from_numpy(order), torch.from_numpy(cost)
 
 
 @jit

@@ -1,14 +1,14 @@
-"""Attention of a few new queries over a pruned key cache, compiled for the CPU
-(:mod:`grace_opt.kernels.decode.cpu`).
+"""Attention of a few new queries over a pruned key cache on the CPU: hands tensors to the loops in
+:mod:`grace_opt.kernels.decode.cpu`, which take addresses.
 
-What is computed is :func:`grace_opt.hf.segments.segmented_attention`, which stays the definition; names and order of
-the parameters are those of :mod:`grace_opt.kernels.decode.gpu`, which is for GPUs. Decoding reads every stored key
-and value once and does little with them: here all threads read, each number once for the whole group of query heads,
-also where one sequence has fewer heads than there are threads.
+What is computed is `grace_opt.kernels.decode.reference`, which stays the definition; names and order of the parameters
+are those of :mod:`grace_opt.kernels.decode.gpu`, which is for GPUs. Decoding reads every stored key and value once and
+does little with them: here all threads read, each number once for the whole group of query heads, also where one
+sequence has fewer heads than there are threads.
 
-When: on a CPU, in float32, while decoding without gradients, dropout or a need for the weights; ask :func:`objection`.
-Pruned keys are read fastest where each token's channels lie side by side. The first call of all compiles (some
-seconds), the first call of a process loads what was compiled (some tenths of a second).
+When: on a CPU, in float32, while decoding without gradients, dropout or a need for the weights; `unsupported_reason`
+says why not. Pruned keys are read fastest where each token's channels lie side by side. The first call of all compiles
+(some seconds), the first call of a process loads what was compiled (some tenths of a second).
 
 Source: ours, and what the compiled module names.
 """
@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from ...errors import CacheError
-from .._shared.threads import in_threads, torch_team
+from .._shared.switches import LLVM, is_off
+from .._shared.threads import split_batch, torch_team
+from .forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, NO_MASK, PACKED, ROWS
 from .packed import ENTRIES, Packed, PackedKeys, PackedValues
 
 #: Most query rows (query heads per KV head times new tokens): a matrix library is faster long before.
@@ -33,12 +35,8 @@ LEAST_COLUMNS = 128
 #: Below so many numbers read, waking other threads takes longer than they save.
 ALONE_BELOW = 2**17
 
-_ROWS, _LANES = 4, 8  # as the compiled module has them: importing it takes long
-_NO_MASK, _CAUSAL, _BOOL, _ADDITIVE = range(4)
-_BY_TOKEN, _BY_CHANNEL, _PACKED = range(3)
 
-
-def objection(
+def unsupported_reason(
     query: Tensor,
     pruned_keys: Tensor | PackedKeys,
     sink_keys: Tensor,
@@ -54,6 +52,8 @@ def objection(
         As there.
     """
     tensors = (query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
+    if is_off(LLVM):
+        return f"{LLVM}=0 turns off what is written as LLVM instructions"
     if any(t.device.type != "cpu" for t in tensors):
         devices = ", ".join(sorted({str(t.device) for t in tensors}))
         return f"tensors are on {devices}; they must all be on the CPU"
@@ -126,9 +126,9 @@ def decode_attention(
     Raises
     ------
     CacheError
-        If there is an :func:`objection`, no token is stored, or shapes do not go together.
+        If there is an `unsupported_reason`, no token is stored, or shapes do not go together.
     """
-    reason = objection(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
+    reason = unsupported_reason(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
         raise CacheError(f"the compiled decoding kernel can not be used: {reason}; use segmented_attention")
     _check_shapes(query, pruned_keys, kept_indices, sink_keys, tail_keys, old_values, tail_values)
@@ -168,7 +168,7 @@ def decode_attention(
 
     items = pairs * runs
     largest, sums = np.full((items, rows), -np.inf, np.float32), np.zeros((items, rows), np.float32)
-    products = np.zeros((items, -(-rows // _ROWS) * _ROWS, -(-value_width // (2 * _LANES)) * 2 * _LANES), np.float32)
+    products = np.zeros((items, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES), np.float32)
     constants = (
         np.array(places, np.int64),
         np.array(sizes + key_form + value_form, np.int64),
@@ -187,7 +187,7 @@ def decode_attention(
         data = np.array([*(a.ctypes.data for a in arrays), items, rows, *products.shape[1:]], np.int64)
         team(attend_in_team.address or 0, data)
     else:
-        in_threads(lambda share: attend(taken, *constants, largest, sums, products), (np.arange(items),))
+        split_batch(lambda share: attend(taken, *constants, largest, sums, products), (np.arange(items),))
     join(largest, sums, products, runs, length, output.numpy())
     del mask, narrow, old, stored
     return output
@@ -253,11 +253,11 @@ def _table_place(packed: Packed) -> list[int]:
 def _read_keys(keys: Tensor | PackedKeys) -> tuple[int, Tensor | PackedKeys, list[int], list[int]]:
     """How pruned keys lie, what is read and must stay alive, its place, and what packed keys look like."""
     if isinstance(keys, PackedKeys):
-        return _PACKED, keys, _table_place(keys), _form(keys)
+        return PACKED, keys, _table_place(keys), _form(keys)
     if keys.shape[3] > 1 and keys.stride(3) != 1 and (keys.stride(2) == 1 or keys.shape[2] == 1):
-        return _BY_CHANNEL, keys, _place(keys), [0] * 4
+        return BY_CHANNEL, keys, _place(keys), [0] * 4
     rows = _rowwise(keys)
-    return _BY_TOKEN, rows, _place(rows), [0] * 4
+    return BY_TOKEN, rows, _place(rows), [0] * 4
 
 
 def _read_mask(
@@ -266,14 +266,14 @@ def _read_mask(
     """Kind of mask, the tensor that is read, and its place, with steps of zero where it is broadcast."""
     batch, query_heads, length, _ = query.shape
     if attention_mask is None:
-        return (_CAUSAL if causal and length > 1 else _NO_MASK), None, [0] * 5
+        return (CAUSAL if causal and length > 1 else NO_MASK), None, [0] * 5
     full, found = (batch, query_heads, length, total), tuple(attention_mask.shape)
     if len(found) != 4 or found[3] != total or any(n not in (1, m) for n, m in zip(found, full, strict=True)):
         raise CacheError(
             f"the attention mask has shape {found} for {full}, in which only the columns are always needed"
         )
-    kind = _BOOL if attention_mask.dtype == torch.bool else _ADDITIVE
-    mask = attention_mask if kind == _BOOL else attention_mask.detach().to(torch.float32)
+    kind = BOOL if attention_mask.dtype == torch.bool else ADDITIVE
+    mask = attention_mask if kind == BOOL else attention_mask.detach().to(torch.float32)
     address, *steps = _place(mask)
     return kind, mask, [address, *(0 if n == 1 else step for n, step in zip(found, steps, strict=True))]
 

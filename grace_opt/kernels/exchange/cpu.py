@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._shared.inner import least_exchange
 from .._shared.jit import jit
-from .._shared.vectors import least_exchange
 from .rounding import REFRESH
 
 

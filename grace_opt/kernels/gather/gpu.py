@@ -21,7 +21,7 @@ COPIED = 8192
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def narrowed(keys: Tensor, kept: Tensor, channel_major: bool = False) -> Tensor:
+def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> Tensor:
     """The kept channels of all keys.
 
     Parameters

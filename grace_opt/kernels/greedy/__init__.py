@@ -1,49 +1,31 @@
-"""Greedy selection orders: the loop of MIES and of drop-greedy, in torch for any device and compiled for the CPU
-(:mod:`grace_opt.kernels.greedy.cpu`); and what a greedy order costs at every length.
+"""Greedy selection orders, the loop of MIES and of drop-greedy; and what a greedy order costs at every length.
 
-Both loops make the same choices bit for bit: a score only ever grows by twice an entry of W, and doubling is exact, so
+All loops make the same choices bit for bit: a score only ever grows by twice an entry of W, and doubling is exact, so
 fused and separate multiply-adds round alike. Sums run over vertices in a fixed order, so that they do not depend on the
 batch or the device either. Source: GRACE (arXiv 2604.16983), Algorithm 1.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...arrays import first_argmin
 from .._shared.dispatch import use_triton
-from .._shared.threads import ALONE_BELOW, in_threads, worth_compiling
-from ..objective import mask_from_indices
+from .._shared.limits import LARGEST_ON_CHIP
+from .._shared.operation import Compiled, Operation, Triton, trial_of
+from .._shared.threads import COMPILE_FROM, worth_compiling
+from ..indices.reference import mask_from_indices
+from . import reference
+from .reference import Greedy as Greedy
+from .reference import first_scores as first_scores
 
-#: As in the Triton kernel, which is not imported without need.
-LARGEST_ON_CHIP = 256
-
-
-class Greedy(NamedTuple):
-    """What greedy took.
-
-    Attributes
-    ----------
-    order : Tensor (B, k_max), int64
-        The vertices in the order in which they were taken, padded with -1 where k is smaller.
-    mask : Tensor (B, n), bool
-        The same vertices.
-    rise : Tensor (B,), float64
-        Sum of the scores that they were taken at, each rounded as the scores are. In MIES this is f.
-    """
-
-    order: Tensor
-    mask: Tensor
-    rise: Tensor
-
-
-def first_scores(W: Tensor, candidates: Tensor) -> Tensor:
-    """What the first vertex costs, (B, n): the diagonal, infinite for vertices that are no candidates."""
-    return W.diagonal(dim1=-2, dim2=-1).masked_fill(~candidates, torch.inf)
+KERNEL = Triton("mies", f"n up to {LARGEST_ON_CHIP}", trial_of(__name__, "gpu"))
+OPERATION = Operation(
+    "greedy",
+    "the order of MIES, of drop_greedy and of beam's start",
+    cpu=Compiled(f"from {COMPILE_FROM:,} steps on, all calls together", trial_of(__name__, "cpu"), "plain loops"),
+    gpu=(KERNEL,),
+)
 
 
 def greedy_order(W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor, k_max: int) -> Greedy:
@@ -70,44 +52,19 @@ def greedy_order(W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor
     Notes
     -----
     O(k n) per instance. On the CPU a compiled loop for all but small batches, on a GPU one launch of a Triton kernel
-    (n up to 256); elsewhere `torch_order`.
+    (n up to 256); elsewhere `reference.greedy_order`.
     """
     n = W.shape[-1]
-    if use_triton("mies", W.device, f"n is larger than {LARGEST_ON_CHIP}" if n > LARGEST_ON_CHIP else None):
+    if use_triton(KERNEL, W.device, f"n is larger than {LARGEST_ON_CHIP}" if n > LARGEST_ON_CHIP else None):
         from .gpu import greedy_order as on_chip
 
         taken = on_chip(W, first_scores(W, candidates) if scores is None else scores, k, k_max)
         return Greedy(taken.order, mask_from_indices(taken.order, n), taken.rise)
     if W.device.type == "cpu" and worth_compiling(W.shape[0] * k_max * n):
-        order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
-        mask, rise = np.zeros(W.shape[:-1], dtype=np.bool_), np.zeros(len(order))
-        # By numpy: torch would wake its threads, which then are in our threads' way.
-        free = np.ascontiguousarray(candidates.numpy())
-        arrays = W.contiguous().numpy(), free, k.numpy(), order, mask, rise
-        given = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
-        from .cpu import greedy
+        from .cpu import greedy_order as compiled
 
-        in_threads(greedy, (arrays[0], given.numpy(), *arrays[1:]), alone=W.numel() < ALONE_BELOW)
-        return Greedy(*map(torch.from_numpy, (order, mask, rise)))
-    return torch_order(W, first_scores(W, candidates) if scores is None else scores, k, k_max)
-
-
-def torch_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
-    """The reference: k steps of a few tensor operations for the whole batch."""
-    n = W.shape[-1]
-    rows, scores = W.reshape(-1, n), scores.clone()
-    first_row = torch.arange(0, rows.shape[0], n, device=W.device)
-    order = torch.full((W.shape[0], k_max), -1, dtype=torch.int64, device=W.device)
-    rise = torch.zeros(W.shape[0], dtype=torch.float64, device=W.device)
-    for step in range(k_max):
-        best = first_argmin(scores)
-        taken = step < k
-        rise += torch.where(taken, scores.gather(-1, best.unsqueeze(-1)).squeeze(-1), 0.0)
-        scores.add_(rows.index_select(0, first_row + best), alpha=2)
-        scores.scatter_(-1, best.unsqueeze(-1), torch.inf)
-        # Greedy sets are nested: an instance with a smaller k keeps its first picks.
-        order[:, step] = torch.where(taken, best, -1)
-    return Greedy(order, mask_from_indices(order, n), rise)
+        return Greedy(*compiled(W, scores, candidates, k, k_max))
+    return reference.greedy_order(W, first_scores(W, candidates) if scores is None else scores, k, k_max)
 
 
 def removal_scores(W: Tensor, candidates: Tensor) -> Tensor:

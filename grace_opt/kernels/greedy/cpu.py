@@ -10,13 +10,30 @@ Source: ours; Algorithm 1 of GRACE (arXiv 2604.16983).
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from .._shared.inner import add_twice, ask_for, first_place, least
 from .._shared.jit import jit
-from .._shared.vectors import add_twice, ask_for, first_place, least
+from .._shared.threads import ALONE_BELOW, split_batch
 
 #: Instances that take turns: enough to cover the wait for memory, few enough for their scores to stay in the cache.
 TOGETHER = 8
 CACHE_LINE = 64
+
+
+def greedy_order(
+    W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor, k_max: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Order, mask and rise, as `grace_opt.kernels.greedy.greedy_order` has them, by shares of the batch."""
+    order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
+    mask, rise = np.zeros(W.shape[:-1], dtype=np.bool_), np.zeros(len(order))
+    # By numpy: torch would wake its threads, which then are in our threads' way.
+    free = np.ascontiguousarray(candidates.numpy())
+    given = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
+    arrays = W.contiguous().numpy(), given.numpy(), free, k.numpy(), order, mask, rise
+    split_batch(greedy, arrays, alone=W.numel() < ALONE_BELOW)
+    return torch.from_numpy(order), torch.from_numpy(mask), torch.from_numpy(rise)
 
 
 @jit

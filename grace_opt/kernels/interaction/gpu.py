@@ -14,9 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...errors import ProblemError
+from .._shared.limits import LARGEST_ON_CHIP
 
-#: Largest head dimension.
-LARGEST = 256
 #: Rows per program, at least, and parts of one Gram matrix, at most. Neither depends on the batch, nor do the results.
 CHUNK, PARTS = 512, 32
 #: Sides of the squares of a Gram matrix that one program accumulates, and that one program multiplies.
@@ -32,7 +31,7 @@ def interaction_matrix(queries: Tensor, keys: Tensor, attention_mask: Tensor | N
     queries : Tensor (B, H_q, L_obs, d), float16, bfloat16 or float32
         Observed queries after RoPE, the last L_obs positions; of any strides.
     keys : Tensor (B, H_kv, L, d), float16, bfloat16 or float32
-        Cached keys after RoPE; H_q is a multiple of H_kv and d at most `LARGEST`; of any strides.
+        Cached keys after RoPE; H_q is a multiple of H_kv and d at most `LARGEST_ON_CHIP`; of any strides.
     attention_mask : Tensor (B, L), optional
         True (or not 0) for real tokens. Padded keys, and padded queries at the last L_obs positions, are never read.
 
@@ -167,8 +166,10 @@ def _check(queries: Tensor, keys: Tensor, attention_mask: Tensor | None) -> int:
         raise ProblemError(
             f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} differ in batch (first) or head_dim (last)."
         )
-    if keys.shape[-1] > LARGEST:
-        raise ProblemError(f"head_dim {keys.shape[-1]}: this kernel takes at most {LARGEST}; use the torch reference.")
+    if keys.shape[-1] > LARGEST_ON_CHIP:
+        raise ProblemError(
+            f"head_dim {keys.shape[-1]}: this kernel takes at most {LARGEST_ON_CHIP}; use the torch reference."
+        )
     if queries.shape[1] % keys.shape[1]:
         raise ProblemError(f"{queries.shape[1]} query heads are not a multiple of {keys.shape[1]} KV heads.")
     if queries.shape[2] > keys.shape[2]:

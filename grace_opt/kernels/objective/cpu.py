@@ -1,54 +1,24 @@
-"""Single passes over batches of W or of masks: what the checks need to know, f, and indices, without copies.
+"""f of every instance in a single pass over W, without copies.
 
-Source: ours. In torch the same takes a pass, and a temporary of the input's size, for every operation.
+In torch the same takes a pass, and a temporary of the input's size, for every operation.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .._shared.jit import jit
-from .._shared.vectors import SIDE, differ, largest_bits
+from .._shared.threads import split_batch
 
 
-@jit
-def largest_row(W):
-    """A row of W in which the largest |W_ij| stands, or an entry that is not finite if there is one."""
-    row, most = 0, largest_bits(W[0])
-    for i in range(1, W.shape[0]):
-        size = largest_bits(W[i])
-        if size > most:
-            row, most = i, size
-    return W[row]
-
-
-@jit
-def extremes(W, finite, largest, asymmetry):
-    """Per instance: whether W is finite, and if so max |W_ij| and max |W_ij - W_ji| (in float64)."""
-    n = W.shape[1]
-    whole = n // SIDE * SIDE
-    for b in range(W.shape[0]):
-        here = W[b]
-        row = largest_row(here)
-        largest[b] = np.abs(row).max()
-        finite[b] = np.isfinite(row).all()
-        if not finite[b]:
-            continue
-        worst = 0.0
-        for i in range(0, whole, SIDE):
-            for j in range(0, i + 1, SIDE):
-                if differ(here, i, j):
-                    worst = max(worst, _largest_difference(here, i, i + SIDE, j, j + SIDE))
-        asymmetry[b] = max(worst, _largest_difference(here, whole, n, 0, n))
-
-
-@jit
-def _largest_difference(W, top, bottom, left, right):
-    worst = 0.0
-    for i in range(top, bottom):
-        for j in range(left, right):
-            worst = max(worst, abs(np.float64(W[i, j]) - np.float64(W[j, i])))
-    return worst
+def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """As `reference.sums`, by shares of the batch."""
+    arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
+    value, size = np.zeros(len(arrays)), np.zeros(len(arrays))
+    split_batch(objective, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value, size))
+    return torch.from_numpy(value).reshape(W.shape[:-2]), torch.from_numpy(size).reshape(W.shape[:-2])
 
 
 @jit
@@ -79,17 +49,3 @@ def objective(W, mask, value, size):
                 total = after
                 size[b] += sizes[j]
         value[b] = total + lost
-
-
-@jit
-def indices(mask, found):
-    """The True places of every row of `mask`, in order; what is left of `found` stays."""
-    size, n = mask.shape
-    places = np.empty(n + 1, np.int64)
-    for b in range(size):
-        count = 0
-        for i in range(n):  # no branch, which would be guessed wrong half of the time
-            places[count] = i
-            count += np.int64(mask[b, i])
-        for at in range(min(count, found.shape[1])):
-            found[b, at] = places[at]

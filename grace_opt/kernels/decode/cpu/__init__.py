@@ -23,9 +23,10 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, jit
-from ..._shared.lanes import (
-    LANES,
+from ..forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, PACKED, ROWS
+from .lanes import (
     add_one,
+    exp2,
     greater,
     greatest,
     load,
@@ -33,13 +34,12 @@ from ..._shared.lanes import (
     load_one,
     load_place,
     pointer,
-    power_of_two,
     spread,
     store,
     total,
 )
 from .logits import logits_by_channel, logits_by_token, logits_packed
-from .rows import BYTES, ROWS, WHOLE
+from .rows import BYTES, WHOLE
 from .values import add_packed_values, add_values
 
 #: Columns whose logits are made before they are turned into shares.
@@ -50,9 +50,6 @@ LOG2E = np.float32(np.log2(np.e))
 LEAST = np.float32(np.finfo(np.float32).min)
 NOTHING, NAN, ZERO = np.float32(-np.inf), np.float32(np.nan), np.float32(0.0)
 
-NO_MASK, CAUSAL, BOOL, ADDITIVE = range(4)
-#: How keys lie: each token's channels side by side, each channel's tokens, or in a few bits.
-BY_TOKEN, BY_CHANNEL, PACKED = range(3)
 #: Rows of `places`; its columns are address and strides (batch, head, token or row, channel or column), in bytes.
 QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
 
@@ -62,7 +59,7 @@ def cap(logits, outer):
     """Soft-cap logits that are in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
     at, one, two, scale = logits.ctypes.data, spread(np.float32(1)), spread(np.float32(2)), spread(outer)
     for place in range(at, at + logits.shape[0] * BYTES, WHOLE):
-        store(place, scale * (one - two / (power_of_two(load(place)) + one)))
+        store(place, scale * (one - two / (exp2(load(place)) + one)))
 
 
 @njit(nogil=True)
@@ -97,10 +94,10 @@ def turn_into_shares(logits, count, largest):
     now = greatest(best)
     shift, sums = spread(now), spread(ZERO)
     for place in range(at, at + stop * BYTES, WHOLE):
-        share = power_of_two(load(place) - shift)
+        share = exp2(load(place) - shift)
         store(place, share)
         sums = sums + share
-    return now, total(power_of_two(spread(largest) - shift)) / np.float32(LANES), total(sums)
+    return now, total(exp2(spread(largest) - shift)) / np.float32(LANES), total(sums)
 
 
 @njit(nogil=True)
@@ -249,12 +246,12 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
             masks[row] = address(places, MASK, b, h * group + row // length) + row % length * places[MASK, 3]
             last_columns[row] = every - length + row % length
         for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
-            narrowed, newest = segment == PRUNED_KEYS, segment == TAIL_KEYS
-            lies = layout if narrowed else BY_TOKEN
-            queries, key_width = (narrow, kept) if narrowed else (full, width)
+            pruned_part, newest = segment == PRUNED_KEYS, segment == TAIL_KEYS
+            lies = layout if pruned_part else BY_TOKEN
+            queries, key_width = (narrow, kept) if pruned_part else (full, width)
             if newest:
                 column, count = sinks + pruned, tail
-            elif narrowed:
+            elif pruned_part:
                 column, count = sinks, pruned
             else:
                 column, count = 0, sinks

@@ -16,8 +16,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ..._shared.lanes import (
-    LANES,
+from ..forms import LANES
+from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
+from .lanes import (
     ask_for,
     load,
     load_levels,
@@ -29,7 +30,6 @@ from ..._shared.lanes import (
     store,
     total,
 )
-from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
 from .rows import BYTES, PLACE, WHOLE, add_multiples, add_products, load_four, store_four, store_pair
 
 #: Bytes that token-major keys are asked for ahead.

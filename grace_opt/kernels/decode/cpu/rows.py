@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from numba import njit
 
-from ..._shared.lanes import LANES, load, load_one, multiply_add, spread, store, store_one, store_some, total
+from ..forms import LANES
+from .lanes import load, load_one, multiply_add, spread, store, store_one, store_some, total
 
-#: Rows whose sums stay in registers together.
-ROWS = 4
 #: Bytes of a float32, of an int64, and of a vector.
 BYTES, PLACE = 4, 8
 WHOLE = LANES * BYTES

@@ -1,6 +1,6 @@
 r"""Attention of a few new queries over a pruned key cache, in two kernels and without any logits in memory.
 
-What is computed is :func:`grace_opt.hf.segments.segmented_attention`, which stays the definition: one softmax over the
+What is computed is `grace_opt.kernels.decode.reference`, which stays the definition: one softmax over the
 columns in the order in which they are stored (dense sinks, pruned keys, dense tail), and its product with the values.
 Decoding reads every stored key and value once and does little with them, so a kernel that reads only the kept channels,
 in one go, is as fast as the memory allows.
@@ -14,8 +14,9 @@ in one go, is as fast as the memory allows.
 Inside, logits are in powers of two (times :math:`\log_2 e`). A column that a mask hides has the smallest float32
 instead of minus infinity, so a row that sees nothing gets the mean of all values, as in the reference, and not NaN.
 
-When: on a GPU, while decoding without gradients, dropout or a need for the weights; ask :func:`objection`. Whether it
-is faster has to be measured there. Nothing waits for the device, and how the work is divided depends on shapes alone.
+When: on a GPU, while decoding without gradients, dropout or a need for the weights; `unsupported_reason` says why not.
+Whether it is faster has to be measured there. Nothing waits for the device, and how the work is divided depends on
+shapes alone.
 Where a row of a pruned key is not a multiple of 16 bytes, it is read in small pieces: numbers of kept channels that
 are multiples of 8 are read best.
 
@@ -34,6 +35,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ....errors import CacheError
+from ..forms import ADDITIVE, BOOL, CAUSAL, NO_MASK
 from ..packed import Packed, PackedKeys, PackedValues
 from .attend import LOG2E, attend_run, join_runs
 
@@ -53,10 +55,9 @@ MAX_RUNS = 64
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PARAMETERS = dict(zip(_DTYPES, (tl.float16, tl.bfloat16, tl.float32), strict=True))
-_NO_MASK, _CAUSAL, _BOOL, _ADDITIVE = range(4)
 
 
-def objection(
+def unsupported_reason(
     query: Tensor,
     pruned_keys: Tensor | PackedKeys,
     sink_keys: Tensor,
@@ -146,9 +147,9 @@ def decode_attention(
     Raises
     ------
     CacheError
-        If there is an :func:`objection`, no token is stored, or the mask has another shape.
+        If there is an `unsupported_reason`, no token is stored, or the mask has another shape.
     """
-    reason = objection(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
+    reason = unsupported_reason(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
         raise CacheError(f"the decoding kernel can not be used: {reason}; use segmented_attention")
     batch, query_heads, length, width = query.shape
@@ -234,7 +235,7 @@ def _read_mask(
     """Kind of mask, the tensor to read (any, if none is) and its strides, zero where it is broadcast."""
     batch, query_heads, length, _ = query.shape
     if attention_mask is None:
-        return (_CAUSAL if causal and length > 1 else _NO_MASK), query, (0, 0, 0, 0)
+        return (CAUSAL if causal and length > 1 else NO_MASK), query, (0, 0, 0, 0)
     full, found = (batch, query_heads, length, total), tuple(attention_mask.shape)
     if len(found) != 4 or found[3] != total or any(n not in (1, m) for n, m in zip(found, full, strict=True)):
         raise CacheError(
@@ -242,8 +243,8 @@ def _read_mask(
         )
     strides = tuple(0 if n == 1 else step for n, step in zip(found, attention_mask.stride(), strict=True))
     if attention_mask.dtype == torch.bool:
-        return _BOOL, attention_mask.view(torch.uint8), strides
-    return _ADDITIVE, attention_mask, strides
+        return BOOL, attention_mask.view(torch.uint8), strides
+    return ADDITIVE, attention_mask, strides
 
 
 def _padded(width: int) -> int:

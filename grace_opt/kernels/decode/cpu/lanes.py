@@ -1,6 +1,6 @@
 """`Lanes`, vectors of eight float32 numbers as a type that numba is taught, and memory by address.
 
-For loops whose sums must stay in registers (:mod:`grace_opt.kernels.decode.cpu`). Every processor runs them: LLVM
+For loops whose sums must stay in registers (`grace_opt.kernels.decode.cpu`). Every processor runs them: LLVM
 splits eight lanes where registers are narrower. Source: ours.
 """
 
@@ -14,8 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 from numba.np.arrayobj import make_array
 
-#: Numbers in a vector.
-LANES = 8
+from ..forms import LANES
 
 _NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
 _VECTOR, _COUNTS, _BYTES = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT, ir.IntType(8)))
@@ -331,7 +330,7 @@ _POWERS = (
 
 
 @intrinsic
-def power_of_two(typing_context, value):
+def exp2(typing_context, value):
     """2 to the power of each lane: 0 below -126, never more than 2^126, NaN for NaN."""
 
     def generate(context, builder, signature, arguments):
