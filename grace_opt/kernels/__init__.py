@@ -7,4 +7,9 @@ once) and ``gpu`` imports triton, so doors import them where they are used. No c
 release the interpreter, and batches run in threads of the caller. With ``TRITON_INTERPRET=1`` set before triton is
 imported, its kernels run on the CPU, slowly, which is how they are tested without a GPU. What several operations use is
 in ``_shared``.
+
+`explain` says which code runs on this machine, and why; ``grace-opt doctor`` prints it.
 """
+
+from .explanation import Explanation as Explanation
+from .explanation import explain as explain
