@@ -157,7 +157,7 @@ def test_exchanges_are_those_of_local_search(size, n, steps, seed, in_parts):
     mask = candidates & torch.from_numpy(rng.random((size, n)) < 0.5)
     with pytest.MonkeyPatch.context() as patch:
         if in_parts:
-            patch.setattr(greedy, "ENTRIES_AT_ONCE", 64)
+            patch.setattr(exchange, "ENTRIES_AT_ONCE", 64)
         check_swap(W, mask, candidates, steps)
 
 
@@ -235,7 +235,7 @@ def test_exchanges_refuse():
 )
 def test_wrong_exchanges_are_noticed(monkeypatch, tmp_path, old, new):
     monkeypatch.setattr(exchange, "_swap_kernel", mutant(exchange, old, new, tmp_path)._swap_kernel)
-    monkeypatch.setattr(greedy, "ENTRIES_AT_ONCE", 256)
+    monkeypatch.setattr(exchange, "ENTRIES_AT_ONCE", 256)
     W = random_W(12, 17, torch.float32, True, 4)
     vertex = torch.arange(17).expand(12, 17)
 
