@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 WITH, LLVM, OPENMP = "all on", "GRACE_OPT_LLVM=0", "GRACE_OPT_OPENMP=0"

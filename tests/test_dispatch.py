@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from grace_opt import MaskProvider, interaction_matrix, solve
+from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
 from grace_opt.hf.masking import kept_channels
 from grace_opt.hf.segments import segmented_attention
@@ -18,7 +19,6 @@ from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels.gather import gather_channels
 from grace_opt.kernels.greedy import KERNEL as MIES
 from grace_opt.kernels.operations import OPERATIONS
-from grace_opt.masks import ChannelMask
 from grace_opt.testing import instance
 
 triton = pytest.importorskip("triton")

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from grace_opt import kernels
-from grace_opt.cli import app
+from grace_opt.cli.app import app
 from grace_opt.kernels import doctor
 from grace_opt.kernels.operations import OPERATIONS
 
@@ -167,7 +167,7 @@ def run(monkeypatch):
     found = kernels.explain()
     few = tuple(c for c in found.choices if c.operation in ("greedy", "extremes"))
     monkeypatch.setattr(doctor, "explain", lambda: type(found)(**{**vars(found), "choices": few}))
-    monkeypatch.setattr("grace_opt.cli.console.width", 200)
+    monkeypatch.setattr("grace_opt.cli.app.console.width", 200)
     return lambda *arguments: CliRunner().invoke(app, ["doctor", *arguments])
 
 

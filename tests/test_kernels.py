@@ -17,7 +17,7 @@ from grace_opt.kernels import greedy
 from grace_opt.kernels._shared import threads
 from grace_opt.kernels.extremes import extremes
 from grace_opt.kernels.greedy import cpu as compiled
-from grace_opt.registry import Run
+from grace_opt.run import Run
 from grace_opt.solvers import local_search
 from grace_opt.testing import batches
 

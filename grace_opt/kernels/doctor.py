@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..terminal import FittingTable
+from .._util.terminal import FittingTable
 from ._shared.operation import Operation
 from .explanation import COMPILED, ON_GPU, Choice, Explanation, explain
 from .operations import OPERATIONS

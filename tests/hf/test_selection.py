@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grace_opt.attention.provider import MaskProvider
 from grace_opt.hf import PrunedKeyCache, attention, attention_implementation, capture
 from grace_opt.kernels.decode.reference import causal_mask
-from grace_opt.provider import MaskProvider
 from tests.hf.matrix import model_of
 
 

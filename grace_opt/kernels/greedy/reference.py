@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...arrays import first_argmin
+from ..._util.arrays import first_argmin
 from ..indices.reference import mask_from_indices
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...arrays import working_dtype
+from ..._util.arrays import working_dtype
 from .._shared.dispatch import use_triton
 from .._shared.limits import LARGEST_ON_CHIP
 from .._shared.operation import Operation, Triton, trial_of
