@@ -37,8 +37,8 @@ from grace_opt.attention.weights import prune_count
 from grace_opt.hf.quantization import QuantizedTokens
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.decode import decode_attention
-from grace_opt.kernels.packed import PackedKeys
+from grace_opt.kernels.decode.host import decode_attention
+from grace_opt.kernels.decode.packed import PackedKeys
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 CONTEXTS = {"llama3-8b": (2048, 4096, 8192, 16384, 32768), "smollm2-135m": (2048, 4096, 8192)}

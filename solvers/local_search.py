@@ -4,9 +4,9 @@ Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj
 1_S`; the best exchange is made, s is updated in O(n), and the search stops when a freshly computed s shows no improving
 exchange. Complexity O(n²) per step; compiled on the CPU, and on a GPU, for n up to 256, all steps in one launch of a
 Triton kernel. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f by more
-than what the weights of its own two vertices with S round to (`grace_opt.kernels.exchange`), whatever other weights
-there are. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and any work
-on maximum diversity.
+than what the weights of its own two vertices with S round to (`grace_opt.kernels.exchange.rounding`), whatever other
+weights there are. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and
+any work on maximum diversity.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grace_opt import objective
 from grace_opt.errors import OptionError
-from grace_opt.kernels.dispatch import use_triton
-from grace_opt.kernels.exchange import REFRESH, tolerance
-from grace_opt.kernels.threads import in_threads
+from grace_opt.kernels._shared.dispatch import use_triton
+from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
+from grace_opt.kernels._shared.threads import split_batch
+from grace_opt.kernels.exchange import KERNEL, reference
+from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
 from grace_opt.problem import Problem
 from grace_opt.registry import register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
-#: As in the Triton kernel, which is not imported without need.
-LARGEST_ON_CHIP = 256
 #: Pairs that the compiled search looks at, per instance, between two looks at the clock: some hundredths of a second.
 PAIRS_PER_LOOK = 50_000_000
 
@@ -65,8 +64,8 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
     """Improve a start by the best swap of two vertices until none improves."""
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
-    if use_triton("exchanges", mask.device, _objection(problem, options, run)):
-        from grace_opt.kernels.triton.greedy import swap_refine
+    if use_triton(KERNEL, mask.device, _unsupported_reason(problem, options, run)):
+        from grace_opt.kernels.exchange.gpu import swap_refine
 
         return Result(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
     if mask.device.type == "cpu":
@@ -75,36 +74,20 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
 
 
 def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
-    """The reference: every instance that still moves makes one exchange at a time, from sums computed afresh."""
-    W, rounding = problem.W.to(torch.float64), tolerance(problem.n)
+    """By the reference, with a look at the clock at every step."""
+
+    def stop(steps: int) -> bool:
+        return run.expired() or (max_steps is not None and steps >= max_steps)
+
+    steps, moving = reference.improve(problem.W, mask, problem.candidates, stop)
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
-    active = torch.arange(W.shape[0], device=W.device)
-    steps = 0
-    while active.numel():
-        if run.expired() or (max_steps is not None and steps >= max_steps):
-            limit[active] = True
-            break
-        here, chosen, free = W[active], mask[active], problem.candidates[active]
-        sums = objective.row_sums(here, chosen)
-        size = here.diagonal(dim1=-2, dim2=-1).abs() + 2 * objective.row_sums(here.abs(), chosen)
-        change, pair = objective.swap_costs(here, chosen, sums, free).flatten(1).min(-1)
-        ends = torch.stack([pair // problem.n, pair % problem.n], -1)
-        sure = change + rounding * size.gather(-1, ends).sum(-1) < 0
-        doubt = ~sure & (change < 0)
-        if doubt.any():
-            margin = rounding * size[doubt]
-            cost = objective.swap_costs(here[doubt], chosen[doubt], sums[doubt], free[doubt], margin)
-            change[doubt], pair[doubt] = cost.flatten(1).min(-1)
-            sure = sure | (doubt & (change < 0))
-        active, pair = active[sure], pair[sure]
-        mask[active, pair // problem.n], mask[active, pair % problem.n] = False, True
-        steps += bool(active.numel())
+    limit[moving] = True
     return Result(mask, limit=limit, stats={"iterations": steps})
 
 
 def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
     """On the CPU: all steps of an instance in one go, but with a look at the clock now and then."""
-    from grace_opt.kernels.compiled.exchange import improve
+    from grace_opt.kernels.exchange.cpu import improve
 
     W, n = problem.W.contiguous().numpy(), problem.n
     chosen, candidates = mask.contiguous().numpy().copy(), problem.candidates.contiguous().numpy()
@@ -122,7 +105,7 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
         part, before = chosen[active], done[active]
         now = before.copy()
         shares = (W if len(active) == len(W) else W[active], part, candidates[active], now)
-        in_threads(partial(improve, most, tolerance(n)), shares)
+        split_batch(partial(improve, most, tolerance(n)), shares)
         chosen[active], done[active] = part, now
         steps += most
         active = active[now - before == most]
@@ -130,7 +113,7 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
     return Result(torch.from_numpy(chosen), limit=torch.from_numpy(limit), stats=stats)
 
 
-def _objection(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
+def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
     """Why the GPU's kernel can not take this: once launched, it runs to the end."""
     if problem.n > LARGEST_ON_CHIP:
         return f"n is larger than {LARGEST_ON_CHIP}"

@@ -128,7 +128,7 @@ class _Search:
 
     def advance(self) -> None:
         """Search for one slice."""
-        from grace_opt.kernels.compiled import tabu as compiled
+        from grace_opt.kernels.tabu import cpu as compiled
 
         if not len(self.top):
             self.top = compiled.row_maxima(self.W)

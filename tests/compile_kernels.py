@@ -31,7 +31,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from grace_opt.kernels.triton import decode, gather, greedy, interaction
+from grace_opt.kernels.decode import gpu as decode
+from grace_opt.kernels.exchange import gpu as exchange
+from grace_opt.kernels.gather import gpu as gather
+from grace_opt.kernels.greedy import gpu as greedy
+from grace_opt.kernels.interaction import gpu as interaction
 from tests.packed import packed_keys, packed_values
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -64,7 +68,7 @@ def compile_only() -> dict[str, dict[str, Any]]:
         found.setdefault(kernel.hash, {"kernel": self.__name__, **resources(kernel.asm["cubin"]), "shared": shared})
 
     JITFunction.run = run
-    decode.objection = lambda *tensors: None  # of which one is that the tensors are on the CPU
+    decode.unsupported_reason = lambda *tensors: None  # of which one is that the tensors are on the CPU
     return found
 
 
@@ -116,11 +120,11 @@ def selecting(every: bool) -> None:
         queries, keys = (torch.zeros(1, heads, 300, d, dtype=dtype) for heads in (4, 2))
         interaction.interaction_matrix(queries[:, :, :32], keys, torch.ones(1, 300, dtype=torch.bool))
         for channel_major in (False, True):
-            gather.narrowed(keys, torch.arange(d // 2).expand(1, 2, -1), channel_major)
+            gather.gather_channels(keys, torch.arange(d // 2).expand(1, 2, -1), channel_major)
     for n, dtype in product((64, 128, 256) if every else (128,), (torch.float32, torch.float64)):
         W, k, vertices = torch.zeros(2, n, n, dtype=dtype), torch.full((2,), n // 2), torch.ones(2, n, dtype=torch.bool)
         greedy.greedy_order(W, W[:, 0], k, n // 2, path=dtype == torch.float32)
-        greedy.swap_refine(W, vertices, vertices, 10)
+        exchange.swap_refine(W, vertices, vertices, 10)
 
 
 def main() -> None:

@@ -64,8 +64,9 @@ def python(code: str, env: dict[str, str]) -> tuple[str, str]:
 
 def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, str], tmp_path: Path) -> None:
     env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "file")}
-    modules = [f.stem for f in (ROOT / "grace_opt" / "kernels" / "compiled").glob("*.py") if f.stem != "__init__"]
-    loading = f"import importlib\nfor m in {modules}: importlib.import_module('grace_opt.kernels.compiled.' + m)"
+    loops = (ROOT / "grace_opt" / "kernels").glob("*/cpu*")
+    modules = [f"grace_opt.kernels.{loop.parent.name}.cpu" for loop in loops]
+    loading = f"import importlib\nfor m in {modules}: importlib.import_module(m)"
     out, err = python(f"{SOLVE}\nprint(grace_opt.solve(W, 4, 'local_search'))\n{loading}", env)
     assert ANSWER in out
     assert err.count("Warning") == 1, err
@@ -77,7 +78,7 @@ def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str]
     env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
     assert python(SOLVE, env)[1] == ""
     assert list((tmp_path / "kept").rglob("*.nbc"))
-    loop = "from grace_opt.kernels.compiled.enumeration import advance"
+    loop = "from grace_opt.kernels.enumeration.cpu import advance"
     hits = f"{SOLVE}\n{loop}\nprint(sum(advance.stats.cache_hits.values()))"
     out, err = python(hits, env)
     assert (out.split()[-1], err) == ("1", "")
@@ -119,15 +120,15 @@ def test_a_change_in_one_file_is_seen_by_the_loops_that_call_into_it(sources: Pa
     shutil.copytree(sources / "grace_opt", tmp_path / "grace_opt")
     code = """
 import numpy as np
-from grace_opt.kernels.compiled.exchange import improve
-from grace_opt.kernels.compiled.passes import largest_row
+from grace_opt.kernels.exchange.cpu import improve
+from grace_opt.kernels.extremes.cpu import largest_row
 W = np.eye(3)[None]
 improve(1, 0.0, W, np.ones((1, 3), bool), np.ones((1, 3), bool), np.zeros(1, np.int64))
 print(sum(improve.stats.cache_hits.values()))
 """
     env = environment(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "kept"))
     assert [python(code, env)[0].split()[-1] for _ in range(2)] == ["0", "1"]
-    called = tmp_path / "grace_opt" / "kernels" / "compiled" / "passes.py"
+    called = tmp_path / "grace_opt" / "kernels" / "extremes" / "cpu.py"
     called.write_text(called.read_text(encoding="utf-8") + "\n# another version\n", encoding="utf-8")
     assert python(code, env)[0].split()[-1] == "0"
 
@@ -136,7 +137,7 @@ def test_two_processes_at_once_and_files_that_took_each_others_names(sources: Pa
     env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
     code = """
 import sys, numpy as np
-from grace_opt.kernels.compiled.passes import objective
+from grace_opt.kernels.objective.cpu import objective
 f, W, mask = np.zeros(1), np.arange(9).reshape(1, 3, 3), np.ones((1, 3), bool)
 objective(W.astype(sys.argv[1]), mask, f, f.copy())
 print(f[0])
@@ -147,7 +148,7 @@ print(f[0])
         assert (process.returncode, out, err) == (0, "36.0\n", "")
     # What a race can leave: the index promises a loop for one type, the file holds the one for the other.
     python(codes[0], env), python(codes[1], env)
-    files = sorted(tmp_path.rglob("passes.objective*.nbc"))
+    files = sorted(tmp_path.rglob("cpu.objective*.nbc"))
     files[-1].write_bytes(files[0].read_bytes())
     for each in codes:
         assert python(each, env) == ("36.0\n", "")

@@ -19,8 +19,8 @@ from torch import Tensor
 from grace_opt.errors import CacheError
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
-from grace_opt.kernels import decode
-from grace_opt.kernels.packed import PLANE, SCALE, STEP, ZERO, PackedKeys, PackedValues
+from grace_opt.kernels.decode import host as decode
+from grace_opt.kernels.decode.packed import PLANE, SCALE, STEP, ZERO, PackedKeys, PackedValues
 from tests import oracle
 from tests.packed import packed_keys, packed_values
 

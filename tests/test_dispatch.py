@@ -12,18 +12,25 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from grace_opt import MaskProvider, interaction_matrix, solve
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
-from grace_opt.hf import storage
 from grace_opt.hf.masking import kept_channels
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
-from grace_opt.kernels import dispatch
+from grace_opt.kernels._shared import dispatch
+from grace_opt.kernels.gather import gather_channels
+from grace_opt.kernels.greedy import KERNEL as MIES
+from grace_opt.kernels.operations import OPERATIONS
 from grace_opt.testing import instance
 
 triton = pytest.importorskip("triton")
-from grace_opt.kernels.triton import decode, gather, greedy, interaction, trial  # noqa: E402
+from grace_opt.kernels.decode import gpu as decode  # noqa: E402
+from grace_opt.kernels.exchange import gpu as exchange  # noqa: E402
+from grace_opt.kernels.gather import gpu as gather  # noqa: E402
+from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402
+from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU can not play the GPU beside one")
 CPU = torch.device("cpu")
+KERNELS = {kernel.name: kernel for operation in OPERATIONS for kernel in operation.gpu}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +43,7 @@ def as_at_the_start(monkeypatch):
 def on_triton(monkeypatch):
     """The CPU is the device of Triton's kernels, whose trials are taken as passed."""
     monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cpu")
-    monkeypatch.setattr(dispatch, "_verdicts", {(name, CPU): True for name in trial.TRIALS})
+    monkeypatch.setattr(dispatch, "_verdicts", {(name, CPU): True for name in KERNELS})
 
 
 @pytest.fixture
@@ -45,9 +52,9 @@ def calls(monkeypatch):
     found = []
     for module, name in (
         (greedy, "greedy_order"),
-        (greedy, "swap_refine"),
+        (exchange, "swap_refine"),
         (interaction, "interaction_matrix"),
-        (gather, "narrowed"),
+        (gather, "gather_channels"),
     ):
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, _f=original, _n=name, **kw: (found.append(_n), _f(*a, **kw))[1])
@@ -106,17 +113,17 @@ def test_the_same_channels_by_kernel(on_triton, calls):
             )
             kept = torch.rand(shape[0], shape[1], shape[3], generator=g).argsort(-1)[..., :count].sort(-1).values
             expected = keys.gather(-1, kept[:, :, None].expand(-1, -1, shape[2], -1))
-            assert torch.equal(quietly(lambda keys=keys, kept=kept: storage.narrowed(keys, kept)), expected)
-            across = gather.narrowed(keys, kept, channel_major=True)
+            assert torch.equal(quietly(lambda keys=keys, kept=kept: gather_channels(keys, kept)), expected)
+            across = gather.gather_channels(keys, kept, channel_major=True)
             assert torch.equal(across, expected)
             assert across.mT.is_contiguous()
-    assert set(calls) == {"narrowed"}
+    assert set(calls) == {"gather_channels"}
     for keys, kept in (
         (torch.ones(2, 2, 4, 8), torch.zeros(2, 3, 1).long()),
         (torch.ones(1, 1, 4, 8), torch.ones(1, 1, 2)),
     ):
         with pytest.raises(CacheError, match="write"):
-            gather.narrowed(keys, kept)
+            gather.gather_channels(keys, kept)
 
 
 class TestFallback:
@@ -139,7 +146,7 @@ class TestFallback:
     @pytest.mark.parametrize(("wrong", "why"), [(lambda d: False, "differed"), (lambda d: 1 // 0, "ZeroDivisionError")])
     def test_a_trial_that_fails(self, wrong, why, monkeypatch, calls):
         monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cpu")
-        monkeypatch.setitem(trial.TRIALS, "mies", wrong)
+        monkeypatch.setattr("grace_opt.kernels.greedy.trial.gpu", wrong)
         self.answers(monkeypatch, why=f"trial on cpu.*{why}")
         assert not calls
 
@@ -166,19 +173,19 @@ def test_an_old_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GeForce GTX 1080")
     with pytest.warns(UserWarning, match=r"GeForce GTX 1080 has compute capability 6.1, and Triton needs 8.0"):
-        assert not dispatch.use_triton("mies", torch.device("cuda", 0))
+        assert not dispatch.use_triton(MIES, torch.device("cuda", 0))
 
 
 def test_a_kernel_is_not_tried_while_a_graph_is_captured(monkeypatch):
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setitem(trial.TRIALS, "mies", lambda device: True)
-    assert not dispatch.use_triton("mies", cuda)
+    monkeypatch.setattr("grace_opt.kernels.greedy.trial.gpu", lambda device: True)
+    assert not dispatch.use_triton(MIES, cuda)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert dispatch.use_triton("mies", cuda)
+    assert dispatch.use_triton(MIES, cuda)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert dispatch.use_triton("mies", cuda)
+    assert dispatch.use_triton(MIES, cuda)
 
 
 def test_the_environment_turns_kernels_off(on_triton, monkeypatch, calls):
@@ -187,17 +194,17 @@ def test_the_environment_turns_kernels_off(on_triton, monkeypatch, calls):
     assert not calls
 
 
-@pytest.mark.parametrize("kernel", trial.TRIALS)
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_trials_pass(kernel):
-    assert trial.TRIALS[kernel](CPU)
+    assert KERNELS[kernel].trial(CPU)
 
 
 @pytest.mark.parametrize(
     ("kernel", "module", "name", "spoil"),
     [
         ("mies", greedy, "greedy_order", lambda taken: taken._replace(order=taken.order.flip(-1))),
-        ("exchanges", greedy, "swap_refine", lambda mask: mask.flip(-1)),
-        ("gather", gather, "narrowed", lambda narrow: narrow.flip(-1)),
+        ("exchanges", exchange, "swap_refine", lambda mask: mask.flip(-1)),
+        ("gather", gather, "gather_channels", lambda narrow: narrow.flip(-1)),
         ("weights", interaction, "interaction_matrix", lambda W: W * 1.0001),
         ("decoding", decode, "decode_attention", lambda output: output * 1.01),
         ("decoding in few bits", decode, "decode_attention", lambda output: output * 1.01),
@@ -206,7 +213,7 @@ def test_trials_pass(kernel):
 def test_trials_notice(kernel, module, name, spoil, monkeypatch):
     original = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *a, **kw: spoil(original(*a, **kw)))
-    assert not trial.TRIALS[kernel](CPU)
+    assert not KERNELS[kernel].trial(CPU)
 
 
 class TestNothingWaits:

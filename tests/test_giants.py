@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt import solve
-from grace_opt.kernels.compiled import tabu
-from grace_opt.kernels.exchange import tolerance
+from grace_opt.kernels.exchange.rounding import tolerance
+from grace_opt.kernels.tabu import cpu as tabu
 from grace_opt.problem import Problem
 from grace_opt.run import Run
 from grace_opt.solvers import local_search

@@ -8,8 +8,10 @@ import torch
 from grace_opt import MaskProvider, methods, solve
 from grace_opt.hf.decoding import fused_attention
 from grace_opt.hf.segments import segmented_attention
-from grace_opt.hf.storage import Compressed, narrowed
-from grace_opt.kernels import dispatch
+from grace_opt.hf.storage import Compressed
+from grace_opt.kernels._shared import dispatch
+from grace_opt.kernels.gather import gather_channels
+from grace_opt.kernels.operations import OPERATIONS
 from grace_opt.testing import KINDS, instance
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -42,10 +44,8 @@ def test_the_kernels_are_used_and_say_nothing():
         warnings.simplefilter("error")
         MaskProvider("grace", 0.6)(q.cuda().half(), k.cuda().half())
         solve(W.cuda(), 5, "local_search", check=False)
-        narrowed(k.cuda(), torch.arange(9).expand(1, 2, -1).cuda())
-    from grace_opt.kernels.triton.trial import TRIALS
-
-    assert all(dispatch.use_triton(kernel, device) for kernel in TRIALS)
+        gather_channels(k.cuda(), torch.arange(9).expand(1, 2, -1).cuda())
+    assert all(dispatch.use_triton(kernel, device) for operation in OPERATIONS for kernel in operation.gpu)
 
 
 def test_selection_can_be_captured_as_a_graph():

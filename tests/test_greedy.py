@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 import grace_opt
 from grace_opt import Status, solve
 from grace_opt.cli.app import app
-from grace_opt.kernels import completion, greedy, threads
-from grace_opt.kernels.compiled import greedy as compiled_greedy
-from grace_opt.kernels.compiled.completion import complete
+from grace_opt.kernels import completion
+from grace_opt.kernels._shared import threads
+from grace_opt.kernels.completion.cpu import complete
+from grace_opt.kernels.greedy import cpu as compiled_greedy
+from grace_opt.kernels.greedy import reference, removal_scores
 from grace_opt.run import Run
 from grace_opt.solvers import beam as beam_module
 from grace_opt.testing import batches, check_solution, check_solver, instance, instances
@@ -53,13 +55,13 @@ def test_drop_greedy_compiled_is_the_reference(dtype):
     G = torch.randn(6, 70, 70, generator=g, dtype=dtype)
     W, candidates = G @ G.mT, torch.rand(6, 70, generator=g) < 0.9
     W = (W + W.mT) / 2
-    scores = greedy.removal_scores(W, candidates)
+    scores = removal_scores(W, candidates)
     k = torch.tensor([0, 1, 20, 30, 40, 50])
     order = np.full((6, 50), -1, dtype=np.int64)
     mask = np.zeros((6, 70), dtype=np.bool_)
     compiled_greedy.greedy(W.numpy(), scores.numpy(), candidates.numpy(), k.numpy(), order, mask, np.zeros(6))
     assert scores.dtype == torch.float64
-    expected = greedy.torch_order(W, scores, k, 50)
+    expected = reference.greedy_order(W, scores, k, 50)
     assert (order.tolist(), mask.tolist()) == (expected.order.tolist(), expected.mask.tolist())
 
 
@@ -233,12 +235,12 @@ def test_compiled_completions_are_the_reference(drawn, dtype):
     owner = torch.arange(len(W)).repeat_interleave(2)
     scores = W.diagonal(dim1=-2, dim2=-1).masked_fill(torch.from_numpy(protected), torch.inf)[owner].contiguous()
     need, width = torch.from_numpy(k)[owner], int(k.max())
-    order, cost = completion.torch_completions(W, owner, scores, need, width)
+    order, cost = completion.reference.completions(W, owner, scores, need, width)
     compiled = np.full((len(owner), width), -1, dtype=np.int64), np.zeros(len(owner))
     complete(W.numpy(), owner.numpy(), scores.numpy().copy(), need.numpy(), *compiled)
     assert order.tolist() == compiled[0].tolist()
     assert cost.tolist() == compiled[1].tolist()
-    assert order[::2].tolist() == greedy.torch_order(W, scores[::2], need[::2], width).order.tolist()
+    assert order[::2].tolist() == reference.greedy_order(W, scores[::2], need[::2], width).order.tolist()
 
 
 @pytest.mark.parametrize(

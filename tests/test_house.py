@@ -53,7 +53,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("grace_opt", "solvers"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=skip)
-    for name in ("pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]):
+    for name in ("pyproject.toml", "setup.py", PROJECT["readme"], *PROJECT["license-files"]):
         shutil.copy(ROOT / name, source / name)
     build = "import sys; from setuptools import build_meta as b; getattr(b, 'build_' + sys.argv[1])(sys.argv[2])"
     built = python(build, "sdist", str(work), cwd=source)
@@ -72,7 +72,7 @@ def test_wheel_holds_the_tree_and_nothing_else(dist: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = [name for name in archive.namelist() if not name.endswith("/")]
     library = sorted(name for name in shipped if ".dist-info/" not in name)
-    assert library == sorted(tree()), "is a new folder missing from [tool.setuptools] packages or package-data?"
+    assert library == sorted(tree()), "does a new folder lack __init__.py, or is a file missing from package-data?"
     assert {name.split("/")[0] for name in shipped} == {"grace_opt", f"grace_opt-{PROJECT['version']}.dist-info"}
     assert "grace_opt/py.typed" in library
     assert any(name.endswith("licenses/LICENSE") for name in shipped)

@@ -11,7 +11,7 @@ import torch
 
 from grace_opt import GraceError, OptionError, Problem, ProblemError, solve, symmetrize
 from grace_opt.bounds.fixing import fixed_vertices
-from grace_opt.kernels import passes
+from grace_opt.kernels._shared import threads
 
 W = np.array([[4.0, 1, 2], [1, 3, 0], [2, 0, 5]])
 TINY = 5e-324  # the least float64
@@ -222,7 +222,7 @@ class TestSymmetry:
 
     @pytest.fixture(autouse=True)
     def _passes(self, compiled, monkeypatch):
-        monkeypatch.setattr(passes, "COMPILE_FROM", 0 if compiled else 10**12)
+        monkeypatch.setattr(threads, "COMPILE_FROM", 0 if compiled else 10**12)
 
     def test_a_small_triangle_beside_a_large_instance(self, dtype):
         W = torch.zeros(2, 2, 9, 9, dtype=dtype)

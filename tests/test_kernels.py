@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import objective
-from grace_opt.kernels import greedy, passes
-from grace_opt.kernels.compiled import greedy as compiled
+from grace_opt.kernels import greedy
+from grace_opt.kernels._shared import threads
+from grace_opt.kernels.extremes import extremes
+from grace_opt.kernels.greedy import cpu as compiled
 from grace_opt.run import Run
 from grace_opt.solvers import local_search
 from grace_opt.testing import batches
@@ -28,7 +30,7 @@ def test_compiled_greedy_is_the_reference(drawn, dtype):
         W = torch.from_numpy(W / max(np.abs(W).max(), 1e-300)).to(dtype)
     scores = W.diagonal(dim1=-2, dim2=-1).masked_fill(torch.from_numpy(protected), torch.inf)
     ks, width = torch.from_numpy(k), int(k.max())
-    expected = greedy.torch_order(W, scores, ks, width)
+    expected = greedy.reference.greedy_order(W, scores, ks, width)
     order, rise = np.full(tuple(expected.order.shape), -1, dtype=np.int64), np.full(len(k), np.nan)
     mask = np.zeros(tuple(scores.shape), dtype=np.bool_)
     compiled.greedy(W.numpy(), scores.contiguous().numpy(), ~protected, k, order, mask, rise)
@@ -56,7 +58,7 @@ def test_compiled_greedy_in_blocks_and_what_is_left(dtype, wide):
         for start in (scores, scores[:, :0]) if scores.dtype == dtype else (scores,):  # or from the diagonal
             found = [np.full((11, n), -1), np.zeros((11, n), dtype=np.bool_), np.zeros(11)]
             compiled.greedy(W.numpy(), start.numpy(), candidates.numpy(), k.numpy(), *found)
-            for one, other in zip(found, greedy.torch_order(W, scores, k, n), strict=True):
+            for one, other in zip(found, greedy.reference.greedy_order(W, scores, k, n), strict=True):
                 assert one.tolist() == other.tolist()
 
 
@@ -80,7 +82,7 @@ def test_large_batches_take_the_compiled_loop(monkeypatch, transposed):
     used, original = [], compiled.greedy
     monkeypatch.setattr(compiled, "greedy", lambda *a: (used.append(1), original(*a)))
     every = torch.ones(30, 90, dtype=torch.bool)
-    found, expected = greedy.greedy_order(W, scores, every, k, 80), greedy.torch_order(W, scores, k, 80)
+    found, expected = greedy.greedy_order(W, scores, every, k, 80), greedy.reference.greedy_order(W, scores, k, 80)
     assert torch.equal(greedy.greedy_order(W, None, every, k, 80).order, expected.order)
     assert used
     assert torch.equal(found.order, expected.order)
@@ -136,14 +138,14 @@ class TestPasses:
         for case in (W, symmetric, nearly, -symmetric, *spoiled, symmetric * 0, symmetric.mT * 1e30, tiny, huge):
             found = []
             for start in (0, 10**12):
-                monkeypatch.setattr(passes, "COMPILE_FROM", start)
-                found.append(passes.extremes(case))
+                monkeypatch.setattr(threads, "COMPILE_FROM", start)
+                found.append(extremes(case))
             assert all(torch.equal(a, b) and a.shape == shape for a, b in zip(*found, strict=True))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("n", [7, 19])
     def test_every_entry_is_looked_at(self, n, dtype, monkeypatch):
-        monkeypatch.setattr(passes, "COMPILE_FROM", 0)
+        monkeypatch.setattr(threads, "COMPILE_FROM", 0)
         W = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=dtype)
         W = W + W.mT
         for i, j in itertools.product(range(n), repeat=2):
@@ -151,21 +153,21 @@ class TestPasses:
             changed[i, j] += 100
             spoiled[i, j] = torch.nan
             worst = 0.0 if i == j else float((changed.double() - changed.mT.double()).abs().max())
-            assert [x.item() for x in passes.extremes(changed)] == [True, float(changed.abs().max()), worst]
-            assert not passes.extremes(spoiled).finite
+            assert [x.item() for x in extremes(changed)] == [True, float(changed.abs().max()), worst]
+            assert not extremes(spoiled).finite
 
     def test_indices_are_torch_s(self, monkeypatch):
         mask = torch.rand(9, 45, generator=torch.Generator().manual_seed(0)) < 0.3
         mask[2], mask[3] = False, True
         found = []
         for start in (0, 10**12):
-            monkeypatch.setattr(passes, "COMPILE_FROM", start)
+            monkeypatch.setattr(threads, "COMPILE_FROM", start)
             found.append(objective.indices_from_mask(mask, 45).tolist())
         assert found[0] == found[1]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_objective_is_the_sum(self, dtype, monkeypatch):
-        monkeypatch.setattr(passes, "COMPILE_FROM", 0)
+        monkeypatch.setattr(threads, "COMPILE_FROM", 0)
         g = torch.Generator().manual_seed(1)
         W, mask = torch.randn(3, 2, 40, 40, generator=g, dtype=dtype), torch.rand(3, 2, 40, generator=g) < 0.5
         mask[0, 0] = False

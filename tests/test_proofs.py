@@ -18,7 +18,7 @@ from grace_opt.bounds import LEVELS, tight
 from grace_opt.bounds.fixing import fixed_vertices
 from grace_opt.bounds.qcr import relax
 from grace_opt.bounds.subproblem import Subproblem
-from grace_opt.kernels.compiled.enumeration import pair_sum
+from grace_opt.kernels.enumeration.cpu import pair_sum
 from grace_opt.problem import Problem
 from grace_opt.solution import Result, proved, relative_gap
 from grace_opt.solvers.branch_and_bound import search as branch_and_bound

@@ -16,9 +16,9 @@ from grace_opt.bounds.dnn import Multipliers, strengthened
 from grace_opt.bounds.qcr import linear_term, relax, shifted
 from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
 from grace_opt.instances.generators import attention, k_cluster
-from grace_opt.kernels.compiled import relaxation as compiled
-from grace_opt.kernels.compiled import search as nodes
-from grace_opt.kernels.compiled.shift import ascend
+from grace_opt.kernels.relaxation import cpu as compiled
+from grace_opt.kernels.search import cpu as nodes
+from grace_opt.kernels.shift.cpu import ascend
 from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle

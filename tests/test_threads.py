@@ -18,8 +18,9 @@ import torch
 
 import grace_opt
 from grace_opt import registry, solve
-from grace_opt.kernels import dispatch
-from grace_opt.kernels import threads as kernel_threads
+from grace_opt.kernels._shared import dispatch
+from grace_opt.kernels._shared import threads as kernel_threads
+from grace_opt.kernels.exchange import KERNEL
 from grace_opt.parallel import in_threads
 from grace_opt.run import Run
 from grace_opt.solution import Result
@@ -207,7 +208,7 @@ def test_compiled_shares_have_ended_when_an_error_comes_out(monkeypatch):
         ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        kernel_threads.in_threads(kernel, (np.arange(2),))
+        kernel_threads.split_batch(kernel, (np.arange(2),))
     assert ended == [True]
 
 
@@ -243,9 +244,11 @@ def test_a_kernel_is_tried_once_whichever_thread_comes_first(monkeypatch):
     tried = []
     for name, value in (("DEVICE_TYPE", "cpu"), ("_machines", {}), ("_verdicts", {}), ("_said", set())):
         monkeypatch.setattr(dispatch, name, value)
-    monkeypatch.setattr(dispatch, "_machine_objection", lambda device: None)
-    monkeypatch.setattr(dispatch, "_tried", lambda kernel, device: (tried.append(kernel), time.sleep(0.1), True)[-1])
+    monkeypatch.setattr(dispatch, "unsupported_machine", lambda device: None)
+    monkeypatch.setattr(
+        dispatch, "_tried", lambda kernel, device: (tried.append(kernel.name), time.sleep(0.1), True)[-1]
+    )
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: dispatch.use_triton("exchanges", torch.device("cpu")), range(8)))
+        answers = list(pool.map(lambda _: dispatch.use_triton(KERNEL, torch.device("cpu")), range(8)))
     assert answers == [True] * 8
     assert tried == ["exchanges"]

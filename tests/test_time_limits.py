@@ -74,7 +74,7 @@ def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
     sub, _ = Subproblem.of(Problem.of(hard(60), 30))
     monkeypatch.setattr(qcr, "ASCENT_SLICE", 60 * 60)
     now, swept = [0.0], []
-    from grace_opt.kernels.compiled import shift
+    from grace_opt.kernels.shift import cpu as shift
 
     ascend = shift.ascend
 

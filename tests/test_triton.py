@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from grace_opt import solve
 from grace_opt.attention import weights
 from grace_opt.errors import OptionError, ProblemError
-from grace_opt.kernels.greedy import cost_path, torch_order
+from grace_opt.kernels.greedy import cost_path, reference
 from tests.mutants import mutant
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 triton = pytest.importorskip("triton")
-from grace_opt.kernels.triton import greedy, interaction  # noqa: E402 (only after that)
+from grace_opt.kernels.exchange import gpu as exchange  # noqa: E402 (only after that)
+from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402
+from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.float16, torch.bfloat16]
@@ -42,7 +44,7 @@ def random_W(size, n, dtype, integer, seed):
 def check_greedy(W, scores, k, k_max):
     """The same as the reference, bit for bit, and the path of what it took."""
     before = scores.clone()
-    expected = torch_order(W, scores, k, k_max)
+    expected = reference.greedy_order(W, scores, k, k_max)
     # Views with other strides than the reference gets, entries between theirs being NaN.
     spread = torch.full((*W.shape, 2), torch.nan, dtype=W.dtype, device=DEVICE)[..., 0].copy_(W).mT
     there, ks = scores.to(DEVICE).mT.contiguous().mT, torch.stack([k, -k - 1], 1).to(DEVICE)[:, 0]
@@ -139,7 +141,7 @@ def test_a_wrong_greedy_is_noticed(monkeypatch, tmp_path, old, new):
 def check_swap(W, mask, candidates, steps):
     before = mask.clone()
     start = torch.stack([mask, ~mask], -1).to(DEVICE)[..., 0]
-    found = greedy.swap_refine(W.to(DEVICE).mT, start, candidates.to(DEVICE), steps)
+    found = exchange.swap_refine(W.to(DEVICE).mT, start, candidates.to(DEVICE), steps)
     k = mask.sum(-1)
     expected = solve(W, k, "local_search", protected=~candidates, start=mask, max_steps=steps).mask
     assert found.tolist() == expected.tolist()
@@ -156,7 +158,7 @@ def test_exchanges_are_those_of_local_search(size, n, steps, seed, in_parts):
     mask = candidates & torch.from_numpy(rng.random((size, n)) < 0.5)
     with pytest.MonkeyPatch.context() as patch:
         if in_parts:
-            patch.setattr(greedy, "ENTRIES_AT_ONCE", 64)
+            patch.setattr(exchange, "ENTRIES_AT_ONCE", 64)
         check_swap(W, mask, candidates, steps)
 
 
@@ -199,7 +201,7 @@ def test_exchanges_beside_giants(giant):
     ],
 )
 def test_exchanges_that_miscount_rounding_are_noticed(monkeypatch, tmp_path, old, new):
-    monkeypatch.setattr(greedy, "_swap_kernel", mutant(greedy, old, new, tmp_path)._swap_kernel)
+    monkeypatch.setattr(exchange, "_swap_kernel", mutant(exchange, old, new, tmp_path)._swap_kernel)
     with pytest.raises(AssertionError):
         test_exchanges_beside_giants(2.0**60)
 
@@ -207,16 +209,16 @@ def test_exchanges_that_miscount_rounding_are_noticed(monkeypatch, tmp_path, old
 def test_exchanges_of_nothing():
     for size, n in ((0, 3), (2, 0)):
         mask = torch.zeros(size, n, dtype=torch.bool, device=DEVICE)
-        assert greedy.swap_refine(torch.zeros(size, n, n, device=DEVICE), mask, mask, 3).shape == mask.shape
+        assert exchange.swap_refine(torch.zeros(size, n, n, device=DEVICE), mask, mask, 3).shape == mask.shape
 
 
 def test_exchanges_refuse():
     W, mask = torch.zeros(2, 3, 3), torch.zeros(2, 3, dtype=torch.bool)
     for bad in ((W, mask[:1], mask), (W, mask, mask.int()), (torch.zeros(1, 257, 257), mask, mask)):
         with pytest.raises(ProblemError):
-            greedy.swap_refine(*bad, 1)
+            exchange.swap_refine(*bad, 1)
     with pytest.raises(OptionError):
-        greedy.swap_refine(W, mask, mask, -1)
+        exchange.swap_refine(W, mask, mask, -1)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +235,8 @@ def test_exchanges_refuse():
     ],
 )
 def test_wrong_exchanges_are_noticed(monkeypatch, tmp_path, old, new):
-    monkeypatch.setattr(greedy, "_swap_kernel", mutant(greedy, old, new, tmp_path)._swap_kernel)
-    monkeypatch.setattr(greedy, "ENTRIES_AT_ONCE", 256)
+    monkeypatch.setattr(exchange, "_swap_kernel", mutant(exchange, old, new, tmp_path)._swap_kernel)
+    monkeypatch.setattr(exchange, "ENTRIES_AT_ONCE", 256)
     W = random_W(12, 17, torch.float32, True, 4)
     vertex = torch.arange(17).expand(12, 17)
 

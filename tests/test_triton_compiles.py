@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grace_opt.kernels.dispatch import OLDEST
+from grace_opt.kernels._shared.dispatch import OLDEST
 
 pytest.importorskip("triton")
 

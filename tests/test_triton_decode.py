@@ -25,7 +25,8 @@ pytest.importorskip("triton")
 from grace_opt.errors import CacheError
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
-from grace_opt.kernels.triton import attend, decode
+from grace_opt.kernels.decode import gpu as decode
+from grace_opt.kernels.decode.gpu import attend
 from tests.mutants import mutant
 from tests.packed import packed_keys, packed_values
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from .._util.array_like import read
 from .._util.arrays import backend_of, to_tensor, working_dtype
 from ..errors import OptionError, ProblemError
-from ..kernels.dispatch import use_triton
-from ..kernels.greedy import LARGEST_ON_CHIP
+from ..kernels.interaction import interaction_matrix as kernel
 
 #: Our bounds [a, b] on the protected proportion; the paper gives none.
 PROTECT_LOW, PROTECT_HIGH = 0.05, 0.15
@@ -97,21 +96,9 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     """
     backend = backend_of(queries, keys, attention_mask)
     q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
-    group = _check_shapes(q, k)
-    if use_triton("weights", k.device, _objection(q, k)):
-        return backend.export(_in_one_read(q, k, attention_mask))
-    dtype = torch.promote_types(working_dtype(q.dtype), working_dtype(k.dtype))
-    q, k = q.to(dtype), k.to(dtype)
-    if attention_mask is not None:
-        valid = _valid_tokens(attention_mask, k)
-        k = k.masked_fill(~valid[..., None, :, None], 0.0)
-        q = q.masked_fill(~valid[..., None, -q.shape[-2] :, None], 0.0)
-    stacked = q.reshape(*k.shape[:-2], group * q.shape[-2], q.shape[-1])
-    of_queries, of_keys = stacked.mT @ stacked, k.mT @ k
-    if k.device.type == "cpu":  # elsewhere somebody would wait for it
-        _refuse_out_of_range(stacked, k, of_queries, of_keys)
-    W = of_queries * of_keys
-    return backend.export((W + W.mT) / 2)  # matrix products are symmetric only up to rounding
+    _check_shapes(q, k)
+    valid = None if attention_mask is None else _valid_tokens(attention_mask, k)
+    return backend.export(kernel(q, k, valid, _refuse_out_of_range))
 
 
 def _refuse_infinite(norms: Tensor) -> None:
@@ -136,23 +123,6 @@ def _refuse_out_of_range(q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tens
             f"queries and keys are so small that W, at most {float(reach.min()):.3g} in a head, loses its digits in "
             f"{str(of_queries.dtype).removeprefix('torch.')}: multiply them by a power of two."
         )
-
-
-def _objection(q: Tensor, k: Tensor) -> str | None:
-    """Why the GPU's kernel can not take these."""
-    if torch.float64 in (q.dtype, k.dtype):
-        return "it computes in float32, and the inputs are float64"
-    if k.shape[-1] > LARGEST_ON_CHIP:
-        return f"heads are wider than {LARGEST_ON_CHIP}"
-    return None
-
-
-def _in_one_read(q: Tensor, k: Tensor, attention_mask: Any) -> Tensor:
-    from ..kernels.triton.interaction import interaction_matrix as on_chip
-
-    valid = None if attention_mask is None else _valid_tokens(attention_mask, k).reshape(-1, k.shape[-2])
-    W = on_chip(q.reshape(-1, *q.shape[-3:]), k.reshape(-1, *k.shape[-3:]), valid)
-    return W.reshape(*k.shape[:-2], *W.shape[-2:])
 
 
 def salient_channels(
@@ -227,8 +197,7 @@ def check_protection(protect: Any) -> tuple[float, float]:
     return low, high
 
 
-def _check_shapes(q: Tensor, k: Tensor) -> int:
-    """Query heads per KV head."""
+def _check_shapes(q: Tensor, k: Tensor) -> None:
     for name, t, heads in (("queries", q, "H_q, L_obs"), ("keys", k, "H_kv, L")):
         if t.ndim < 3 or t.numel() == 0:
             raise ProblemError(
@@ -246,7 +215,6 @@ def _check_shapes(q: Tensor, k: Tensor) -> int:
             f"L_obs = {q.shape[-2]} queries are more than L = {k.shape[-2]} keys: "
             f"pass the last queries only, queries[..., -{k.shape[-2]}:, :]."
         )
-    return q.shape[-3] // k.shape[-3]
 
 
 def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:

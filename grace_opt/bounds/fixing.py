@@ -171,7 +171,7 @@ def narrowed(
 
 def probed(sub: Subproblem, relaxation: Relaxation, cutoff: float, run: Run | None = None) -> npt.NDArray[np.int8]:
     """What probing every vertex decides: 1 = in, 2 = out, 0 = open, for all choices below `cutoff`."""
-    from ..kernels.compiled.relaxation import probe
+    from ..kernels.relaxation.cpu import probe
 
     verdict = np.zeros(sub.m, np.int8)
     target = cutoff - sub.constant - relaxation.pairs + relaxation.rounding

@@ -87,7 +87,7 @@ def relax(
     sub: Subproblem, A: Array | None = None, F: Array | None = None, H: Array | None = None, x: Array | None = None
 ) -> Relaxation:
     """Solve the relaxation given by A, F and H, or the plain one (`start_diagonal`). Requires ``0 < k < m``."""
-    from ..kernels.compiled import relaxation as compiled
+    from ..kernels.relaxation import cpu as compiled
 
     m = sub.m
     A = sub.W + np.diag(start_diagonal(sub, sub.W)) if A is None else A
@@ -201,7 +201,7 @@ def shifted(
 
 def _swept(inverse: Array, e: Array, spread: Array, mu: float, run: Any) -> bool:
     """One sweep of the ascent, as far as the time allows that its relaxation needs; whether another one is worth it."""
-    from ..kernels.compiled.shift import ascend
+    from ..kernels.shift.cpu import ascend
 
     m, largest = len(e), 0.0
     rows = max(1, ASCENT_SLICE // (m * m))

@@ -1,4 +1,4 @@
-"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, report.
+"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, report, doctor.
 
 Text is printed as it is: what comes from users, files and models is never read as rich's markup. The exit codes are
 those of `Exit`. Source: ours, on typer and rich.
@@ -358,6 +358,31 @@ def report(
         pages = make_report(directory, out)
     count = f"{len(pages) - 1} experiment{'s' if len(pages) > 2 else ''}"
     console.print(f"wrote {pages[0].with_suffix('.html')}: {count}", soft_wrap=True)
+
+
+@app.command()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Try nothing: say only what would run.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say which code runs on this machine, and why; and whether it is right.
+
+    For every operation: compiled, by Triton or by torch, on each device, and what switches it off. Tries each loop
+    and kernel on a small case beside its reference, which compiles them the first time (about a minute). Also versions,
+    the folder of compiled loops, and what is missing and how to get it. Exit code 1 if anything differs.
+
+    Example: GRACE_OPT_LLVM=0 grace-opt doctor --quick
+    """
+    from ..kernels.doctor import examine, show
+
+    with _reporting(), errors.status("trying what runs here ...") as status:
+        report = examine(not quick, lambda step: status.update(f"trying {step} ..."))
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        show(report, console)
+    if report.problems:
+        raise typer.Exit(1)
 
 
 def _show(instance: instances.Instance, compared: Comparison, as_json: bool) -> None:

@@ -28,10 +28,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import CacheError
+from ..kernels.decode.reference import causal_mask
 from .decoding import fused_attention
 from .handoff import pinned
 from .prompt import Observation
-from .segments import causal_mask, check_covers, check_covers_all, in_sequence, stored_columns, widened
+from .segments import check_covers, check_covers_all, in_sequence, stored_columns, widened
 from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]

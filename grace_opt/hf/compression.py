@@ -13,12 +13,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kernels.gather import gather_channels
 from .choosing import choose
 from .eviction import kept_tokens
 from .masking import kept_channels
 from .plan import LayerPlan
 from .prompt import Observation
-from .storage import Compressed, Stored, narrowed
+from .storage import Compressed, Stored
 
 
 @torch.no_grad()
@@ -61,7 +62,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
             valid = torch.cat([valid[:, :old].gather(-1, order[:, 0]), valid[:, old:]], dim=-1)
     observed = over.queries[:, :, -min(config.observation_window, seen.shape[2]) :]
     kept = kept_channels(choose(plan, observed, seen, valid), seen)
-    channels = narrowed(stored_keys[:, :, sinks:], kept)
+    channels = gather_channels(stored_keys[:, :, sinks:], kept)
     pruned: Stored
     kept_values: Stored
     pruned, kept_values = channels, stored_values

@@ -96,7 +96,7 @@ class Form:
         return groups.reshape(self.heads, block.tokens, self.channels)
 
     def table(self, blocks: Sequence[Block]) -> list[tuple[int, ...]]:
-        """Where the blocks of one sequence lie, as :mod:`grace_opt.kernels.packed` has it."""
+        """Where the blocks of one sequence lie, as :mod:`grace_opt.kernels.decode.packed` has it."""
         rows, start = [], 0
         for block in blocks:
             addresses = (tensor.data_ptr() for tensor in block.tensors())

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError, OptionError
-from ..kernels.packed import PackedKeys, PackedValues
+from ..kernels.decode.packed import PackedKeys, PackedValues
 from .arguments import explains_arguments
 from .packing import BITS, PARTS, Block, Form, check_options, dtype_name, library
 

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CacheError
-from .storage import Compressed, dense, narrowed
+from ..kernels.decode.reference import attention
+from .storage import Compressed, dense
 
 
 def segmented_attention(
@@ -65,37 +66,23 @@ def segmented_attention(
     weights : Tensor
         ``(B, H_q, L, stored tokens)``.
     """
-    batch, query_heads, length, head_dim = query.shape
-    heads = tail.shape[1]
-    rows = query_heads // heads * length
-    wide = torch.promote_types(query.dtype, torch.float32)
-    grouped = query.reshape(batch, heads, rows, head_dim).to(wide)
-    parts = [narrowed(grouped, old.kept_indices) @ dense(old.pruned_keys).to(wide).mT, grouped @ tail.to(wide).mT]
-    if old.sink_keys.shape[2]:
-        parts.insert(0, grouped @ old.sink_keys.to(wide).mT)
-    logits = torch.cat(parts, dim=-1).view(batch, query_heads, length, -1)
-    logits = logits * (head_dim**-0.5 if scaling is None else scaling)
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    if attention_mask is None and length > 1:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        attention_mask = causal_mask(length, logits.shape[-1], logits.device) if causal else None
-    elif attention_mask is not None:
-        attention_mask = decoding_mask(module, attention_mask, old, tail.shape[2], query_heads)
     if attention_mask is not None:
-        logits = _masked(logits, attention_mask)
-    weights = torch.softmax(logits, dim=-1).to(query.dtype)
-    if dropout:
-        weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    grouped_weights = weights.view(batch, heads, rows, -1)
-    output = grouped_weights[..., : old.stored] @ dense(old.values) + grouped_weights[..., old.stored :] @ value
-    output = output.view(batch, query_heads, length, -1)
-    return output.transpose(1, 2).contiguous(), weights
-
-
-def causal_mask(length: int, total: int, device: torch.device) -> Tensor:
-    """``(1, 1, length, total)`` bool: each of the last ``length`` positions attends to itself and those before it."""
-    return torch.ones(length, total, dtype=torch.bool, device=device).tril(total - length)[None, None]
+        attention_mask = decoding_mask(module, attention_mask, old, tail.shape[2], query.shape[1])
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return attention(
+        query,
+        dense(old.pruned_keys),
+        old.kept_indices,
+        old.sink_keys,
+        tail,
+        dense(old.values),
+        value,
+        attention_mask,
+        scaling,
+        softcap,
+        causal,
+        dropout if module.training else 0.0,
+    )
 
 
 def widened(old: Compressed | None, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,10 +169,3 @@ def check_covers(attention_mask: Tensor, length: int) -> None:
             f"the attention mask has shape {tuple(attention_mask.shape)} for {length} tokens, cached and new; write a "
             f"mask (batch, {length}) that covers the whole cache, or a 4-D one (batch, 1, new tokens, {length})"
         )
-
-
-def _masked(logits: Tensor, attention_mask: Tensor) -> Tensor:
-    # The smallest number instead of -inf: a row that sees nothing stays finite.
-    if attention_mask.dtype == torch.bool:
-        return logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
-    return logits + attention_mask

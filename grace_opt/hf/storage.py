@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from ..kernels.dispatch import use_triton
+from ..kernels.gather import gather_channels
 from .quantization import QuantizedTokens
 
 #: Room for so many more tokens is made at once.
@@ -156,7 +156,7 @@ class Compressed:
     def extended(self, tokens: Tail) -> Compressed:
         """With the channels of these newer tokens that were kept for the older ones."""
         kept = self.kept_indices
-        narrow = narrowed(tokens.keys, kept)
+        narrow = gather_channels(tokens.keys, kept)
         positions = self.positions
         if positions is not None:
             more = torch.arange(self.length, self.length + tokens.length, device=positions.device, dtype=torch.int32)
@@ -192,15 +192,6 @@ class Compressed:
             pruned_keys=_own(keys[:, :, : max(length - sinks, 0)]),
             values=_own(values[:, :, :length]),
         )
-
-
-def narrowed(keys: Tensor, kept: Tensor) -> Tensor:
-    """``(B, H, S, d')``: the kept channels of keys ``(B, H, S, d)``."""
-    if use_triton("gather", keys.device, "gradients are asked for" if keys.requires_grad else None):
-        from ..kernels.triton.gather import narrowed as on_chip
-
-        return on_chip(keys, kept)
-    return keys.gather(-1, kept[:, :, None, :].expand(-1, -1, keys.shape[-2], -1))
 
 
 def dense(part: Stored) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 
 from .. import objective
 from ..errors import OptionError, UnknownSolverError
-from ..kernels.threads import COMPILE_FROM
+from ..kernels._shared.threads import COMPILE_FROM
 from ..problem import Problem
 from ..run import Run
 from ..solution import Result

@@ -1,7 +1,7 @@
 """`DepthFirst`: the compiled tree search of one subproblem, a slice of nodes at a time.
 
 For exact methods: they decide how long to go on, and what to do with what is left. Source: ours; the search itself
-stands in `grace_opt.kernels.compiled.search`.
+stands in `grace_opt.kernels.search.cpu`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DepthFirst:
 
         What the leaves among them are no better than, rounding included, goes into `least_leaf`, where it matters.
         """
-        from ...kernels.compiled.search import search
+        from ...kernels.search.cpu import search
 
         r, began = self.relaxation, time.perf_counter()
         self.top, best, used, leaf = search(

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from grace_opt.hf import Quantization, SnapKV, decoding
-from grace_opt.kernels import dispatch
-from grace_opt.kernels.dispatch import use_triton
-from grace_opt.kernels.packed import PackedKeys, PackedValues
+from grace_opt.kernels import decode as kernels
+from grace_opt.kernels._shared import dispatch
+from grace_opt.kernels._shared.dispatch import use_triton
+from grace_opt.kernels.decode.packed import PackedKeys, PackedValues
 
 
 @pytest.fixture(params=["compiled", "triton"])
@@ -19,20 +20,19 @@ def kernel(request, monkeypatch):
     """How often the kernel was called; every step of every layer that can use it is to."""
     calls = []
     if request.param == "compiled":
-        monkeypatch.setattr(decoding, "CPU_FROM", 0)
-        monkeypatch.setattr(decoding, "CPU_FROM_IN_FEW_BITS", 0)
-        owner, name = decoding.on_cpu, "decode_attention"
+        monkeypatch.setattr(kernels, "CPU_FROM", 0)
+        monkeypatch.setattr(kernels, "CPU_FROM_IN_FEW_BITS", 0)
+        owner, name = kernels.host, "decode_attention"
     else:
         pytest.importorskip("triton")
         if torch.cuda.is_available():
             pytest.skip("the CPU can not play the GPU beside one")
-        from grace_opt.kernels.triton import decode, trial
+        from grace_opt.kernels.decode import gpu as decode
 
-        passed = {(name, torch.device("cpu")): True for name in trial.TRIALS}
+        passed = {(kernel.name, torch.device("cpu")): True for kernel in kernels.OPERATION.gpu}
         for name, value in (("DEVICE_TYPE", "cpu"), ("_verdicts", passed), ("_machines", {}), ("_said", set())):
             monkeypatch.setattr(dispatch, name, value)
-        monkeypatch.setattr(decoding, "DEVICE_TYPE", "cpu")
-        assert use_triton("decoding", torch.device("cpu"))
+        assert use_triton(kernels.DENSE, torch.device("cpu"))
         owner, name = decode, "decode_attention"
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *args: calls.append(args) or original(*args))
@@ -67,7 +67,7 @@ def test_steps_by_kernel_are_the_reference_s(
     assert close(
         found, step(model, prune(model, "mies", 0.5, **changes), padded[0], continuation, padded[1], width=width)
     )
-    assert used == (width == 1 or decoding.DEVICE_TYPE == "cpu")
+    assert used == (width == 1 or dispatch.DEVICE_TYPE == "cpu")
 
 
 def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, tiny, prune, padded, generate, monkeypatch):

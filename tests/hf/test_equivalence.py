@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from grace_opt.hf import attention, decoding, segments
 from grace_opt.hf.storage import Compressed
+from grace_opt.kernels.decode.reference import causal_mask
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_segmented_attention_entry_by_entry(sinks, kind, softcap):
     sink_keys = draw(batch, heads, sinks, d)
     kept = torch.stack([torch.randperm(d, generator=generator)[:3].sort().values for _ in range(batch * heads)])
     kept = kept.view(batch, heads, 3)
-    causal = segments.causal_mask(length, total, torch.device("cpu"))
+    causal = causal_mask(length, total, torch.device("cpu"))
     allowed = causal.expand(batch, heads * group, -1, -1).clone()
     if kind != "none":
         allowed[1, :, :, :2] = False

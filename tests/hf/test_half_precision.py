@@ -135,7 +135,7 @@ def test_every_head_is_as_close_to_the_truth_as_sdpa(dtype, scale, softcap):
 def test_triton_s_kernel_accumulates_in_float32(dtype, scale):
     """In the interpreter, without a GPU; on one, by the device's own product."""
     pytest.importorskip("triton")
-    from grace_opt.kernels.triton.decode import decode_attention
+    from grace_opt.kernels.decode.gpu import decode_attention
 
     query, keys, values, old, tail, tail_values = stored(scale, dtype)
     on = (t.cuda() if torch.cuda.is_available() else t for t in (query, old.pruned_keys, old.kept_indices))

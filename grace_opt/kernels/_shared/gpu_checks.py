@@ -1,0 +1,31 @@
+"""What Triton's kernels on W check of their arguments: they read memory by address, as far as shapes tell them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import ProblemError
+from .limits import LARGEST_ON_CHIP
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_matrices(W: Tensor) -> tuple[int, int]:
+    """Size and n of a batch of W that fits one program each."""
+    if W.ndim != 3 or W.shape[-1] != W.shape[-2]:
+        raise ProblemError(f"W has shape {tuple(W.shape)}: expected (B, n, n).")
+    if W.dtype not in FLOATS:
+        raise ProblemError(f"W has dtype {W.dtype}: give float16, bfloat16, float32 or float64.")
+    if W.shape[-1] > LARGEST_ON_CHIP:
+        raise ProblemError(f"n = {W.shape[-1]}: this kernel takes n <= {LARGEST_ON_CHIP}; use the torch reference.")
+    return W.shape[0], W.shape[-1]
+
+
+def check_like(W: Tensor, **given: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Shapes and devices of what comes with W."""
+    for name, (tensor, shape) in given.items():
+        if tuple(tensor.shape) != shape:
+            raise ProblemError(f"{name} has shape {tuple(tensor.shape)}: expected {shape}, to fit W {tuple(W.shape)}.")
+        if tensor.device != W.device:
+            raise ProblemError(f"{name} is on {tensor.device} and W on {W.device}: move them to one device.")

@@ -1,0 +1,77 @@
+"""Attention of a few new queries over a pruned key cache, dense or in a few bits: which kernel suits, if one does.
+
+On a GPU Triton's, on the CPU the compiled one; where none suits, or weights, dropout or gradients are asked for,
+`reference` does the work, and so it does while ``torch.compile`` is tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._shared import dispatch
+from .._shared.operation import Compiled, Operation, Triton, trial_of
+from . import host
+from .packed import Packed, PackedKeys, PackedValues
+
+#: The GPU's kernel is for few new tokens, the CPU's for one: more are better off with a library's matrix products.
+MAX_KERNEL_QUERIES = 8
+#: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up, or, in few bits, in so
+#: little time that nobody should wait for a compiler because of them.
+CPU_FROM, CPU_FROM_IN_FEW_BITS = 2048, 256
+
+_ON_GPU = f"up to {MAX_KERNEL_QUERIES} new tokens, heads up to 256 wide, not float64"
+DENSE = Triton("decoding", _ON_GPU, trial_of(__name__, "gpu"))
+IN_FEW_BITS = Triton("decoding in few bits", _ON_GPU, trial_of(__name__, "gpu_in_few_bits"))
+OPERATION = Operation(
+    "decode",
+    "decoding on pruned keys",
+    cpu=Compiled(
+        f"float32, one new token, from {CPU_FROM:,} stored ones on, or {CPU_FROM_IN_FEW_BITS} in few bits",
+        trial_of(__name__, "cpu"),
+        "torch",
+    ),
+    gpu=(DENSE, IN_FEW_BITS),
+)
+
+
+def worth_a_kernel(query: Tensor, stored: int, few_bits: bool) -> bool:
+    """Whether a kernel may be faster for these queries ``(B, H_q, L, d)`` over so many stored tokens.
+
+    Asked before anything is packed: a table that no kernel reads would only take memory.
+    """
+    if torch.compiler.is_compiling() or query.shape[2] > MAX_KERNEL_QUERIES:
+        return False
+    if query.device.type == dispatch.DEVICE_TYPE:
+        return True
+    return query.shape[2] == 1 and query.dtype == torch.float32 and stored >= _least(few_bits)
+
+
+def _least(few_bits: bool) -> int:
+    return CPU_FROM_IN_FEW_BITS if few_bits else CPU_FROM
+
+
+def kernel_for(
+    query: Tensor,
+    pruned_keys: Tensor | PackedKeys,
+    sink_keys: Tensor,
+    tail_keys: Tensor,
+    old_values: Tensor | PackedValues,
+    tail_values: Tensor,
+) -> Callable[..., Any] | None:
+    """The ``decode_attention`` that takes these tensors, or None if none does."""
+    stored = query, pruned_keys, sink_keys, tail_keys, old_values, tail_values
+    if query.device.type != dispatch.DEVICE_TYPE:
+        return host.decode_attention if host.unsupported_reason(*stored) is None else None
+    kernel = IN_FEW_BITS if any(isinstance(part, Packed) for part in stored) else DENSE
+    if torch.is_grad_enabled() and any(part.requires_grad for part in stored):
+        return None
+    if not dispatch.use_triton(kernel, query.device):
+        return None
+    from . import gpu
+
+    usable = dispatch.use_triton(kernel, query.device, gpu.unsupported_reason(*stored))
+    return gpu.decode_attention if usable else None

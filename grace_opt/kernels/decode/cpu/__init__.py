@@ -1,0 +1,330 @@
+r"""Attention of a few query rows over a pruned key cache: one pass over the keys and values, in float32.
+
+What `grace_opt.kernels.decode.host` calls. The columns of all heads are cut into runs; an item is one run of one KV
+head. It holds the queries of the whole group, gathers their kept channels once, and walks through its columns in blocks
+with a running maximum :math:`m`, sum :math:`l = \sum_j 2^{x_j - m}` and product :math:`a = \sum_j 2^{x_j - m} v_j`, in
+which logits are in powers of two (times :math:`\log_2 e`). `join` puts the runs together. Each item is computed alike
+whoever computes it, so the result does not depend on the number of threads.
+
+Both products take four rows at a time (`rows`), and logits are made from dense keys in
+two orders or from keys in a few bits (`logits`). Addresses are plain integers: strided
+views need no array type of their own, so the kernel is compiled once and not once for every combination of layouts.
+
+Not-a-number is not lost: no part is compiled with the liberty to think it away.
+
+Source: ours; Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov
+and Gimelshein (arXiv 1805.02867) for the running softmax.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numba.np.numpy_support import carray
+
+from ..._shared.jit import c_function, jit
+from ..forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, PACKED, ROWS
+from .lanes import (
+    add_one,
+    exp2,
+    greater,
+    greatest,
+    load,
+    load_byte,
+    load_one,
+    load_place,
+    pointer,
+    spread,
+    store,
+    total,
+)
+from .logits import logits_by_channel, logits_by_token, logits_packed
+from .rows import BYTES, WHOLE
+from .values import add_packed_values, add_values
+
+#: Columns whose logits are made before they are turned into shares.
+BLOCK = 64
+
+LOG2E = np.float32(np.log2(np.e))
+#: What a hidden column gets instead of minus infinity: a row that sees nothing gets the mean of all values.
+LEAST = np.float32(np.finfo(np.float32).min)
+NOTHING, NAN, ZERO = np.float32(-np.inf), np.float32(np.nan), np.float32(0.0)
+
+#: Rows of `places`; its columns are address and strides (batch, head, token or row, channel or column), in bytes.
+QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
+
+
+@njit(nogil=True)
+def cap(logits, outer):
+    """Soft-cap logits that are in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
+    at, one, two, scale = logits.ctypes.data, spread(np.float32(1)), spread(np.float32(2)), spread(outer)
+    for place in range(at, at + logits.shape[0] * BYTES, WHOLE):
+        store(place, scale * (one - two / (exp2(load(place)) + one)))
+
+
+@njit(nogil=True)
+def hide_bool(logits, count, mask, step):
+    """The smallest number where the mask says False."""
+    for t in range(count):
+        if load_byte(mask + t * step) == 0:
+            logits[t] = LEAST
+
+
+@njit(nogil=True)
+def add_mask(logits, count, mask, step):
+    """Add the mask; minus infinity becomes the smallest number, NaN stays NaN."""
+    for t in range(count):
+        x = logits[t] + load_one(mask + t * step) * LOG2E
+        logits[t] = LEAST if x < LEAST else x
+
+
+@njit(nogil=True)
+def turn_into_shares(logits, count, largest):
+    """Shares of one row in place of its logits.
+
+    Returns the new maximum, the factor that what was summed before it is to be multiplied by, and the shares' sum.
+    """
+    stop = (count + LANES - 1) // LANES * LANES
+    for t in range(count, stop):
+        logits[t] = NOTHING  # columns that do not exist get no share even in a row that sees nothing
+    at = logits.ctypes.data
+    best = spread(largest)
+    for place in range(at, at + stop * BYTES, WHOLE):
+        best = greater(best, load(place))
+    now = greatest(best)
+    shift, sums = spread(now), spread(ZERO)
+    for place in range(at, at + stop * BYTES, WHOLE):
+        share = exp2(load(place) - shift)
+        store(place, share)
+        sums = sums + share
+    return now, total(exp2(spread(largest) - shift)) / np.float32(LANES), total(sums)
+
+
+@njit(nogil=True)
+def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state):
+    """Columns `start` to `stop` of a segment.
+
+    `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
+    width, form, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
+    segment's first column), `state` (maxima, sums and products of the rows so far).
+    """
+    keys_at, key_step, lies, width, key_form = keys
+    values_at, value_step, packed, value_width, value_form, before = values
+    kind, masks, mask_step, last_columns, column = hidden
+    largest, sums, products = state
+    query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
+    to, out, room = logits.ctypes.data, products.ctypes.data, scaled.ctypes.data
+    t = start
+    while t < stop:
+        count = min(BLOCK - t % BLOCK, stop - t)  # from multiples of BLOCK on: most groups of packed keys stay whole
+        for first in range(0, rows, ROWS):
+            four, place = queries.ctypes.data + first * query_step, out + first * out_step
+            if lies == PACKED:
+                logits_packed(
+                    four, query_step, room, keys_at, key_step, head, key_form, t, width, count, to, logit_step
+                )
+            elif lies == BY_CHANNEL:
+                logits_by_channel(four, query_step, keys_at + t * BYTES, key_step, width, count, to, logit_step)
+            else:
+                logits_by_token(four, query_step, keys_at + t * key_step, key_step, width, count, to, logit_step)
+            for row in range(first, min(first + ROWS, rows)):
+                line = logits[row - first]
+                if softcap:
+                    cap(line, outer)
+                if kind == CAUSAL:
+                    for unseen in range(max(last_columns[row] + 1 - column - t, 0), count):
+                        line[unseen] = LEAST
+                elif kind == BOOL:
+                    hide_bool(line, count, masks[row] + (column + t) * mask_step, mask_step)
+                elif kind == ADDITIVE:
+                    add_mask(line, count, masks[row] + (column + t) * mask_step, mask_step)
+                largest[row], shrink, more = turn_into_shares(line, count, largest[row])
+                sums[row] = sums[row] * shrink + more
+                if shrink != 1:
+                    for c in range(products.shape[1]):
+                        products[row, c] *= shrink
+            if packed:
+                add_packed_values(
+                    to,
+                    logit_step,
+                    room,
+                    values_at,
+                    value_step,
+                    head,
+                    value_form,
+                    before + t,
+                    value_width,
+                    count,
+                    place,
+                    out_step,
+                )
+            else:
+                add_values(
+                    to,
+                    logit_step,
+                    values_at + (before + t) * value_step,
+                    value_step,
+                    value_width,
+                    count,
+                    place,
+                    out_step,
+                )
+        t += count
+
+
+@njit(nogil=True)
+def read_queries(at, head_step, row_step, channel_step, rows, length, width, scale, full):
+    """One group's queries, scaled, as rows of `full`; its other numbers stay as they are."""
+    for row in range(rows):
+        start = at + row // length * head_step + row % length * row_step
+        for c in range(width):
+            full[row, c] = load_one(start + c * channel_step) * scale
+
+
+@njit(nogil=True)
+def gather(full, rows, width, at, step, kept, narrow):
+    """The kept channels of queries; one that does not exist becomes NaN instead of a look at foreign memory."""
+    for i in range(kept):
+        c = load_place(at + i * step)
+        exists = 0 <= c < width
+        for row in range(rows):
+            narrow[row, i] = full[row, c] if exists else NAN
+
+
+@njit(nogil=True)
+def address(places, tensor, b, h):
+    """Of one head's part of a tensor."""
+    return places[tensor, 0] + b * places[tensor, 1] + h * places[tensor, 2]
+
+
+# Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
+@jit
+def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products):
+    """What the items see that nobody has taken yet, into their rows of `largest`, `sums` and `products`.
+
+    An item is a pair of sequence and KV head times the number of runs, plus the run. Threads that call this on the same
+    arrays share the items: whoever is held up takes fewer.
+
+    Parameters
+    ----------
+    taken : (1,) int64
+        How many items have been taken.
+    places : (8, 5) int64
+        Address and strides of each tensor; of packed ones, address and step of the table, zero, address of the owners.
+    sizes : (22,) int64
+        KV heads, query heads of each, new tokens, width, kept channels, width of values, sinks, pruned tokens, tail,
+        runs, columns per run, how the pruned keys lie, kind of mask; of packed keys: group size, bits, whether the
+        first plane has the highest bits, whether zero points count levels; whether old values are packed, and the same
+        of these.
+    inner, softcap, outer : float32, bool, float32
+        Queries are multiplied by `inner`; where `softcap` is, what `cap` needs.
+    largest, sums : (all items, rows) float32
+        At first minus infinity and zero.
+    products : (all items, rows padded, width of values padded) float32
+        At first zero.
+    """
+    heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind = sizes[:13]
+    key_form = sizes[13], sizes[14], sizes[15] != 0, sizes[16] != 0
+    value_form = sizes[18], sizes[19], sizes[20] != 0, sizes[21] != 0
+    every, rows, room = sinks + pruned + tail, group * length, products.shape[1]
+    full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
+    narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
+    logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
+    scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
+    masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    while True:
+        item = add_one(taken)
+        if item >= largest.shape[0]:
+            return
+        pair, run = item // runs, item % runs
+        b, h = pair // heads, pair % heads
+        start, stop = run * columns, min((run + 1) * columns, every)
+        first = address(places, QUERY, b, h * group)
+        read_queries(first, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, length, width, inner, full)
+        gather(full, rows, width, address(places, KEPT, b, h), places[KEPT, 4], kept, narrow)
+        for row in range(rows):
+            masks[row] = address(places, MASK, b, h * group + row // length) + row % length * places[MASK, 3]
+            last_columns[row] = every - length + row % length
+        for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
+            pruned_part, newest = segment == PRUNED_KEYS, segment == TAIL_KEYS
+            lies = layout if pruned_part else BY_TOKEN
+            queries, key_width = (narrow, kept) if pruned_part else (full, width)
+            if newest:
+                column, count = sinks + pruned, tail
+            elif pruned_part:
+                column, count = sinks, pruned
+            else:
+                column, count = 0, sinks
+            stored, before = (TAIL_VALUES, 0) if newest else (OLD_VALUES, column)
+            packed = not newest and sizes[17] != 0
+            key_step = places[segment, 4 if lies == BY_CHANNEL else 3]
+            attend_segment(
+                queries,
+                h,
+                (address(places, segment, b, h), key_step, lies, key_width, key_form),
+                (address(places, stored, b, h), places[stored, 3], packed, value_width, value_form, before),
+                max(start - column, 0),
+                min(stop - column, count),
+                rows,
+                (kind, masks, places[MASK, 4], last_columns, column),
+                softcap,
+                outer,
+                logits,
+                scaled,
+                (largest[item], sums[item], products[item]),
+            )
+
+
+@njit(nogil=True)
+def integers(at, shape):
+    """An array of int64 at an address."""
+    return carray(pointer(at), shape, np.int64)
+
+
+@njit(nogil=True)
+def numbers(at, shape):
+    """An array of float32 at an address."""
+    return carray(pointer(at), shape, np.float32)
+
+
+@c_function("void(voidptr)")
+def attend_in_team(data):
+    """`attend`, as a team of threads calls it: with the address of addresses, sizes and `softcap`."""
+    given = carray(data, (11,), np.int64)
+    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (22,))
+    items, rows, room, width = given[7], given[8], given[9], given[10]
+    scales = numbers(given[3], (3,))
+    attend(
+        taken,
+        places,
+        sizes,
+        scales[0],
+        scales[2] != 0,
+        scales[1],
+        numbers(given[4], (items, rows)),
+        numbers(given[5], (items, rows)),
+        numbers(given[6], (items, room, width)),
+    )
+
+
+@jit
+def join(largest, sums, products, runs, length, output):
+    """Runs, weighted as their maxima say, and divided by the sum of the weights; `output` is (B, L, H_q, d_v)."""
+    rows, width = largest.shape[1], output.shape[3]
+    group = rows // length
+    heads = output.shape[2] // group
+    for pair in range(largest.shape[0] // runs):
+        first = pair * runs
+        for row in range(rows):
+            top, divisor = largest[first, row], ZERO
+            for item in range(first + 1, first + runs):
+                top = max(top, largest[item, row])
+            for item in range(first, first + runs):
+                divisor += np.float32(2.0) ** (largest[item, row] - top) * sums[item, row]
+            b, new, head = pair // heads, row % length, pair % heads * group + row // length
+            for c in range(width):
+                output[b, new, head, c] = ZERO
+            for item in range(first, first + runs):
+                weight = np.float32(2.0) ** (largest[item, row] - top) / divisor
+                for c in range(width):
+                    output[b, new, head, c] += weight * products[item, row, c]

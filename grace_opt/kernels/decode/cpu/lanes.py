@@ -1,0 +1,351 @@
+"""`Lanes`, vectors of eight float32 numbers as a type that numba is taught, and memory by address.
+
+For loops whose sums must stay in registers (`grace_opt.kernels.decode.cpu`). Every processor runs them: LLVM
+splits eight lanes where registers are narrower. Source: ours.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+from numba.np.arrayobj import make_array
+
+from ..forms import LANES
+
+_NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
+_VECTOR, _COUNTS, _BYTES = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT, ir.IntType(8)))
+
+
+class Lanes(types.Type):
+    """Eight float32 numbers."""
+
+    def __init__(self):
+        super().__init__(name=f"Float32x{LANES}")
+
+
+lanes = Lanes()
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, _VECTOR)
+
+
+def _constant(value):
+    return ir.Constant(_VECTOR, [value] * LANES)
+
+
+def _call(builder, name, result, arguments):
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _first(builder, count):
+    """The first `count` of eight truths."""
+    limit = _spread(builder, builder.trunc(count, _COUNT), _COUNTS)
+    return builder.icmp_signed("<", ir.Constant(_COUNTS, list(range(LANES))), limit)
+
+
+@intrinsic
+def load(typing_context, address):
+    """The eight numbers from an address on."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], _VECTOR.as_pointer()), align=4)
+
+    return lanes(types.intp), generate
+
+
+@intrinsic
+def load_some(typing_context, address, count):
+    """The first `count` of the eight numbers from an address on, and zeros; nothing behind them is read."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _VECTOR.as_pointer())
+        name, exists = f"llvm.masked.load.v{LANES}f32.p0", _first(builder, arguments[1])
+        return _call(builder, name, _VECTOR, [pointer, ir.Constant(_COUNT, 4), exists, _constant(0.0)])
+
+    return lanes(types.intp, types.intp), generate
+
+
+def _levels(builder, found, shift, bits):
+    """Numbers of a few bits out of eight bytes, of which `shift` bits stand before them."""
+    shift, bits = (_spread(builder, builder.trunc(number, _COUNT), _COUNTS) for number in (shift, bits))
+    one = ir.Constant(_COUNTS, [1] * LANES)
+    mask = builder.sub(builder.shl(one, bits), one)
+    levels = builder.and_(builder.lshr(builder.zext(found, _COUNTS), shift), mask)
+    return builder.sitofp(levels, _VECTOR)
+
+
+@intrinsic
+def load_levels(typing_context, address, shift, bits):
+    """Eight numbers from 0 to ``2**bits - 1``: of each byte from an address on, the bits above the first `shift`."""
+
+    def generate(context, builder, signature, arguments):
+        address, shift, bits = arguments
+        return _levels(builder, builder.load(builder.inttoptr(address, _BYTES.as_pointer()), align=1), shift, bits)
+
+    return lanes(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def load_some_levels(typing_context, address, count, shift, bits):
+    """As `load_levels`, of the first `count` bytes, and zeros; nothing behind them is read."""
+
+    def generate(context, builder, signature, arguments):
+        address, count, shift, bits = arguments
+        pointer = builder.inttoptr(address, _BYTES.as_pointer())
+        nothing = ir.Constant(_BYTES, [0] * LANES)
+        name, parts = (
+            f"llvm.masked.load.v{LANES}i8.p0",
+            [pointer, ir.Constant(_COUNT, 1), _first(builder, count), nothing],
+        )
+        return _levels(builder, _call(builder, name, _BYTES, parts), shift, bits)
+
+    return lanes(types.intp, types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def store(typing_context, address, value):
+    """Write eight numbers from an address on."""
+
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[1], builder.inttoptr(arguments[0], _VECTOR.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, lanes), generate
+
+
+@intrinsic
+def store_some(typing_context, address, value, count):
+    """Write the first `count` of eight numbers from an address on."""
+
+    def generate(context, builder, signature, arguments):
+        address, value, count = arguments
+        pointer, name = builder.inttoptr(address, _VECTOR.as_pointer()), f"llvm.masked.store.v{LANES}f32.p0"
+        _call(builder, name, ir.VoidType(), [value, pointer, ir.Constant(_COUNT, 4), _first(builder, count)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, lanes, types.intp), generate
+
+
+@intrinsic
+def load_one(typing_context, address):
+    """The number at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], _NUMBER.as_pointer()), align=4)
+
+    return types.float32(types.intp), generate
+
+
+@intrinsic
+def add_one(typing_context, counter):
+    """What stood in the first entry of an array of int64, to which 1 is added; for one thread at a time."""
+
+    def generate(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "seq_cst")
+
+    return types.int64(counter), generate
+
+
+@intrinsic
+def pointer(typing_context, address):
+    """An address as a pointer, for `numba.carray`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), generate
+
+
+@intrinsic
+def load_byte(typing_context, address):
+    """The byte at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()), align=1)
+
+    return types.uint8(types.intp), generate
+
+
+@intrinsic
+def load_place(typing_context, address):
+    """The int64 at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=8)
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic
+def store_one(typing_context, address, value):
+    """Write a number to an address."""
+
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[1], builder.inttoptr(arguments[0], _NUMBER.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.float32), generate
+
+
+@intrinsic
+def ask_for(typing_context, address):
+    """Have the processor fetch the cache line of an address without waiting for it; any address will do."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        # To read (0), to be kept in every cache (3), data and not instructions (1).
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(_COUNT, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+def _spread(builder, value, kind):
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_COUNT, 0))
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_COUNTS, [0] * LANES))
+
+
+@intrinsic
+def spread(typing_context, value):
+    """The same number in all lanes."""
+
+    def generate(context, builder, signature, arguments):
+        return _spread(builder, arguments[0], _VECTOR)
+
+    return lanes(types.float32), generate
+
+
+@intrinsic
+def load_short(typing_context, address):
+    """The int32 at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(builder.inttoptr(arguments[0], _COUNT.as_pointer()), align=4)
+
+    return types.int32(types.intp), generate
+
+
+@intrinsic
+def multiply_add(typing_context, a, b, c):
+    """``a * b + c``, rounded once where the processor can."""
+
+    def generate(context, builder, signature, arguments):
+        return _call(builder, f"llvm.fmuladd.v{LANES}f32", _VECTOR, list(arguments))
+
+    return lanes(lanes, lanes, lanes), generate
+
+
+def _arithmetic(method):
+    @intrinsic
+    def compute(typing_context, a, b):
+        def generate(context, builder, signature, arguments):
+            return getattr(builder, method)(*arguments)
+
+        return lanes(lanes, lanes), generate
+
+    return compute
+
+
+_add, _subtract, _multiply, _divide = (_arithmetic(method) for method in ("fadd", "fsub", "fmul", "fdiv"))
+
+
+def _both_lanes(compute):
+    def choose(a, b):
+        if isinstance(a, Lanes) and isinstance(b, Lanes):
+            return lambda a, b: compute(a, b)
+        return None
+
+    return choose
+
+
+for _operator, _compute in (
+    (operator.add, _add),
+    (operator.sub, _subtract),
+    (operator.mul, _multiply),
+    (operator.truediv, _divide),
+):
+    overload(_operator)(_both_lanes(_compute))
+
+
+def _selecting(comparison):
+    @intrinsic
+    def choose(typing_context, a, b):
+        def generate(context, builder, signature, arguments):
+            a, b = arguments
+            return builder.select(builder.fcmp_ordered(comparison, b, a), b, a)
+
+        return lanes(lanes, lanes), generate
+
+    return choose
+
+
+#: Lane by lane; where `a` is NaN so is the result, where only `b` is, the result is `a`.
+greater, smaller = _selecting(">"), _selecting("<")
+
+
+def _folding(combine):
+    @intrinsic
+    def fold(typing_context, value):
+        def generate(context, builder, signature, arguments):
+            found, width = arguments[0], LANES
+            while width > 1:
+                width //= 2
+                low, high = (
+                    builder.shuffle_vector(
+                        found, found, ir.Constant(ir.VectorType(_COUNT, width), list(range(start, start + width)))
+                    )
+                    for start in (0, width)
+                )
+                found = combine(builder, low, high)
+            return builder.extract_element(found, ir.Constant(_COUNT, 0))
+
+        return types.float32(lanes), generate
+
+    return fold
+
+
+#: Of all lanes, always in the same order.
+total = _folding(lambda builder, a, b: builder.fadd(a, b))
+greatest = _folding(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a))
+
+# 2^f on [-1/2, 1/2]: the interpolating polynomial at Chebyshev nodes, highest power first; off by less than 3e-9.
+_POWERS = (
+    0.00015461444724808513,
+    0.0013400428177711937,
+    0.00961805667843204,
+    0.05550327226669895,
+    0.24022650922289554,
+    0.6931472067028329,
+    1.0,
+)
+
+
+@intrinsic
+def exp2(typing_context, value):
+    """2 to the power of each lane: 0 below -126, never more than 2^126, NaN for NaN."""
+
+    def generate(context, builder, signature, arguments):
+        x = arguments[0]
+        highest, lowest, magic = _constant(126.0), _constant(-126.0), _constant(1.5 * 2.0**23)
+        x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
+        # Adding and taking away 1.5 * 2^23 rounds to an integer, which then stands in the sum's lowest bits.
+        rounded = builder.fadd(x, magic)
+        fraction = builder.fsub(x, builder.fsub(rounded, magic))
+        found = _constant(_POWERS[0])
+        for coefficient in _POWERS[1:]:
+            found = _call(builder, f"llvm.fmuladd.v{LANES}f32", _VECTOR, [found, fraction, _constant(coefficient)])
+        exponent = builder.shl(builder.bitcast(rounded, _COUNTS), ir.Constant(_COUNTS, [23] * LANES))
+        found = builder.bitcast(builder.add(builder.bitcast(found, _COUNTS), exponent), _VECTOR)
+        found = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0), found)
+        return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
+
+    return lanes(lanes), generate

@@ -1,0 +1,297 @@
+"""Attention of a few new queries over a pruned key cache on the CPU: hands tensors to the loops in
+:mod:`grace_opt.kernels.decode.cpu`, which take addresses.
+
+What is computed is `grace_opt.kernels.decode.reference`, which stays the definition; names and order of the parameters
+are those of :mod:`grace_opt.kernels.decode.gpu`, which is for GPUs. Decoding reads every stored key and value once and
+does little with them: here all threads read, each number once for the whole group of query heads, also where one
+sequence has fewer heads than there are threads.
+
+When: on a CPU, in float32, while decoding without gradients, dropout or a need for the weights; `unsupported_reason`
+says why not. Pruned keys are read fastest where each token's channels lie side by side. The first call of all compiles
+(some seconds), the first call of a process loads what was compiled (some tenths of a second).
+
+Source: ours, and what the compiled module names.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import CacheError
+from .._shared.switches import LLVM, is_off
+from .._shared.threads import split_batch, torch_team
+from .forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, NO_MASK, PACKED, ROWS
+from .packed import ENTRIES, Packed, PackedKeys, PackedValues
+
+#: Most query rows (query heads per KV head times new tokens): a matrix library is faster long before.
+MAX_ROWS = 512
+#: About so many items are made, to be shared out among threads, but none of fewer columns than that.
+ITEMS = 64
+LEAST_COLUMNS = 128
+#: Below so many numbers read, waking other threads takes longer than they save.
+ALONE_BELOW = 2**17
+
+
+def unsupported_reason(
+    query: Tensor,
+    pruned_keys: Tensor | PackedKeys,
+    sink_keys: Tensor,
+    tail_keys: Tensor,
+    old_values: Tensor | PackedValues,
+    tail_values: Tensor,
+) -> str | None:
+    """Why :func:`decode_attention` can not take these tensors, or None if it can.
+
+    Parameters
+    ----------
+    query, pruned_keys, sink_keys, tail_keys, old_values, tail_values : Tensor
+        As there.
+    """
+    tensors = (query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
+    if is_off(LLVM):
+        return f"{LLVM}=0 turns off what is written as LLVM instructions"
+    if any(t.device.type != "cpu" for t in tensors):
+        devices = ", ".join(sorted({str(t.device) for t in tensors}))
+        return f"tensors are on {devices}; they must all be on the CPU"
+    if any(t.dtype != torch.float32 for t in tensors):
+        types = ", ".join(sorted({str(t.dtype) for t in tensors}))
+        return f"queries, keys and values are {types}; they must all be float32"
+    for part in (pruned_keys, old_values):
+        if isinstance(part, Packed) and part.parameters != torch.float32:
+            return f"scales and zero points are {part.parameters}; they must be float32"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "gradients are asked for, and the kernel has none"
+    if torch.compiler.is_compiling():
+        return "torch.compile is tracing, and can not look into the kernel"
+    rows = query.shape[1] // pruned_keys.shape[1] * query.shape[2]
+    if rows > MAX_ROWS:
+        return f"{rows} query rows share a KV head; at most {MAX_ROWS} is possible"
+    return None
+
+
+def decode_attention(
+    query: Tensor,
+    pruned_keys: Tensor | PackedKeys,
+    kept_indices: Tensor,
+    sink_keys: Tensor,
+    tail_keys: Tensor,
+    old_values: Tensor | PackedValues,
+    tail_values: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    causal: bool = True,
+    *,
+    runs: int | None = None,
+) -> Tensor:
+    """Attention over sinks, pruned keys and a dense tail.
+
+    Parameters
+    ----------
+    query : Tensor
+        ``(B, H_q, L, d)`` in float32, as all keys and values, ``L`` new tokens at the end of the sequence.
+    pruned_keys : Tensor or PackedKeys
+        ``(B, H, S_p, d')``. A view is read where it is if its channels, or each channel's tokens, lie side by side;
+        others are copied, which costs more than the rest. Packed keys are read where they are.
+    kept_indices : Tensor
+        ``(B, H, d')`` int64: the channels of the pruned keys.
+    sink_keys, tail_keys : Tensor
+        ``(B, H, s, d)`` and ``(B, H, S_t, d)``. Of s, S_p and S_t any may be zero, not all. Views are read where they
+        are if channels lie side by side, of values as well.
+    old_values : Tensor or PackedValues
+        ``(B, H, s + S_p, d_v)``.
+    tail_values : Tensor
+        ``(B, H, S_t, d_v)``.
+    attention_mask : Tensor or None
+        ``(B or 1, H_q or 1, L, s + S_p + S_t)``, columns in stored order: bool (True attends) or to be added. None
+        means causal if `causal` says so, else nothing hidden.
+    scaling : float or None
+        Of the logits; None means ``d ** -0.5``.
+    softcap : float or None
+        Logits become ``softcap * tanh(logits / softcap)`` before the mask.
+    causal : bool
+        What no mask means.
+    runs : int or None
+        Pieces that each head's columns are cut into, for measurements; None chooses from the shapes.
+
+    Returns
+    -------
+    Tensor
+        ``(B, L, H_q, d_v)``, the same whatever the number of threads.
+
+    Raises
+    ------
+    CacheError
+        If there is an `unsupported_reason`, no token is stored, or shapes do not go together.
+    """
+    reason = unsupported_reason(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
+    if reason is not None:
+        raise CacheError(f"the compiled decoding kernel can not be used: {reason}; use segmented_attention")
+    _check_shapes(query, pruned_keys, kept_indices, sink_keys, tail_keys, old_values, tail_values)
+    batch, query_heads, length, width = query.shape
+    heads, pruned, kept = pruned_keys.shape[1:]
+    sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
+    total = sinks + pruned + tail
+    output = query.new_empty(batch, length, query_heads, value_width)
+    if output.numel() == 0:
+        return output
+
+    pairs, rows = batch * heads, query_heads // heads * length
+    if runs is None:
+        runs = min(-(-ITEMS // pairs), -(-total // LEAST_COLUMNS))
+    columns = -(-total // runs)
+    runs = -(-total // columns)
+    kind, mask, mask_place = _read_mask(attention_mask, query, total, causal)
+    # All tensors stay referred to until the kernel is done: it gets their addresses alone.
+    stored = [_rowwise(t) for t in (sink_keys, tail_keys, tail_values)]
+    layout, narrow, narrow_place, key_form = _read_keys(pruned_keys)
+    old, old_place, value_form = _read_values(old_values)
+    kept_indices = kept_indices.to(torch.int64)
+    steps = kept_indices.stride()
+    places = [
+        _place(query),
+        [kept_indices.data_ptr(), 8 * steps[0], 8 * steps[1], 0, 8 * steps[2]],
+        _place(stored[0]),
+        narrow_place,
+        _place(stored[1]),
+        old_place,
+        _place(stored[2]),
+        mask_place,
+    ]
+    group = query_heads // heads
+    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
+    inner, outer = _scales(width**-0.5 if scaling is None else scaling, softcap)
+
+    items = pairs * runs
+    largest, sums = np.full((items, rows), -np.inf, np.float32), np.zeros((items, rows), np.float32)
+    products = np.zeros((items, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES), np.float32)
+    constants = (
+        np.array(places, np.int64),
+        np.array(sizes + key_form + value_form, np.int64),
+        inner,
+        softcap is not None,
+        outer,
+    )
+    from .cpu import attend, attend_in_team, join
+
+    taken = np.zeros(1, np.int64)
+    if pairs * total * (width + value_width) < ALONE_BELOW:
+        attend(taken, *constants, largest, sums, products)
+    elif (team := torch_team()) is not None:
+        scales = np.array([inner, outer, softcap is not None], np.float32)
+        arrays = taken, *constants[:2], scales, largest, sums, products
+        data = np.array([*(a.ctypes.data for a in arrays), items, rows, *products.shape[1:]], np.int64)
+        team(attend_in_team.address or 0, data)
+    else:
+        split_batch(lambda share: attend(taken, *constants, largest, sums, products), (np.arange(items),))
+    join(largest, sums, products, runs, length, output.numpy())
+    del mask, narrow, old, stored
+    return output
+
+
+def _check_shapes(
+    query: Tensor,
+    pruned_keys: Tensor | PackedKeys,
+    kept_indices: Tensor,
+    sink_keys: Tensor,
+    tail_keys: Tensor,
+    old_values: Tensor | PackedValues,
+    tail_values: Tensor,
+) -> None:
+    """The kernel reads by address: a tensor that is smaller than it should be must not get there."""
+    batch, query_heads, _, width = query.shape
+    heads, pruned, kept = pruned_keys.shape[1:]
+    sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
+    if sinks + pruned + tail == 0 or old_values.shape[2] != sinks + pruned or tail_values.shape[2] != tail:
+        raise CacheError(
+            f"{sinks} sink, {pruned} pruned and {tail} tail keys do not go with {old_values.shape[2]} old and "
+            f"{tail_values.shape[2]} tail values; there must be as many values as keys, and at least one"
+        )
+    expected = {
+        "pruned_keys": (pruned_keys, (batch, heads, pruned, kept)),
+        "kept_indices": (kept_indices, (batch, heads, kept)),
+        "sink_keys": (sink_keys, (batch, heads, sinks, width)),
+        "tail_keys": (tail_keys, (batch, heads, tail, width)),
+        "old_values": (old_values, (batch, heads, sinks + pruned, value_width)),
+        "tail_values": (tail_values, (batch, heads, tail, value_width)),
+    }
+    for name, part in (("pruned_keys", pruned_keys), ("old_values", old_values)):
+        if isinstance(part, Packed):
+            units = part.shape[2] // (part.group_size if isinstance(part, PackedKeys) else 1)
+            expected[f"{name}.table"] = (part.table, (batch, part.table.shape[1], ENTRIES))
+            expected[f"{name}.owners"] = (part.owners, (units,))
+    for name, (tensor, shape) in expected.items():
+        if tensor.shape != shape:
+            raise CacheError(
+                f"{name} has shape {tuple(tensor.shape)}; with the other tensors' shapes it must be {shape}"
+            )
+    if query_heads % heads:
+        raise CacheError(f"{query_heads} query heads can not share {heads} KV heads; their number must be a multiple")
+
+
+def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, list[int], list[int]]:
+    """What is read of the old values and must stay alive, its place, and what packed values look like."""
+    if isinstance(values, PackedValues):
+        return values, _table_place(values), [1, *_form(values)]
+    rows = _rowwise(values)
+    return rows, _place(rows), [0] * 5
+
+
+def _form(packed: Packed) -> list[int]:
+    return [packed.group_size, packed.bits, int(packed.high_first), int(packed.zero_in_levels)]
+
+
+def _table_place(packed: Packed) -> list[int]:
+    """Address and step of a sequence; address of the owners."""
+    return [packed.table.data_ptr(), 8 * packed.table.stride(0), 0, packed.owners.data_ptr(), 0]
+
+
+def _read_keys(keys: Tensor | PackedKeys) -> tuple[int, Tensor | PackedKeys, list[int], list[int]]:
+    """How pruned keys lie, what is read and must stay alive, its place, and what packed keys look like."""
+    if isinstance(keys, PackedKeys):
+        return PACKED, keys, _table_place(keys), _form(keys)
+    if keys.shape[3] > 1 and keys.stride(3) != 1 and (keys.stride(2) == 1 or keys.shape[2] == 1):
+        return BY_CHANNEL, keys, _place(keys), [0] * 4
+    rows = _rowwise(keys)
+    return BY_TOKEN, rows, _place(rows), [0] * 4
+
+
+def _read_mask(
+    attention_mask: Tensor | None, query: Tensor, total: int, causal: bool
+) -> tuple[int, Tensor | None, list[int]]:
+    """Kind of mask, the tensor that is read, and its place, with steps of zero where it is broadcast."""
+    batch, query_heads, length, _ = query.shape
+    if attention_mask is None:
+        return (CAUSAL if causal and length > 1 else NO_MASK), None, [0] * 5
+    full, found = (batch, query_heads, length, total), tuple(attention_mask.shape)
+    if len(found) != 4 or found[3] != total or any(n not in (1, m) for n, m in zip(found, full, strict=True)):
+        raise CacheError(
+            f"the attention mask has shape {found} for {full}, in which only the columns are always needed"
+        )
+    kind = BOOL if attention_mask.dtype == torch.bool else ADDITIVE
+    mask = attention_mask if kind == BOOL else attention_mask.detach().to(torch.float32)
+    address, *steps = _place(mask)
+    return kind, mask, [address, *(0 if n == 1 else step for n, step in zip(found, steps, strict=True))]
+
+
+def _rowwise(tensor: Tensor) -> Tensor:
+    """The tensor, copied unless the numbers of its last dimension lie side by side."""
+    return tensor if tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
+
+
+def _place(tensor: Tensor) -> list[int]:
+    """Address and strides, in bytes."""
+    size = tensor.element_size()
+    return [tensor.data_ptr(), *(size * step for step in tensor.stride())]
+
+
+def _scales(scaling: float, softcap: float | None) -> tuple[np.float32, np.float32]:
+    """What queries are multiplied by, so that logits are in powers of two (with softcap, of e²), and what follows."""
+    to_powers_of_two = math.log2(math.e)
+    if softcap is None:
+        return np.float32(scaling * to_powers_of_two), np.float32(1)
+    return np.float32(2 * scaling / softcap * to_powers_of_two), np.float32(softcap * to_powers_of_two)

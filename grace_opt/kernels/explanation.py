@@ -1,0 +1,170 @@
+"""`explain`: which code does the work on this machine, for every operation, and why. Nothing is compiled for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ._shared.dispatch import DEVICE_TYPE, unsupported_machine
+from ._shared.operation import Operation
+from ._shared.switches import LLVM, OPENMP, TRITON, is_off
+from ._shared.threads import no_team_reason
+from .operations import OPERATIONS
+
+REFERENCE, COMPILED, ON_GPU = "torch", "compiled loop", "Triton kernel"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What does the work of one operation on one device.
+
+    Attributes
+    ----------
+    operation, what : str
+        Its folder in `grace_opt.kernels`, and what it does.
+    device : str
+        ``"cpu"``, ``"cuda:0"``, ...; ``"cuda"`` where there is none.
+    code : str
+        ``"torch"`` (the reference), ``"compiled loop"``, ``"Triton kernel"``, or ``""`` if nothing runs there.
+    why : str
+        When the code is used, and the reference is not; or why it is not.
+    """
+
+    operation: str
+    what: str
+    device: str
+    code: str
+    why: str
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """Where compiled loops are kept.
+
+    Attributes
+    ----------
+    path : str
+        The folder that numba takes; where it keeps each loop beside its module, with ``*`` for the operation.
+    writable : bool
+        If not, each process compiles what it needs.
+    """
+
+    path: str
+    writable: bool
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which code runs here.
+
+    Attributes
+    ----------
+    choices : tuple of Choice
+        Every operation, on every kind of device.
+    threads : int
+        What torch has, and so the compiled loops.
+    decoding_threads : str
+        Whose threads decoding on the CPU runs in.
+    cache : CacheFolder
+    switched_off : tuple of str
+        What the environment turns off, as it is written there.
+    """
+
+    choices: tuple[Choice, ...]
+    threads: int
+    decoding_threads: str
+    cache: CacheFolder
+    switched_off: tuple[str, ...]
+
+    def __str__(self) -> str:
+        width = max(len(choice.operation) for choice in self.choices)
+        lines = [f"{c.operation:{width}}  {c.device:6}  {c.code or '-':13}  {c.why}" for c in self.choices]
+        kept = "can be written to" if self.cache.writable else "cannot be written to"
+        return "\n".join(
+            [
+                *lines,
+                f"threads: {self.threads}; decoding in {self.decoding_threads}",
+                f"compiled loops are kept in {self.cache.path}, which {kept}",
+                f"switched off: {', '.join(self.switched_off) or 'nothing'}",
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def explain() -> Explanation:
+    """Say for every operation which code runs on this machine, and why.
+
+    Returns
+    -------
+    Explanation
+        Printed, a table; ``to_dict()`` gives plain values.
+
+    Notes
+    -----
+    Compiles nothing and waits for no device: ``grace-opt doctor`` tries the loops and kernels as well.
+
+    Examples
+    --------
+    >>> from grace_opt import kernels
+    >>> found = kernels.explain()
+    >>> next(c.code for c in found.choices if (c.operation, c.device) == ("interaction", "cpu"))
+    'torch'
+    >>> print(found)
+    interaction  cpu     torch          there is no compiled loop: ...
+    """
+    devices = [torch.device(DEVICE_TYPE, i) for i in range(torch.cuda.device_count())] if DEVICE_TYPE == "cuda" else []
+    choices = [_on_cpu(operation) for operation in OPERATIONS]
+    for device in devices or [torch.device(DEVICE_TYPE)]:
+        choices += [_on_gpu(operation, device, bool(devices)) for operation in OPERATIONS]
+    reason = no_team_reason()
+    return Explanation(
+        tuple(choices),
+        torch.get_num_threads(),
+        "torch's own threads" if reason is None else f"threads of ours ({reason})",
+        _cache_folder(),
+        tuple(f"{name}=0" for name in (TRITON, LLVM, OPENMP) if is_off(name)),
+    )
+
+
+def _cache_folder() -> CacheFolder:
+    from ._shared.jit import cache_folder  # numba takes a while
+
+    found = cache_folder()
+    if found is None:
+        return CacheFolder(os.environ.get("NUMBA_CACHE_DIR") or "__pycache__ beside the modules", False)
+    return CacheFolder(str(found), True)
+
+
+def _on_cpu(operation: Operation) -> Choice:
+    loop, about = operation.cpu, (operation.name, operation.what, "cpu")
+    if loop is None:
+        return Choice(*about, REFERENCE, "there is no compiled loop: torch is as fast")
+    if is_off(LLVM) and loop.without_llvm == REFERENCE:
+        return Choice(*about, REFERENCE, f"{LLVM}=0")
+    why = loop.when if not operation.reference or loop.when == "always" else f"{loop.when}; torch below"
+    if is_off(LLVM) and loop.without_llvm:
+        why += f"; {loop.without_llvm} ({LLVM}=0)"
+    return Choice(*about, COMPILED, why)
+
+
+def _on_gpu(operation: Operation, device: torch.device, present: bool) -> Choice:
+    def chosen(code: str, why: str) -> Choice:
+        return Choice(operation.name, operation.what, str(device), code, why)
+
+    if not present:
+        return chosen("", "torch sees no CUDA device")
+    if not operation.gpu and not operation.reference:
+        return chosen(COMPILED, "there is no kernel: the CPU does it")
+    if not operation.gpu:
+        return chosen(REFERENCE, "there is no kernel: torch's operations run there")
+    if is_off(TRITON):
+        return chosen(REFERENCE, f"{TRITON}=0")
+    if (reason := unsupported_machine(device)) is not None:
+        return chosen(REFERENCE, reason)
+    return chosen(ON_GPU, f"{operation.gpu[0].when}; torch for the rest, and where a trial fails")

@@ -1,0 +1,10 @@
+"""The kept channels by torch, for any device."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def gather_channels(keys: Tensor, kept: Tensor) -> Tensor:
+    """``(B, H, S, d')``: the kept channels, ``(B, H, d')``, of keys ``(B, H, S, d)``."""
+    return keys.gather(-1, kept[:, :, None, :].expand(-1, -1, keys.shape[-2], -1))

@@ -1,0 +1,72 @@
+"""The greedy loop of MIES and drop-greedy, several instances side by side.
+
+Which row of W is read next is known only when the minimum is, and it comes from main memory: on its own, an instance
+waits for it most of the time. So ``TOGETHER`` instances take turns: each finds its vertex and asks for the row, and by
+the time that its turn comes again the row is in the cache.
+
+Source: ours; Algorithm 1 of GRACE (arXiv 2604.16983).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._shared.inner import add_twice, ask_for, first_place, least
+from .._shared.jit import jit
+from .._shared.threads import ALONE_BELOW, split_batch
+
+#: Instances that take turns: enough to cover the wait for memory, few enough for their scores to stay in the cache.
+TOGETHER = 8
+CACHE_LINE = 64
+
+
+def greedy_order(
+    W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor, k_max: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Order, mask and rise, as `grace_opt.kernels.greedy.greedy_order` has them, by shares of the batch."""
+    order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
+    mask, rise = np.zeros(W.shape[:-1], dtype=np.bool_), np.zeros(len(order))
+    # By numpy: torch would wake its threads, which then are in our threads' way.
+    free = np.ascontiguousarray(candidates.numpy())
+    given = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
+    arrays = W.contiguous().numpy(), given.numpy(), free, k.numpy(), order, mask, rise
+    split_batch(greedy, arrays, alone=W.numel() < ALONE_BELOW)
+    return torch.from_numpy(order), torch.from_numpy(mask), torch.from_numpy(rise)
+
+
+@jit
+def greedy(W, given, candidates, k, order, mask, rise):
+    """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken.
+
+    The scores to start with are `given`, (B, n), or, where that has no columns, the diagonal of the candidates.
+    """
+    size, n = candidates.shape
+    line = CACHE_LINE // W.itemsize
+    diagonal = given.shape[1] == 0
+    scores, lowest = np.empty((TOGETHER, n), given.dtype), np.zeros(TOGETHER, given.dtype)
+    for start in range(0, size, TOGETHER):
+        stop = min(start + TOGETHER, size)
+        for b in range(start, stop):
+            here = scores[b - start]
+            for i in range(n):
+                here[i] = (W[b, i, i] if candidates[b, i] else np.inf) if diagonal else given[b, i]
+            rise[b] = 0.0
+            lowest[b - start] = least(here)
+        for step in range(k[start:stop].max()):
+            for b in range(start, stop):
+                if diagonal and b + TOGETHER < size and step < n:
+                    ask_for(W[b + TOGETHER, step], step)  # the next ones' diagonals, every number a line of its own
+                if step < k[b]:
+                    here, value = scores[b - start], lowest[b - start]
+                    best = first_place(here, value)
+                    order[b, step] = best
+                    mask[b, best] = True
+                    rise[b] += value
+                    here[best] = np.inf
+                    for i in range(0, n, line):
+                        ask_for(W[b, best], i)
+            for b in range(start, stop):
+                if step < k[b]:
+                    lowest[b - start] = add_twice(scores[b - start], W[b, order[b, step]])

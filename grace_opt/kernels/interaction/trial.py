@@ -1,0 +1,23 @@
+"""Whether Triton's W agrees with the reference in float64 on a small case, padding included."""
+
+from __future__ import annotations
+
+import torch
+
+from .._shared.cases import draw
+from . import reference
+
+
+def gpu(device: torch.device) -> bool:
+    """W to 1e-5 of its largest entry in float32, of the same half-precision numbers in float16."""
+    from . import gpu as on_chip
+
+    queries, keys = draw(device, 2, 4, 70, 40), draw(device, 2, 2, 700, 40)
+    valid = torch.arange(700, device=device).expand(2, -1) >= torch.tensor([[0], [90]], device=device)
+    good = True
+    for dtype in (torch.float32, torch.float16):
+        q, k = queries.to(dtype), keys.to(dtype)
+        expected = reference.interaction_matrix(q.double(), k.double(), valid)
+        found = on_chip.interaction_matrix(q, k, valid)
+        good &= bool(((found - expected).abs().max() <= 1e-5 * expected.abs().max()).item())
+    return good

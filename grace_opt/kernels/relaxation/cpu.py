@@ -1,0 +1,151 @@
+r"""The convex quadratic relaxation :math:`\min x^\top A x + c^\top x,\ 1^\top x = k,\ 0 \le x \le 1`, compiled.
+
+Pairwise (SMO) steps: weight moves from one vertex to another, so only A's curvature on :math:`1^\perp` matters. At any
+x, with the gradient g, no feasible point is below ``sum of the k smallest g - xᵀAx``: stopping early costs tightness,
+never validity. Sources: Platt (1998); Frank & Wolfe (1956) for the dual value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._shared.jit import jit
+
+
+@jit
+def repair(x, k):
+    """Move x into the box and onto the plane ``sum x = k``, in place."""
+    m = x.shape[0]
+    total = 0.0
+    for p in range(m):
+        x[p] = min(1.0, max(0.0, x[p]))
+        total += x[p]
+    if total > k:
+        for p in range(m):
+            x[p] *= k / total
+    elif total < k:
+        share = (k - total) / (m - total)
+        for p in range(m):
+            x[p] += share * (1.0 - x[p])
+
+
+@jit
+def minimise(A, c, k, x, g, ordered, target, rtol, steps):
+    """Improve x in place until the dual value reaches `target`, can not reach it, or the relaxation is solved.
+
+    Parameters
+    ----------
+    A (m, m), c (m,); 0 < k < m
+    x (m,) feasible start; g (m,), ordered (m,) : filled with the gradient at x and its sorted values
+    target : stop as soon as the dual value is at least this, or can not get there; infinite: solve to `rtol`
+    rtol : relative accuracy at which the relaxation counts as solved
+    steps : at most so many pairwise steps
+
+    Returns
+    -------
+    best : the best dual value seen
+    last : the dual value at the final x, which belongs to g and ordered
+    value : the relaxation's value at the final x
+    """
+    m = A.shape[0]
+    g[:] = c
+    for p in range(m):
+        if x[p] > 0.0:
+            twice = 2.0 * x[p]
+            for q in range(m):
+                g[q] += twice * A[p, q]
+    best, last, value = -np.inf, -np.inf, np.inf
+    every = max(4, m // 4)
+    for step in range(steps + 1):
+        low, i = np.inf, -1
+        for p in range(m):
+            if x[p] < 1.0 and g[p] < low:
+                low, i = g[p], p
+        gain, j, move = 0.0, -1, 0.0
+        if i >= 0:
+            room, bend_i = 1.0 - x[i], A[i, i]
+            for p in range(m):
+                rise = g[p] - low
+                if rise > 0.0 and x[p] > 0.0:
+                    bend = bend_i + A[p, p] - 2.0 * A[i, p]
+                    length = min(room, x[p])
+                    if rise < 2.0 * bend * length:
+                        length = rise / (2.0 * bend)
+                    better = (rise - bend * length) * length
+                    if better > gain:
+                        gain, j, move = better, p, length
+        if j < 0 or step % every == 0 or step == steps:
+            quadratic, linear = 0.0, 0.0
+            for p in range(m):
+                quadratic += x[p] * (g[p] - c[p])
+                linear += x[p] * c[p]
+            quadratic *= 0.5
+            value = quadratic + linear
+            ordered[:] = np.sort(g)
+            last = -quadratic
+            for p in range(k):
+                last += ordered[p]
+            best = max(best, last)
+            if j < 0 or step == steps or best >= target or value - last <= rtol * max(abs(value), 1e-300):
+                break
+            if value < target < np.inf and value - last < 0.25 * (target - value):
+                break  # the target is out of reach
+        x[i] += move
+        x[j] -= move
+        if x[i] > 1.0 - 1e-14:
+            x[i] = 1.0
+        if x[j] < 1e-14:
+            x[j] = 0.0
+        for p in range(m):
+            g[p] += 2.0 * move * (A[i, p] - A[j, p])
+    return best, last, value
+
+
+@jit
+def restricted(A, c, k, v, inside, B, b, y, x):
+    """The relaxation with x_v fixed: fills B, b and the start y (m - 1); returns its k and constant."""
+    m = A.shape[0]
+    r = 0
+    for p in range(m):
+        if p == v:
+            continue
+        s = 0
+        for q in range(m):
+            if q != v:
+                B[r, s] = A[p, q]
+                s += 1
+        b[r] = c[p] + (2.0 * A[p, v] if inside else 0.0)
+        y[r] = x[p]
+        r += 1
+    rest = k - 1 if inside else k
+    repair(y, float(rest))
+    return rest, (A[v, v] + c[v] if inside else 0.0)
+
+
+@jit
+def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
+    """Fix each vertex of `first` to `last` the other way than x leans, and see whether the dual value reaches `target`.
+
+    verdict (m,) int8 : set to 1 = must be in, 2 = must be out, 0 = open. Returns how many are decided.
+    """
+    m = A.shape[0]
+    r = m - 1
+    B, b, y, g, ordered = np.empty((r, r)), np.empty(r), np.empty(r), np.empty(r), np.empty(r)
+    decided = 0
+    for v in range(first, last):
+        verdict[v] = 0
+        inside = x[v] < 0.5
+        rest, base = restricted(A, c, k, v, inside, B, b, y, x)
+        if rest < 0 or rest > r:
+            reached = True
+        elif rest == 0:
+            reached = base >= target
+        elif rest == r:
+            value = base + b.sum() + B.sum()
+            reached = value >= target
+        else:
+            reached = minimise(B, b, rest, y, g, ordered, target - base, rtol, steps)[0] + base >= target
+        if reached:
+            verdict[v] = 2 if inside else 1
+            decided += 1
+    return decided
