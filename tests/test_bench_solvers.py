@@ -51,7 +51,8 @@ PATH_OF_SIX = "6 3 5\n" + "".join(f"{i} {i + 1} 0.5\n" for i in range(1, 6))
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two real-looking matrices, and one k-cluster instance."""
     folder = tmp_path_factory.mktemp("data")
-    np.savez(folder / "heads.npz", W=np.stack([instance("attention", 10, s) for s in (0, 1)]))
+    W = np.stack([instance("attention", 10, s) for s in (0, 1)])
+    np.savez(folder / "heads.npz", W=W, source=np.array("a test"))
     (folder / "kcluster").mkdir()
     (folder / "kcluster" / GRAPH).write_text(PATH_OF_SIX)
     return folder
@@ -296,6 +297,7 @@ def test_the_report_begins_with_a_picture_and_three_sentences(runs: Path, tmp_pa
     content = json.loads((tmp_path / "solvers.json").read_text())
     assert content["commits"] == ["abc1234"]
     assert content["provenance"] == [SOURCE]
+    assert "Captured: heads of a test (" in text
     assert content["contradictions"] == []
     assert {(line["instances"], line["ours: proved"]) for line in content["proofs"]} == {
         ("heads of a real model", "4/4"),

@@ -169,7 +169,7 @@ def capture_heads(data: Path, model: str, say: Say) -> None:
             one, other = at % count, (at + 1) % count
             side_by_side = torch.cat([groups[one], groups[other]], -1), torch.cat([keys[one], keys[other]], -1)[None]
             pairs.append(np.asarray(interaction_matrix(*side_by_side))[0])
-    source = f"{Path(model).name if model.endswith('.gguf') else model}, {ids.shape[1]} tokens of {TEXT.name}"
+    source = f"{Path(model).name if Path(model).exists() else model}, {ids.shape[1]} tokens of {TEXT.name}"
     for name, matrices in (("heads", np.concatenate(heads)), ("pairs", np.stack(pairs) if pairs else None)):
         if matrices is not None:
             content = io.BytesIO()

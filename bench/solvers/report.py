@@ -51,6 +51,7 @@ def write_report(runs: Path, results: Path, *, allow_dirty: bool = False) -> str
         "provenance": sources,
         "commits": sorted(commits(records)),
         "versions": _versions(evidence),
+        "captured": sorted({row["data"] for row in evidence.rows if row["data"]}),
         "sentences": sentences(evidence, tables, both, contradictions),
         **tables,
         "proved by more than one": both,
@@ -80,6 +81,8 @@ def page(content: dict[str, Any], draft: bool) -> str:
             lines += ["", *_folded(TABLES[name][0], _table(content[name]))]
     if notes := content["failures and notes"]:
         lines += ["", *_folded(f"Failures and remarks ({len(notes)})", [f"- {line}" for line in notes])]
+    if content["captured"]:
+        lines += ["", f"Captured: {'; '.join(content['captured'])}."]
     lines += ["", f"Solvers: {', '.join(content['versions'])}.", "", caption(content["provenance"][-1])]
     return "\n".join([*lines, ""])
 

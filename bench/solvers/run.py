@@ -63,8 +63,7 @@ def run(
         if retry_failed:
             _forget_failed(out, cells)
         todo[suite] = [cell for cell in cells if not cell.path(out).exists()]
-    left = [cell for cells in todo.values() for cell in cells]
-    say(f"{len(left)} of {sum(map(len, planned.values()))} cells to measure, {_at_most(left)}")
+    say(f"{sum(map(len, todo.values()))} of {sum(map(len, planned.values()))} cells to measure")
     done = 0
     with WarmProcesses(
         lambda config: str(config["method"]),
@@ -74,7 +73,7 @@ def run(
         logs=out / "logs",
     ) as processes:
         for at, (suite, cells) in enumerate(planned.items(), 1):
-            say(f"suite {at} of {len(planned)}: {suite}, {len(todo[suite])} cells, {_at_most(todo[suite])}")
+            say(f"suite {at} of {len(planned)}: {suite}, {len(todo[suite])} cells")
             function = functools.partial(measure.measure, str(data))
             result = run_sweep(cells, function, out, processes=processes, provenance=source, progress=progress)
             for failure in result.failures:
@@ -132,14 +131,6 @@ def _check_public(data: Path, planned: dict[str, list[Cell]]) -> None:
                 raise OptionError(
                     f"{path} is not the published file (SHA-256 of its lines differs): fetch {name} again."
                 )
-
-
-def _at_most(cells: Sequence[Cell]) -> str:
-    """The time that the cells may take in all."""
-    seconds = sum(cell.config["limit"] or 0.0 for cell in cells)
-    return (
-        f"at most {seconds / 60:.0f} minutes of time limits, mostly far less" if seconds else "none with a time limit"
-    )
 
 
 def _forget_failed(out: Path, cells: Sequence[Cell]) -> None:

@@ -124,9 +124,15 @@ def lines_digest(content: bytes) -> str:
     return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()
 
 
-def matrix_digest(path: Path) -> str:
-    """Twelve digits that tell the matrices of a file from others: what two people captured may differ."""
-    return hashlib.sha256(np.ascontiguousarray(instances.read(path).W).tobytes()).hexdigest()[:12]
+def origin(path: Path) -> str:
+    """The model that a file's matrices were captured from, and digits that tell them from others.
+
+    What two people captured may differ, by weights and by rounding: so it is part of a cell's settings.
+    """
+    digits = hashlib.sha256(np.ascontiguousarray(instances.read(path).W).tobytes()).hexdigest()[:12]
+    with np.load(path, allow_pickle=False) as file:
+        source = str(file["source"]) if "source" in file.files else "unknown"
+    return f"{path.stem} of {source} ({digits})"
 
 
 def shape(data: Path, file: str) -> tuple[int, int]:

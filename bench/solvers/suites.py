@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.solvers.checks import spread
 from bench.solvers.peers import PEERS
-from bench.solvers.sets import CAPTURED, COLLECTIONS, matrix_digest, published, shape, target
+from bench.solvers.sets import CAPTURED, COLLECTIONS, origin, published, shape, target
 from grace_opt import bounds
 
 Config = dict[str, Any]
@@ -262,14 +262,14 @@ def _proving(cases: Sequence[Case], size: Size, peers: Iterable[str]) -> Plans:
 def _captured(data: Path, name: str, count: int | None) -> list[Case]:
     """Matrices of a file at k = n/2 and ⌈.6 n⌉."""
     number, n = shape(data, CAPTURED[name])
-    digest = matrix_digest(data / CAPTURED[name])
+    digest = origin(data / CAPTURED[name])
     wanted = spread(range(number), count)
     return [Case(f"{CAPTURED[name]}#{at}", n, (k,), digest) for at in wanted for k in _usual(n)]
 
 
 def _batch(data: Path) -> Case:
     _, n = shape(data, CAPTURED["heads"])
-    return Case(f"{CAPTURED['heads']}#all", n, _usual(n), matrix_digest(data / CAPTURED["heads"]))
+    return Case(f"{CAPTURED['heads']}#all", n, _usual(n), origin(data / CAPTURED["heads"]))
 
 
 def _usual(n: int) -> tuple[int, ...]:
