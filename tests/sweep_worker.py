@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from grace_opt.errors import OptionError
@@ -112,7 +113,7 @@ def killed_again_and_again(directory: str, seed: int) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "warm":
-        with warm_processes() as made:
+        with warm_processes(logs=Path(sys.argv[2]) / "logs") as made:
             run_sweep(warm_cells("a", "hangs", count=2), timed, sys.argv[2], processes=made, progress=False)
     elif sys.argv[1] == "kill":
         print(killed_again_and_again(sys.argv[2], int(sys.argv[3])))

@@ -328,6 +328,14 @@ def test_the_report_refuses_cells_of_other_and_dirty_commits_by_name(
     assert text.startswith("**Not to be committed**")
 
 
+@pytest.mark.parametrize("commit", ["abc1234+", ""])
+def test_the_report_refuses_a_folder_of_one_commit_that_is_none(commit: str, runs: Path, tmp_path: Path) -> None:
+    copied(runs, tmp_path / "runs", commit=commit)
+    with pytest.raises(OptionError, match="a tree with changes") as caught:
+        report.write_report(tmp_path / "runs", tmp_path / "page")
+    assert str(caught.value).count(".json") == 6
+
+
 def test_the_report_says_what_disagrees(runs: Path, tmp_path: Path) -> None:
     """Planted lies: somebody proves what the enumeration beats, and bounds what it reaches."""
     folder = copied(runs, tmp_path / "runs")

@@ -162,8 +162,11 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
 # A warm process for each method
 
 
-def test_each_method_has_a_process_that_stays_warm_and_methods_take_turns(tmp_path: Path) -> None:
+def test_each_method_has_a_process_that_stays_warm_and_methods_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = worker.warm_cells("a", "b")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     before = dict(os.environ)
     with worker.warm_processes(logs=tmp_path / "logs") as processes:
         done = run_sweep(cells, worker.timed, tmp_path, processes=processes, progress=False)
@@ -225,10 +228,10 @@ def test_ctrl_c_and_a_kill_leave_no_warm_process_and_keep_what_is_finished(how: 
 
     program = [sys.executable, "-m", "tests.sweep_worker", "warm", str(tmp_path)]
     process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    folder = tmp_path / "warm" / "cells"
+    log = tmp_path / "logs" / "hangs.log"
     try:
         until = time.monotonic() + 60
-        while not folder.exists() or not list(folder.glob("[!.]*.json")):  # `a` is done, `hangs` starts or hangs
+        while not log.exists() or "cell 0 of hangs" not in log.read_text():  # `a` is done, and this one is busy
             assert time.monotonic() < until
             assert process.poll() is None
             time.sleep(0.02)
