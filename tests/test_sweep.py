@@ -122,8 +122,7 @@ def test_a_dask_cluster_that_loses_a_worker(tmp_path: Path) -> None:
         distributed.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        victim = next(iter(cluster.workers.values())).process.pid
-        killed: list[int] = []
+        makers: list[int] = []
 
         class Watched:  # the executor, and a kill once some cells are back
             def __init__(self) -> None:
@@ -135,9 +134,9 @@ def test_a_dask_cluster_that_loses_a_worker(tmp_path: Path) -> None:
                 return future
 
             def back(self, future: Any) -> None:
-                killed.append(0)
-                if len(killed) == 6:
-                    os.kill(victim, signal.SIGKILL)
+                makers.append(future.result()["rows"][0]["pid"])
+                if len(makers) == 6:  # on a busy machine the other worker may not have begun
+                    os.kill(makers[-1], signal.SIGKILL)
 
         source = {"cpu": "the parent's", "python": "?", "date": "today", "numpy": "?"}
         done = run_sweep(cells, worker.slow, tmp_path, executor=Watched(), provenance=source, progress=False)
@@ -145,7 +144,7 @@ def test_a_dask_cluster_that_loses_a_worker(tmp_path: Path) -> None:
     found = results(tmp_path)
     assert {r.cell.config["n"]: r.rows[0]["value"] for r in found.values()} == {n: n * n for n in range(24)}
     pids = {record.rows[0]["pid"] for record in found.values()}
-    assert victim in pids
+    assert makers[5] in pids
     assert len(pids) >= 2
     assert os.getpid() not in pids
     where = next(iter(found.values())).provenance
