@@ -35,10 +35,10 @@ from bench.efficiency.methods import int4, tensors_in
 from bench.provenance import caption, provenance, write_json
 from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_questions
 from bench.real_model import digest, read_record
-from grace_opt.files import aside
+from grace_opt._util.files import aside
+from grace_opt._util.progress import progress_bar
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, attention_implementation
 from grace_opt.hf.models import load_model, quiet
-from grace_opt.progress import progress_bar
 
 ROOT = Path(__file__).parent.parent
 #: Where the results stand, without suffix.

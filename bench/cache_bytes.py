@@ -23,9 +23,9 @@ from transformers import LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt.files import aside
+from grace_opt._util.files import aside
+from grace_opt.attention.weights import prune_count
 from grace_opt.hf import MemoryReport, PrunedKeyCache
-from grace_opt.weights import prune_count
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 LENGTHS, RATIOS = (8192, 32768, 131072), (0.5, 0.6, 0.7)

@@ -25,8 +25,8 @@ import torch
 from bench.cache_bytes import INDEX, ITEM, RECENT, Shape, dense, ours
 from bench.provenance import caption, provenance, write_json
 from grace_opt import interaction_matrix
-from grace_opt.files import aside
-from grace_opt.weights import prune_count
+from grace_opt._util.files import aside
+from grace_opt.attention.weights import prune_count
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 OBSERVED = 32  # queries that W is built from, the adapter's default

@@ -33,10 +33,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt.files import aside
+from grace_opt._util.files import aside
+from grace_opt.attention.weights import prune_count
 from grace_opt.hf import PrunedKeyCache, attention_implementation
 from grace_opt.hf.models import load_model, quiet
-from grace_opt.weights import prune_count
 
 METHODS, RATIOS = {"THINK": "think", "GRACE": "grace"}, (0.5, 0.6)
 RECENT = OBSERVED = 32

@@ -25,8 +25,8 @@ from bench.efficiency.report import page
 from bench.efficiency.subject import DTYPES, SHAPES, Subject, random_weights, real_weights
 from bench.provenance import caption, provenance, write_json
 from grace_opt import MaskProvider
+from grace_opt._util.files import aside
 from grace_opt.errors import GraceError
-from grace_opt.files import aside
 from grace_opt.hf.models import quiet
 
 ATTENTION = ("sdpa", "eager")

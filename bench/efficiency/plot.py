@@ -16,7 +16,7 @@ from bench.cache_bytes import ITEM
 from bench.cost_model import PROBES, SINGLE, Model, decode, probes, timed
 from bench.efficiency.measure import MEASURED, Row
 from bench.efficiency.methods import METHODS
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 
 
 def bandwidth(sizes: Model, device: str, rounds: int = 7) -> float:

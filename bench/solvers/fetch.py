@@ -18,8 +18,8 @@ import numpy as np
 
 from bench.solvers.checks import Array, spread
 from bench.solvers.sets import CAPTURED, COLLECTIONS, Collection, Published, lines_digest, published
+from grace_opt._util.files import aside, make_folder, write
 from grace_opt.errors import FileError, GraceError
-from grace_opt.files import aside, make_folder, write
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 #: What the model reads: natural English that every checkout has, and that never changes.
@@ -146,9 +146,9 @@ def capture_heads(data: Path, model: str, say: Say) -> None:
     """Write ``heads.npz`` and ``pairs.npz``: W of every key-value head of a model that has read `TEXT`."""
     import torch
 
+    from grace_opt.attention.weights import interaction_matrix
     from grace_opt.hf import capture
     from grace_opt.hf.models import load_model, load_pocket, quiet
-    from grace_opt.weights import interaction_matrix
 
     quiet()
     say(f"heads, pairs: from {model}")

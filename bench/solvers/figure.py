@@ -9,7 +9,7 @@ from typing import Any
 from bench.solvers.evidence import Evidence, seconds
 from bench.solvers.suites import EXACT
 from bench.solvers.tables import NAMES, OURS, PROVING, TITLES, batches
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 from grace_opt.sweep.plots import MARKERS, PALETTE
 
 

@@ -13,8 +13,8 @@ from bench.solvers.figure import draw
 from bench.solvers.peers import PEERS
 from bench.solvers.suites import SUITES
 from bench.solvers.tables import FOLDED, OURS, PROVING, TABLES, Line
+from grace_opt._util.files import make_folder, write
 from grace_opt.errors import FileError, OptionError
-from grace_opt.files import make_folder, write
 from grace_opt.sweep import Record
 from grace_opt.sweep.cells import encode
 

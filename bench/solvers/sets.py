@@ -3,9 +3,9 @@
 ==============  ========================================================================================================
 ``heads``       every key-value head of a real model: ``python -m bench.solvers fetch heads`` captures them
 ``pairs``       two heads of one layer side by side, from the same run of the model
-``attention``   `grace_opt.generators.attention`, by seed: nothing to fetch
-``k_cluster``   `grace_opt.generators.k_cluster`, by seed
-``dispersion``  `grace_opt.generators.dispersion`, by seed
+``attention``   `grace_opt.instances.generators.attention`, by seed: nothing to fetch
+``k_cluster``   `grace_opt.instances.generators.k_cluster`, by seed
+``dispersion``  `grace_opt.instances.generators.dispersion`, by seed
 ``mixed``       normal weights of both signs, by seed
 ``kcluster``    Lambert's k-cluster library, with proved optima: `COLLECTIONS`
 ``mdplib``      MDPLIB, with the best known values: `COLLECTIONS`
@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.solvers.checks import Array
-from grace_opt import generators, instances
+from grace_opt import instances
+from grace_opt.instances import generators
 
 #: The public instances: file, n, k, best known value, SHA-256.
 PUBLISHED = Path(__file__).parent / "published.csv"

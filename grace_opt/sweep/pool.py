@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..optional import require
+from .._util.optional import require
 
 #: Processes start afresh: forks of a process with threads (torch, numba) can hang.
 CONTEXT = multiprocessing.get_context("spawn")

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .._util.files import make_folder
 from ..errors import GraceError, OptionError
-from ..files import make_folder
 from .cells import SweepError, check_rows
 from .measure import Function, measure
 from .pool import Pool

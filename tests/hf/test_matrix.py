@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 from tests.hf.matrix import BFLOAT16_RTOL, FAMILIES, IN_FULL, MODES, cell
 
 FULL = bool(os.environ.get("GRACE_TEST_MATRIX"))
