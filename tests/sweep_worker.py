@@ -7,10 +7,11 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from grace_opt.errors import OptionError
-from grace_opt.sweep import Cell, run_sweep
+from grace_opt.sweep import Cell, ProcessLostError, WarmProcesses, run_sweep
 
 COUNT = 30
 
@@ -59,6 +60,41 @@ def interrupted(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"value": config["n"]}]
 
 
+WARMED: list[str] = []
+
+
+def warm_up(name: str) -> None:
+    """Slow, and to be seen by the cells that follow in the same process."""
+    time.sleep(0.2)
+    WARMED.append(name)
+
+
+def timed(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two methods in turn; `hangs` never answers, `dies` ends its process, each at the first of its cells."""
+    import torch
+
+    print(f"cell {config['n']} of {config['method']}", flush=True)
+    if config["n"] == 0 and config["method"] == "hangs":
+        time.sleep(600)
+    if config["n"] == 0 and config["method"] == "dies":
+        os._exit(3)
+    threads = int(os.environ["OMP_NUM_THREADS"]) * torch.get_num_threads()
+    return [{"pid": os.getpid(), "warmed": " ".join(WARMED), "threads": threads, "at": time.time()}]
+
+
+def warm_cells(*methods: str, count: int = 3) -> list[Cell]:
+    return [Cell("warm", {"n": n, "method": method}) for n in range(count) for method in methods]
+
+
+def lost(config: dict[str, Any], error: ProcessLostError) -> list[dict[str, Any]]:
+    return [{"failed": str(error), "late": error.late}]
+
+
+def warm_processes(**options: Any) -> WarmProcesses:
+    limit = lambda config: 1.0 if config["method"] == "hangs" else None  # noqa: E731
+    return WarmProcesses(lambda config: config["method"], **{"warm_up": warm_up, "time_limit": limit, **options})
+
+
 def killed_again_and_again(directory: str, seed: int) -> int:
     """Start the sweep in a child, kill it at a random moment, and so on until one comes to its end; how many died."""
     rng, deaths = random.Random(seed), 0
@@ -76,7 +112,10 @@ def killed_again_and_again(directory: str, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "kill":
+    if sys.argv[1] == "warm":
+        with warm_processes(logs=Path(sys.argv[2]) / "logs") as made:
+            run_sweep(warm_cells("a", "hangs", count=2), timed, sys.argv[2], processes=made, progress=False)
+    elif sys.argv[1] == "kill":
         print(killed_again_and_again(sys.argv[2], int(sys.argv[3])))
     else:
         print(run_sweep(cells(), slow, sys.argv[2], workers=int(sys.argv[1]), progress=False))

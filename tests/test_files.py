@@ -344,8 +344,12 @@ OWNED = {
 #: What writes to a file by its name, or to memory: the first argument says which.
 EITHER = {"savez", "savez_compressed", "savefig", "to_parquet", "to_csv", "to_json", "save"}
 MEMORY = {"buffer", "picture"}
-#: An empty file that is locked; nothing is written to it.
-HOLD_NOTHING = {("grace_opt/sweep/run.py", "open"), ("grace_opt/cli/app.py", "open")}  # a lock; the null device
+#: What holds no result: an empty file that is locked, the null device, and what worker processes print.
+HOLD_NOTHING = {
+    ("grace_opt/sweep/run.py", "open"),
+    ("grace_opt/cli/app.py", "open"),
+    ("grace_opt/sweep/pool.py", "open"),
+}
 
 
 def writes(call: ast.Call) -> str | None:

@@ -1,6 +1,6 @@
 """Solve one instance by one method, ours or a peer, in one thread and warm; and profiles over several such answers.
 
-When: `shootout`. Peers run in a process each, kept for the next instance, by the machinery of `bench.solvers`; ours run
+When: `shootout`. Peers run in a process each, kept for the next instance, as `bench.solvers` runs them; ours run
 here, watched by a callback, so that the time at which they reach a target is known. Sources: `bench.solvers.peers`;
 Dolan and Moré, Mathematical Programming 91 (2002), for performance profiles.
 """
@@ -24,12 +24,13 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import grace_opt
-from bench.solvers.cells import check
+from bench.solvers import measure
+from bench.solvers.checks import check
 from bench.solvers.peers import PEERS
-from bench.solvers.run import Workers
 from grace_opt import registry
 from grace_opt.errors import SolverError
 from grace_opt.solution import Status
+from grace_opt.sweep import ProcessLostError, WarmProcesses
 
 Array = npt.NDArray[Any]
 #: Seconds beyond its limit after which a peer is ended.
@@ -131,10 +132,12 @@ def _ours(method: str, W: Array, k: int, seed: int, limit: float) -> Answer:
 
 
 def _peer(method: str, W: Array, k: int, seed: int, limit: float) -> Answer:
-    path = _folder() / "W.npy"
-    np.save(path, W, allow_pickle=False)
-    request = {"path": str(path), "ks": [k], "batch": False, "seed": seed, "limit": limit, "repeats": 1}
-    answer = check(W, k, _workers().ask(method, request, limit + PATIENCE))
+    request = {"ks": [k], "batch": False, "seed": seed, "limit": limit, "repeats": 1, "target": None}
+    try:
+        found = _processes().call(method, measure.answer, method, W, request, time_limit=limit + PATIENCE)
+    except ProcessLostError as error:
+        found = {"status": "failed", "message": str(error)}
+    answer = check(W, k, found)
     f, bound, seconds = (answer.get(name) for name in ("objective", "bound", "time"))
     f, bound = math.inf if f is None else f, -math.inf if bound is None else bound
     seconds = math.inf if seconds is None else float(seconds)
@@ -165,14 +168,10 @@ def _warm(method: str, n: int) -> None:
 
 
 @functools.cache
-def _folder() -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="shootout-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
-
-
-@functools.cache
-def _workers() -> Workers:
-    workers = Workers(_folder() / "logs")
-    atexit.register(workers.__exit__, None, None, None)
-    return workers
+def _processes() -> WarmProcesses:
+    """A process for each peer; what they print goes to a file that nobody keeps."""
+    logs = tempfile.TemporaryDirectory(prefix="shootout-")
+    atexit.register(logs.cleanup)
+    processes = WarmProcesses(lambda config: str(config["method"]), warm_up=measure.warm_up, logs=Path(logs.name))
+    atexit.register(processes.close)
+    return processes

@@ -1,5 +1,5 @@
-"""The solvers side by side with their peers: ``python -m bench.solvers run`` measures, ``… report`` writes the tables.
+"""The solvers side by side with their peers, from the instances to the page that is committed.
 
-A cell is one suite × instance × k × method × seed × time limit, and one JSON file; cells that exist are not measured
-again. Each method runs in a process of its own, in one thread, compiled and warm before the clock starts.
+``fetch`` gets or makes the instances, ``run`` measures, ``report`` writes the page; ``all`` does the three. A cell is
+one suite × instance × k × method × seed × time limit, measured by `grace_opt.sweep` in a warm process of its method.
 """

@@ -1,183 +1,205 @@
-"""What the records say together: reference optima, and whether anyone's proof contradicts anyone's answer."""
+"""What the records say together: reference optima, published values, and whether anyone's proof contradicts anyone.
+
+A row is one answer: the settings of its cell, and what `bench.solvers.measure` found.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.solvers.cells import kept_limit, read_all
+from bench.solvers.checks import kept_limit
 from bench.solvers.peers import PEERS
+from bench.solvers.sets import COLLECTIONS, published, target
+from bench.solvers.suites import SUITES
+from grace_opt.errors import OptionError
+from grace_opt.sweep import Record, read_cell
+from grace_opt.sweep.report import merge
 
-Record = dict[str, Any]
+Row = dict[str, Any]
 Key = tuple[str, int]
+
+
+def read_all(runs: Path) -> list[Record]:
+    """Every record below `runs`, by suite, method, instance; one that cannot be trusted is an error that names it."""
+    records = [read_cell(path) for path in runs.glob("*/cells/*.json") if not path.name.startswith(".")]
+    suites, methods = list(SUITES), ["branch_and_bound", *PEERS]
+
+    def place(record: Record) -> tuple[Any, ...]:
+        c = record.cell.config
+        suite = suites.index(c["suite"]) if c["suite"] in suites else len(suites)
+        method = methods.index(c["method"]) if c["method"] in methods else len(methods)
+        return suite, c["n"], method, c["method"], c["instance"], c["ks"], c["seed"], c["limit"] or 0.0
+
+    return sorted(records, key=place)
+
+
+def commits(records: Iterable[Record]) -> set[str]:
+    """The commits that the records were measured at."""
+    return {str(record.provenance.get("commit", "")) for record in records}
+
+
+def check_commits(records: Sequence[Record], runs: Path) -> None:
+    """Raise an `OptionError` that names the records unless all of them are of one clean commit."""
+    found = commits(records)
+    dirty = sorted(commit for commit in found if commit.endswith("+") or not commit)
+    if len(found) < 2 and not dirty:
+        return
+    counts = {c: sum(r.provenance.get("commit", "") == c for r in records) for c in sorted(found)}
+    told = "; ".join(f"{count} of {commit or 'no commit'}" for commit, count in counts.items())
+    odd = dirty or [commit for commit in counts if counts[commit] < max(counts.values())] or sorted(found)[1:]
+    names = [f"{_name(r)} ({r.provenance.get('commit', '')})" for r in records if r.provenance.get("commit", "") in odd]
+    shown = "\n".join(f"  {name}" for name in names[:20]) + (
+        f"\n  … and {len(names) - 20} more" if len(names) > 20 else ""
+    )
+    what = "of a tree with changes (marked +) or without a commit" if dirty else "of more than one commit"
+    raise OptionError(
+        f"{runs} holds cells {what}: {told}.\n{shown}\n"
+        "A table is made of one clean commit: commit what is changed, and run again with a new --out. To try a report "
+        "out, say --allow-dirty: its page says that it is not to be committed."
+    )
+
+
+def _name(record: Record) -> str:
+    config = record.cell.config
+    return f"{config['suite']}, {config['method']}, {config['instance']}, seed {config['seed']}: {record.cell.key}.json"
 
 
 @dataclass
 class Evidence:
-    """All records of a folder.
+    """All answers of a folder.
 
     Attributes
     ----------
-    records : list of dict
-    planned : dict
-        Suite -> method -> number of cells.
+    rows : list of dict
     known : dict
-        Instance -> published optimum or best-known value ``f``, and its ``tolerance``.
+        Case -> published optimum or best known value, and its tolerance.
     optimum : dict
-        (instance, k) -> proved optimum.
+        (case, k) -> proved optimum.
     """
 
-    records: list[Record]
-    planned: dict[str, dict[str, int]]
-    known: dict[str, dict[str, float]]
-    optimum: dict[Key, float] = field(default_factory=dict)
+    rows: list[Row]
+    known: dict[str, tuple[float, float]]
+    optimum: dict[Key, float]
 
     @classmethod
-    def of(cls, runs: Path) -> Evidence:
-        """Read a folder that `run` filled. Of cells that differ by their limit alone, the longest counts."""
-        longest: dict[tuple[Any, ...], Record] = {}
-        for record in read_all(runs):
-            cell = record["cell"]
-            limit = cell["limit"] if cell["limit"] is not None else float("inf")
-            name = (cell["suite"], cell["method"], cell["instance"], *cell["ks"], cell["seed"])
-            if cell["suite"] == "large":
-                name = (*name, limit)
-            kept = longest.get(name)
-            if kept is None or limit > (kept["cell"]["limit"] or 0.0):
-                longest[name] = record
-        plans = {p.stem: json.loads(p.read_text())["cells"] for p in sorted((runs / "plan").glob("*.json"))}
-        known = json.loads((runs / "known.json").read_text()) if (runs / "known.json").is_file() else {}
-        evidence = cls(list(longest.values()), plans, known)
-        for instance, k, one in evidence.answers():
-            if one["status"] == "proved":
-                key = (instance, k)
-                evidence.optimum[key] = min(one["objective"], evidence.optimum.get(key, float("inf")))
-        return evidence
+    def of(cls, records: Sequence[Record]) -> Evidence:
+        """What the records say."""
+        known = {f"{name}/{one.file}": target(name, one) for name in COLLECTIONS for one in published(name)}
+        optimum: dict[Key, float] = {}
+        rows = merge(records)
+        for row in rows:
+            if row["status"] == "proved":
+                optimum[key(row)] = min(row["objective"], optimum.get(key(row), math.inf))
+        return cls(rows, known, optimum)
 
-    def of_method(self, suite: str, method: str) -> list[Record]:
-        """The records of one method in one suite."""
-        return [r for r in self.records if r["cell"]["suite"] == suite and r["cell"]["method"] == method]
+    def of_method(self, suite: str, method: str) -> list[Row]:
+        """The rows of one method in one suite."""
+        return [row for row in self.rows if row["suite"] == suite and row["method"] == method]
 
-    def methods(self, suite: str) -> list[str]:
-        """The methods that have records in a suite: in the order of the plan, then others."""
-        present = sorted({r["cell"]["method"] for r in self.records if r["cell"]["suite"] == suite})
-        order = list(self.planned.get(suite, {}))
-        return sorted(present, key=lambda method: order.index(method) if method in order else len(order))
-
-    def complete(self, suite: str, *methods: str) -> bool:
-        """Whether these methods have all their cells on record."""
-        plan = self.planned.get(suite, {})
-        return all(m in plan and len(self.of_method(suite, m)) >= plan[m] for m in methods)
-
-    def answers(self, records: Iterable[Record] | None = None) -> list[tuple[str, int, Record]]:
-        """(instance, k, answer) of every answer that has an objective, batches taken apart."""
-        found = []
-        for record in self.records if records is None else records:
-            for instance, k, one in parts(record, record.get("answers", [record])):
-                if one.get("objective") is not None:
-                    found.append((instance, k, {"method": record["cell"]["method"], **one}))
-        return found
+    def methods(self, suite: str, order: Sequence[str]) -> list[str]:
+        """The methods with rows in a suite: those of `order`, in this order, then others."""
+        present = dict.fromkeys(row["method"] for row in self.rows if row["suite"] == suite)
+        return [*(m for m in order if m in present), *(m for m in present if m not in order)]
 
     def disagreements(self) -> tuple[int, list[str]]:
-        """How many cases two or more methods proved, and every contradiction found.
+        """Number of cases that two or more methods proved, and every contradiction found.
 
-        A contradiction is a bound above somebody's objective, a proved optimum above one, or an objective below a
-        published optimum (of k-cluster), each beyond the tolerance of `cells.check`.
+        A contradiction is a bound above somebody's objective, a proved optimum above one, or, where optima are
+        published, an objective below or a proof beside them; each beyond the tolerance of `checks.check`.
         """
-        values: dict[Key, list[Record]] = defaultdict(list)
-        for instance, k, one in self.answers():
-            values[instance, k].append(one)
-        certified: dict[Key, list[tuple[str, float]]] = defaultdict(list)
-        for record in self.records:
-            for instance, k, bound in parts(record, record.get("bounds", [])):
-                if bound is not None:
-                    certified[instance, k].append((record["cell"]["method"], bound))
+        by_case: dict[Key, list[Row]] = defaultdict(list)
+        for row in self.rows:
+            by_case[key(row)].append(row)
         both, found = 0, []
-        for key, ones in values.items():
-            best = min(ones, key=lambda one: one["objective"])
-            tolerance = max(one["tolerance"] for one in ones)
-            both += len({one["method"] for one in ones if one["status"] == "proved"}) > 1
-            claims = [(one["method"], one["bound"]) for one in ones if one.get("bound") is not None]
-            claims += [(f"{one['method']} (proved)", one["objective"]) for one in ones if one["status"] == "proved"]
-            for method, claim in [*claims, *certified.get(key, [])]:
+        for (case, k), rows in by_case.items():
+            solved = [row for row in rows if row.get("objective") is not None]
+            if not solved:
+                continue
+            best = min(solved, key=lambda row: float(row["objective"]))
+            tolerance = max(row["tolerance"] for row in solved)
+            both += len({row["method"] for row in solved if row["status"] == "proved"}) > 1
+            claims = [(row["method"], row["bound"]) for row in rows if row.get("bound") is not None]
+            claims += [(f"{row['method']} (proved)", row["objective"]) for row in solved if row["status"] == "proved"]
+            for method, claim in claims:
                 if claim > best["objective"] + tolerance:
                     found.append(
-                        f"{key[0]}, k = {key[1]}: {method} says at least {claim!r}, "
-                        f"{best['method']} has {best['objective']!r}"
+                        f"{case}, k = {k}: {method} says at least {claim!r}, {best['method']} has {best['objective']!r}"
                     )
-            published = self.known.get(key[0])
-            if published and key[0].startswith("k-cluster/"):
-                if best["objective"] < published["f"]:
-                    found.append(f"{key[0]}: {best['method']} is below the published optimum {published['f']:g}")
-                for one in ones:
-                    if one["status"] == "proved" and one["objective"] != published["f"]:
-                        found.append(
-                            f"{key[0]}: {one['method']} proves {one['objective']!r}, published {published['f']:g}"
-                        )
+            if case in self.known and COLLECTIONS[case.partition("/")[0]].proved:
+                f = self.known[case][0]
+                if best["objective"] < f:
+                    found.append(f"{case}: {best['method']} is below the published optimum {f:g}")
+                for row in solved:
+                    if row["status"] == "proved" and row["objective"] != f:
+                        found.append(f"{case}: {row['method']} proves {row['objective']!r}, published {f:g}")
         return both, found
 
-    def ratios(self, records: Iterable[Record]) -> list[float]:
-        """(f - optimum) / |optimum| of every answer whose optimum is proved."""
+    def excesses(self, rows: Iterable[Row]) -> list[float]:
+        """(f - optimum) / |optimum| of every answer whose optimum is proved; infinite for none."""
         return [
-            excess(one["objective"], self.optimum[instance, k], one["tolerance"])
-            for instance, k, one in self.answers(records)
-            if (instance, k) in self.optimum
+            math.inf
+            if row.get("objective") is None
+            else excess(row["objective"], self.optimum[key(row)], row["tolerance"])
+            for row in rows
+            if key(row) in self.optimum
         ]
 
-    def gaps(self, records: Iterable[Record]) -> list[float]:
+    def gaps(self, rows: Iterable[Row]) -> list[float]:
         """(optimum - bound) / |optimum| of every bound whose optimum is proved; infinite for no bound."""
-        found = []
-        for record in records:
-            values = record["bounds"] if "bounds" in record else [record.get("bound")]
-            for instance, k, bound in parts(record, values):
-                if (best := self.optimum.get((instance, k))) is not None:
-                    found.append(float("inf") if bound is None else (best - bound) / max(abs(best), 1e-300))
-        return found
+        return [
+            math.inf
+            if row.get("bound") is None
+            else (self.optimum[key(row)] - row["bound"]) / max(abs(self.optimum[key(row)]), 1e-300)
+            for row in rows
+            if key(row) in self.optimum
+        ]
+
+    def above_known(self, row: Row) -> float:
+        """How far an answer is above the published value, relatively; NaN where either is missing."""
+        if row["case"] not in self.known or row.get("objective") is None:
+            return math.nan
+        best, tolerance = self.known[row["case"]]
+        return excess(row["objective"], best, tolerance)
 
 
-def parts(record: Record, values: list[Any]) -> list[tuple[str, int, Any]]:
-    """(instance, k, value) for a record's values: a batch holds each matrix of its file once for every k."""
-    cell = record["cell"]
-    ks, count = cell["ks"], max(len(values) // len(cell["ks"]), 1)
-    if not cell["instance"].endswith("#all"):
-        return [(cell["instance"], ks[0], value) for value in values]
-    base = cell["instance"].removesuffix("all")
-    return [(f"{base}{at % count}", ks[at // count], value) for at, value in enumerate(values)]
+def key(row: Row) -> Key:
+    """What is solved: a matrix and its k."""
+    return row["case"], row["k"]
 
 
 def excess(f: float, best: float, tolerance: float) -> float:
-    """How far f is above the optimum, relatively; 0 within the tolerance."""
+    """How far f is above the best, relatively; 0 within the tolerance."""
     return 0.0 if f - best <= tolerance else (f - best) / max(abs(best), 1e-300)
 
 
-def seconds(record: Record) -> float:
+def seconds(row: Row) -> float:
     """What a case took: all of the call for ours, the search without building the model for a peer."""
-    value = record.get("time" if record["cell"]["method"] in PEERS else "wall")
-    return float("nan") if value is None else float(value)
+    value = row.get("time" if row["method"] in PEERS else "wall")
+    return math.nan if value is None else float(value)
 
 
-def overran(record: Record) -> bool:
-    """Whether a case took longer than its limit: by the same `seconds` as the tables, or it had to be ended."""
-    return bool(record.get("ended")) or not kept_limit(record["cell"]["limit"], seconds(record))
+def per_instance(row: Row) -> float:
+    """Milliseconds per instance of a batch in one call."""
+    return 1000 * seconds(row) / row["together"] if row.get("together") else math.nan
 
 
-def proved(records: Iterable[Record]) -> list[Record]:
+def overran(row: Row) -> bool:
+    """Whether a case took longer than its limit, by the same `seconds` as the tables, or had to be ended."""
+    return bool(row.get("ended")) or not kept_limit(row["limit"], seconds(row))
+
+
+def proved(rows: Iterable[Row]) -> list[Row]:
     """The proved ones."""
-    return [record for record in records if record["status"] == "proved"]
+    return [row for row in rows if row["status"] == "proved"]
 
 
 def median(values: Iterable[float]) -> float:
-    """The median, NaN of nothing."""
-    values = list(values)
-    return statistics.median(values) if values else float("nan")
-
-
-def per_instance(record: Record) -> float:
-    """Milliseconds per instance of a batch in one call."""
-    values = record.get("answers") or record.get("bounds") or [record]
-    return 1000 * seconds(record) / len(values)
+    """The median of those that are numbers, NaN of none."""
+    kept = [value for value in values if not math.isnan(value)]
+    return statistics.median(kept) if kept else math.nan

@@ -1,254 +1,176 @@
-"""docs/results/solvers.{json,md} from the records: the goals, every method in every suite, the ladder of bounds."""
+"""docs/results/solvers.{md,json,png} from the records: a picture, three sentences, tables, and where it comes from."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import caption, provenance, write_json
-from bench.solvers.cells import finite
-from bench.solvers.evidence import Evidence, Record, median, overran, per_instance, proved, seconds
-from bench.solvers.rows import GOALS, above, by_penalty, reached
+from bench.provenance import caption
+from bench.solvers.evidence import Evidence, Row, check_commits, commits, median, proved, read_all, seconds
+from bench.solvers.figure import draw
+from bench.solvers.peers import PEERS
+from bench.solvers.suites import SUITES
+from bench.solvers.tables import FOLDED, OURS, PROVING, TABLES, Line
+from grace_opt._util.files import make_folder, write
+from grace_opt.errors import FileError, OptionError
+from grace_opt.sweep import Record
+from grace_opt.sweep.cells import encode
 
-PROVING = ("real64", "synthetic128", "pairs128", "synthetic256", "kcluster", "kcluster120", "kcluster_find")
+DRAFT = "**Not to be committed**: made with --allow-dirty, of cells that are not all of one clean commit."
 
 
-def write(runs: Path, results: Path) -> str:
-    """Write both files and return the text.
+def write_report(runs: Path, results: Path, *, allow_dirty: bool = False) -> str:
+    """Write the page, its numbers as JSON, and its picture; the page.
 
     Parameters
     ----------
     runs : Path
-        The folder that `run` filled.
+        The folder that `bench.solvers.run` filled.
     results : Path
-        Where solvers.json and solvers.md go.
+        Where solvers.md, solvers.json and solvers.png go.
+    allow_dirty : bool
+        Whether cells of several commits, or of a tree with changes, will do; the page then says so.
+
+    Raises
+    ------
+    OptionError
+        If there are no records, or they are not of one clean commit.
     """
-    evidence = Evidence.of(runs)
-    if not evidence.records:
-        raise SystemExit(f"no records in {runs}: python -m bench.solvers run --data DIR --out {runs}")
-    sources = [json.loads(p.read_text()) for p in sorted((runs / "provenance").glob("*.json"))] or [provenance()]
+    records = read_all(runs)
+    if not records:
+        raise OptionError(f"no records in {runs}: python -m bench.solvers run --data DIR --out {runs}")
+    if not allow_dirty:
+        check_commits(records, runs)
+    evidence = Evidence.of(records)
     both, contradictions = evidence.disagreements()
-    rows = [goal(evidence) for goal in GOALS]
-    tables = {
-        "proofs": proofs(evidence),
-        "published": published(evidence),
-        "heuristics": batches(evidence),
-        "samplers": sampled(evidence),
-        "ladder": ladder(evidence),
-        "large": scale(evidence),
-    }
-    commits = sorted({record["commit"] for record in evidence.records})
-    notes = [
-        f"{r['cell']['method']}, {r['cell']['instance']}, k = {r['cell']['ks']}: {r.get('message') or r.get('note')}"
-        for r in evidence.records
-        if r["status"] == "failed" or r.get("note")
-    ]
-    versions = sorted({r["version"] for r in evidence.records if r.get("version")})
+    tables = {name: function(evidence) for name, (_, function) in TABLES.items()}
+    sources = _sources(records)
     content = {
         "provenance": sources,
-        "commits": commits,
-        "versions": versions,
-        "goals": [dataclasses.asdict(row) for row in rows],
+        "commits": sorted(commits(records)),
+        "versions": _versions(evidence),
+        "captured": sorted({row["data"] for row in evidence.rows if row["data"]}),
+        "sentences": sentences(evidence, tables, both, contradictions),
         **tables,
         "proved by more than one": both,
         "contradictions": contradictions,
-        "failures and notes": notes,
+        "failures and notes": _notes(evidence),
     }
-    write_json(results / "solvers.json", finite(content))
-    met = {True: "yes", False: "**no**", None: "not measured in full"}
-    lines = [
-        "One thread each, methods taking turns. Ours: the whole call to `solve`. Peers: their search alone, without",
-        "building the model, on 8 cases a row (Gurobi on all of the first). Medians and totals include the unproved.",
-        "",
-        *_table(
-            [{"what": r.what, "ours": r.ours, "peers": r.peers, "target": r.target, "met": met[r.met]} for r in rows]
-        ),
-    ]
-    titles = {
-        "proofs": "Every method on single instances (seconds)",
-        "published": "Published optima and best-known values",
-        "heuristics": "Heuristics on the real cases as one batch, against the proved optimum",
-        "samplers": "Samplers with a penalty for the wrong size, synthetic n = 128",
-        "ladder": "Lower bounds against the proved optimum, gap and time",
-        "large": "Random n = 5000, k = 500",
-    }
-    for name, title in titles.items():
-        if tables[name]:
-            lines += ["", f"**{title}**", "", *_table(tables[name])]
-    lines += ["", f"{both} cases were proved by more than one method; contradictions: {len(contradictions)}."]
-    lines += [f"- {line}" for line in contradictions]
-    if notes:
-        lines += ["", f"Failures and remarks ({len(notes)}):", *[f"- {line}" for line in _shortened(notes)]]
-    lines += [
-        "",
-        f"Solvers: {', '.join(versions)}. Measured at commits {', '.join(commits)}.",
-        "",
-        caption(sources[-1]),
-    ]
-    text = "\n".join([*lines, ""])
-    (results / "solvers.md").write_text(text, encoding="utf-8")
+    make_folder(results, FileError)
+    draw(evidence, results / "solvers.png")
+    write(results / "solvers.json", json.dumps(encode(content, "report"), indent=2, allow_nan=False) + "\n")
+    text = page(content, allow_dirty)
+    write(results / "solvers.md", text)
     return text
 
 
-def proofs(evidence: Evidence) -> list[dict[str, Any]]:
-    """Suite × n × method: cases, proved, seconds, nodes."""
-    found = []
-    for suite in PROVING:
-        for method in evidence.methods(suite):
-            records = evidence.of_method(suite, method)
-            for n in sorted({r["n"] for r in records}):
-                sized = [r for r in records if r["n"] == n]
-                times = [t for t in map(seconds, sized) if math.isfinite(t)]
-                found.append(
-                    {
-                        "suite": suite,
-                        "n": n,
-                        "method": method,
-                        "cases": len(sized),
-                        "proved": len(proved(sized)),
-                        "refused or failed": sum(r["status"] in ("refused", "failed") for r in sized),
-                        "median s": median(times),
-                        "max s": max(times, default=math.nan),
-                        "total s": sum(times),
-                        "median nodes": median(r["nodes"] for r in sized if r.get("nodes") is not None),
-                        "over the limit": sum(map(overran, sized)),
-                    }
-                )
-    return found
+def page(content: dict[str, Any], draft: bool) -> str:
+    """The page of a report's content."""
+    lines = [DRAFT, ""] if draft else []
+    lines += ["![Seconds to a proved optimum by solver, and how often heuristics are optimal](solvers.png)", ""]
+    lines += [line for sentence in content["sentences"] for line in (sentence, "")]
+    for name, (title, _) in TABLES.items():
+        if content[name] and name not in FOLDED:
+            lines += [f"**{title}**", "", *_table(content[name]), ""]
+    for line in content["contradictions"]:
+        lines.append(f"- {line}")
+    for name in FOLDED:
+        if content[name]:
+            lines += ["", *_folded(TABLES[name][0], _table(content[name]))]
+    if notes := content["failures and notes"]:
+        lines += ["", *_folded(f"Failures and remarks ({len(notes)})", [f"- {line}" for line in notes])]
+    if content["captured"]:
+        lines += ["", f"Captured: {'; '.join(content['captured'])}."]
+    lines += ["", f"Solvers: {', '.join(content['versions'])}.", "", caption(content["provenance"][-1])]
+    return "\n".join([*lines, ""])
 
 
-def published(evidence: Evidence) -> list[dict[str, Any]]:
-    """MDPLIB by instance, k-cluster by size: how often the published value is reached, and the gap to it."""
-    found = []
-    for suite in ("kcluster_find", "mdplib"):
-        for method in evidence.methods(suite):
-            groups: dict[str, list[Record]] = {}
-            for record in evidence.of_method(suite, method):
-                name = record["cell"]["instance"].rpartition("/")[2].partition("_n")[0]
-                groups.setdefault(name if suite == "mdplib" else f"k-cluster n = {record['n']}", []).append(record)
-            for name, records in groups.items():
-                gaps = [above(evidence, r) for r in records]
-                found.append(
-                    {
-                        "instance": name,
-                        "method": method,
-                        "runs": len(records),
-                        "reached": sum(reached(evidence, r) for r in records),
-                        "median gap": _percent(median(gaps)),
-                        "worst gap": _percent(max(gaps)),
-                        "median s": median(map(seconds, records)),
-                    }
-                )
-    return found
+def sentences(evidence: Evidence, tables: dict[str, list[Line]], both: int, contradictions: list[str]) -> list[str]:
+    """What was asked, what was found, how sure it is; and what is left out."""
+    ours = [row for suite in PROVING for row in evidence.of_method(suite, OURS)]
+    asked = (
+        "**Asked**: how fast is the best set of k vertices proved to be best, how good are heuristics and certificates "
+        "that take milliseconds, and what do other people's solvers do with the same instances?"
+    )
+    took = _short(median(map(seconds, ours)))
+    found = [f"branch and bound proved {len(proved(ours))} of {len(ours)}, in {took} s in the median"]
+    found += _beside_gurobi(evidence)
+    if best := next((line for line in tables["heuristics"] if line["method"] == "portfolio"), None):
+        found.append(f"`portfolio` is optimal on {best['optimal']} heads, {_short(best['ms per instance'])} ms each")
+    if tight := next((line for line in tables["certificates"] if "level=tight" in line["bound"]), None):
+        gap, ms = _short(tight["median gap %"]), _short(tight["ms per instance"])
+        found.append(f'`certify="tight"` leaves a gap of {gap} % in the median, in {ms} ms each')
+    sure = (
+        "**How sure**: every method has one thread and a warm process of its own, and they take turns; f is recomputed "
+        "from the vertices, and a proof that does not hold is taken back. "
+        f"{both} cases were proved by more than one method, with {len(contradictions) or 'no'} contradictions. "
+        "Times are of one run on one machine: differences of a tenth mean nothing."
+    )
+    absent = [f"the suite `{name}`" for name in SUITES if not any(row["suite"] == name for row in evidence.rows)]
+    absent += [f"`{name}`" for name in PEERS if not any(row["method"] == name for row in evidence.rows)]
+    left = [f"Left out, for want of the instances or the solver: {', '.join(absent)}."] if absent else []
+    return [asked, f"**Found**: {'; '.join(found)}.", sure, *left]
 
 
-def batches(evidence: Evidence) -> list[dict[str, Any]]:
-    """Each heuristic on the batch of real cases."""
-    found = []
-    for method in evidence.methods("heuristics"):
-        for record in evidence.of_method("heuristics", method):
-            above_optimum = evidence.ratios([record])
-            if not above_optimum:
-                continue
-            found.append(
-                {
-                    "method": method,
-                    "optimal": f"{sum(r == 0 for r in above_optimum)}/{len(above_optimum)}",
-                    "median": _percent(median(above_optimum)),
-                    "worst": _percent(max(above_optimum)),
-                    "ms per instance": per_instance(record),
-                }
-            )
-    return found
-
-
-def sampled(evidence: Evidence) -> list[dict[str, Any]]:
-    """The samplers, and ours on the same cases."""
-    found = []
-    for method in evidence.methods("samplers"):
-        records = evidence.of_method("samplers", method)
-        above_optimum = evidence.ratios(records)
-        penalties = [
-            f"{penalty:g}: {share:.0%} wrong, "
-            + (f"worst +{worst:.1%}" if math.isfinite(worst) else "none right for some")
-            for penalty, share, worst in by_penalty(evidence, records)
-        ]
-        found.append(
-            {
-                "method": method,
-                "cases": len(records),
-                "optimal": f"{sum(r == 0 for r in above_optimum)}/{len(above_optimum)}",
-                "worst": _percent(max(above_optimum, default=math.nan)),
-                "by penalty (× mean weight of a chosen vertex)": "; ".join(penalties) or "–",
-                "median s": median(map(seconds, records)),
-            }
-        )
-    return found
-
-
-def ladder(evidence: Evidence) -> list[dict[str, Any]]:
-    """Every bound: its gap to the proved optimum and its time, the loosest first."""
-    found = []
-    for method in evidence.methods("tight"):
-        records = [r for r in evidence.of_method("tight", method) if r["status"] != "failed"]
-        if gaps := evidence.gaps(records):
-            found.append(
-                (
-                    -median(gaps),
-                    {
-                        "bound": method.removeprefix("bound:").replace(",", ", "),
-                        "instances": len(gaps),
-                        "median gap": _percent(median(gaps)),
-                        "worst gap": _percent(max(gaps)),
-                        "below the optimum": sum(gap >= -1e-9 for gap in gaps),
-                        "ms per instance": median(map(per_instance, records)),
-                    },
-                )
-            )
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
-
-
-def scale(evidence: Evidence) -> list[dict[str, Any]]:
-    """The large instances: the objective by time limit, and the peak of memory."""
-    return [
-        {
-            "instance": record["cell"]["instance"],
-            "method": method,
-            "limit s": record["cell"]["limit"],
-            "objective": record.get("objective"),
-            "call s": seconds(record),
-            "peak GiB": record.get("memory", math.nan) / 2**30,
+def _beside_gurobi(evidence: Evidence) -> list[str]:
+    """Ours and Gurobi on the cases that both were given."""
+    told = []
+    for suite in ("heads", "pairs"):
+        theirs = {
+            (row["case"], row["k"]): row for row in evidence.of_method(suite, "gurobi") if row["status"] != "refused"
         }
-        for method in evidence.methods("large")
-        for record in evidence.of_method("large", method)
-    ]
+        ours = {(row["case"], row["k"]): row for row in evidence.of_method(suite, OURS)}
+        shared = [(ours[case], theirs[case]) for case in theirs if case in ours]
+        if shared:
+            mine, other = (median(seconds(pair[at]) for pair in shared) for at in (0, 1))
+            counts = [len(proved(pair[at] for pair in shared)) for at in (0, 1)]
+            told.append(
+                f"of {len(shared)} {suite} that Gurobi was given, ours proved {counts[0]} in {_short(mine)} s, "
+                f"Gurobi {counts[1]} in {_short(other)} s"
+            )
+    return told
 
 
-def _percent(share: float) -> str:
-    return "–" if not math.isfinite(share) else f"{share:.3%}"
+def _sources(records: list[Record]) -> list[dict[str, Any]]:
+    """The provenances that differ, in the order of their dates."""
+    found: list[dict[str, Any]] = []
+    for record in records:
+        if record.provenance not in found:
+            found.append(record.provenance)
+    return sorted(found, key=lambda source: str(source.get("date")))
 
 
-def _shortened(lines: list[str], most: int = 20) -> Iterable[str]:
-    yield from lines[:most]
-    if len(lines) > most:
-        yield f"… and {len(lines) - most} more, in solvers.json"
+def _versions(evidence: Evidence) -> list[str]:
+    return sorted({str(row["version"]) for row in evidence.rows if row.get("version")})
 
 
-def _table(rows: list[dict[str, Any]]) -> list[str]:
+def _notes(evidence: Evidence) -> list[str]:
+    def told(row: Row) -> str:
+        return f"{row['method']}, {row['case']}, k = {row['k']}: {row.get('message') or row.get('note')}"
+
+    return [told(row) for row in evidence.rows if row["status"] == "failed" or row.get("note")]
+
+
+def _folded(title: str, lines: list[str]) -> list[str]:
+    return ["<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>"]
+
+
+def _table(rows: list[Line]) -> list[str]:
     """A Markdown table; numbers to the right."""
     heads = list(rows[0])
-    numeric = [all(isinstance(row[h], int | float) or row[h] is None for row in rows) for h in heads]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "|".join("---:" if right else "---" for right in numeric) + "|"]
-    return lines + ["| " + " | ".join(_shown(row[h]) for h in heads) + " |" for row in rows]
+    numeric = [all(isinstance(row[head], int | float | None) for row in rows) for head in heads]
+    lines = [f"| {' | '.join(heads)} |", "|" + "|".join("---:" if right else "---" for right in numeric) + "|"]
+    return lines + [f"| {' | '.join(_shown(row[head]) for head in heads)} |" for row in rows]
 
 
 def _shown(value: Any) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.9g}"
-    return str(value).replace("|", "\\|")
+    return _short(value) if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def _short(value: float) -> str:
+    """Three digits, as a person writes them."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

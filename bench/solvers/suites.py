@@ -1,235 +1,211 @@
-"""The suites: which instances, solved by which methods, how long; and how an instance's name becomes its matrix.
+"""The suites: which instances are solved by which methods, for how long; in three sizes.
 
-An instance is named by its file below the data folder, ``interaction/W_smollm2_135m.npz#17`` being one matrix of
-several and ``#all`` the whole batch, or by its generator, ``random:mdp:5000:0``. `SUITES` maps each suite's name to a
-function that looks at the data folder and returns a `Suite`.
+A suite is a function of the data folder and the size, and gives the settings of its cells, in order: one case after
+another, so that methods take turns. `SUITES` names them in the order in which they run. A suite whose instances are not
+there raises FileNotFoundError, with what would make them.
 """
 
 from __future__ import annotations
 
-import csv
-import inspect
+import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from bench.solvers.cells import Cell, spread
+from bench.solvers.checks import spread
 from bench.solvers.peers import PEERS
-from grace_opt import bounds, instances
+from bench.solvers.sets import CAPTURED, COLLECTIONS, origin, published, shape, target
+from grace_opt import bounds
 
-Array = npt.NDArray[Any]
-#: Peers run on so many cases of a suite, the first suite aside.
-SAMPLE = 8
-LIMIT = 60.0
-MDPLIB = ("MDG-a_1_n500_m50", "MDG-b_1_n500_m50", "GKD-c_1_n500_m50", "SOM-b_8_n200_m80", "SOM-b_20_n500_m200")
+Config = dict[str, Any]
+#: Heuristics, in the order of the tables.
+HEURISTICS = ("think", "mies", "local_search", "drop_greedy", "beam", "tabu", "portfolio")
+EXACT = ("gurobi", "scip", "cpsat", "highs")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured.
+
+    Attributes
+    ----------
+    heads : int or None
+        Captured heads that are proved one by one, and pairs of them at most; None: all. Batches hold all of them.
+    synthetic : tuple of (n, count)
+        Synthetic attention matrices.
+    clusters : tuple of int
+        n of the k-cluster instances made by seed.
+    proof, peer : float
+        Seconds for a proof: ours, theirs.
+    sample : int
+        Cases of a suite that peers are given; Gurobi gets more of the heads, see `gurobi`.
+    gurobi : int or None
+        Heads that Gurobi is given.
+    search : float
+        Seconds for a search on public instances.
+    seeds : int
+        Seeds of the search on public instances.
+    repeats : int
+        Calls for a batch, of which the median counts.
+    large : int
+        n of the large instances.
+    short, long : float
+        The two time limits of the large instances.
+    """
+
+    heads: int | None
+    synthetic: tuple[tuple[int, int], ...]
+    clusters: tuple[int, ...]
+    proof: float
+    peer: float
+    sample: int
+    gurobi: int | None
+    search: float
+    seeds: int
+    repeats: int
+    large: int
+    short: float
+    long: float
+
+
+SIZES = {
+    "smoke": Size(2, ((12, 2),), (12,), 5.0, 5.0, 2, 2, 1.0, 2, 1, 200, 0.5, 1.0),
+    "small": Size(None, ((128, 10), (256, 2)), (40, 80, 100), 60.0, 10.0, 4, 30, 5.0, 5, 1, 5000, 10.0, 30.0),
+    "full": Size(None, ((128, 20), (256, 4)), (40, 80, 100, 120), 600.0, 60.0, 8, None, 10.0, 10, 3, 5000, 10.0, 60.0),
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """An instance with its k (for a batch, all its k) and its time limit."""
+    """An instance with its n, every k that it is solved with at once, and what its file holds."""
 
     instance: str
+    n: int
     ks: tuple[int, ...]
-    limit: float | None = LIMIT
+    data: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one method does in a suite: its cases, and seeds, limits and repeats where they are not the usual ones."""
-
-    cases: Sequence[Case]
-    limits: tuple[float | None, ...] = ()
-    seeds: tuple[int, ...] = (0,)
-    repeats: int = 1
+#: What each method runs on, and its time limit.
+Plans = Mapping[str, tuple[Sequence[Case], float | None]]
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A suite by its name; `cases` is what a method runs on that it does not plan for."""
-
-    name: str
-    cases: Sequence[Case]
-    plans: dict[str, Plan]
-
-    def cells(self, methods: Sequence[str] | None = None, cap: float | None = None) -> list[Cell]:
-        """The cells in the order of the cases, so that the methods take turns; limits at most `cap`."""
-        order = {case: at for at, case in enumerate(self.cases)}
-        found: list[tuple[int, Cell]] = []
-        for method in self.plans if methods is None else methods:
-            plan = self.plans.get(method, Plan(self.cases))
-            for case in plan.cases:
-                for limit in plan.limits or (case.limit,):
-                    capped = limit if cap is None or limit is None else min(limit, cap)
-                    for seed in plan.seeds:
-                        cell = Cell(self.name, case.instance, case.ks, method, seed, capped, plan.repeats)
-                        found.append((order.get(case, len(order)), cell))
-        # Two limits that the cap makes one are one cell.
-        return list(dict.fromkeys(cell for _, cell in sorted(found, key=lambda pair: pair[0])))
+def heads(data: Path, size: Size) -> list[Config]:
+    """Every head of a real model, proved one by one."""
+    cases = _captured(data, "heads", size.heads)
+    few = spread(cases, size.sample)
+    plans = {"branch_and_bound": (cases, size.proof), "gurobi": (spread(cases, size.gurobi), size.peer)}
+    return _turns("heads", cases, plans | {name: (few, size.peer) for name in EXACT if name != "gurobi"})
 
 
-def real64(data: Path) -> Suite:
-    """The 90 heads of SmolLM2 at k = n/2 and ⌈.6 n⌉."""
-    cases = _stack(data, "interaction/W_smollm2_135m.npz")
-    few = Plan(spread(cases, SAMPLE))
-    return Suite(
-        "real64",
-        cases,
-        {"branch_and_bound": Plan(cases), "gurobi": Plan(cases), "scip": few, "cpsat": few, "highs": few},
-    )
+def pairs(data: Path, size: Size) -> list[Config]:
+    """Two heads side by side: twice as many vertices, and far harder."""
+    cases = _captured(data, "pairs", size.heads)
+    return _turns("pairs", cases, _proving(cases, size, EXACT[:2]))
 
 
-def synthetic128(data: Path) -> Suite:
-    """20 anisotropic matrices."""
-    return _proving("synthetic128", _stack(data, "interaction/synthetic_n128.npz"))
+def synthetic(data: Path, size: Size) -> list[Config]:
+    """Synthetic attention, up to more vertices than Gurobi's free licence takes."""
+    cases = [
+        Case(f"attention:{n}:{seed}", n, (k,))
+        for n, count in size.synthetic
+        for seed in range(count)
+        for k in _usual(n)
+    ]
+    by_n = [[case for case in cases if case.n == n] for n, _ in size.synthetic]
+    few = [case for part in by_n for case in spread(part, size.sample)]
+    plans = {"branch_and_bound": (cases, size.proof), **dict.fromkeys(EXACT[:2], (few, size.peer))}
+    return _turns("synthetic", cases, plans)
 
 
-def pairs128(data: Path) -> Suite:
-    """Two heads' channels side by side, 20 times."""
-    return _proving("pairs128", _stack(data, "interaction/pairs_smollm2_n128.npz"))
+def clusters(data: Path, size: Size) -> list[Config]:
+    """Random graphs in the form of Lambert's k-cluster library: any density, any k; found, and proved."""
+    cases = [
+        Case(f"k_cluster:{n}:{density}:{at}", n, (k,))
+        for n in size.clusters
+        for density in (0.25, 0.5, 0.75)
+        for at, k in enumerate((n // 4, n // 2, 3 * n // 4))
+    ]
+    small = [case for case in cases if case.n <= 80]
+    plans = {"branch_and_bound": (cases, size.proof), **dict.fromkeys(EXACT, (spread(small, size.sample), size.peer))}
+    return _turns("clusters", cases, plans | dict.fromkeys(("tabu", "portfolio"), (cases, size.search)))
 
 
-def synthetic256(data: Path) -> Suite:
-    """4 anisotropic matrices, more than Gurobi's free licence takes."""
-    return _proving("synthetic256", _stack(data, "interaction/synthetic_n256.npz"))
+def kcluster(data: Path, size: Size) -> list[Config]:
+    """Lambert's library itself, whose optima are published: found by search, and proved where that is quick."""
+    cases = _public(data, "kcluster")
+    quick = [case for case in cases if case.n <= 80]
+    plans = {"branch_and_bound": (quick, size.proof), "tabu": (cases, size.search), "portfolio": (cases, size.search)}
+    return _turns("kcluster", cases, plans)
 
 
-def kcluster(data: Path) -> Suite:
-    """k-cluster up to n = 100, to be proved; ten minutes for n = 100."""
-    cases = _kcluster(data, lambda n: LIMIT if n <= 80 else 600.0, largest=100)
-    small = [case for case, n in _sizes(cases) if n <= 80]
-    few = Plan(spread(small, SAMPLE))
-    plans = {"branch_and_bound": Plan(cases), "gurobi": few, "scip": few, "cpsat": few, "highs": few}
-    return Suite("kcluster", cases, plans)
+def mdplib(data: Path, size: Size) -> list[Config]:
+    """MDPLIB: search from several seeds, beside the constructions; against the best known values."""
+    cases = _public(data, "mdplib")
+    names = ("portfolio", "mies", "drop_greedy", "local_search")
+    plans = {"tabu": (cases, size.search), **dict.fromkeys(names, (cases, size.search))}
+    return _turns("mdplib", cases, plans, seeds={"tabu": size.seeds})
 
 
-def kcluster120(data: Path) -> Suite:
-    """The largest k-cluster instances, half an hour each: only when asked for."""
-    cases = [case for case, n in _sizes(_kcluster(data, lambda n: 1800.0)) if n > 100]
-    return Suite("kcluster120", cases, {"branch_and_bound": Plan(cases)})
+def heuristics(data: Path, size: Size) -> list[Config]:
+    """All heads as one batch, in one call: optimal how often, how fast."""
+    cases = [_batch(data)]
+    return _turns("heuristics", cases, dict.fromkeys(HEURISTICS, (cases, None)), repeats=size.repeats)
 
 
-def kcluster_find(data: Path) -> Suite:
-    """All k-cluster instances: is the optimum found within five seconds?"""
-    cases = _kcluster(data, lambda n: 5.0)
-    return Suite("kcluster_find", cases, {"tabu": Plan(cases), "portfolio": Plan(cases)})
+def certificates(data: Path, size: Size) -> list[Config]:
+    """Lower bounds without search for all heads as one batch; `sdp` one by one on a sample."""
+    cases = [_batch(data)]
+    few = _captured(data, "heads", size.sample)
+    plans = dict.fromkeys(ladder(), (cases, None))
+    return _turns("certificates", [*cases, *few], plans | {"sdp": (few, size.proof)}, repeats=size.repeats)
 
 
-def mdplib(data: Path) -> Suite:
-    """Five MDPLIB instances: tabu from ten seeds, ten seconds each, beside the constructions."""
-    cases = []
-    for name in MDPLIB:
-        path = data / "mdplib" / f"{name}.txt"
-        if path.is_file():
-            cases.append(Case(f"mdplib/{name}.txt", (int(path.open().readline().split()[1]),), 10.0))
-    if not cases:
-        raise FileNotFoundError(f"no instance of MDPLIB in {data / 'mdplib'}")
-    plans = {name: Plan(cases, limits=(LIMIT,)) for name in ("mies", "drop_greedy", "local_search")}
-    return Suite("mdplib", cases, {"tabu": Plan(cases, seeds=tuple(range(10))), "portfolio": Plan(cases), **plans})
+def samplers(data: Path, size: Size) -> list[Config]:
+    """dwave-samplers on synthetic attention: how good, and how often of the wrong size."""
+    n, count = size.synthetic[0]
+    cases = spread([Case(f"attention:{n}:{seed}", n, (k,)) for seed in range(count) for k in _usual(n)], size.sample)
+    plans = {"dwave_sa": (cases, None), "dwave_tabu": (cases, None)}  # they stop by themselves
+    return _turns("samplers", cases, {**plans, "portfolio": (cases, size.peer)})
 
 
-def heuristics(data: Path) -> Suite:
-    """The cases of `real64` as one batch, in one call: optimal how often, how fast."""
-    cases = [_batch(data, "interaction/W_smollm2_135m.npz")]
-    names = ("think", "mies", "local_search", "drop_greedy", "beam", "tabu", "portfolio")
-    return Suite("heuristics", cases, {name: Plan(cases, repeats=3) for name in names})
-
-
-def samplers(data: Path) -> Suite:
-    """dwave-samplers on cases of `synthetic128`: how good, and how often of the wrong size."""
-    cases = spread(_stack(data, "interaction/synthetic_n128.npz"), SAMPLE)
-    return Suite("samplers", cases, {name: Plan(cases) for name in ("dwave_sa", "dwave_tabu", "portfolio")})
-
-
-def tight(data: Path) -> Suite:
-    """Lower bounds without search for the cases of `real64`, batched; `sdp` one by one on a sample."""
-    cases = [_batch(data, "interaction/W_smollm2_135m.npz")]
-    plans = {name: Plan(cases, repeats=3) for name in ladder()}
-    return Suite("tight", cases, {**plans, "sdp": Plan(spread(_stack(data, "interaction/W_smollm2_135m.npz"), SAMPLE))})
-
-
-def large(data: Path) -> Suite:
-    """Two random instances with n = 5000, k = 500: the value after 10 s beside that after 60 s, and the memory."""
-    cases = [Case(f"random:{kind}:5000:0", (500,)) for kind in ("mdp", "mixed")]
-    plan = Plan(cases, limits=(10.0, 60.0))
-    return Suite("large", cases, {"tabu": plan, "portfolio": plan})
+def large(data: Path, size: Size) -> list[Config]:
+    """Two large random instances: the value after a short time beside that after a long one, and the memory."""
+    cases = [Case(f"{kind}:{size.large}:0", size.large, (size.large // 10,)) for kind in ("dispersion", "mixed")]
+    found: list[Config] = []
+    for limit in (size.short, size.long):
+        found += _turns("large", cases, dict.fromkeys(("tabu", "portfolio"), (cases, limit)))
+    return found
 
 
 #: Every suite by name, in the order in which they run.
-SUITES: dict[str, Callable[[Path], Suite]] = {
+SUITES: dict[str, Callable[[Path, Size], list[Config]]] = {
     suite.__name__: suite
     for suite in (
-        real64,
-        synthetic128,
-        pairs128,
-        synthetic256,
+        heads,
+        pairs,
+        synthetic,
+        clusters,
         kcluster,
-        kcluster_find,
         mdplib,
         heuristics,
+        certificates,
         samplers,
-        tight,
         large,
-        kcluster120,
     )
 }
-#: Left out unless named.
-OPTIONAL = ("kcluster120",)
 
 
 def ladder() -> list[str]:
-    """Every certificate and every bound that `grace_opt.bounds` offers, as the worker's methods."""
+    """Every certificate and every bound that `grace_opt.bounds` offers, as methods of `bench.solvers.measure`."""
     found = [f"bound:certificate,level={level}" for level in bounds.LEVELS]
-    for name, _ in inspect.getmembers(bounds, inspect.isfunction):
-        if name.endswith("_bound") and not name.startswith("_"):
-            found.append(f"bound:{name}")
+    found += [f"bound:{name}" for name in sorted(bounds.__all__) if name.endswith("_bound")]
     return [*found, "bound:continuous_bound,shift=none", "bound:continuous_bound,shift=uniform"]
 
 
-def load(data: Path, instance: str) -> Array:
-    """The matrix (n, n), or the batch (B, n, n), that a name stands for."""
-    if instance.startswith("random:"):
-        _, kind, n, seed = instance.split(":")
-        return generate(kind, int(n), int(seed))
-    name, _, index = instance.partition("#")
-    W = instances.read(data / name).W
-    return np.asarray(W if index in ("", "all") else W[int(index)])
-
-
-def generate(kind: str, n: int, seed: int) -> Array:
-    """Random instances: "mdp" has W = -d for integer distances d of 1 to 100, "mixed" normal W of both signs."""
-    rng = np.random.default_rng(seed)
-    upper = np.triu(rng.integers(1, 101, (n, n)).astype(float) if kind == "mdp" else rng.normal(size=(n, n)), 1)
-    W = -(upper + upper.T) if kind == "mdp" else upper + upper.T + np.diag(rng.normal(size=n))
-    return np.asarray(W)
-
-
-def optima(data: Path) -> dict[str, dict[str, Any]]:
-    """What the collections publish: ``{instance: {"f": …, "tolerance": …}}`` for k-cluster and MDPLIB."""
-    known: dict[str, dict[str, Any]] = {}
-    for row in _rows(data / "k-cluster" / "optima.csv"):
-        known[f"k-cluster/{row['instance']}.dat"] = {
-            "f": float(row["min_f_for_W_eq_minus_adjacency"]),
-            "tolerance": 0.0,
-        }
-    for row in _rows(data / "mdplib" / "best_known.csv"):
-        stated = row["best_known_sum_over_pairs"]
-        # Half a unit of the last decimal stated, twice (f counts each pair twice); or what single precision leaves
-        # open: GKD-c_1's 19485.1875 is such a number, and the distances in the file add up to 0.0005 less.
-        unit = 10.0 ** -len(stated.partition(".")[2])
-        entry = {"f": -2 * float(stated), "tolerance": max(unit, 2.0**-23 * 2 * float(stated))}
-        known[f"mdplib/{row['instance']}.txt"] = entry
-    return known
-
-
 def missing(method: str) -> str | None:
-    """Why `method` can not run here, or None."""
-    import importlib.util
-
+    """Why `method` cannot run here, or None."""
     if method in PEERS:
         _, distribution, module = PEERS[method]
         try:
@@ -250,56 +226,61 @@ def missing(method: str) -> str | None:
     return None
 
 
-def _proving(name: str, cases: list[Case]) -> Suite:
-    few = Plan(spread(cases, SAMPLE))
-    return Suite(name, cases, {"branch_and_bound": Plan(cases), "gurobi": few, "scip": few})
+def _turns(
+    suite: str,
+    cases: Sequence[Case],
+    plans: Plans,
+    *,
+    seeds: dict[str, int] | None = None,
+    repeats: int = 1,
+) -> list[Config]:
+    """The settings of every cell: case by case, the methods one after another."""
+    found: list[Config] = []
+    for case in cases:
+        for method, (chosen, limit) in plans.items():
+            if case not in chosen:
+                continue
+            for seed in range((seeds or {}).get(method, 1)):
+                config = {"suite": suite, "instance": case.instance, "n": case.n, "ks": case.ks, "data": case.data}
+                found.append({**config, "method": method, "seed": seed, "limit": limit, "repeats": repeats})
+    return [config | _target(config) for config in found]
 
 
-def _stack(data: Path, name: str) -> list[Case]:
-    """Each matrix of a file at k = n/2 and ⌈.6 n⌉."""
-    count, n = _shape(data, name)
-    return [Case(f"{name}#{i}", (k,)) for i in range(count) for k in _usual(n)]
+def _target(config: Config) -> Config:
+    """A search that reaches a published value has nothing more to look for: what is measured is the time to it."""
+    name, _, file = config["instance"].partition("/")
+    if config["method"] != "tabu" or name not in COLLECTIONS:
+        return {"target": None}
+    return {"target": sum(target(name, next(one for one in published(name) if one.file == file)))}
 
 
-def _batch(data: Path, name: str) -> Case:
-    return Case(f"{name}#all", _usual(_shape(data, name)[1]), None)
+def _proving(cases: Sequence[Case], size: Size, peers: Iterable[str]) -> Plans:
+    few = spread(cases, size.sample)
+    return {"branch_and_bound": (cases, size.proof), **dict.fromkeys(peers, (few, size.peer))}
+
+
+def _captured(data: Path, name: str, count: int | None) -> list[Case]:
+    """Matrices of a file at k = n/2 and ⌈.6 n⌉."""
+    number, n = shape(data, CAPTURED[name])
+    digest = origin(data / CAPTURED[name])
+    wanted = spread(range(number), count)
+    return [Case(f"{CAPTURED[name]}#{at}", n, (k,), digest) for at in wanted for k in _usual(n)]
+
+
+def _batch(data: Path) -> Case:
+    _, n = shape(data, CAPTURED["heads"])
+    return Case(f"{CAPTURED['heads']}#all", n, _usual(n), origin(data / CAPTURED["heads"]))
 
 
 def _usual(n: int) -> tuple[int, ...]:
     return n // 2, math.ceil(0.6 * n)
 
 
-def _shape(data: Path, name: str) -> tuple[int, int]:
-    path = data / name
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    W = instances.read(path).W
-    return W.shape[0], W.shape[-1]
-
-
-def _kcluster(data: Path, limit: Callable[[int], float], largest: int | None = None) -> list[Case]:
-    found = []
-    for row in _rows(data / "k-cluster" / "optima.csv"):
-        n, name = int(row["n"]), f"k-cluster/{row['instance']}.dat"
-        if (data / name).is_file() and (largest is None or n <= largest):
-            found.append((n, name, Case(name, (int(row["k"]),), limit(n))))
+def _public(data: Path, name: str) -> list[Case]:
+    """The files of a collection that are there; `fetch` has checked them, and `bench.solvers.run` does again."""
+    found = [
+        Case(f"{name}/{one.file}", one.n, (one.k,)) for one in published(name) if (data / name / one.file).is_file()
+    ]
     if not found:
-        raise FileNotFoundError(f"no k-cluster instance with its optimum in {data / 'k-cluster'}")
-    return [case for _, _, case in sorted(found, key=lambda entry: entry[:2])]
-
-
-def _sizes(cases: Sequence[Case]) -> list[tuple[Case, int]]:
-    """k-cluster cases with the n that their names state."""
-    return [(case, size_of(case.instance)) for case in cases]
-
-
-def size_of(instance: str) -> int:
-    """n of ``k-cluster/kcluster40_025_10_1.dat``."""
-    return int(Path(instance).name.removeprefix("kcluster").partition("_")[0])
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        raise FileNotFoundError(f"no file of {COLLECTIONS[name].title} is in {data / name}: {COLLECTIONS[name].page}")
+    return found

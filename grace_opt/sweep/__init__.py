@@ -1,11 +1,12 @@
 """Sweeps: many measurements, one file each, that can be stopped at any moment; and the reports that are made of them.
 
-A `Cell` is one measurement. `run_sweep` makes those that are not on record yet, in this process, in several, or on any
-`concurrent.futures` executor. A `Description` beside the records says what a report shows, as `Table` and `Plot`, and
-`make_report` shows it (``grace-opt report DIR``). Every comparison is a paired bootstrap, `paired_interval`.
+A `Cell` is one measurement. `run_sweep` makes those that are not on record yet, in this process, in several, in
+`WarmProcesses` where they are timed, or on any `concurrent.futures` executor. A `Description` beside the records says
+what a report shows, as `Table` and `Plot`, and `make_report` shows it (``grace-opt report DIR``). Every comparison is a
+paired bootstrap, `paired_interval`.
 
-Source: ours. What reports need besides (pandas, pyarrow, matplotlib) comes with the extra ``bench`` and is loaded when
-a report is made.
+What processes (pebble) and reports (pandas, pyarrow, matplotlib) need besides comes with the extra ``bench`` and is
+loaded when it is used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .cells import Cell, Record, SweepError, read_cell, write_cell
 from .report import make_report
 from .run import Failure, SweepResult, run_sweep
 from .views import Description, Paper, Plot, Table, read_description, write_description
+from .warm import ProcessLostError, WarmProcesses
 
 __all__ = [
     "Cell",
@@ -23,10 +25,12 @@ __all__ = [
     "Interval",
     "Paper",
     "Plot",
+    "ProcessLostError",
     "Record",
     "SweepError",
     "SweepResult",
     "Table",
+    "WarmProcesses",
     "make_report",
     "mean_interval",
     "paired_interval",

@@ -1,8 +1,9 @@
-"""`Pool`: worker processes that can be replaced when one dies, and that end when their parent does, even by SIGKILL.
+"""`Pool`: worker processes that end when their parent does, even by SIGKILL, and can be told to end after a time.
 
-When: `run_sweep` with workers. Each worker listens on a pipe whose other end this process alone holds: however it
-closes, by `Pool.close` or by the system, the worker ends at once. `ProcessPoolExecutor` alone would leave its workers
-behind, waiting forever. Source: ours, on `concurrent.futures`.
+When: `run_sweep` with workers, and `WarmProcesses`. The processes are pebble's: a task that runs past its time limit
+has its process ended, and a process that dies fails its own task and no other. Each worker also listens on a pipe whose
+other end this process alone holds: however it closes, by `Pool.close` or by the system, the worker ends at once.
+Without it, workers of a killed parent would wait forever.
 """
 
 from __future__ import annotations
@@ -12,16 +13,32 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Future
+from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from .._util.optional import require
 
 #: Processes start afresh: forks of a process with threads (torch, numba) can hang.
 CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Pool:
-    """`size` processes, started when they are needed, each with its share of the cores for torch.
+    """`size` processes, started when they are needed.
+
+    Parameters
+    ----------
+    size : int
+    threads : int, optional
+        Threads that torch takes in each; default: its share of the cores.
+    log : Path, optional
+        A file that gets what the processes print, from C too.
+
+    Attributes
+    ----------
+    died : tuple of exception types
+        What a future raises whose process died.
 
     Examples
     --------
@@ -30,13 +47,20 @@ class Pool:
     3
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, threads: int | None = None, log: Path | None = None) -> None:
+        pebble = require("pebble", "bench", "measuring in processes")
+        self._process_pool = pebble.ProcessPool
+        self.died: tuple[type[BaseException], ...] = (pebble.ProcessExpired, BrokenExecutor, CancelledError)
+        self.size, self._threads, self._log = size, threads, log
         self._start()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """As `concurrent.futures.Executor.submit`."""
-        return self._executor.submit(function, *arguments)
+    def submit(self, function: Callable[..., Any], *arguments: Any, time_limit: float | None = None) -> Future[Any]:
+        """As `concurrent.futures.Executor.submit`; past `time_limit` seconds the process ends, with a TimeoutError."""
+        try:
+            future: Future[Any] = self._pool.schedule(function, args=arguments, timeout=time_limit)
+        except RuntimeError as error:
+            raise BrokenExecutor(str(error)) from error
+        return future
 
     def restart(self) -> None:
         """New processes for those that are there, which end at once."""
@@ -45,15 +69,15 @@ class Pool:
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
+        self._pool.stop()  # first, so that none is started for those that end now
         self._hold.close()
         self._watched.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._pool.join()
 
     def _start(self) -> None:
         self._watched, self._hold = CONTEXT.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(
-            self.size, mp_context=CONTEXT, initializer=_begin, initargs=(self._watched, self.size)
-        )
+        begin = (self._watched, self.size, self._threads, self._log)
+        self._pool = self._process_pool(self.size, initializer=_begin, initargs=begin, context=CONTEXT)
 
     def __enter__(self) -> Pool:
         return self
@@ -61,18 +85,20 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._executor.shutdown()
         self.close()
 
 
-def _begin(watched: Any, size: int) -> None:
+def _begin(watched: Any, size: int, threads: int | None, log: Path | None) -> None:
     """Set a new worker up: it leaves Ctrl-C to its parent, ends with it, and takes its share of the cores."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+    if log is not None:
+        file = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
     import torch
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    torch.set_num_threads(threads or max(1, torch.get_num_threads() // size))
 
 
 def _end_with(watched: Any) -> None:

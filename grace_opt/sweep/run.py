@@ -1,4 +1,4 @@
-"""`run_sweep`: make the cells that are not on record yet, here, in several processes, or on somebody's executor.
+"""`run_sweep`: make the cells not on record yet: here, in several processes, warm ones, or on somebody's executor.
 
 When: measurements that take from minutes to days. Only the process that called `run_sweep` writes records, one at a
 time, under a lock that the system takes back when the process dies. So workers need no common file system, nothing is
@@ -22,10 +22,13 @@ from ..errors import OptionError
 from .cells import Cell, Record, SweepError, read_cell, write_cell
 from .measure import Function, measure
 from .pool import Pool
+from .warm import WarmProcesses
 from .watch import watching
 
-#: So many cells are on their way to somebody else's executor at a time.
+#: Number of cells on their way to somebody else's executor at a time.
 AHEAD = 1024
+#: A pool of ours that breaks more often than this, with no cell finished between, is given up.
+BREAKS = 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def run_sweep(
     *,
     workers: int = 1,
     executor: Any = None,
+    processes: WarmProcesses | None = None,
     provenance: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     retries: int = 2,
@@ -86,12 +90,15 @@ def run_sweep(
         Processes. 1: this one.
     executor : concurrent.futures.Executor, optional
         Somebody else's, instead of `workers`; Dask's is ``client.get_executor()``. It is left open.
+    processes : WarmProcesses, optional
+        Instead of `workers`, for cells that are timed: one cell at a time, each in the process of its name, which stays
+        for the next. They are left open.
     provenance : mapping, optional
         Stored with every record. With `executor`, CPU and versions are asked of the worker that made the cell.
     progress : bool or None
         True: a bar; False: nothing; None: a bar on a terminal, elsewhere a line now and then.
     retries : int
-        So many times a cell is tried again whose worker died.
+        How often a cell is tried again whose worker died.
 
     Returns
     -------
@@ -115,7 +122,7 @@ def run_sweep(
     >>> run_sweep(cells, square, folder, progress=False).before
     3
     """
-    name, unique = _checked(cells, function, workers, executor, retries)
+    name, unique = _checked(cells, function, workers, executor, processes, retries)
     folder = Path(directory) / name
     make_folder(folder / "cells", SweepError)
     failures: list[Failure] = []
@@ -147,6 +154,9 @@ def run_sweep(
             if executor is not None:
                 facts = tuple(provenance or ())
                 _drive(todo, lambda cell: executor.submit(measure, function, cell.config, facts), keep, AHEAD, retries)
+            elif processes is not None:
+                for cell in todo:
+                    keep(cell, processes.measure(function, cell.config))
             elif workers == 1 or not todo:
                 for cell in todo:
                     keep(cell, measure(function, cell.config, None))
@@ -167,41 +177,57 @@ def _drive(
 ) -> None:
     """Keep `ahead` cells on their way until none is left; a cell whose worker died is sent again.
 
-    Which of several cells killed a process of our pool can not be told. So they are sent again one at a time, and only
-    the one that does it again is given up.
+    A pool of ours breaks where a worker dies between two cells. Then it is restarted and all is sent again; where that
+    happens again and again with no cell finished between, workers can not start at all.
     """
+    died = (BrokenExecutor, CancelledError) if pool is None else pool.died
     running: dict[Future[dict[str, Any]], Cell] = {}
     deaths: Counter[str] = Counter()
     breaks = 0
+
+    def collect(future: Future[dict[str, Any]]) -> bool:
+        """Keep what a future holds, or send its cell again; whether the pool broke."""
+        cell = running.pop(future)
+        try:
+            outcome = future.result()
+        except died as error:
+            broken = pool is not None and isinstance(error, BrokenExecutor)
+            deaths[cell.key] += not broken
+            if deaths[cell.key] <= retries:
+                waiting.appendleft(cell)
+            else:
+                keep(
+                    cell, {"error": f"its worker died {deaths[cell.key]} times, perhaps for want of memory ({error})."}
+                )
+            return broken
+        except Exception as error:  # the executor's own: what the function raises comes back as an outcome
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            outcome = {"error": f"{text} (from the executor: can all of it import the code of {cell.experiment}?)"}
+        keep(cell, outcome)
+        return False
+
     try:
         while waiting or running:
             broken = False
-            while waiting and len(running) < ahead:
-                suspected = any(deaths[cell.key] for cell in (waiting[0], *running.values()))
-                if pool is not None and running and suspected:
-                    break
+            while waiting and len(running) < ahead and not broken:
                 try:
                     running[submit(waiting[0])] = waiting[0]
                 except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
-                    if pool is None or not isinstance(error, BrokenExecutor):
+                    if pool is None:
                         raise SweepError(f"the executor takes no more cells ({error}). {SAFE}") from None
                     broken = True
-                    break
-                waiting.popleft()
-            if pool is not None and broken:
-                wait(running, return_when=ALL_COMPLETED)
+                else:
+                    waiting.popleft()
             for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                broken |= _collect(future, running.pop(future), keep, waiting, deaths, retries)
+                broken |= collect(future)
             if broken and pool is not None:
                 for future in wait(running, return_when=ALL_COMPLETED).done:  # a broken pool fails all it has, at once
-                    _collect(future, running.pop(future), keep, waiting, deaths, retries)
+                    collect(future)
                 breaks += 1
-                if breaks > 1 + (1 + retries) * ahead:
-                    raise SweepError(
-                        f"worker processes die again and again, last with no cell finished between. {SAFE}"
-                    )
+                if breaks > BREAKS:
+                    raise SweepError(f"worker processes die before they take a cell, {breaks} times now. {SAFE}")
                 pool.restart()
-            elif pool is not None:
+            else:
                 breaks = 0
     finally:
         for future in running:
@@ -211,31 +237,6 @@ def _drive(
 SAFE = "Finished cells are safe; start the same sweep again, and it goes on from there."
 
 
-def _collect(
-    future: Future[dict[str, Any]],
-    cell: Cell,
-    keep: Callable[[Cell, dict[str, Any]], None],
-    waiting: deque[Cell],
-    deaths: Counter[str],
-    retries: int,
-) -> bool:
-    """Keep what a future holds, or send its cell again; whether its worker died."""
-    try:
-        outcome = future.result()
-    except (BrokenExecutor, CancelledError) as error:
-        deaths[cell.key] += 1
-        if deaths[cell.key] <= retries:
-            waiting.appendleft(cell)
-        else:
-            keep(cell, {"error": f"its worker died {deaths[cell.key]} times, perhaps for want of memory ({error})."})
-        return True
-    except Exception as error:  # the executor's own: what the function raises comes back as an outcome
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        outcome = {"error": f"{text} (from the executor: can all of it import the code of {cell.experiment}?)"}
-    keep(cell, outcome)
-    return False
-
-
 def _finished(cell: Cell, directory: str | os.PathLike[str]) -> bool:
     """Whether the cell is on record. All are read before anything starts: a bad one shows now, not at the end."""
     path = cell.path(directory)
@@ -243,7 +244,12 @@ def _finished(cell: Cell, directory: str | os.PathLike[str]) -> bool:
 
 
 def _checked(
-    cells: Sequence[Cell], function: Function, workers: int, executor: Any, retries: int
+    cells: Sequence[Cell],
+    function: Function,
+    workers: int,
+    executor: Any,
+    processes: WarmProcesses | None,
+    retries: int,
 ) -> tuple[str, list[Cell]]:
     if not cells:
         raise OptionError("no cells: there is nothing to run.")
@@ -260,8 +266,10 @@ def _checked(
         raise OptionError(f"retries={retries!r}: give an integer that is not negative.")
     if executor is not None and (workers != 1 or not hasattr(executor, "submit")):
         raise OptionError(f"executor={executor!r}: give one with `submit`, and leave workers at 1.")
-    if workers > 1 and ("<" in getattr(function, "__qualname__", "")):
-        raise OptionError(f"{function!r} can not be sent to workers: define it at the top of a module.")
+    if processes is not None and (workers != 1 or executor is not None or not isinstance(processes, WarmProcesses)):
+        raise OptionError(f"processes={processes!r}: give WarmProcesses, without workers and executor.")
+    if (workers > 1 or processes is not None) and ("<" in getattr(function, "__qualname__", "")):
+        raise OptionError(f"{function!r} cannot be sent to workers: define it at the top of a module.")
     return names[0], list(cells)
 
 

@@ -1,0 +1,221 @@
+"""The tables of the solver report, one function each: a list of rows, one for each setting, one column a metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from bench.solvers.evidence import Evidence, Row, excess, key, median, overran, per_instance, proved, seconds
+from bench.solvers.peers import PEERS, PENALTIES
+from bench.solvers.suites import EXACT, HEURISTICS
+
+OURS = "branch_and_bound"
+PROVING = ("heads", "pairs", "synthetic", "clusters", "kcluster")
+TITLES = {
+    "heads": "heads of a real model",
+    "pairs": "pairs of heads",
+    "synthetic": "synthetic attention",
+    "clusters": "k-cluster, by seed",
+    "kcluster": "k-cluster, Lambert's",
+}
+NAMES = {"gurobi": "Gurobi", "scip": "SCIP", "cpsat": "CP-SAT", "highs": "HiGHS", OURS: "ours"}
+Line = dict[str, Any]
+
+
+def proofs(evidence: Evidence) -> list[Line]:
+    """Proved optima: one row for each suite and n, and for each solver how many and how long."""
+    found = []
+    for suite in PROVING:
+        for n in sorted({row["n"] for row in evidence.of_method(suite, OURS)}):
+            line: Line = {"instances": TITLES[suite], "n": n}
+            for method in (OURS, *EXACT):
+                rows = [row for row in evidence.of_method(suite, method) if row["n"] == n]
+                line[f"{NAMES[method]}: proved"] = f"{len(proved(rows))}/{len(rows)}" if rows else None
+                line[f"{NAMES[method]}: median s"] = _took(rows)
+            found.append(line)
+    return _without_empty(found)
+
+
+def batches(evidence: Evidence) -> list[Line]:
+    """Each heuristic on all heads at once, against the proved optimum."""
+    found = []
+    for method in evidence.methods("heuristics", HEURISTICS):
+        rows = evidence.of_method("heuristics", method)
+        if above := evidence.excesses(rows):
+            found.append(
+                {
+                    "method": method,
+                    "optimal": f"{sum(one == 0 for one in above)}/{len(above)}",
+                    "median above %": 100 * median(above),
+                    "worst above %": 100 * max(above),
+                    "ms per instance": median(map(per_instance, rows)),
+                }
+            )
+    return found
+
+
+def certificates(evidence: Evidence) -> list[Line]:
+    """Every bound: its gap to the proved optimum and its time, the loosest first."""
+    found = []
+    for method in evidence.methods("certificates", ()):
+        rows = [row for row in evidence.of_method("certificates", method) if row["status"] != "failed"]
+        if gaps := evidence.gaps(rows):
+            found.append(
+                {
+                    "bound": method.removeprefix("bound:").replace(",", ", "),
+                    "instances": len(gaps),
+                    "median gap %": 100 * median(gaps),
+                    "worst gap %": 100 * max(gaps),
+                    "above the optimum": sum(gap < -1e-9 for gap in gaps),
+                    "ms per instance": median(map(per_instance, rows)),
+                }
+            )
+    return sorted(found, key=lambda line: -line["median gap %"])
+
+
+def public(evidence: Evidence) -> list[Line]:
+    """MDPLIB by instance, Lambert's library by size: how often each method reaches the published value, how far off."""
+    groups: dict[str, list[Row]] = {}
+    for row in evidence.rows:
+        if row["suite"] in ("kcluster", "mdplib") and row["method"] != OURS:
+            name = row["case"].partition("/")[2].partition("_n")[0]
+            groups.setdefault(name if row["suite"] == "mdplib" else f"k-cluster, n = {row['n']}", []).append(row)
+    methods = [
+        m for m in ("tabu", "portfolio", *HEURISTICS) if any(r["method"] == m for g in groups.values() for r in g)
+    ]
+    found = []
+    for name, rows in groups.items():
+        line: Line = {"instance": name}
+        for method in dict.fromkeys(methods):
+            gaps = [evidence.above_known(row) for row in rows if row["method"] == method]
+            line[f"{method}: reached"] = f"{sum(gap == 0 for gap in gaps)}/{len(gaps)}" if gaps else None
+            line[f"{method}: worst above %"] = 100 * max(gaps) if gaps else None
+            line[f"{method}: median s"] = _took([row for row in rows if row["method"] == method])
+        found.append(line)
+    return _without_empty(found)
+
+
+def sampled(evidence: Evidence) -> list[Line]:
+    """The samplers, whose penalty does not keep the size, and ours on the same cases."""
+    found = []
+    for method in evidence.methods("samplers", ()):
+        rows = evidence.of_method("samplers", method)
+        above = evidence.excesses(rows)
+        line: Line = {"method": method, "cases": len(rows)}
+        line["optimal"] = f"{sum(one == 0 for one in above)}/{len(above)}"
+        line["worst above %"] = 100 * max(above, default=math.nan)
+        for penalty in PENALTIES:
+            wrong = [row[name] for row in rows if row.get(name := f"wrong size at penalty {penalty:g}") is not None]
+            line[f"wrong size at {penalty:g} %"] = 100 * sum(wrong) / len(wrong) if wrong else None
+            line[f"worst above at {penalty:g} %"] = _worst_at(evidence, rows, penalty)
+        line["median s"] = median(map(seconds, rows))
+        found.append(line)
+    return _without_empty(found)
+
+
+def large(evidence: Evidence) -> list[Line]:
+    """The large instances: what the short limit is worth beside the long one, and the peak of memory."""
+    found = []
+    for method in evidence.methods("large", HEURISTICS):
+        rows = evidence.of_method("large", method)
+        for case in dict.fromkeys(row["case"] for row in rows):
+            runs = sorted((row for row in rows if row["case"] == case), key=lambda row: float(row["limit"]))
+            values = [math.nan if row.get("objective") is None else float(row["objective"]) for row in runs]
+            found.append(
+                {
+                    "instance": f"{case.partition(':')[0]}, n = {runs[0]['n']}",
+                    "method": method,
+                    "short s": runs[0]["limit"],
+                    "long s": runs[-1]["limit"],
+                    "f after the long": values[-1],
+                    "short is above by %": 100 * (values[0] - values[-1]) / abs(values[-1]),
+                    "longest call beyond its limit s": max(seconds(row) - row["limit"] for row in runs),
+                    "peak GiB": max((row["memory"] / 2**30 for row in runs if row.get("memory")), default=math.nan),
+                }
+            )
+    return found
+
+
+def limits(evidence: Evidence) -> list[Line]:
+    """Whether ours keep their time limits, by the whole call and by the method's own clock, which the limit is for."""
+    found = []
+    limited = [row for row in evidence.rows if row["limit"] is not None and row["method"] not in PEERS]
+    for method in dict.fromkeys(row["method"] for row in limited):
+        rows = [row for row in limited if row["method"] == method]
+        late = [row for row in rows if overran(row)]
+        own = [
+            row for row in rows if row.get("ended") or excess(row.get("time") or 0.0, 1.1 * row["limit"] + 0.2, 0.0) > 0
+        ]
+        # One that had to be ended has no time: nobody knows how much more it would have taken.
+        beyond = [math.inf if row.get("ended") else seconds(row) - row["limit"] for row in late]
+        found.append(
+            {
+                "method": method,
+                "calls with a limit": len(rows),
+                "late": len(late),
+                "late by its own clock": len(own),
+                "most s beyond": max(beyond, default=0.0),
+            }
+        )
+    return found
+
+
+def everything(evidence: Evidence) -> list[Line]:
+    """Suite × n × method, in full: cases, proofs, times, nodes."""
+    found = []
+    for suite, n, method in dict.fromkeys((row["suite"], row["n"], row["method"]) for row in evidence.rows):
+        rows = [row for row in evidence.of_method(suite, method) if row["n"] == n]
+        if all(row.get("together", 1) > 1 for row in rows):
+            continue
+        times = [took for took in map(seconds, rows) if math.isfinite(took)]
+        found.append(
+            {
+                "suite": suite,
+                "n": n,
+                "method": method,
+                "cases": len(rows),
+                "proved": len(proved(rows)),
+                "refused or failed": sum(row["status"] in ("refused", "failed") for row in rows),
+                "median s": median(times),
+                "max s": max(times, default=math.nan),
+                "total s": sum(times),
+                "median nodes": median(float(row["nodes"]) for row in rows if row.get("nodes") is not None),
+                "late": sum(map(overran, rows)),
+            }
+        )
+    return found
+
+
+#: Name in the JSON file -> (title, function), in the order of the page; what comes last is folded away.
+TABLES: dict[str, tuple[str, Callable[[Evidence], list[Line]]]] = {
+    "proofs": ("Proved optima", proofs),
+    "heuristics": ("Heuristics on all heads at once, against the proved optimum", batches),
+    "certificates": ("Lower bounds without search, against the proved optimum", certificates),
+    "published": ("Public instances, against the published values", public),
+    "samplers": ("Samplers with a penalty for the wrong size, on synthetic attention", sampled),
+    "large": ("Large random instances", large),
+    "limits": ("Time limits of ours, by method", limits),
+    "everything": ("Every suite and method", everything),
+}
+FOLDED = ("limits", "everything")
+
+
+def _took(rows: list[Row]) -> float | None:
+    """The median time; None where nothing was measured or all were refused."""
+    took = median(map(seconds, rows))
+    return None if math.isnan(took) else took
+
+
+def _worst_at(evidence: Evidence, rows: list[Row], penalty: float) -> float | None:
+    """The worst excess (%) of the best sample of the right size; infinite where not one had it."""
+    name = f"best at penalty {penalty:g}"
+    known = [row for row in rows if row.get(name) is not None and key(row) in evidence.optimum]
+    above = [excess(row[name], evidence.optimum[key(row)], row["tolerance"]) for row in known]
+    return 100 * max(above) if above else None
+
+
+def _without_empty(lines: list[Line]) -> list[Line]:
+    """The lines without columns that none of them fills, such as those of a peer that is not installed."""
+    kept = [name for name in (lines[0] if lines else {}) if any(line[name] is not None for line in lines)]
+    return [{name: line[name] for name in kept} for line in lines]
