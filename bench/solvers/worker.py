@@ -59,10 +59,10 @@ def ours(name: str, W: Any, request: dict[str, Any]) -> dict[str, Any]:
     k = request["ks"] if request["batch"] else request["ks"][0]
     solution: Any = None
     walls: list[float] = []
-    options = {"target": request["target"]} if "target" in request else {}
+    stop = {"target": request["target"]} if "target" in request else {}
     for _ in range(request["repeats"]):
         began = time.perf_counter()
-        solution = grace_opt.solve(W, k, name, seed=request["seed"], time_limit=request["limit"], **options)
+        solution = grace_opt.solve(W, k, name, seed=request["seed"], time_limit=request["limit"], **stop)
         walls.append(time.perf_counter() - began)
     solution.verify()
     stats = {key: value for key, value in solution.stats.items() if isinstance(value, bool | int | float | str)}
