@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from . import bounds, objective, registry
+from ._util.array_like import read
 from ._util.arrays import count
+from ._util.parameters import number, shown
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
-from .errors import GraceError, OptionError, UnknownSolverError
+from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
 from .problem import Problem
-from .registry import SolverSpec
+from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import sound
 from .run import Progress, Run, checked_seed
 from .solution import Solution, Status, check_mask, proved, relative_gap
@@ -36,11 +38,13 @@ Certify = bool | Literal["fast", "tight"]
 def solve(
     W: Any,
     k: Any = None,
-    method: str = "mies",
+    method: str | MethodOptions = "mies",
     *,
     protected: Any = None,
     seed: int = 0,
     time_limit: float | None = None,
+    target: Any = None,
+    patience: float | None = None,
     certify: Certify = False,
     check: bool = True,
     callback: Callable[[Progress], Any] | None = None,
@@ -56,8 +60,9 @@ def solve(
         Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch.
     k : int, or int array broadcastable to (...)
         How many vertices to choose. Leave out when W is a `Problem`.
-    method : str
-        A registered name, see `methods`.
+    method : str or options object
+        A registered name, see `methods`; or a method's options as a whole, such as
+        ``grace_opt.solvers.TabuOptions(iterations=500)``, which say by themselves whose they are.
     protected : array_like, optional
         Vertices that must not be chosen: bool mask (n,) or (..., n), or indices (p,).
     seed : int
@@ -66,6 +71,12 @@ def solve(
         Seconds after which the method stops with the best choice so far (Status.LIMIT). The checks and the
         certificate are not counted in it, nor is compiling: some methods' loops are compiled at their first use on a
         machine, which takes some ten seconds once, and loaded at their first use in a process.
+    target : float, or array broadcastable to (...), optional
+        Stop searching as soon as f is at most this, for each instance by itself; Status.FEASIBLE, unless it is proved
+        optimal. A method that ends before stays as it is.
+    patience : float, optional
+        Seconds after which searching an instance stops, unless a better choice was found; they begin anew with each
+        (Status.LIMIT). As with a time limit, methods that could go on for ever do, and answers depend on the machine.
     certify : bool, "fast" or "tight"
         Compute a lower bound for methods that bring none; see `grace_opt.bounds.certificate` (True means "fast").
     check : bool
@@ -74,7 +85,7 @@ def solve(
         Called with a `Progress` now and then by the methods that search (tabu, branch_and_bound, portfolio), one call
         at a time per instance; returning True stops them with the best choice so far (Status.LIMIT).
     **options
-        The method's own options; an unknown one raises and names the accepted ones.
+        The method's own options, where `method` is a name; an unknown one raises and names the accepted ones.
 
     Returns
     -------
@@ -94,6 +105,11 @@ def solve(
     greedy pass, O(kn) per instance. Expect the limit and a twentieth of it, or a tenth of a second if that is more. A
     bound that does not fit is left out.
 
+    `target` and `patience` are looked at where the clock is, by the methods that search: tabu, local_search, portfolio,
+    branch_and_bound, exhaustive and beam (`SolverSpec.searches`). They mean nothing to the others, which end by
+    themselves (mies, think, drop_greedy, random) or search for a bound (sdp). Patience begins when the search of an
+    instance does; portfolio, which makes several, has it in each.
+
     Ctrl-C stops a method that searches as a time limit does, at its next look at the clock: the best choice so far is
     returned with its bound and Status.INTERRUPTED, for every instance of a batch. A second Ctrl-C, or one before there
     is a choice, raises KeyboardInterrupt; so does any during the methods that do not search (mies, think, drop_greedy,
@@ -112,19 +128,26 @@ def solve(
     (array([1, 2]), 8.0)
     >>> best.indices, float(best.objective), best.status.name
     (array([0, 2]), 5.0, 'OPTIMAL')
+
+    The same call with typed options, and one that is content with f ≤ 6:
+
+    >>> from grace_opt.solvers import TabuOptions
+    >>> searched = solve(W, 2, TabuOptions(iterations=500), target=6)
+    >>> searched.method, searched.options["iterations"], float(searched.objective)
+    ('tabu', 500, 5.0)
     """
     problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
     if isinstance(W, Problem) and (k is not None or protected is not None):
         raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
     if callback is not None and not callable(callback):
         raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
-    spec = registry.get(method)
-    made = spec.make_options(options)
+    spec, made = registry.chosen(method, options)
+    stopping = _Stopping.of(problem, time_limit, target, patience)
     seed, bound = checked_seed(seed), _certificate(problem, certify)
-    if time_limit is not None:
+    if stopping.timed:
         spec.prepare()
     began = time.perf_counter()
-    run = Run(seed, _deadline(time_limit), callback)
+    run = stopping.run(seed, callback=callback)
     with run.heeding_ctrl_c():
         return _finish(problem, spec, made, run, bound, check, began)
 
@@ -132,12 +155,14 @@ def solve(
 def compare(
     W: Any,
     k: Any = None,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | MethodOptions] | None = None,
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     protected: Any = None,
     seed: int = 0,
     time_limit: float | None = None,
+    target: Any = None,
+    patience: float | None = None,
     certify: Certify = False,
     check: bool = True,
     progress: bool | None = None,
@@ -148,12 +173,12 @@ def compare(
     ----------
     W, k
         As in `solve`; the checks run once.
-    methods : sequence of str, optional
-        Registered names; default: every method, except those whose requirements are missing or that refuse the
-        instance, which `Comparison.left_out` lists with the reasons.
+    methods : sequence of str or options objects, optional
+        Registered names, or options as a whole, as `solve` takes them; default: every method, except those whose
+        requirements are missing or that refuse the instance, which `Comparison.left_out` lists with the reasons.
     options : mapping, optional
-        Options per method: ``{"local_search": {"start": "think"}}``.
-    protected, seed, certify, check
+        Options per method named: ``{"local_search": {"start": "think"}}``.
+    protected, seed, target, patience, certify, check
         As in `solve`, for all of them; the certificate is computed once and serves all.
     time_limit : float, optional
         As in `solve`, for each method. Default: none for methods that were named; `DEFAULT_LIMIT` seconds each where
@@ -186,28 +211,28 @@ def compare(
     >>> [float(s.objective) for s in both], both.best.method
     ([8.0, 5.0], 'exhaustive')
     """
-    if isinstance(methods, str):
-        raise OptionError(f"methods={methods!r}: give a list of names, [{methods!r}].")
+    if isinstance(methods, str) or dataclasses.is_dataclass(methods):
+        raise OptionError(f"methods={shown(methods)}: give a list, [{shown(methods)}].")
     problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
     if isinstance(W, Problem) and (k is not None or protected is not None):
         raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
     asked, per_method = methods is not None, dict(options or {})
-    names = sorted(registry.specs()) if methods is None else list(methods)
+    given = sorted(registry.specs()) if methods is None else list(methods)
+    names = [each for each in given if isinstance(each, str)]
     if stray := sorted(set(per_method) - set(names)):
-        raise OptionError(f"options= names {stray[0]!r}, which is not among the methods compared: {', '.join(names)}.")
+        raise OptionError(
+            f"options= names {stray[0]!r}, which is not among the names of methods compared: {', '.join(names)}."
+        )
     cap = methods is None and time_limit is None
-    limit = DEFAULT_LIMIT if cap else time_limit
-    _deadline(limit)  # wrong ones are refused before anything runs
+    stopping = _Stopping.of(problem, DEFAULT_LIMIT if cap else time_limit, target, patience)
     plan, left_out = [], {}
-    for name in names:
+    for each in given:
         try:
-            spec = registry.get(name)
+            plan.append(registry.chosen(each, per_method.get(each, {}) if isinstance(each, str) else {}))
         except UnknownSolverError as error:
             if asked:
                 raise
-            left_out[name] = str(error)
-        else:
-            plan.append((spec, spec.make_options(dict(per_method.get(name, {})))))
+            left_out[str(each)] = str(error)
     seed, bound = checked_seed(seed), _certificate(problem, certify)  # one certificate serves them all
     done: list[Solution] = []
     interrupted = False
@@ -215,10 +240,10 @@ def compare(
         for at, (spec, made) in enumerate(plan):
             try:
                 show(spec.name, at)
-                if limit is not None:
+                if stopping.timed:
                     spec.prepare()
                 began = time.perf_counter()
-                run = Run(seed, _deadline(limit), cap=cap)
+                run = stopping.run(seed, cap=cap)
                 with run.heeding_ctrl_c():
                     done.append(_finish(problem, spec, made, run, bound, check, began))
                 if run.interrupted:
@@ -337,12 +362,46 @@ def _given(k: Any) -> Any:
     return k
 
 
-def _deadline(time_limit: Any) -> float:
-    if time_limit is None:
-        return math.inf
-    if isinstance(time_limit, bool) or not isinstance(time_limit, numbers.Real) or not float(time_limit) > 0:
-        raise OptionError(f"time_limit={time_limit!r}: give a positive number of seconds, or leave it out.")
-    return time.monotonic() + float(time_limit)
+@dataclass(frozen=True)
+class _Stopping:
+    """When a search is to stop: the arguments of `solve`, checked, of which each method gets a `Run` of its own."""
+
+    time_limit: float
+    targets: tuple[float, ...]
+    patience: float
+
+    @classmethod
+    def of(cls, problem: Problem, time_limit: Any, target: Any, patience: Any) -> _Stopping:
+        limit = number("time_limit", time_limit, above=0, infinite=True, optional=True, hint="in seconds")
+        wait = number("patience", patience, above=0, infinite=True, optional=True, hint="in seconds")
+        return cls(math.inf if limit is None else limit, _targets(problem, target), math.inf if wait is None else wait)
+
+    @property
+    def timed(self) -> bool:
+        """Whether seconds are counted, so that compiling should come before."""
+        return min(self.time_limit, self.patience) < math.inf
+
+    def run(self, seed: int, callback: Callable[[Progress], Any] | None = None, cap: bool = False) -> Run:
+        """The clock starts now."""
+        deadline = time.monotonic() + self.time_limit
+        return Run(seed, deadline, callback, cap, targets=self.targets, patience=self.patience)
+
+
+def _targets(problem: Problem, target: Any) -> tuple[float, ...]:
+    """The target of every instance of the flattened batch; none at all where none was given."""
+    shape = problem.batch_shape
+    if target is None:
+        return ()
+    if not isinstance(target, list | tuple) and getattr(target, "shape", ()) == ():
+        return (number("target", target, infinite=True),) * math.prod(shape)
+    wanted = f"a number, or one for each instance, of shape {shape}"
+    try:
+        given = read(target, "target", wanted)
+        if given.dtype == torch.bool or bool(given.isnan().any()):
+            raise OptionError(f"target={shown(target)}: give {wanted}.")
+        return tuple(given.to("cpu", torch.float64).expand(shape).flatten().tolist())
+    except (ProblemError, RuntimeError):
+        raise OptionError(f"target={shown(target)}: give {wanted}.") from None
 
 
 def _certificate(problem: Problem, certify: Any) -> Tensor | None:

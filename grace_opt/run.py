@@ -1,8 +1,12 @@
-"""`Run`, what a call brings besides the instance: the seed, the clock, Ctrl-C, and who wants to hear of `Progress`."""
+"""`Run`, what a call brings besides the instance: the seed, when to stop, and who wants to hear of `Progress`.
+
+Four things end a search before it is through: the time limit, Ctrl-C or the callback, a target that f has reached, and
+patience that has run out. The first two end the whole call, the others each instance of a batch by itself.
+"""
 
 from __future__ import annotations
 
-import numbers
+import math
 import signal
 import threading
 import time
@@ -14,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import OptionError
+from ._util.parameters import integer
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,20 @@ class _Stop:
             self.before(number, frame)
 
 
+class _Found:
+    """The least f so far and when it was found, by instance; shared by all copies of a `Run`.
+
+    Each instance is searched by one thread at a time, so that no lock is needed.
+    """
+
+    def __init__(self) -> None:
+        self.value: dict[int, float] = {}
+        self.since: dict[int, float] = {}
+
+
 @dataclass(frozen=True)
 class Run:
-    """What a call brings besides the instance: the seed, the clock, and who wants to hear of progress.
+    """What a call brings besides the instance: the seed, when to stop, and who wants to hear of progress.
 
     Attributes
     ----------
@@ -76,22 +91,83 @@ class Run:
         Called with a `Progress` now and then, by the methods that search; stops them by a true answer.
     cap : bool
         The deadline is there for safety only: methods that could go on for ever do what they would do without one.
+    targets : tuple of float
+        One per instance of the whole call: searching ends where f is at most this. Empty: none.
+    patience : float
+        Seconds after which searching an instance ends, unless a better choice was found; they begin anew with each.
+    numbers : tuple of int, optional
+        The numbers of these instances in the whole call; None: they are the whole call.
     """
 
     seed: int = 0
     deadline: float = float("inf")
     callback: Callable[[Progress], Any] | None = None
     cap: bool = False
+    targets: tuple[float, ...] = ()
+    patience: float = float("inf")
+    numbers: tuple[int, ...] | None = None
     began: float = field(default_factory=time.monotonic)
     _stop: _Stop = field(default_factory=_Stop, repr=False)
+    _found: _Found = field(default_factory=_Found, repr=False)
 
     def expired(self) -> bool:
-        """Whether the time limit has passed, or Ctrl-C or the callback asked to stop."""
-        return self._stop.asked or time.monotonic() >= self.deadline
+        """Whether to stop: time is over, or Ctrl-C or the callback asked for it, or no instance is `open` any more."""
+        return not self.has_time(0.0)
 
     def has_time(self, seconds: float) -> bool:
-        """Whether a step that can not be cut short, and takes about so long, would end in time."""
-        return not self._stop.asked and time.monotonic() + seconds < self.deadline
+        """Whether a step that cannot be cut short, and takes about this long, would end before the search has to."""
+        if self._stop.asked:
+            return False
+        then = time.monotonic() + seconds
+        return then < self.deadline and (not self.watches or self.numbers is None or any(self._open(then)))
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is a target or patience, so that searches have to `note` what they find."""
+        return bool(self.targets) or self.patience < math.inf
+
+    def open(self) -> list[bool]:
+        """Which instances are to be searched on: those that are not at their target, and still have patience."""
+        return self._open(time.monotonic())
+
+    def _open(self, then: float) -> list[bool]:
+        since = self._found.since
+        return [
+            not reached and then < since.get(number, math.inf) + self.patience
+            for number, reached in zip(self.numbers or (), self.reached(), strict=True)
+        ]
+
+    def reached(self) -> list[bool]:
+        """Which instances have a choice with f at most their target."""
+        value = self._found.value
+        return [bool(self.targets) and b in value and value[b] <= self.targets[b] for b in self.numbers or ()]
+
+    def note(self, values: Sequence[float]) -> None:
+        """Say what f is of the best choice so far, for each instance: where it fell, patience begins anew."""
+        if not self.watches:
+            return
+        now, found = time.monotonic(), self._found
+        for number, value in zip(self.numbers or (), values, strict=True):
+            if value < found.value.get(number, math.inf):
+                found.value[number], found.since[number] = value, now
+
+    def begin(self) -> None:
+        """Say that searching these instances begins now: patience with them does as well."""
+        if self.watches:
+            self._found.since.update(dict.fromkeys(self.numbers or (), time.monotonic()))
+
+    def instances(self, places: Sequence[int]) -> Run:
+        """The same run for the instances at these places of the batch, as `Problem.instances` has them."""
+        numbers = tuple(places) if self.numbers is None else tuple(self.numbers[place] for place in places)
+        return replace(self, numbers=numbers)
+
+    def instance(self, place: int) -> Run:
+        """The same run for the instance at this place of the batch; it is number 0 of its own."""
+        return self.instances([place])
+
+    def beside_search(self) -> Run:
+        """The same run for work that finds no better choice, such as a bound: target and patience do not end it."""
+        return replace(self, targets=(), patience=math.inf)
 
     def ctrl_c_stops(self) -> None:
         """Say that there is a choice to return, and that `expired` is looked at: from now on Ctrl-C is a limit.
@@ -129,35 +205,29 @@ class Run:
 
     @property
     def limited(self) -> bool:
-        """Whether this call has a time limit that is meant to be used."""
-        return self.deadline < float("inf") and not self.cap
+        """Whether this call has a time limit that is meant to be used, or patience: searches go on until then."""
+        return (self.deadline < math.inf and not self.cap) or self.patience < math.inf
 
     def until(self, share: float) -> Run:
-        """The same run with only this share of the time that remains."""
+        """The same run with only this share of the time that remains, and of the patience."""
         now = time.monotonic()
-        return replace(self, deadline=now + share * (self.deadline - now))
-
-    def renumbered(self, numbers: Sequence[int]) -> Run:
-        """The same run for some instances of the batch, of these numbers: the callback hears the numbers it knows."""
-        tell = self.callback
-        if tell is None:
-            return self
-        return replace(self, callback=lambda p: tell(replace(p, instance=numbers[p.instance])))
+        return replace(self, deadline=now + share * (self.deadline - now), patience=share * self.patience)
 
     def stop(self) -> None:
         """Let every part of the call see `expired`; for whoever has to end its threads."""
         self._stop.asked = True
 
     def report(self, instance: int, objective: float, lower_bound: float, mask: npt.NDArray[np.bool_]) -> None:
-        """Tell the callback, if there is one; afterwards `expired` knows what it answered."""
+        """Note f of one instance's best choice and tell the callback; `expired` knows what came of it."""
+        one = self.instance(instance)
+        one.note([objective])
         if self.callback is not None and not self._stop.asked:
             elapsed = time.monotonic() - self.began
-            if self.callback(Progress(instance, elapsed, objective, lower_bound, mask.copy())):
+            (number,) = one.numbers or (instance,)
+            if self.callback(Progress(number, elapsed, objective, lower_bound, mask.copy())):
                 self.stop()
 
 
 def checked_seed(seed: Any) -> int:
     """A seed as an int; OptionError for what is none."""
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or int(seed) < 0:
-        raise OptionError(f"seed={seed!r}: give a non-negative integer.")
-    return int(seed)
+    return integer("seed", seed, at_least=0)

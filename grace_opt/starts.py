@@ -75,4 +75,6 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
         raise OptionError(f"start is a mask of shape {tuple(given.shape)}: give ({n},), or one for each instance.")
     mask = given.to(problem.W.device).reshape(rows, n).expand(problem.candidates.shape).clone()
     check_mask(problem, mask, "start=")
+    if run.watches:
+        run.note(objective.evaluate(problem.W, mask).tolist())
     return mask

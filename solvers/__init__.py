@@ -1,5 +1,7 @@
 """The solvers, one algorithm a file. The folder ``solvers/`` of a checkout is installed as ``grace_opt.solvers``.
 
+Options as a whole, ``solve(W, k, TabuOptions(iterations=500))``, are objects of the classes named here, so that editors
+complete them; a method that is not listed works as well, with the class of its own file.
 Why it stands at the top level, and what makes both names work: ``docs/adr/0001-layout.md``.
 """
 
@@ -12,8 +14,26 @@ if __name__ != "grace_opt.solvers":
     )
 
 from . import beam, branch_and_bound, drop_greedy, exhaustive, local_search, mies, portfolio, random, sdp, tabu, think
+from .beam import BeamOptions
+from .branch_and_bound.search import BranchAndBoundOptions
+from .drop_greedy import DropGreedyOptions
+from .exhaustive import ExhaustiveOptions
+from .local_search import LocalSearchOptions
+from .mies import MiesOptions
+from .portfolio import PortfolioOptions
+from .sdp import SdpOptions
+from .tabu import TabuOptions
 
 __all__ = [
+    "BeamOptions",
+    "BranchAndBoundOptions",
+    "DropGreedyOptions",
+    "ExhaustiveOptions",
+    "LocalSearchOptions",
+    "MiesOptions",
+    "PortfolioOptions",
+    "SdpOptions",
+    "TabuOptions",
     "beam",
     "branch_and_bound",
     "drop_greedy",

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grace_opt.errors import OptionError
 from grace_opt.kernels.completion import completions
 from grace_opt.kernels.greedy import first_scores, greedy_order
 from grace_opt.objective import evaluate, mask_from_indices
 from grace_opt.problem import Problem
-from grace_opt.registry import register
+from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
@@ -47,10 +46,8 @@ class BeamOptions:
     lookahead: int = 4
 
     def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("lookahead", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"{name}={value!r}: give an integer of at least {least}.")
+        check_fields(self, integer, "width", at_least=1)
+        check_fields(self, integer, "lookahead", at_least=0)
 
 
 @dataclass
@@ -63,14 +60,34 @@ class _Level:
     key: Tensor  # (B, width) int64, equal for equal sets
 
 
-@register("beam", options=BeamOptions, batched=True, guarantee="never worse than MIES")
+@dataclass
+class _Closed:
+    """Instances that target or patience has ended, while others of the batch go on; and what they had found."""
+
+    closed: Tensor  # (B,) bool
+    ended: Tensor
+    ended_f: Tensor
+
+    @classmethod
+    def of(cls, ended: Tensor, ended_f: Tensor, run: Run) -> _Closed:
+        closed = ~torch.tensor(run.open(), dtype=torch.bool, device=ended.device)
+        return cls(closed, ended[closed], ended_f[closed])
+
+    def restore(self, ended: Tensor, ended_f: Tensor) -> Tensor:
+        """Put back what a step did to instances that are closed; which they are."""
+        ended[self.closed], ended_f[self.closed] = self.ended, self.ended_f
+        return self.closed
+
+
+@register("beam", options=BeamOptions, batched=True, guarantee="never worse than MIES", searches=True)
 def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
     """Greedy that keeps several partial sets at once, ranked by f or by what greedy makes of them."""
     pool = options.width * max(1, options.lookahead)
     share = max(1, MEMORY // (64 * problem.n * (options.width + pool)))
+    size = problem.W.shape[0]
     parts = [
-        _search(problem.W[at], problem.candidates[at], problem.k[at], options, run)
-        for at in (slice(b, b + share) for b in range(0, problem.W.shape[0], share))
+        _search(problem.W[at], problem.candidates[at], problem.k[at], options, run.instances(range(size)[at]))
+        for at in (slice(b, b + share) for b in range(0, size, share))
     ]
     mask, limit = (torch.cat(tensors) for tensors in zip(*(part[:2] for part in parts), strict=True))
     return Result(mask, limit=limit, stats={"iterations": sum(part[2] for part in parts)})
@@ -83,6 +100,9 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     scores = first_scores(W, candidates)
     answer = greedy_order(W, None, candidates, k, k_max).mask  # MIES: to be beaten, and there in time
     run.ctrl_c_stops()
+    if run.watches:
+        run.note(evaluate(W, answer).tolist())
+        run.begin()
     # Sums of random keys tell sets apart but not orders; two sets that share a sum would cost a little breadth only.
     random = torch.Generator("cpu").manual_seed(0)
     keys = torch.randint(-(2**63), 2**63 - 1, (n,), generator=random, device="cpu").to(W.device)
@@ -96,18 +116,23 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
         answer.clone(),
         W.new_full((size,), torch.inf, dtype=torch.float64),
     )  # the best that the search itself arrived at
+    limit = torch.zeros_like(k, dtype=torch.bool)
     for step in range(1, k_max + 1):
         most = (k_max - step) * n * size * options.width * options.lookahead
         if not run.has_time(SECONDS_PER_SCORE * most):
-            limit, step = k >= step, step - 1
+            limit, step = limit | (k >= step), step - 1
             break
+        before = _Closed.of(ended, ended_f, run) if run.watches else None
         level = _extended(W, level, keys, options.width * max(1, options.lookahead))
         if options.lookahead:
             level = _looked_ahead(W, level, k - step, k_max - step, options.width, ended, ended_f)
         arrived = (step == k) & (level.f[:, 0] < ended_f)
         ended[arrived], ended_f[arrived] = level.mask[arrived, 0], level.f[arrived, 0]
+        if before is not None:
+            limit |= before.restore(ended, ended_f) & (k >= step)
+            run.note(evaluate(W, ended).tolist())
     else:
-        step, limit = k_max, torch.zeros_like(k, dtype=torch.bool)
+        step = k_max
     better = evaluate(W, ended) < evaluate(W, answer)  # summed to the last digit, as f along the way was not
     return torch.where(better.unsqueeze(-1), ended, answer), limit, step
 

@@ -20,11 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from grace_opt.errors import OptionError
 from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem
-from grace_opt.registry import register
+from grace_opt.registry import check_fields, flag, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
@@ -49,8 +48,7 @@ class DropGreedyOptions:
     path: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, bool):
-            raise OptionError(f"path={self.path!r}: give True or False.")
+        check_fields(self, flag, "path")
 
 
 @register("drop_greedy", options=DropGreedyOptions, batched=True, guarantee="optimal for diagonal W")

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from grace_opt import objective, registry
-from grace_opt.errors import OptionError, SolverError
+from grace_opt.errors import SolverError
 from grace_opt.problem import Problem
-from grace_opt.registry import register
+from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
@@ -47,11 +47,10 @@ class ExhaustiveOptions:
     max_subsets: int = 200_000_000
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_subsets, bool) or not isinstance(self.max_subsets, int) or self.max_subsets < 1:
-            raise OptionError(f"max_subsets={self.max_subsets!r}: give a positive integer.")
+        check_fields(self, integer, "max_subsets", at_least=1)
 
 
-@register("exhaustive", options=ExhaustiveOptions, exact=True, batched=True, guarantee="optimal")
+@register("exhaustive", options=ExhaustiveOptions, exact=True, batched=True, guarantee="optimal", searches=True)
 def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result:
     """Visit every k-subset and keep the best; proves optimality, for small C(n, k) only."""
     free, k = problem.candidates.sum(-1).tolist(), problem.k.tolist()
@@ -71,7 +70,9 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
             break
         vertices = candidates.nonzero().squeeze(-1)
         W = problem.W[b][vertices][:, vertices].to("cpu", torch.float64).contiguous().numpy()
-        chosen, seen, finished = _search(W, k[b], run)
+        its = run.instance(b)
+        its.begin()
+        chosen, seen, finished = _search(W, k[b], its)
         mask[b, vertices[torch.from_numpy(chosen).to(vertices.device)]] = True
         limit[b] = not finished
         visited += seen
@@ -107,6 +108,7 @@ def _search(W: np.ndarray[Any, Any], k: int, run: Run) -> tuple[np.ndarray[Any, 
     while not finished:
         seen, finished = advance(W, c, best, best_value, max(1, SLICE // n))
         visited += seen
+        run.note([float(best_value[0])])
         if not finished and run.expired():
             break
     return order[best], visited, finished

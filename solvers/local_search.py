@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
@@ -26,7 +27,7 @@ from grace_opt.kernels._shared.threads import split_batch
 from grace_opt.kernels.exchange import KERNEL, reference
 from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
 from grace_opt.problem import Problem
-from grace_opt.registry import register
+from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
@@ -54,16 +55,22 @@ class LocalSearchOptions:
     def __post_init__(self) -> None:
         if isinstance(self.start, str) and self.start == "local_search":
             raise OptionError("start='local_search' would start from itself: name another method, a mask or indices.")
-        whole = isinstance(self.max_steps, int) and not isinstance(self.max_steps, bool)
-        if self.max_steps is not None and not (whole and self.max_steps >= 0):
-            raise OptionError(f"max_steps={self.max_steps!r}: give a non-negative integer, or None.")
+        check_fields(self, integer, "max_steps", at_least=0, optional=True)
 
 
-@register("local_search", options=LocalSearchOptions, batched=True, guarantee="1-swap-local optimum", compiled=True)
+@register(
+    "local_search",
+    options=LocalSearchOptions,
+    batched=True,
+    guarantee="1-swap-local optimum",
+    compiled=True,
+    searches=True,
+)
 def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Result:
     """Improve a start by the best swap of two vertices until none improves."""
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
+    run.begin()
     if use_triton(KERNEL, mask.device, _unsupported_reason(problem, options, run)):
         from grace_opt.kernels.exchange.gpu import swap_refine
 
@@ -75,14 +82,27 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
 
 def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
     """By the reference, with a look at the clock at every step."""
-
-    def stop(steps: int) -> bool:
-        return run.expired() or (max_steps is not None and steps >= max_steps)
-
-    steps, moving = reference.improve(problem.W, mask, problem.candidates, stop)
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
-    limit[moving] = True
+
+    def going_on(steps: int, active: Tensor) -> Tensor:
+        if run.watches:
+            active = _open(problem, mask, active, limit, run)
+        if run.expired() or (max_steps is not None and steps >= max_steps):
+            limit[active] = True
+            return active[:0]
+        return active
+
+    steps = reference.improve(problem.W, mask, problem.candidates, going_on)
     return Result(mask, limit=limit, stats={"iterations": steps})
+
+
+def _open(problem: Problem, mask: Tensor, active: Tensor, limit: Tensor, run: Run) -> Tensor:
+    """The instances among those active that neither target nor patience ends; `limit` is set for the others."""
+    its = run.instances(active.tolist())
+    its.note(objective.evaluate(problem.W[active], mask[active]).tolist())
+    still = torch.tensor(its.open(), dtype=torch.bool, device=active.device)
+    limit[active[~still]] = True
+    return active[still]
 
 
 def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
@@ -93,13 +113,17 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
     chosen, candidates = mask.contiguous().numpy().copy(), problem.candidates.contiguous().numpy()
     done = np.zeros(len(W), dtype=np.int64)
     active = np.arange(len(W))
-    steps, limit = 0, np.zeros(len(W), dtype=np.bool_)
+    steps, limit = 0, torch.zeros(len(W), dtype=torch.bool, device="cpu")
     while active.size:
+        if run.watches:
+            active = _open(problem, torch.from_numpy(chosen), torch.from_numpy(active), limit, run).numpy()
         if run.expired() or (max_steps is not None and steps >= max_steps):
             limit[active] = True
             break
-        most = max(PAIRS_PER_LOOK // (n * n), 1)
-        if not run.limited:  # whole stretches between fresh sums: the same answer as in one go, and time for Ctrl-C
+        most = 1 if run.targets else max(PAIRS_PER_LOOK // (n * n), 1)
+        if (
+            not run.limited and not run.targets
+        ):  # whole stretches between fresh sums: the same answer as in one go, and time for Ctrl-C
             most = max(most // REFRESH, 1) * REFRESH
         most = most if max_steps is None else min(most, max_steps - steps)
         part, before = chosen[active], done[active]
@@ -110,13 +134,13 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
         steps += most
         active = active[now - before == most]
     stats = {"iterations": int(done.max(initial=0))}
-    return Result(torch.from_numpy(chosen), limit=torch.from_numpy(limit), stats=stats)
+    return Result(torch.from_numpy(chosen), limit=limit, stats=stats)
 
 
 def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
     """Why the GPU's kernel can not take this: once launched, it runs to the end."""
     if problem.n > LARGEST_ON_CHIP:
         return f"n is larger than {LARGEST_ON_CHIP}"
-    if options.max_steps is not None or run.limited:
-        return "it has no limit of steps or time"
+    if options.max_steps is not None or run.limited or run.watches:
+        return "it has no limit of steps or time, and no target"
     return None

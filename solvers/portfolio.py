@@ -18,9 +18,8 @@ from torch import Tensor
 
 from grace_opt import bounds, objective, registry
 from grace_opt.bounds.qcr import MOST_VERTICES, SECONDS
-from grace_opt.errors import OptionError
 from grace_opt.problem import Problem
-from grace_opt.registry import register
+from grace_opt.registry import check_fields, choice, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result, proved
 
@@ -44,11 +43,8 @@ class PortfolioOptions:
     bound: str = "fast"
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.iterations, int) and not isinstance(self.iterations, bool)
-        if self.iterations is not None and not (whole and self.iterations >= 0):
-            raise OptionError(f"iterations={self.iterations!r}: give a non-negative integer, or None.")
-        if self.bound not in bounds.LEVELS:
-            raise OptionError(f"bound={self.bound!r}: give one of {', '.join(map(repr, bounds.LEVELS))}.")
+        check_fields(self, integer, "iterations", at_least=0, optional=True)
+        check_fields(self, choice, "bound", allowed=bounds.LEVELS)
 
 
 @register(
@@ -57,21 +53,24 @@ class PortfolioOptions:
     batched=True,
     guarantee="never worse than mies and drop_greedy",
     compiled=True,
+    searches=True,
 )
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     """Greedies, tabu search and a certificate; with a time limit, branch and bound and more tabu search."""
     mask = _call("mies", problem, run).mask
     run.ctrl_c_stops()
     entries = problem.W.numel()
-    if not run.limited or run.has_time(SECONDS_TO_DROP * entries):
-        mask = _better(problem, mask, _call("drop_greedy", problem, run).mask)
+    if not run.expired() and (not run.limited or run.has_time(SECONDS_TO_DROP * entries)):
+        still = torch.tensor(run.open(), device=mask.device) if run.targets else problem.k >= 0
+        better = _better(problem, mask, _call("drop_greedy", problem, run).mask)
+        mask = torch.where(still.unsqueeze(-1), better, mask)  # a choice that is good enough stays
     # Before the searches, which know how to stop: a bound takes what it takes, and is left out where that is too long.
-    bound = bounds.row_bound_in_time(problem, run)
+    bound = bounds.row_bound_in_time(problem, run.beside_search())
     seconds = SECONDS * problem.n * entries * (TIGHT_FACTOR if options.bound == "tight" else 1)
-    if problem.n <= bounds.MOST_FAST and run.has_time(seconds):
+    if problem.n <= bounds.MOST_FAST and run.beside_search().has_time(seconds):
         # The plain relaxation, compiled as all else here is, is what the fast certificate computes in torch.
-        better = bounds.plain_bound if options.bound == "fast" else bounds.tight_bound
-        bound = torch.maximum(bound, better(problem))
+        compute = bounds.plain_bound if options.bound == "fast" else bounds.tight_bound
+        bound = torch.maximum(bound, compute(problem))
     count = max(1000, 20 * problem.n) if options.iterations is None else options.iterations
     first = _call("tabu", problem, run, start=mask, iterations=count)
     mask = _better(problem, mask, first.mask)
@@ -86,7 +85,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
         limit = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
         if bool(limit.any()) and not run.expired():
             open_ = limit.nonzero().squeeze(-1)
-            last = _call("tabu", problem.instances(open_), run.renumbered(open_.tolist()), start=mask[open_])
+            last = _call("tabu", problem.instances(open_), run.instances(open_.tolist()), start=mask[open_])
             mask[open_] = _better(problem.instances(open_), mask[open_], last.mask)
             stats["iterations"] += last.stats["iterations"]
     return Result(mask, bound, limit, stats)

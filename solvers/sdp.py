@@ -24,9 +24,9 @@ from torch import Tensor
 from grace_opt import objective, registry
 from grace_opt._util.arrays import power_of_two
 from grace_opt.bounds import sdp_dual, sdp_primal
-from grace_opt.errors import OptionError, SolverError
+from grace_opt.errors import SolverError
 from grace_opt.problem import Problem
-from grace_opt.registry import register
+from grace_opt.registry import check_fields, choice, flag, integer, number, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
@@ -68,19 +68,13 @@ class SdpOptions:
     max_memory: float | None = None
 
     def __post_init__(self) -> None:
-        for name, accepted in (("relaxation", sdp_primal.RELAXATIONS), ("solver", SOLVERS)):
-            if getattr(self, name) not in accepted:
-                raise OptionError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, accepted))}.")
-        if self.eps is not None and not (_is_number(self.eps) and 0 < self.eps < 1):
-            raise OptionError(f"eps={self.eps!r}: give a tolerance between 0 and 1, such as 1e-6, or None.")
-        if self.max_iters is not None and not (_is_whole(self.max_iters) and self.max_iters >= 1):
-            raise OptionError(f"max_iters={self.max_iters!r}: give a positive integer, or None.")
-        if not (_is_whole(self.roundings) and self.roundings >= 0):
-            raise OptionError(f"roundings={self.roundings!r}: give a non-negative integer.")
-        if not isinstance(self.polish, bool):
-            raise OptionError(f"polish={self.polish!r}: give True or False.")
-        if self.max_memory is not None and not (_is_number(self.max_memory) and self.max_memory > 0):
-            raise OptionError(f"max_memory={self.max_memory!r}: give a positive number of GiB, or None.")
+        check_fields(self, choice, "relaxation", allowed=sdp_primal.RELAXATIONS)
+        check_fields(self, choice, "solver", allowed=SOLVERS)
+        check_fields(self, number, "eps", above=0, below=1, optional=True, hint="a tolerance such as 1e-6")
+        check_fields(self, integer, "max_iters", at_least=1, optional=True)
+        check_fields(self, integer, "roundings", at_least=0)
+        check_fields(self, flag, "polish")
+        check_fields(self, number, "max_memory", above=0, optional=True, hint="GiB")
 
 
 @register(
@@ -92,6 +86,7 @@ def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
     sizes = [m for m, k in counts if 1 < k < m - 1]
     if sizes:
         _check_memory(max(sizes), options)
+    run = run.beside_search()  # the relaxation is for the bound; polishing takes no time
     run.ctrl_c_stops()  # the k lightest vertices, at worst
     found = [_one(problem.instance(b), options, run) for b in range(problem.W.shape[0])]
     masks, bounds, limits, each = zip(*found, strict=True)
@@ -225,11 +220,3 @@ def _check_memory(m: int, options: SdpOptions) -> None:
         f"sdp with relaxation={options.relaxation!r} on n = {m} candidates needs about {needed:.2g} GiB with {solver}, "
         f"and {'max_memory =' if options.max_memory is not None else 'free are'} {allowed:.2g} GiB: {instead}."
     )
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,7 +3,7 @@ vertices.
 
 Maths: every iteration makes the best exchange of one chosen vertex for another whose ends were not moved lately, even
 if f grows; :math:`\Delta f = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W 1_S` kept up to date. After
-`patience` iterations without improvement the search starts again from two elite sets joined, or from the best set
+`restart_after` iterations without improvement the search starts again from two elite sets joined, or from the best set
 shaken. Complexity O(n) per iteration plus the pairs that bounds can not rule out, O(n²) at worst; s is computed afresh,
 O(k n), when what left dwarfs what it leaves behind, and before a best set is believed. Guarantee: never worse than its
 start, by sums that keep their rounding. Always exactly k vertices; the same seed gives the same answer unless time ends
@@ -20,16 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.parallel import in_threads
 from grace_opt.problem import Problem
-from grace_opt.registry import register
+from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
 #: Sets kept to join at restarts; and iterations without a limit, and before a restart, per vertex.
-ELITES, ITERATIONS_PER_VERTEX, PATIENCE_PER_VERTEX = 8, 20, 2
+ELITES, ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 8, 20, 2
 #: Vertices rest for this many iterations, and for as many again by lot, unless k or n - k is small.
 TENURE = 10
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
@@ -47,70 +48,56 @@ class TabuOptions:
         ``list(graph.nodes)``) or as a mask.
     iterations : int or None
         Exchanges per instance; None: 20 n (at least 1000), or as many as the time limit allows.
-    patience : int or None
+    restart_after : int or None
         Iterations without improvement before a restart; None: 2 n, at least 100.
     tenure : int or None
         Iterations that a moved vertex rests, at least; None: 10, less where k or n - k is below 40.
-    target : float or None
-        Stop at once where f is at most this.
     """
 
     start: Any = "mies"
     iterations: int | None = None
-    patience: int | None = None
+    restart_after: int | None = None
     tenure: int | None = None
-    target: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.start, str) and self.start == "tabu":
             raise OptionError("start='tabu' would start from itself: name another method, a mask or indices.")
-        for name in ("iterations", "patience", "tenure"):
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (whole and value >= (0 if name == "iterations" else 1)):
-                raise OptionError(f"{name}={value!r}: give a positive integer, or None.")
-        number = isinstance(self.target, int | float) and not isinstance(self.target, bool)
-        if self.target is not None and not (number and self.target == self.target):  # NaN would never be reached
-            raise OptionError(f"target={self.target!r}: give the objective at which to stop, or None.")
+        check_fields(self, integer, "iterations", at_least=0, optional=True)
+        check_fields(self, integer, "restart_after", "tenure", at_least=1, optional=True)
 
 
-@register("tabu", options=TabuOptions, batched=True, guarantee="never worse than its start", compiled=True)
+@register(
+    "tabu", options=TabuOptions, batched=True, guarantee="never worse than its start", compiled=True, searches=True
+)
 def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     """Exchange vertices, uphill too, with memory; finds the optimum of most instances, and says nothing of it."""
     start = starting_masks(problem, options.start, run).cpu().numpy()
     run.ctrl_c_stops()
-    searches = [_Search(problem.instance(b), start[b], options, run, b) for b in range(len(start))]
-    limit = torch.zeros_like(problem.k, dtype=torch.bool)
-    waiting = [search for search in searches if not search.done]
-    while waiting:
-        if run.expired():
-            limit[[search.number for search in waiting]] = True
-            break
+    run.begin()
+    searches = [_Search(problem.instance(b), start[b], options, run.instance(b)) for b in range(len(start))]
+    waiting = searches
+    while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
         in_threads(_Search.advance, waiting, run)
-        waiting = [search for search in waiting if not search.done]
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
+    limit = torch.tensor([not search.done for search in searches], device=problem.W.device)
     return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
 
 
 class _Search:
     """One instance's search, which can be advanced slice by slice."""
 
-    def __init__(
-        self, problem: Problem, start: npt.NDArray[np.bool_], options: TabuOptions, run: Run, number: int
-    ) -> None:
-        self.number, self.run, self.n, self.spent = number, run, problem.n, 0
+    def __init__(self, problem: Problem, start: npt.NDArray[np.bool_], options: TabuOptions, run: Run) -> None:
+        self.problem, self.run, self.n, self.spent = problem, run, problem.n, 0
         alive = problem.candidates.cpu().numpy()
         self.free, self.k = np.flatnonzero(alive), int(problem.k)
         m = len(self.free)
         self.best = start[self.free].copy()
         least = min(self.k, m - self.k)
-        limitless = run.limited or options.target is not None
-        default = 2**62 if limitless else max(1000, ITERATIONS_PER_VERTEX * m)
+        default = 2**62 if run.limited else max(1000, ITERATIONS_PER_VERTEX * m)
         self.budget = 0 if least == 0 else default if options.iterations is None else options.iterations
         if self.budget == 0:
             return
-        self.target = -np.inf if options.target is None else float(options.target)
-        self.patience = options.patience or max(100, PATIENCE_PER_VERTEX * m)
+        self.restart_after = options.restart_after or max(100, RESTART_AFTER_PER_VERTEX * m)
         self.tenure = options.tenure or max(1, min(TENURE, least // 4))
         W = problem.W.detach().to("cpu").double().numpy()
         self.W = np.ascontiguousarray(W if m == problem.n else W[np.ix_(alive, alive)])
@@ -124,7 +111,7 @@ class _Search:
 
     @property
     def done(self) -> bool:
-        return self.spent >= self.budget or bool(self.values[1] <= self.target)
+        return self.spent >= self.budget
 
     def advance(self) -> None:
         """Search for one slice."""
@@ -139,11 +126,17 @@ class _Search:
         count = min(self.budget - self.spent, max(16, SLICE // (self.k * (m - self.k) + 8 * m)))
         compiled.run(
             *(self.W, self.top, self.heavy, self.grain, self.k, self.x, self.sums, self.until, self.best, self.values),
-            *(self.elites, self.elite_values, self.state, self.random, count, self.patience, self.tenure),
+            *(self.elites, self.elite_values, self.state, self.random, count, self.restart_after, self.tenure),
         )
         self.spent += count
         if self.values[1] < before or self.spent == count:
-            self.run.report(self.number, float(self.values[1]), -np.inf, self.mask())
+            self.run.report(0, self._value(), -np.inf, self.mask())
+
+    def _value(self) -> float:
+        """f of the best choice so far, as `Solution.objective` has it to the last bit where there is a target."""
+        if not self.run.targets:
+            return float(self.values[1])
+        return float(objective.evaluate(self.problem.W, torch.from_numpy(self.mask()).to(self.problem.W.device)))
 
     def mask(self) -> npt.NDArray[np.bool_]:
         """The best choice so far, in the instance's numbering."""

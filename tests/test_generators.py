@@ -124,7 +124,7 @@ def test_the_literatures_kinds_fit_its_files(tmp_path, kind, suffix):
         (lambda: generators.ties(4, levels=0), OptionError, "levels=0"),
         (lambda: generators.k_cluster(4, density=2.0), OptionError, "density"),
         (lambda: generators.k_cluster(4, k=5), ProblemError, "k = 5"),
-        (lambda: generators.dispersion(4, distances="manhattan"), OptionError, "uniform, integer, euclidean"),
+        (lambda: generators.dispersion(4, distances="manhattan"), OptionError, "'uniform', 'integer' or 'euclidean'"),
         (lambda: generators.ties(True), OptionError, "n=True"),
     ],
 )

@@ -185,7 +185,7 @@ def test_tabu_finds_the_optimum_beside_giants_that_come_and_go(giant, where):
             W[0] = W[:, 0] = giant
         else:  # every vertex has another that it must not meet
             W[range(0, 12, 2), range(1, 12, 2)] = W[range(1, 12, 2), range(0, 12, 2)] = giant
-        sol = solve(W, 5, "tabu", start=[0, 1, 2, 3, 4], patience=40, iterations=1500, seed=seed)
+        sol = solve(W, 5, "tabu", start=[0, 1, 2, 3, 4], restart_after=40, iterations=1500, seed=seed)
         assert oracle.objective(W, sol.indices) == oracle.optimum(W, 5)
 
 

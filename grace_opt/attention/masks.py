@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from .._util.parameters import check_fields, integer
 from .._util.sealed import Seal
 from ..errors import MaskError
 from ..objective import indices_from_mask
@@ -65,9 +66,8 @@ class ChannelMask:
                 f"fingerprint={self.fingerprint!r}: give a mapping of names to texts or integers, as in "
                 'ChannelMask(pruned, {"model_type": "llama"}).'
             )
-        k = self.pruned_per_head
-        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= self.pruned.shape[-1]):
-            raise MaskError(f"pruned_per_head={k!r}: give how many channels are pruned in every head, or None.")
+        most = self.pruned.shape[-1]
+        check_fields(self, integer, "pruned_per_head", at_least=0, at_most=most, optional=True, error=MaskError)
 
     @property
     def head_dim(self) -> int:

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from .. import registry
 from .._util.arrays import to_tensor
-from ..errors import OptionError, ProblemError, UnknownSolverError
+from .._util.parameters import choice, integer
+from ..errors import ProblemError, UnknownSolverError
 from ..problem import Problem
+from ..registry import MethodOptions
 from ..run import Run, checked_seed
 from .masks import ChannelMask
 from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune_count, salient_channels
@@ -34,8 +36,9 @@ class MaskProvider:
 
     Parameters
     ----------
-    method : str
-        A registered method, or the preset ``"grace"`` (protection and MIES).
+    method : str or options object
+        A registered method, or the preset ``"grace"`` (protection and MIES); or a method's options as a whole, such as
+        ``grace_opt.solvers.TabuOptions(iterations=500)``.
     ratio : float
         Fraction of channels to prune, in [0, 1); ⌈ratio · d⌉ channels of every head are pruned.
     kept_channels : int, optional
@@ -59,7 +62,7 @@ class MaskProvider:
 
     def __init__(
         self,
-        method: str = "mies",
+        method: str | MethodOptions = "mies",
         ratio: float = DEFAULT_RATIO,
         *,
         kept_channels: int | None = None,
@@ -68,20 +71,20 @@ class MaskProvider:
         seed: int = 0,
         **options: Any,
     ) -> None:
-        solver, preset_protect = PRESETS.get(method, (method, None))
+        solver, preset_protect = PRESETS.get(method, (method, None)) if isinstance(method, str) else (method, None)
         protect = preset_protect if protect is None else protect
-        if weight not in WEIGHTS:
-            raise OptionError(f"weight={weight!r}: give one of {', '.join(map(repr, WEIGHTS))}.")
         prune_count(ratio, 1)  # checks the range
-        if kept_channels is not None and (
-            isinstance(kept_channels, bool) or not isinstance(kept_channels, int) or kept_channels < 1
-        ):
-            raise OptionError(f"kept_channels={kept_channels!r}: give an integer >= 1, or leave it out for ratio.")
-        self.method, self.ratio, self.weight, self.seed = method, float(ratio), weight, checked_seed(seed)
-        self.kept_channels = kept_channels
+        self.ratio, self.seed = float(ratio), checked_seed(seed)
+        self.weight = choice("weight", weight, WEIGHTS)
+        self.kept_channels = integer("kept_channels", kept_channels, at_least=1, optional=True)
         self.protect = None if protect is None else check_protection(protect)
+        if not isinstance(method, str):
+            self._spec, self._options = registry.chosen(method, options)
+            self.method = self._spec.name
+            return
+        self.method = method
         try:
-            self._spec = registry.get(solver)
+            self._spec = registry.get(str(solver))
         except UnknownSolverError as error:
             presets = ", ".join(
                 f"{name!r} (protection of salient channels, then {m!r})" for name, (m, _) in PRESETS.items()

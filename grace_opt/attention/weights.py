@@ -9,7 +9,6 @@ Source: GRACE (arXiv 2604.16983), sections 3.1 to 3.3.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from .._util.array_like import read
 from .._util.arrays import backend_of, to_tensor, working_dtype
+from .._util.parameters import integer, number
 from ..errors import OptionError, ProblemError
 from ..kernels.interaction import interaction_matrix as kernel
 
@@ -45,12 +45,10 @@ def prune_count(ratio: float, d: int) -> int:
     >>> prune_count(0.6, 128), prune_count(0.7, 10)
     (77, 7)
     """
-    if isinstance(d, bool) or not isinstance(d, numbers.Integral) or d < 0:
-        raise OptionError(f"d={d!r}: give the number of channels, a non-negative integer.")
-    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 <= ratio < 1:
-        raise OptionError(f"ratio={ratio!r}: give the fraction of channels to prune, 0 <= ratio < 1, for instance 0.6.")
+    d = integer("d", d, at_least=0, hint="the number of channels")
+    ratio = number("ratio", ratio, at_least=0, below=1, hint="the share of channels to prune, for instance 0.6")
     # .7 * 10 is 7.000000000000001 in floating point: round away what decimal ratios cannot mean.
-    return math.ceil(round(float(ratio) * d, 9))
+    return math.ceil(round(ratio * d, 9))
 
 
 def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> Any:
@@ -185,10 +183,8 @@ def salient_channels(
 def check_protection(protect: Any) -> tuple[float, float]:
     """The bounds (low, high) of the protected proportion, validated."""
     try:
-        if any(isinstance(bound, bool) or not isinstance(bound, numbers.Real) for bound in protect):
-            raise TypeError
-        low, high = (float(bound) for bound in protect)
-    except (TypeError, ValueError):
+        low, high = (number("protect", bound) for bound in protect)
+    except (TypeError, ValueError):  # an OptionError is both
         raise OptionError(
             f"protect={protect!r}: give (low, high), for instance ({PROTECT_LOW}, {PROTECT_HIGH})."
         ) from None

@@ -76,6 +76,10 @@ TimeLimit = Annotated[
     float | None,
     typer.Option(help="Seconds after which a method stops with the best choice so far (--certify not counted)."),
 ]
+Target = Annotated[float | None, typer.Option(help="Stop searching as soon as f is at most this.")]
+Patience = Annotated[
+    float | None, typer.Option(help="Seconds without a better choice after which a search stops; not reproducible.")
+]
 Certify = Annotated[bool, typer.Option(help="Compute a certified lower bound, and with it the gap.")]
 Tight = Annotated[bool, typer.Option("--tight", help="Compute a tighter bound, which takes longer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of a table.")]
@@ -155,6 +159,7 @@ def methods(as_json: AsJson = False) -> None:
         {
             "method": spec.name,
             "exact": spec.exact,
+            "searches": spec.searches,
             "guarantee": spec.guarantee,
             "options": {field.name: field.default for field in dataclasses.fields(spec.options)},
             "summary": spec.summary,
@@ -184,6 +189,8 @@ def solve(
     protected: Protected = None,
     seed: Seed = 0,
     time_limit: TimeLimit = None,
+    target: Target = None,
+    patience: Patience = None,
     certify: Certify = False,
     tight: Tight = False,
     as_json: AsJson = False,
@@ -195,7 +202,7 @@ def solve(
     with _reporting():
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
-        common = _common(protected, seed, time_limit, "tight" if tight else certify)
+        common = _common(protected, seed, (time_limit, target, patience), "tight" if tight else certify)
         with redirect_stdout(sys.stderr):  # what libraries print, as SCS does at Ctrl-C, is no answer
             solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
     if as_json:
@@ -215,6 +222,8 @@ def compare(
     protected: Protected = None,
     seed: Seed = 0,
     time_limit: TimeLimit = None,
+    target: Target = None,
+    patience: Patience = None,
     certify: Certify = True,
     tight: Tight = False,
     as_json: AsJson = False,
@@ -227,7 +236,7 @@ def compare(
     """
     with _reporting():
         instance = instances.read(file)
-        common = _common(protected, seed, time_limit, "tight" if tight else certify)
+        common = _common(protected, seed, (time_limit, target, patience), "tight" if tight else certify)
         try:
             with redirect_stdout(sys.stderr):
                 compared = api.compare(instance.W, _k(k, instance, file), method or None, **common)
@@ -243,7 +252,8 @@ def compare(
     proved = {row["instance"] for row in rows if row["optimal"]}
     missed = {row["status"] for row in rows if row["instance"] not in proved}
     # Where nobody asked for a method or a limit, none was missed.
-    _exit_unless_finished(missed if method or time_limit is not None else missed - {"LIMIT"})
+    asked = method or time_limit is not None or patience is not None
+    _exit_unless_finished(missed if asked else missed - {"LIMIT"})
 
 
 @app.command()
@@ -430,9 +440,12 @@ def _option(text: str) -> tuple[str, Any]:
         raise OptionError(f"--option {name}=...: the value cannot be read ({error}).") from None
 
 
-def _common(protected: str | None, seed: int, time_limit: float | None, certify: bool | str) -> dict[str, Any]:
+def _common(
+    protected: str | None, seed: int, stopping: tuple[float | None, float | None, float | None], certify: bool | str
+) -> dict[str, Any]:
     """The arguments that `solve` and `compare` share."""
-    return {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit, "certify": certify}
+    stops = dict(zip(("time_limit", "target", "patience"), stopping, strict=True))
+    return {"protected": _vertices(protected), "seed": seed, **stops, "certify": certify}
 
 
 def _vertices(text: str | None) -> list[int] | None:

@@ -203,7 +203,16 @@ class Comparison(Sequence[Solution]):
         from .table import comparison_table
 
         nodes = [None if (c := s.stats.get("nodes")) is None else int(array(c).sum()) for s in self.solutions]
-        return comparison_table(self.rows(), self.methods, nodes, self._notes(), per_instance=per_instance)
+        return comparison_table(self.rows(), self._labels(), nodes, self._notes(), per_instance=per_instance)
+
+    def _labels(self) -> list[str]:
+        """The methods' names; of one that is here several times, with the options in which these differ."""
+        labels = []
+        for solution in self.solutions:
+            others = [other.options for other in self.solutions if other.method == solution.method]
+            differ = [name for name in solution.options if len({repr(options[name]) for options in others}) > 1]
+            labels.append(" ".join([solution.method, *(f"{name}={solution.options[name]!r}" for name in differ)]))
+        return labels
 
     def _notes(self) -> list[str]:
         left = [f"left out: {', '.join(self.left_out)}"] if self.left_out else []

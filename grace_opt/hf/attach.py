@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
+from ..registry import MethodOptions
 from .arguments import held_model
 from .cache import PrunedKeyCache
 from .calls import Calls
@@ -171,7 +172,9 @@ class Attached(ContextDecorator):
             )
 
 
-def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = DEFAULT_RATIO, **settings: Any) -> Attached:
+def attach(
+    model: PreTrainedModel, method: str | MethodOptions = "grace", ratio: Any = DEFAULT_RATIO, **settings: Any
+) -> Attached:
     """Prune the key cache of every ``model.generate`` inside a ``with`` block.
 
     Parameters

@@ -23,9 +23,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from .._util.parameters import integer
 from ..attention.masks import ChannelMask
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..errors import CacheError, GraceError, OptionError
+from ..registry import MethodOptions
 from .arguments import held_model
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
@@ -87,7 +89,7 @@ class PrunedKeyCache(Cache):
     def __init__(
         self,
         model: PreTrainedModel | PreTrainedConfig,
-        method: str = "grace",
+        method: str | MethodOptions = "grace",
         ratio: float | Sequence[float] = DEFAULT_RATIO,
         *,
         pruning: PruningConfig | None = None,
@@ -175,8 +177,7 @@ class PrunedKeyCache(Cache):
         length : int
             Tokens up to there, padding and what is cached already included: ``inputs.input_ids.shape[1]``.
         """
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise OptionError(f"prompt_length must be an integer >= 1, not {length!r}")
+        length = integer("prompt_length", length, at_least=1)
         for layer in self._pruned_layers():
             if layer.compressed is not None or layer.get_seq_length() >= length:
                 raise CacheError(

@@ -25,6 +25,7 @@ from ..attention.provider import DEFAULT_RATIO
 from ..attention.weights import WEIGHTS, salient_channels
 from ..errors import OptionError
 from ..problem import Problem
+from ..registry import MethodOptions
 from .cache import PrunedKeyCache
 from .capture import capture
 from .choosing import everything_kept, keeps_all, require_usable
@@ -39,7 +40,7 @@ def calibrate(
     model: PreTrainedModel,
     texts: Sequence[str | Tensor],
     tokenizer: Any = None,
-    method: str = "grace",
+    method: str | MethodOptions = "grace",
     ratio: Any = DEFAULT_RATIO,
     *,
     pruning: PruningConfig | None = None,

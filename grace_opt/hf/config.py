@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from .. import registry
+from .._util.parameters import check_fields, integer, plain
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
+from ..registry import MethodOptions
 from .arguments import SETTINGS_ELSEWHERE, advice, explains_arguments
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
@@ -29,8 +32,9 @@ class PruningConfig:
 
     Attributes
     ----------
-    method : str
-        ``"grace"`` (salient-channel protection and MIES) or any registered solver.
+    method : str or options object
+        ``"grace"`` (salient-channel protection and MIES) or any registered solver; or a solver's options as a whole,
+        such as ``grace_opt.solvers.TabuOptions(iterations=500)``, which are kept as its name and ``options``.
     ratio : float or sequence of float
         Share of the channels to prune, in [0, 1); ⌈ratio · d⌉ channels go. One number, or one per layer of the model
         (those of layers that are not pruned are ignored).
@@ -73,9 +77,12 @@ class PruningConfig:
     >>> config = PruningConfig(ratio=0.6, sink_tokens=4)
     >>> PruningConfig.from_dict(config.to_dict()) == config
     True
+    >>> from grace_opt.solvers import TabuOptions
+    >>> PruningConfig(TabuOptions(iterations=500)).options
+    {'iterations': 500}
     """
 
-    method: str = "grace"
+    method: str | MethodOptions = "grace"
     ratio: float | Sequence[float] = DEFAULT_RATIO
     kept_channels: int | None = None
     protect: tuple[float, float] | None = None
@@ -92,22 +99,16 @@ class PruningConfig:
     quantize: Quantization | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("recent_window", 0),
-            ("observation_window", 1),
-            ("sink_tokens", 0),
-            ("dense_layers", 0),
-            ("tail_block", 1),
-            ("kept_channels", 1),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if value is None and name in ("tail_block", "kept_channels"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"{name} must be an integer >= {least}, not {value!r}")
+        check_fields(self, integer, "recent_window", "sink_tokens", "dense_layers", "seed", at_least=0)
+        check_fields(self, integer, "observation_window", at_least=1)
+        check_fields(self, integer, "tail_block", "kept_channels", at_least=1, optional=True)
+        if is_dataclass(self.method):  # by name in here, so that it goes into JSON
+            spec, made = registry.chosen(self.method, self.options)
+            object.__setattr__(self, "method", spec.name)
+            object.__setattr__(self, "options", registry.changed(made))
         for name, kind, write in _WRITE:
             _check_kind(name, getattr(self, name), kind, write)
+        object.__setattr__(self, "ratio", plain(self.ratio))
         if not isinstance(self.ratio, numbers.Real):
             if isinstance(self.ratio, str) or not isinstance(self.ratio, Sequence) or not len(self.ratio):
                 raise OptionError(
@@ -122,8 +123,8 @@ class PruningConfig:
                 where = "" if isinstance(self.ratio, numbers.Real) else f"layer {layer}: "
                 raise OptionError(f"{where}{str(error).rstrip('.')}{_meant_ratio(ratio)}") from None
         # Plain floats: numpy's would not go into JSON.
-        plain = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
-        object.__setattr__(self, "ratio", plain)
+        floats = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
+        object.__setattr__(self, "ratio", floats)
         if self.kept_channels is not None and self.ratio != PruningConfig.ratio:
             raise OptionError(f"ratio={self.ratio!r} and kept_channels={self.kept_channels}: write one of the two")
         if self.protect is not None:
@@ -228,7 +229,7 @@ def _meant_ratio(ratio: Any) -> str:
     """What a text or a percentage was meant to say."""
     try:
         value = float(ratio.rstrip(" %")) if isinstance(ratio, str) else float(ratio)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return ""
     share = value / 100 if 1 < value < 100 else value
     return f"; write ratio={share:g}" if 0 <= share < 1 and not isinstance(ratio, bool) else ""

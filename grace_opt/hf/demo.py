@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from .. import bounds, objective
+from .._util.parameters import integer
 from ..attention.provider import MaskProvider
 from ..attention.weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
 from ..errors import OptionError
@@ -146,6 +147,7 @@ def run_demo(
     """
     began = time.perf_counter()
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    tokens, new_tokens = integer("tokens", tokens, at_least=1), integer("new_tokens", new_tokens, at_least=1)
     if context is not None and tokens + new_tokens > context:
         raise OptionError(
             f"tokens={tokens} and {new_tokens} new ones are more than this model's context of {context}: "

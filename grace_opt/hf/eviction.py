@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .._util.parameters import check_fields, choice, integer
 from ..errors import OptionError
 from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finish
@@ -80,7 +81,7 @@ class _Budget:
     budget: int = 512
 
     def __post_init__(self) -> None:
-        _check_integers(self, budget=1)
+        check_fields(self, integer, "budget", at_least=1)
 
     def tokens(self, layer: int, layers: int, length: int) -> int:
         """The budget, or every token if there are fewer."""
@@ -115,12 +116,11 @@ class SnapKV(_Budget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_integers(self, window=1, kernel=1)
+        check_fields(self, integer, "window", "kernel", at_least=1)
         _check_fits(self, "window")
         if self.kernel % 2 == 0:
             raise OptionError(f"kernel={self.kernel}: give an odd width, for instance {self.kernel + 1}.")
-        if self.pooling not in ("max", "avg"):
-            raise OptionError(f"pooling={self.pooling!r}: give 'max' or 'avg'.")
+        check_fields(self, choice, "pooling", allowed=("max", "avg"))
 
     @property
     def queries_needed(self) -> int | None:
@@ -173,7 +173,7 @@ class PyramidKV(SnapKV):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_integers(self, beta=1)
+        check_fields(self, integer, "beta", at_least=1)
 
     def tokens(self, layer: int, layers: int, length: int) -> int:
         """The share of this layer; every token, if they are no more than the budget."""
@@ -212,11 +212,10 @@ class H2O(_Budget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_fields(self, integer, "window", at_least=0, optional=True)
+        check_fields(self, integer, "observed", at_least=1, optional=True)
         if self.window is not None:
-            _check_integers(self, window=0)
             _check_fits(self, "window")
-        if self.observed is not None:
-            _check_integers(self, observed=1)
 
     @property
     def recent(self) -> int:
@@ -257,7 +256,7 @@ class StreamingLLM(_Budget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_integers(self, sinks=0)
+        check_fields(self, integer, "sinks", at_least=0)
         _check_fits(self, "sinks")
 
     @property
@@ -375,13 +374,6 @@ def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM
     if unknown:
         raise OptionError(f"{name!r} has no {', '.join(map(repr, unknown))}: its fields are {fields}.")
     return _NAMES[name](**given)
-
-
-def _check_integers(eviction: Any, **least: int) -> None:
-    for name, low in least.items():
-        value = getattr(eviction, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise OptionError(f"{type(eviction).__name__}({name}={value!r}): give an integer of at least {low}.")
 
 
 def _check_fits(eviction: Any, name: str) -> None:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .._util.parameters import integer, number
 from ..errors import OptionError
 
 CITIES = """Accra Amman Ankara Athens Bangkok Beirut Bergen Berlin Bogota Boston Cairo Chicago Dakar Delhi Dublin
@@ -133,11 +134,10 @@ def make_prompt(
     >>> p.answer in p.text, p.text.endswith(f"Password of {p.city}:")
     (True, True)
     """
-    if not 0.0 <= depth <= 1.0:
-        raise OptionError(f"depth={depth!r}: must lie in [0, 1] (0 = first sentence of the haystack, 1 = last).")
-    if not 0 <= distractors < len(CITIES):
-        raise OptionError(f"distractors={distractors!r}: give a number between 0 and {len(CITIES) - 1}.")
-    rng = random.Random(seed)
+    depth = number("depth", depth, at_least=0, at_most=1, hint="0 is the first sentence of the haystack, 1 the last")
+    distractors = integer("distractors", distractors, at_least=0, at_most=len(CITIES) - 1)
+    tokens = integer("tokens", tokens, at_least=1)
+    rng = random.Random(integer("seed", seed, at_least=0))
     city, *others = rng.sample(CITIES, distractors + 1)
     answer = random_answer(rng)
     asked = question(city)

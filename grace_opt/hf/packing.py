@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .._util.optional import require
+from .._util.parameters import integer, shown
 from ..errors import OptionError
 
 BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
@@ -187,19 +188,17 @@ def library(backend: str) -> Any:
     return require(_MODULES[backend], "quant", f'storage quantised by backend="{backend}"')
 
 
-def check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> None:
-    """Raise `OptionError` unless the back end offers this."""
+def check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> tuple[int, int]:
+    """`bits` and `group_size` as plain integers; an `OptionError` unless the back end offers this."""
     if not isinstance(backend, str) or backend not in BITS:
         raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, BITS))}")
     offered = f'backend="{backend}" offers {", ".join(map(str, BITS[backend]))}'
-    if isinstance(bits, bool) or not isinstance(bits, int):
-        raise OptionError(f"{name}={bits!r} is of type {type(bits).__name__}; write an int: {offered}")
+    bits = integer(name, bits, hint=offered)
     if bits not in BITS[backend]:
         others = [f'backend="{other}"' for other in BITS if other != backend and bits in BITS[other]]
         hint = "".join(f"; {other} has {bits}" for other in others)
-        raise OptionError(f"{name}={bits!r}: {offered}{hint}")
-    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-        raise OptionError(f"group_size must be an integer >= 1, not {group_size!r}")
+        raise OptionError(f"{name}={shown(bits)}: {offered}{hint}")
+    return bits, integer("group_size", group_size, at_least=1)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.provider import MaskProvider
+from ..registry import MethodOptions
 
 MINIMUM = (0, 5, 5)
 
@@ -79,7 +80,7 @@ class GracePress(ThinKPress):
     Arguments may be changed after construction, as the evaluation harness does; they are read at every prompt.
     """
 
-    method: str = "grace"
+    method: str | MethodOptions = "grace"
     protect: tuple[float, float] | None = None
     weight: str = "frobenius"
     seed: int = 0

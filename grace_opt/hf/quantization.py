@@ -78,9 +78,11 @@ class Quantization:
     def __post_init__(self) -> None:
         for name in ("keys", "values"):
             if getattr(self, name) is not None:
-                check_options(getattr(self, name), self.group_size, self.backend, name)
+                bits, _ = check_options(getattr(self, name), self.group_size, self.backend, name)
+                object.__setattr__(self, name, bits)
         known = BITS.get(self.backend, (0,)) if isinstance(self.backend, str) else (0,)
-        check_options(known[0], self.group_size, self.backend)
+        _, size = check_options(known[0], self.group_size, self.backend)
+        object.__setattr__(self, "group_size", size)
 
     def check_installed(self) -> None:
         """Raise `OptionError` now, rather than after a long prompt, if the back end is not installed."""

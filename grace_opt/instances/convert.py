@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._util.optional import require
+from .._util.parameters import number
 from ..errors import OptionError, ProblemError
 from ..problem import Problem
 
@@ -140,9 +141,7 @@ def to_dimod_bqm(W: Any, k: int, penalty: float | None = None, *, protected: Any
         among = np.abs(weights[np.ix_(free, free)])
         most = float((2 * among.sum(1) - np.diagonal(among)).max(initial=0.0))
         penalty = 1.01 * most if most > 0 else 1.0
-    if isinstance(penalty, bool) or not isinstance(penalty, int | float | np.number) or not 0 < penalty < np.inf:
-        raise OptionError(f"penalty={penalty!r}: give a positive number, or None for one that is large enough.")
-    p = float(penalty)
+    p = number("penalty", penalty, above=0, hint="or None for one that is large enough")
     return _quadratic(dimod, problem, np.diagonal(weights) + p * (1 - 2 * size), 2 * (weights + p), p * size**2)
 
 

@@ -18,14 +18,13 @@ are ours.
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .._util.array_like import EXACT_INTEGER
+from .._util.parameters import choice, integer, number
 from ..errors import OptionError, ProblemError
 from .files import Instance
 
@@ -84,18 +83,10 @@ def attention(
     >>> W.shape, round(float(W.trace()), 9), bool(np.linalg.eigvalsh(W)[0] > -1e-12)
     ((6, 6), 6.0, True)
     """
-    rng = _rng("attention", n, seed)
+    n, rng = _begun("attention", n, seed)
     queries, keys, rank = (_count(name, v, 1) for name, v in (("queries", queries), ("keys", keys), ("rank", rank)))
-    if (
-        not all(map(_is_number, (mix, sigma, massive_factor)))
-        or not 0 <= mix <= 1
-        or not sigma >= 0
-        or not massive_factor > 0
-    ):
-        raise OptionError(
-            f"mix={mix!r}, sigma={sigma!r}, massive_factor={massive_factor!r}: mix lies in [0, 1], sigma is not "
-            "negative, massive_factor is positive."
-        )
+    mix, sigma = number("mix", mix, at_least=0, at_most=1), number("sigma", sigma, at_least=0)
+    massive_factor = number("massive_factor", massive_factor, above=0)
     strength = 0.7 ** np.arange(rank)
     strength /= np.sqrt((strength**2).sum())
 
@@ -141,12 +132,13 @@ def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: i
     >>> int(made.W[np.ix_(made.planted, made.planted)].sum())
     0
     """
-    rng = _rng("planted", n, seed)
+    n, rng = _begun("planted", n, seed)
     if (size := _k(k, n)) is None or size < 1:
         raise ProblemError(f"k = {k}: plant at least one vertex, 1 <= k <= n = {n}.")
     length = max(2, n // 4) if rank is None else _count("rank", rank, 1)
     # Centred, an entry is at most twice as large and a step; W's are sums of `length` products, which must stay exact.
-    if length * (2 * _count("spread", spread, 1) + 2) ** 2 > EXACT_INTEGER:
+    spread = _count("spread", spread, 1)
+    if length * (2 * spread + 2) ** 2 > EXACT_INTEGER:
         raise OptionError(f"spread={spread!r}: weights would leave the whole numbers that float64 holds; give less.")
     V = rng.integers(-spread, spread + 1, (n, length))
     P = np.sort(rng.choice(n, size, replace=False))
@@ -191,12 +183,11 @@ def cancellation(n: int, seed: int = 0, *, k: int | None = None, noise: float = 
     >>> greedy > 100 * best
     True
     """
-    rng = _rng("cancellation", n, seed)
+    n, rng = _begun("cancellation", n, seed)
     size = 2 * (n // 4) if k is None else _k(k, n)
     if size is None or not 2 <= size <= n // 2:
         raise ProblemError(f"n = {n}, k = {size}: `cancellation` needs 2 <= k <= n / 2.")
-    if not _is_number(noise) or noise < 0:
-        raise OptionError(f"noise={noise!r}: give a number that is not negative.")
+    noise = number("noise", noise, at_least=0)
     large = rng.uniform(4 * size, 6 * size, size // 2)
     v = rng.permutation(np.concatenate([large, -large, rng.uniform(0.8, 1.2, n - 2 * len(large))]))
     G = rng.standard_normal((n, n))
@@ -233,11 +224,11 @@ def ties(n: int, seed: int = 0, *, k: int | None = None, classes: int | None = N
     >>> sorted(set(ties(20, seed=0).W.ravel().tolist()))
     [0, 1, 2]
     """
-    rng = _rng("ties", n, seed)
-    number = max(1, n // 4) if classes is None else _count("classes", classes, 1)
-    B = np.triu(rng.integers(0, _count("levels", levels, 1), (number, number)))
+    n, rng = _begun("ties", n, seed)
+    groups = max(1, n // 4) if classes is None else _count("classes", classes, 1)
+    B = np.triu(rng.integers(0, _count("levels", levels, 1), (groups, groups)))
     B += np.triu(B, 1).T
-    member = rng.integers(0, number, n)
+    member = rng.integers(0, groups, n)
     return Instance(B[np.ix_(member, member)], _k(n // 2 if k is None else k, n), "ties")
 
 
@@ -265,9 +256,8 @@ def k_cluster(n: int, seed: int = 0, *, k: int | None = None, density: float = 0
     >>> k_cluster(4, density=1.0).W.sum()
     np.int64(-12)
     """
-    rng = _rng("k_cluster", n, seed)
-    if not _is_number(density) or not 0 <= density <= 1:
-        raise OptionError(f"density={density!r}: give a probability.")
+    n, rng = _begun("k_cluster", n, seed)
+    density = number("density", density, at_least=0, at_most=1)
     A = np.triu(rng.random((n, n)) < density, 1).astype(np.int64)
     return Instance(-(A + A.T), _k(n // 2 if k is None else k, n), "k-cluster")
 
@@ -297,9 +287,8 @@ def dispersion(n: int, seed: int = 0, *, k: int | None = None, distances: str = 
     >>> dispersion(30, distances="integer").W.dtype, dispersion(30).k
     (dtype('int64'), 3)
     """
-    rng = _rng("dispersion", n, seed)
-    if distances not in DISTANCES:
-        raise OptionError(f"distances={distances!r}: one of {', '.join(DISTANCES)}.")
+    n, rng = _begun("dispersion", n, seed)
+    choice("distances", distances, DISTANCES)
     if distances == "euclidean":
         points = rng.uniform(0, 10, (n, rng.integers(2, 22)))
         d = np.sqrt(((points[:, None] - points[None]) ** 2).sum(-1))
@@ -314,23 +303,15 @@ GENERATORS: dict[str, Callable[..., Instance]] = {
 }
 
 
-def _rng(kind: str, n: Any, seed: Any) -> np.random.Generator:
-    """A generator of its own for every kind, size and seed, so that no two instances share numbers."""
-    _count("n", n, 1)
-    _count("seed", seed, 0)
-    return np.random.default_rng([int(seed), int(n), *kind.encode()])
+def _begun(kind: str, n: Any, seed: Any) -> tuple[int, np.random.Generator]:
+    """n, checked, and random numbers of its own for every kind, size and seed, so that no two instances share any."""
+    n, seed = _count("n", n, 1), _count("seed", seed, 0)
+    return n, np.random.default_rng([seed, n, *kind.encode()])
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
-        raise OptionError(f"{name}={value!r}: give an integer of at least {least}.")
-    if name in SIZES and int(value) > LARGEST:
-        raise OptionError(f"{name}={value!r}: give an integer of at most {LARGEST}, as no array holds more.")
-    return int(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    count = integer(name, value, at_least=least)
+    return integer(name, count, at_most=LARGEST, hint="no array holds more") if name in SIZES else count
 
 
 def _k(k: Any, n: int) -> int | None:

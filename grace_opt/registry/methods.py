@@ -13,14 +13,15 @@ import importlib.util
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from .. import objective
+from .._util.parameters import shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import COMPILE_FROM
 from ..problem import Problem
@@ -39,6 +40,12 @@ class NoOptions:
 
 
 Solver = Callable[[Problem, Any, Run], Result]
+
+
+class MethodOptions(Protocol):
+    """Options of a method as a whole, such as ``TabuOptions(iterations=500)``: an object of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ class SolverSpec:
         First line of the solver's docstring.
     compiled : bool
         Whether it runs code that is compiled at its first use.
+    searches : bool
+        Whether it looks for better and better choices, so that ``target=`` and ``patience=`` mean something to it.
     """
 
     name: str
@@ -75,6 +84,7 @@ class SolverSpec:
     guarantee: str = "none"
     summary: str = ""
     compiled: bool = False
+    searches: bool = False
 
     def prepare(self) -> None:
         """Have compiled code loaded, and at its first use on a machine compiled, before a time limit starts to run."""
@@ -91,7 +101,7 @@ class SolverSpec:
                     objective.evaluate(large.W, spec.solve(large, spec.options(), Run(0)).mask)
                 _prepared.add(self.solver)
 
-    def make_options(self, given: dict[str, Any]) -> Any:
+    def make_options(self, given: Mapping[str, Any]) -> Any:
         """The options dataclass, or OptionError naming the accepted ones."""
         accepted = [field.name for field in dataclasses.fields(self.options)]
         for name in given:
@@ -109,16 +119,21 @@ class SolverSpec:
         """
         theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"
         given = copied(problem) if theirs else problem
+        if run.numbers is None:
+            run = run.instances(range(problem.W.shape[0]))
         result = self._solved(given, options, run)
         if theirs:
             refuse_overwritten(problem, given, self.name)
-        return result
+        return _noted(result, problem, run) if run.watches else result
 
     def _solved(self, problem: Problem, options: Any, run: Run) -> Result:
         if self.batched:
             return checked(self.solver(problem, options, run), problem, self.name)
-        instances = (problem.instance(b) for b in range(problem.W.shape[0]))
-        results = [checked(self.solver(one, options, run), one, self.name) for one in instances]
+        results = []
+        for b in range(problem.W.shape[0]):
+            one, its = problem.instance(b), run.instance(b)
+            its.begin()
+            results.append(checked(self.solver(one, options, its), one, self.name))
         device = problem.W.device
         unknown = torch.tensor(-torch.inf, dtype=torch.float64, device=device)
         false = torch.tensor(False, device=device)
@@ -128,6 +143,15 @@ class SolverSpec:
             torch.stack([false if r.limit is None else r.limit for r in results]),
             {"instances": len(results)} | _summed([dict(r.stats) for r in results]),
         )
+
+
+def _noted(result: Result, problem: Problem, run: Run) -> Result:
+    """The result, whose f the run now knows: where a target is reached, no limit was missed."""
+    run.note(objective.evaluate(problem.W, result.mask).tolist())
+    if result.limit is None or not run.targets:
+        return result
+    reached = torch.tensor(run.reached(), device=result.limit.device)
+    return replace(result, limit=result.limit & ~reached)
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
@@ -148,6 +172,7 @@ def register(
     requires: tuple[str, ...] = (),
     guarantee: str = "none",
     compiled: bool = False,
+    searches: bool = False,
 ) -> Callable[[Solver], Solver]:
     """Register the decorated function as method `name`.
 
@@ -157,7 +182,7 @@ def register(
         What users write as ``method=``.
     options : type
         Frozen dataclass of the method's options; validate in its ``__post_init__``.
-    exact, batched, requires, guarantee, compiled
+    exact, batched, requires, guarantee, compiled, searches
         As in `SolverSpec`.
 
     Raises
@@ -193,7 +218,8 @@ def register(
                 f"a method named {name!r} is registered already ({taken.solver.__module__}): choose another name."
             )
         summary = (solver.__doc__ or "").strip().split("\n")[0]
-        _REGISTRY[name] = SolverSpec(name, solver, options, exact, batched, requires, guarantee, summary, compiled)
+        known = (options, exact, batched, requires, guarantee, summary, compiled, searches)
+        _REGISTRY[name] = SolverSpec(name, solver, *known)
         return solver
 
     return add
@@ -279,6 +305,75 @@ def get(name: str) -> SolverSpec:
             what = f"grace-opt[{extra}]" if extra else module
             raise UnknownSolverError(f'method {name!r} needs {module}, which is not installed: pip install "{what}".')
     return spec
+
+
+def chosen(method: Any, options: Mapping[str, Any]) -> tuple[SolverSpec, Any]:
+    """A method and its options, from its name and options by name, or from its options as a whole.
+
+    Raises
+    ------
+    UnknownSolverError
+        As `get`; or if no method has options of this class.
+    OptionError
+        If `method` is neither; if both are given; or if an option is wrong.
+
+    Examples
+    --------
+    >>> from grace_opt.solvers import TabuOptions
+    >>> spec, options = chosen(TabuOptions(iterations=500), {})
+    >>> spec.name, options == chosen("tabu", {"iterations": 500})[1]
+    ('tabu', True)
+    """
+    if isinstance(method, str):
+        spec = get(method)
+        return spec, spec.make_options(options)
+    spec = _owner(method)
+    if options:
+        name, kind = next(iter(options)), type(method).__name__
+        raise OptionError(
+            f"method is a {kind} already, and {name}= comes beside it: write {kind}({name}=...), or "
+            f"method={spec.name!r} and all options by name."
+        )
+    return spec, method
+
+
+def changed(options: Any) -> dict[str, Any]:
+    """The options, by name, that are not as they are by default.
+
+    Examples
+    --------
+    >>> from grace_opt.solvers import TabuOptions
+    >>> changed(TabuOptions(iterations=500))
+    {'iterations': 500}
+    """
+    found = {}
+    for field in dataclasses.fields(options):
+        value, usual = getattr(options, field.name), field.default
+        if type(value) is not type(usual) or value != usual:  # of equal types, so that no array is compared
+            found[field.name] = value
+    return found
+
+
+def _owner(options: Any) -> SolverSpec:
+    """The method that these options belong to."""
+    kind = options if isinstance(options, type) else type(options)
+    owners = [spec for spec in specs().values() if spec.options is kind]
+    if isinstance(options, type) and owners:
+        raise OptionError(f"method={kind.__name__} is a class: write {kind.__name__}(...) for an object of it.")
+    if not dataclasses.is_dataclass(options) or isinstance(options, type):
+        raise OptionError(
+            f"method={shown(options)}: give a method's name, such as 'tabu', or its options, such as "
+            "TabuOptions(iterations=500)."
+        )
+    if not owners:
+        raise UnknownSolverError(
+            f"method={shown(options)}: no method is registered with options={kind.__name__}. Give a method's name, one "
+            f"of {', '.join(sorted(specs()))}, or options of its own class."
+        )
+    if len(owners) > 1:
+        names = ", ".join(repr(spec.name) for spec in owners)
+        raise OptionError(f"method={shown(options)}: {kind.__name__} belongs to {names}; give one of these names.")
+    return get(owners[0].name)
 
 
 def _summed(stats: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from .._util.parameters import integer, number
 from ..errors import OptionError
 
 RESAMPLES = 9999
@@ -145,8 +146,8 @@ def _mean_or_ratio(*samples: Any, axis: int) -> Any:
 def _ends(
     samples: tuple[np.ndarray[Any, Any], ...], estimate: float, confidence: float, resamples: int, seed: int
 ) -> tuple[float, float]:
-    if not 0 < confidence < 1:
-        raise OptionError(f"confidence={confidence!r}: give a number between 0 and 1.")
+    confidence = number("confidence", confidence, above=0, below=1)
+    resamples, seed = integer("resamples", resamples, at_least=1), integer("seed", seed, at_least=0)
     if len(samples[0]) == 1:
         return -math.inf, math.inf
     contributions = samples[0] if len(samples) == 1 else samples[0] - estimate * samples[1]

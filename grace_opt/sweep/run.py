@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .._util.files import make_folder, reason
+from .._util.parameters import integer
 from ..errors import OptionError
 from .cells import Cell, Record, SweepError, read_cell, write_cell
 from .measure import Function, measure
@@ -122,7 +123,7 @@ def run_sweep(
     >>> run_sweep(cells, square, folder, progress=False).before
     3
     """
-    name, unique = _checked(cells, function, workers, executor, processes, retries)
+    name, unique, workers, retries = _checked(cells, function, workers, executor, processes, retries)
     folder = Path(directory) / name
     make_folder(folder / "cells", SweepError)
     failures: list[Failure] = []
@@ -250,7 +251,7 @@ def _checked(
     executor: Any,
     processes: WarmProcesses | None,
     retries: int,
-) -> tuple[str, list[Cell]]:
+) -> tuple[str, list[Cell], int, int]:
     if not cells:
         raise OptionError("no cells: there is nothing to run.")
     if len(names := sorted({cell.experiment for cell in cells})) > 1:
@@ -260,17 +261,14 @@ def _checked(
         if cell.key in seen:
             raise OptionError(f"{names[0]} has this cell twice: {cell.config}.")
         seen[cell.key] = cell
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise OptionError(f"workers={workers!r}: give a positive integer.")
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise OptionError(f"retries={retries!r}: give an integer that is not negative.")
+    workers, retries = integer("workers", workers, at_least=1), integer("retries", retries, at_least=0)
     if executor is not None and (workers != 1 or not hasattr(executor, "submit")):
         raise OptionError(f"executor={executor!r}: give one with `submit`, and leave workers at 1.")
     if processes is not None and (workers != 1 or executor is not None or not isinstance(processes, WarmProcesses)):
         raise OptionError(f"processes={processes!r}: give WarmProcesses, without workers and executor.")
     if (workers > 1 or processes is not None) and ("<" in getattr(function, "__qualname__", "")):
         raise OptionError(f"{function!r} cannot be sent to workers: define it at the top of a module.")
-    return names[0], list(cells)
+    return names[0], list(cells), workers, retries
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._util.parameters import integer, number
 from ..errors import OptionError
 from .cells import FORMAT, check_name, decode, encode, put, read_json, trusted
 
@@ -49,8 +49,7 @@ class Paper:
     def __post_init__(self) -> None:
         what = "a number of the paper"
         _check_texts(what, metric=self.metric, source=self.source, command=self.command)
-        if type(self.value) is bool or not isinstance(self.value, int | float) or not math.isfinite(self.value):
-            raise OptionError(f"{what}: value={self.value!r}; give a finite number.")
+        object.__setattr__(self, "value", number(f"{what}: value", self.value))
         if not isinstance(self.at, Mapping) or not all(map(_is_plain, self.at.values())):
             raise OptionError(f"{what}: at={self.at!r}; give a dict of column to number or text.")
 
@@ -110,8 +109,7 @@ class Table:
         _check_texts(what, title=self.title, by=self.by, better=self.better, compare=self.compare, note=self.note)
         for name in ("metrics", "rows", "pair", "unit", "paper"):
             _settle(self, name, Paper if name == "paper" else str)
-        if type(self.digits) is not int or not 1 <= self.digits <= 17:
-            raise OptionError(f"{what}: digits={self.digits!r}; give an integer from 1 to 17.")
+        object.__setattr__(self, "digits", integer(f"{what}: digits", self.digits, at_least=1, at_most=17))
         if not _is_plain(self.baseline):
             raise OptionError(f"{what}: baseline={self.baseline!r}; give a number or text.")
         if not self.unit:
@@ -124,10 +122,10 @@ class Table:
             raise OptionError(f"{what}: unit {extra[0]!r} is not among pair={list(self.pair)}.")
         if self.better not in ("lower", "higher") or self.compare not in ("difference", "ratio"):
             raise OptionError(f'{what}: better is "lower" or "higher", compare "difference" or "ratio".')
-        for number in self.paper:
-            if set(number.at) != {*self.rows, self.by} or number.metric not in self.metrics:
+        for figure in self.paper:
+            if set(figure.at) != {*self.rows, self.by} or figure.metric not in self.metrics:
                 raise OptionError(
-                    f"{what}: a number of the paper stands at {dict(number.at)}, metric {number.metric!r}; it needs a "
+                    f"{what}: a number of the paper stands at {dict(figure.at)}, metric {figure.metric!r}; it needs a "
                     f"value for each of {[*self.rows, self.by]} and one of the metrics {list(self.metrics)}."
                 )
 

@@ -35,7 +35,7 @@ from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exa
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.parallel import in_threads
 from grace_opt.problem import Problem
-from grace_opt.registry import register
+from grace_opt.registry import check_fields, choice, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
 from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
@@ -76,17 +76,20 @@ class BranchAndBoundOptions:
     node_limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bound not in ("auto", "qp", "sdp"):
-            raise OptionError(f"bound={self.bound!r}: give 'auto', 'qp' or 'sdp'.")
+        check_fields(self, choice, "bound", allowed=("auto", "qp", "sdp"))
+        check_fields(self, integer, "node_limit", at_least=1, optional=True)
         if isinstance(self.start, str) and self.start in ("branch_and_bound", "portfolio"):
             raise OptionError(f"start={self.start!r} would start from itself: name another method, a mask or indices.")
-        whole = isinstance(self.node_limit, int) and not isinstance(self.node_limit, bool)
-        if self.node_limit is not None and not (whole and self.node_limit > 0):
-            raise OptionError(f"node_limit={self.node_limit!r}: give a positive integer, or None.")
 
 
 @register(
-    "branch_and_bound", options=BranchAndBoundOptions, exact=True, batched=True, guarantee="optimal", compiled=True
+    "branch_and_bound",
+    options=BranchAndBoundOptions,
+    exact=True,
+    batched=True,
+    guarantee="optimal",
+    compiled=True,
+    searches=True,
 )
 def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run) -> Result:
     """Prove the optimum by relaxations, fixing and search, or stop at a limit with a valid bound."""
@@ -97,8 +100,8 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
         )
     masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
     run.ctrl_c_stops()
-    rows = bounds.row_bound_in_time(problem, run).tolist()
-    trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run, b) for b in range(len(masks))]
+    rows = bounds.row_bound_in_time(problem, run.beside_search()).tolist()
+    trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run.instance(b)) for b in range(len(masks))]
     in_threads(_Tree.grow, trees, run)
     for tree in trees:
         tree.enumerate_if_in_doubt()
@@ -139,9 +142,8 @@ class _Tree:
         bound: float,
         options: BranchAndBoundOptions,
         run: Run,
-        number: int,
     ) -> None:
-        self.problem, self.options, self.run, self.number = problem, options, run, number
+        self.problem, self.options, self.run = problem, options, run
         self.mask, self.nodes, self.strong, self.age, self.late = mask, 0, 0, 0, False
         self.sub, self.scale = Subproblem.of(problem, mask)
         self.value, self.allowed = self._exact(mask)
@@ -189,6 +191,7 @@ class _Tree:
         if self.sub is None or self.sub.forced or self.known_bound >= self.cutoff:
             self.at_work = self.known_bound if self.sub is None or not self.sub.forced else math.inf
             return
+        self.run.begin()
         before = math.inf
         while not self.open and not self.proved and self.value < before and not self.stopped:
             # Once; and again where parts were closed with too much slack, before a better choice was known.
@@ -343,4 +346,4 @@ class _Tree:
 
     def _report(self, bound: float = -math.inf) -> None:
         self.known_bound = max(self.known_bound, min(bound, self.value))
-        self.run.report(self.number, self.value * self.scale, self.known_bound * self.scale, self.mask)
+        self.run.report(0, self.value * self.scale, self.known_bound * self.scale, self.mask)

@@ -280,7 +280,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("window", [0, -1, "a", 1.5])
     def test_a_window_out_of_range(self, window, tiny, texts):
-        with pytest.raises(OptionError, match="observation_window must be an integer >= 1, not "):
+        with pytest.raises(OptionError, match=r"observation_window=.*: give an integer >= 1"):
             calibrate(tiny(), texts, observation_window=window)
 
     @pytest.mark.parametrize("name", ["provider", "masks"])

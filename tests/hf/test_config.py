@@ -113,12 +113,12 @@ class TestValues:
     def test_whole_numbers(self, name, least):
         assert getattr(PruningConfig(**{name: least}), name) == least
         for wrong in (least - 1, least + 0.5, str(least), True, [least]):
-            with pytest.raises(OptionError, match=rf"^{name} must be an integer >= {least}, not "):
+            with pytest.raises(OptionError, match=rf"^{name}=.*: give an integer >= {least}"):
                 PruningConfig(**{name: wrong})
 
     @pytest.mark.parametrize("name", ["recent_window", "observation_window", "sink_tokens", "dense_layers", "seed"])
     def test_only_some_may_be_left_open(self, name):
-        with pytest.raises(OptionError, match=f"{name} must be an integer .* not None"):
+        with pytest.raises(OptionError, match=f"{name}=None: give an integer >= [01]."):
             PruningConfig(**{name: None})
 
     @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ class TestValues:
             ("ratio", {0.5}, r"ratio={0\.5}: write one number in \[0, 1\), or a list"),
             ("ratio", [], r"ratio=\[\]: write one number in \[0, 1\), or a list"),
             ("ratio", np.array([0.5, 0.5]), r"ratio=array.*: write one number in \[0, 1\), or a list"),
-            ("ratio", -0.1, r"ratio=-0\.1: give the fraction of channels to prune, 0 <= ratio < 1"),
-            ("ratio", 1, "ratio=1: give the fraction .* for instance 0.6"),
-            ("ratio", float("nan"), "ratio=nan: give the fraction"),
-            ("ratio", True, "ratio=True: give the fraction"),
+            ("ratio", -0.1, r"ratio=-0\.1: give a number >= 0 and < 1"),
+            ("ratio", 1, "ratio=1: give a number >= 0 and < 1.* for instance 0.6"),
+            ("ratio", float("nan"), "ratio=nan: give a number"),
+            ("ratio", True, "ratio=True: give a number"),
             ("method", 3, r'method=3: write a name, for instance "grace"'),
             ("method", ["mies"], r"method=\['mies'\]: write a name"),
-            ("weight", "energy", r"weight='energy': give one of 'frobenius'"),
+            ("weight", "energy", r"weight='energy': give 'frobenius'"),
             ("weight", ["frobenius"], r"weight=\['frobenius'\]: write a name, for instance \"frobenius\""),
             ("protect", 0.1, r"protect=0\.1: give \(low, high\), for instance \(0\.05, 0\.15\)"),
             ("protect", (0.1, 0.2, 0.3), r"protect=\(0\.1, 0\.2, 0\.3\): give \(low, high\)"),
@@ -167,7 +167,7 @@ class TestValues:
     def test_a_bad_ratio_in_a_list_is_named_with_its_layer(self, bad, layer):
         ratios = [0.5, 0.5, 0.5]
         ratios[layer] = bad
-        with pytest.raises(OptionError, match=f"layer {layer}: ratio={bad!r}: give the fraction"):
+        with pytest.raises(OptionError, match=f"layer {layer}: ratio={bad!r}: give a number"):
             PruningConfig(ratio=ratios)
 
     @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5]])

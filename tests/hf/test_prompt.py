@@ -119,7 +119,7 @@ class TestAssisted:
 class TestDeclaring:
     @pytest.mark.parametrize("length", [0, -3, 2.5, True, "40"])
     def test_wrong_lengths(self, length, tiny):
-        with pytest.raises(OptionError, match="prompt_length must be an integer >= 1"):
+        with pytest.raises(OptionError, match=r"prompt_length=.*: give an integer >= 1"):
             PrunedKeyCache(tiny(), prompt_length=length)
 
     def test_too_late(self, tiny, prune, prompt):

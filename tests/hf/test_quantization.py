@@ -283,9 +283,9 @@ def test_quantization_is_plain_data():
     [
         ({"backend": "torchao"}, "unknown"),
         ({"backend": "torchao", "keys": None}, "unknown"),
-        ({"keys": 4.0}, r'^keys=4\.0 is of type float; write an int: backend="quanto" offers 2, 4$'),
-        ({"values": "4"}, "values='4' is of type str; write an int"),
-        ({"keys": True}, "keys=True is of type bool; write an int"),
+        ({"keys": 4.0}, r'^keys=4\.0: give an integer; backend="quanto" offers 2, 4\.$'),
+        ({"values": "4"}, "values='4': give an integer; .*quanto"),
+        ({"keys": True}, "keys=True: give an integer; .*quanto"),
         ({"keys": 8}, 'offers 2, 4; backend="hqq" has 8'),
         ({"keys": 5, "backend": "hqq"}, "offers 1, 2, 3, 4, 8"),
         ({"values": 3}, 'values=3: backend="quanto"'),

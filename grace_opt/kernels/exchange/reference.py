@@ -46,26 +46,26 @@ def swap_costs(W: Tensor, mask: Tensor, sums: Tensor, candidates: Tensor, margin
     return (leave.unsqueeze(-1) + enter.unsqueeze(-2)).sub_(W, alpha=2)
 
 
-def improve(W: Tensor, mask: Tensor, candidates: Tensor, stop: Callable[[int], bool]) -> tuple[int, Tensor]:
+def improve(W: Tensor, mask: Tensor, candidates: Tensor, going_on: Callable[[int, Tensor], Tensor]) -> int:
     """Best exchanges in `mask`, in place, until none improves f: one at a time, from sums computed afresh.
 
     Parameters
     ----------
     W : Tensor (B, n, n)
     mask, candidates : Tensor (B, n), bool
-    stop : callable
-        Asked before every step, with the number of steps made.
+    going_on : callable
+        Given before every step the number of steps made and the instances that may still move (int64); returns those
+        that are to go on.
 
     Returns
     -------
-    steps : int
-    moving : Tensor, int64
-        The instances that are not known to be locally optimal, as it was stopped.
+    int
+        Number of steps.
     """
     wide, n = W.to(torch.float64), W.shape[-1]
     rounding, steps = tolerance(n), 0
     active = torch.arange(W.shape[0], device=W.device)
-    while active.numel() and not stop(steps):
+    while (active := going_on(steps, active)).numel():
         here, chosen, free = wide[active], mask[active], candidates[active]
         sums = row_sums(here, chosen)
         size = here.diagonal(dim1=-2, dim2=-1).abs() + 2 * row_sums(here.abs(), chosen)
@@ -81,4 +81,4 @@ def improve(W: Tensor, mask: Tensor, candidates: Tensor, stop: Callable[[int], b
         active, pair = active[sure], pair[sure]
         mask[active, pair // n], mask[active, pair % n] = False, True
         steps += bool(active.numel())
-    return steps, active
+    return steps
