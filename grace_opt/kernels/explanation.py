@@ -144,7 +144,7 @@ def _cache_folder() -> CacheFolder:
 def _on_cpu(operation: Operation) -> Choice:
     loop, about = operation.cpu, (operation.name, operation.what, "cpu")
     if loop is None:
-        return Choice(*about, REFERENCE, "there is no compiled loop: torch is as fast")
+        return Choice(*about, REFERENCE, "there is no compiled loop")
     if is_off(LLVM) and loop.without_llvm == REFERENCE:
         return Choice(*about, REFERENCE, f"{LLVM}=0")
     why = loop.when if not operation.reference or loop.when == "always" else f"{loop.when}; torch below"
