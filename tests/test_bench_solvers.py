@@ -47,6 +47,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing(data: Path, runs: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json") if path.parent.parent.parent == runs}
     assert len(before) == 7
@@ -74,6 +75,7 @@ def test_the_answers_are_right(data: Path, runs: Path) -> None:
         assert one["objective"] == singles[f"interaction/W_smollm2_135m.npz#{at % 2}", 5 + at // 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["cut short", "edited", "of another cell", "not text"])
 def test_a_harmed_record_is_measured_again(harm: str, data: Path, runs: Path) -> None:
     cell = cells.Cell("kcluster", "k-cluster/kcluster6_033_3_1.dat", (3,), "exhaustive", 0, 60.0)
@@ -176,6 +178,7 @@ def test_limits_and_samples() -> None:
     assert cells.spread([1, 2, 3], 1) == [1]
 
 
+@pytest.mark.slow
 def test_a_method_that_fails_is_on_record_and_may_be_retried(data: Path, tmp_path: Path) -> None:
     wanted = {"names": ["heuristics"], "methods": ["bound:no_such_bound"]}
     said: list[str] = []
@@ -190,6 +193,7 @@ def test_a_method_that_fails_is_on_record_and_may_be_retried(data: Path, tmp_pat
     assert run.run(data, tmp_path, **wanted, retry_failed=True) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_there(data: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.solvers", "run", "--data", str(data), "--out", str(tmp_path)]
     # Two methods: the second one's worker is still to be started when the first one's record appears.

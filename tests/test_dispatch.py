@@ -21,6 +21,7 @@ from grace_opt.testing import instance
 
 triton = pytest.importorskip("triton")
 from grace_opt.kernels.triton import decode, gather, greedy, interaction, trial  # noqa: E402
+from tests import interpreter  # noqa: E402, F401  (cheaper launches)
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU can not play the GPU beside one")
 CPU = torch.device("cpu")

@@ -184,6 +184,7 @@ def test_special_files_are_never_replaced(suffix: str, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} <= {"fifo", "link", "socket"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_what_the_shell_has_opened_is_not_replaced(name: str, tmp_path: Path) -> None:
     if not os.path.exists(name):

@@ -52,6 +52,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls",
     [

@@ -18,6 +18,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 triton = pytest.importorskip("triton")
 from grace_opt.kernels.triton import greedy, interaction  # noqa: E402 (only after that)
+from tests import interpreter  # noqa: E402, F401 (cheaper launches)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.float16, torch.bfloat16]
@@ -219,6 +220,7 @@ def test_exchanges_refuse():
         greedy.swap_refine(W, mask, mask, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -289,6 +291,7 @@ def test_interaction_matrix_is_exact_to_rounding(size, heads, group, observed, m
     check_interaction(*random_attention(size, heads, group, observed, observed + more, d, dtype, seed, padded))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "tile", "dtype"),
     [(128, 128, torch.float16), (200, 128, torch.bfloat16), (40, 32, torch.float32), (40, 32, torch.bfloat16)],
