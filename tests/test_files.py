@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -305,7 +306,7 @@ def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path) -> None:
     path = tmp_path / "x"
     code = """if True:
         import sys
-        from grace_opt import files
+        from grace_opt._util import files
         print("ready", flush=True)
         at = 0
         while True:
@@ -317,7 +318,8 @@ def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path) -> None:
             assert run.stdout is not None
             run.stdout.readline()
             while not path.exists():
-                pass
+                assert run.poll() is None, "the writer ended before it wrote"
+                time.sleep(0.0005)
             with pytest.raises(subprocess.TimeoutExpired):
                 run.wait(delay)
             run.kill()
