@@ -291,6 +291,7 @@ def run_settings(count):
     return settings(**common)
 
 
+@pytest.mark.slow
 @run_settings(-(-WANTED // SIZE))
 @given(drawn_batches(SIZE))
 def test_every_method_against_the_optimum(batch):
@@ -315,6 +316,7 @@ def test_every_method_against_the_optimum(batch):
     case.done()
 
 
+@pytest.mark.slow
 @run_settings(-(-SDP_WANTED // SDP_SIZE))
 @given(drawn_batches(SDP_SIZE))
 def test_sdp_against_the_optimum(batch):

@@ -47,6 +47,7 @@ def rows(out: Path) -> list[dict]:
     return json.loads(out.with_suffix(".json").read_text())["rows"]
 
 
+@pytest.mark.slow
 def test_every_cache_is_measured(out: Path) -> None:
     efficiency.main([*TINY, "--ratio", "0.5", "0.6", "--attention", "sdpa", "eager", "--out", str(out)])
     found = rows(out)

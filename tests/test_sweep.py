@@ -62,6 +62,7 @@ def texts(directory: Path) -> dict[str, str]:
 # Killed and started again
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     run_sweep(worker.cells(), worker.work, tmp_path / "whole", progress=False)
@@ -72,6 +73,7 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
     assert set(texts(tmp_path / "killed")) == {cell.key for cell in worker.cells()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them")
 def test_killed_with_two_workers(tmp_path: Path) -> None:
     """First a worker, whose cell is made again; then the sweep, whose workers must end as well."""
@@ -108,6 +110,7 @@ def test_killed_with_two_workers(tmp_path: Path) -> None:
     assert {r.cell.config["n"]: r.rows[0]["value"] for r in found.values()} == {n: n * n for n in range(worker.COUNT)}
 
 
+@pytest.mark.slow
 def test_a_cell_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
     done = run_sweep(worker.cells(4), worker.dies, tmp_path, workers=2, progress=False, retries=1)
     assert (done.made, [failure.config["n"] for failure in done.failures]) == (3, [2])
@@ -115,6 +118,7 @@ def test_a_cell_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
     assert len(results(tmp_path)) == 3
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_that_loses_a_worker(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     cells = [Cell("work", {"n": n}) for n in range(24)]

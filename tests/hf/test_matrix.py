@@ -31,6 +31,7 @@ REFUSED = {
 FOUND: dict[str, dict[str, str]] = {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "mode"), CELLS)
 def test_cell(family, mode):
     with warnings.catch_warnings():
