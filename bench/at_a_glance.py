@@ -28,6 +28,7 @@ from bench.report import (
     table,
     write_results,
 )
+from bench.results import COMMANDS
 
 SOURCES = ("solvers", "real_model", "efficiency", "test_deep")
 NAMES = {
@@ -157,7 +158,7 @@ def draw(figure: Any, value: Mapping[str, Any]) -> None:
     shares = [100 * _optimal(row) for row in quality]
     texts = [f"{row['optimal']}, worst +{row['worst_gap']:.2g} %" for row in quality]
     bars(second, [NAMES[row["method"]] for row in quality], shares, texts, GREEN)
-    second.set_xlim(0, 190)
+    second.set_xlim(0, 210)
     second.set_xticks([0, 50, 100])
     second.set(title="Without a proof, the same heads", xlabel="optimal, % of cases; worst gap")
     for method, colour, marker in (("THINK", ORANGE, "s"), ("GRACE", BLUE, "D")):
@@ -177,7 +178,8 @@ def draw(figure: Any, value: Mapping[str, Any]) -> None:
     fourth.legend(loc="upper left", fontsize=8)
     fourth.grid(visible=False, axis="x")
     shares = value["deep"]["optimal"]
-    bars(fifth, [NAMES[name] for name in shares], [100 * share for share in shares.values()],
+    names = {**NAMES, "branch_and_bound": "branch and bound"}
+    bars(fifth, [names[name] for name in shares], [100 * share for share in shares.values()],
          [f"{100 * share:.1f}" for share in shares.values()], GREEN)  # fmt: skip
     fifth.set_xlim(0, 125)
     fifth.set(title=f"{value['deep']['instances']:,} enumerated instances", xlabel="optimal, %")

@@ -71,7 +71,7 @@ def start(tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark on two prompts, as from the command line."""
 
     def run(*changes: str) -> None:
-        arguments = f"--model {POCKET} --text {book} --prompts 2 --tokens 128 --new-tokens 4".split()
+        arguments = f"--model {POCKET} --text {book} --prompts 2 --tokens 128 --new-tokens 4 --allow-dirty".split()
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
         monkeypatch.setattr(sys, "argv", ["real_model", *arguments, *folders, *changes])
         real_model.main()

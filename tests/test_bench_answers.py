@@ -55,7 +55,7 @@ def start(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark as from the command line."""
 
     def run(*changes: str) -> dict:
-        arguments = f"--model {POCKET} --questions {asked} --tokens 300 --new-tokens 2".split()
+        arguments = f"--model {POCKET} --questions {asked} --tokens 300 --new-tokens 2 --allow-dirty".split()
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
         monkeypatch.setattr(sys, "argv", ["answers", *arguments, *folders, *changes])
         answers.main()
