@@ -93,8 +93,14 @@ def _counted(value: Mapping[str, Any]) -> list[str]:
         "- *× dense*: by the same column of the dense cache. Times and bytes do not depend on what weights say, so "
         "that random ones serve. Fewer layers leave a larger share of a step to the embedding's and the logits' "
         "matrices.",
-        "- *Paper*, where there is such a column: Table 4 of [GRACE](https://arxiv.org/abs/2604.16983), of an RTX 3090 "
-        "and the whole model: compare it in ratios.",
+        *(
+            [
+                "- *Paper*: Table 4 of [GRACE](https://arxiv.org/abs/2604.16983), of an RTX 3090 and the whole model: "
+                "compare it in ratios."
+            ]
+            if value["shape"] == "llama3-8b"
+            else []
+        ),
         "- *QuantizedCache* is what transformers offers for 4 bits, with its defaults; *ThinKPress* zeroes channels "
         "and saves nothing. kvpress needs transformers older than 5.3: `make test-oldest` makes an environment that "
         "has it.",

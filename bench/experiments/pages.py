@@ -1,7 +1,7 @@
 """The pages of docs/results/experiments: ``python -m bench.experiments.pages pocket`` (or ``smollm2``).
 
 Runs the experiments of a set, or what is missing of them, in a folder of runs/ that only this commit has, and writes
-their report, if all cells are of one clean commit; all records lie beside it in ``records.json``, from which
+their report, if all cells are of one clean commit; all records lie beside it in ``records.json.gz``, from which
 ``--report-only`` forms the pages again.
 
 When: `make results`. Source: the cells are `grace_opt.sweep`'s.
@@ -10,6 +10,7 @@ When: `make results`. Source: the cells are `grace_opt.sweep`'s.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from bench.experiments.__main__ import main as run
 from bench.material import BOOKS, MODEL
-from bench.provenance import caption, is_clean, refuse, require_clean, write_json
+from bench.provenance import caption, is_clean, refuse, require_clean
 from bench.report import MARK, RESULTS
 from bench.results import COMMANDS
 from grace_opt.files import aside
@@ -48,7 +49,7 @@ def spread(files: dict[str, str], folder: Path) -> None:
     for name, text in files.items():
         path = (folder / name).resolve()
         if folder.resolve() not in path.parents:
-            raise SystemExit(f"records.json: {name} leads out of its folder")
+            raise SystemExit(f"records.json.gz: {name} leads out of its folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside(path) as target:
             target.write_text(text, encoding="utf-8")
@@ -90,15 +91,15 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run and report what the command line asks for; 1 if a cell failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.experiments.pages", description=__doc__)
     parser.add_argument("name", choices=SETS)
-    parser.add_argument("--report-only", action="store_true", help="form the pages again from records.json")
+    parser.add_argument("--report-only", action="store_true", help="form the pages again from records.json.gz")
     parser.add_argument("--allow-dirty", action="store_true", help="also with changed files; the pages say so")
     parser.add_argument("--out", type=Path, help="folder of the pages (default: docs/results/experiments/NAME)")
     args, more = parser.parse_known_args(given)
     out = args.out or RESULTS / "experiments" / args.name
-    records, code = out / "records.json", 0
+    records, code = out / "records.json.gz", 0
     if args.report_only:
         try:
-            files = json.loads(records.read_text(encoding="utf-8"))
+            files = json.loads(gzip.decompress(records.read_bytes()))
         except FileNotFoundError:
             raise SystemExit(
                 f"--report-only: there is no {records.name} there: leave the option out to measure"
@@ -112,7 +113,8 @@ def main(given: Sequence[str] | None = None) -> int:
         files = gather(folder)
     pages = report(args.name, files, out, args.allow_dirty)
     if not args.report_only:
-        write_json(records, files)
+        with aside(records) as target:  # without a date: equal records, equal bytes
+            target.write_bytes(gzip.compress(json.dumps(files).encode(), mtime=0))
     print(f"{len(pages)} pages in {out.name}/")
     return code
 

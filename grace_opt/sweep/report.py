@@ -122,7 +122,7 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
     if data:
         require("pyarrow", *NEEDS)
         write(inside(directory, directory / name / "results.parquet"), frame.to_parquet(index=False), SweepError)
-    parts, verdicts = [f"# {_escape(description.title)}"], list[tuple[str, str, str]]()
+    parts, verdicts = [f"# {_escape(description.title)}"], list[tuple[str, str, str]]()  # of the first comparison
     if description.missing:
         parts.append(f"**Not run here**: {_escape(description.missing)}")
     shown: list[tuple[bool, list[str]]] = []
@@ -136,7 +136,7 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
             check_columns(name, view, frame.columns)
         if isinstance(view, Table):
             table = lines(view, data, description.command)
-            verdicts += [(str(view.baseline), by, said) for by, said in table.verdicts]
+            verdicts = verdicts or [(str(view.baseline), by, said) for by, said in table.verdicts]
             body = [[_cell(text) for text in line] for line in table.body]
             section.append(_markdown_table(table.head, body) if body else _nothing(description))
             section += [_paragraph(note) for note in table.notes]
@@ -155,35 +155,35 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
 
 
 def _sentences(description: Description, records: list[Record], verdicts: list[tuple[str, str, str]]) -> str:
-    """Asked, found, how sure; counts of verdicts are all that can be said of any experiment."""
+    """Asked, found, how sure. Of any experiment one can say what its first comparison found, counted."""
+    asked = _first_sentence(description.about)
     of_paper = f" (The paper's {_escape(description.paper)}.)" if description.paper else ""
-    counts: dict[tuple[str, str], dict[str, int]] = {}
-    for baseline, by, said in verdicts:
-        counts.setdefault((by, baseline), {}).setdefault(said, 0)
-        counts[by, baseline][said] += 1
+    first = verdicts[0][0] if verdicts else ""
+    counts: dict[str, dict[str, int]] = {}
+    for _, by, verdict in verdicts:
+        of = counts.setdefault(by, {})
+        of[verdict] = of.get(verdict, 0) + 1
     found = [
-        f"{_escape(by)} beside {_escape(baseline)}: "
-        + ", ".join(f"{said} in {number}" for said, number in of.items())
-        + f" of {sum(of.values())}"
-        for (by, baseline), of in counts.items()
+        f"{_escape(by)} {', '.join(f'{verdict} in {number}' for verdict, number in of.items())} of {sum(of.values())}"
+        for by, of in counts.items()
     ]
-    if not records:
-        found = ["nothing yet, as it was not run here"]
-    elif not found:
-        found = ["the numbers below; nothing is compared to a baseline"]
+    said = f"Beside {_escape(first)}: {'; '.join(found)}." if found else "Nothing is compared to a baseline; see below."
+    said = said if records else "Nothing yet: it was not run here."
     left = len(description.keys) - len(records)
     sure = (
         "Intervals are 95 % bootstrap intervals (BCa) over the n units shown, and only one that excludes no "
         f"difference, of at least 6 units, says better or worse; {len(records)} of {len(description.keys)} cells are "
         "done" + ("." if not left else f", {left} are missing.")
     )
-    return "\n".join(
-        (
-            f"- **Asked**: {_escape(description.about)}{of_paper}",
-            f"- **Found**: {'; '.join(found)}.",
-            f"- **How sure**: {sure}",
-        )
-    )
+    lines = [f"- **Asked**: {_escape(asked)}{of_paper}", f"- **Found**: {said}", f"- **How sure**: {sure}"]
+    rest = description.about[len(asked) :].strip()
+    return "\n".join(lines) + (f"\n\n{_paragraph(rest)}" if rest else "")
+
+
+def _first_sentence(text: str) -> str:
+    """Up to the first full stop before a capital."""
+    end = re.search(r"[.?!](?= +[A-Z])", text)
+    return text[: end.end()] if end else text
 
 
 def _nothing(description: Description) -> str:
