@@ -48,7 +48,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)"
 	@echo "  MODEL=ID_OR_PATH    the model that the demo prunes, instead of the one that is shipped"

@@ -49,7 +49,7 @@ def page(value: dict[str, Any]) -> Page:
     head = ["cache", "answers kept", "K+V of 16 bit", "K of 16 bit", "K+V of float32", "K of float32"]
     body = []
     for line in lines:
-        ends = "" if line["setting"] == "dense" else small(" {:.0%} to {:.0%}".format(*line["interval"]))
+        ends = "" if line["setting"] == "dense" else " " + small("{:.0%} to {:.0%}".format(*line["interval"]))
         shares = [f"{line[f'{part}, {bits} bit']:.1%}" for bits in ("16", "32") for part in ("K+V", "K")]
         body.append([line["title"], f"{line['right']} of {line['asked']}{ends}", *shares])
     return Page(

@@ -108,11 +108,12 @@ def _wide(
     for metric in table.metrics:
         head += [f"{metric}, paper"] * (metric in printed) + [metric]
     rows = []
-    for fixed, found in together.items():
-        cells = list(fixed)
+    for setting, found in together.items():
+        cells = list(setting)
         for metric in table.metrics:
             line = found.get(metric, {})
-            cells += [line.get("paper", "")] * (metric in printed)
+            change = line.get(f"paper's {'ratio' if table.compare == 'ratio' else 'difference'}", "")
+            cells += [line.get("paper", "") + (f", {change}" if change else "")] * (metric in printed)
             beside = ", ".join(line[name] for name in (interval, "verdict") if line.get(name))
             cells.append(line.get("ours", "") + (f" ({beside})" if beside else ""))
         counts = list(dict.fromkeys(line["n"] for line in found.values() if line.get("n")))
