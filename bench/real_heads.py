@@ -106,7 +106,7 @@ def page(value: dict[str, Any]) -> Page:
         f"(local search) by another {min(more):.1f} to {max(more):.1f} %.",
         sure=f"One model and one passage, so nothing is said of others; the certified gaps of {min(gaps):.0%} to "
         f"{max(gaps):.0%} are those of a quick bound, not distances to the optimum, which [the solvers' "
-        "table](solvers.md) has.",
+        "table](../reference/solvers.md) has.",
         tables=table(
             ["λ", "k", "MIES / THINK, mean", "local search / MIES, mean", "median gap of MIES", "of local search"],
             body,

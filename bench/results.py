@@ -34,12 +34,15 @@ COMMANDS = {
     "real_model": "python -m bench.real_model",
     "adapter_matrix": "make test-matrix",
     "test_deep": "make test-deep",
+    "solvers": "python -m bench.solvers all",
     "experiments/pocket/index": "python -m bench.experiments.pages pocket",
     "experiments/smollm2/index": "python -m bench.experiments.pages smollm2",
     "at_a_glance": "python -m bench.at_a_glance",
 }
 #: Pages whose command has no ``--report-only``: their numbers are those of a test.
 TESTS = ("adapter_matrix", "test_deep")
+#: Pages that are formed from records alone, not from their JSON files: ``--report-only`` leaves them out.
+FROM_RECORDS = ("solvers",)
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -78,6 +81,8 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 if a command failed."""
     args, console = arguments(given), Console()
     pages = [page for page in chosen(args.names or list(COMMANDS)) if page not in chosen(args.skip)]
+    if args.report_only:
+        pages = [page for page in pages if page not in FROM_RECORDS]
     if args.list:
         for page in pages:
             print(f"{page:<28} {COMMANDS[page]}")
