@@ -216,8 +216,8 @@ def _write(stem: Path, title: str, markdown: str) -> Path:
     """Write ``stem.md`` and ``stem.html``."""
     parser = require("markdown_it", *NEEDS).MarkdownIt("commonmark", {"html": False}).enable("table")
     body = parser.render(markdown)
-    for tag in (_OPEN, _CLOSE):  # what else looks like HTML is shown as it is written
-        body = body.replace(f"<p>{html.escape(tag)}</p>", tag)
+    for tag in (_OPEN, _CLOSE):  # ours are the last; what else looks like HTML is shown as it is written
+        body = tag.join(body.rsplit(f"<p>{html.escape(tag)}</p>", 1))
     body = re.sub(r'(<a href="[^"/:]+)\.md"', r'\1.html"', body)
     page = (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
