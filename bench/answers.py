@@ -39,9 +39,9 @@ from bench.provenance import refuse, require_clean, write_json
 from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_questions
 from bench.real_model import digest, read_record
 from bench.report import add_options, read_results, write_results
+from grace_opt._util.progress import progress_bar
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, attention_implementation
 from grace_opt.hf.models import load_model, quiet
-from grace_opt.progress import progress_bar
 
 ROOT = Path(__file__).parent.parent
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.

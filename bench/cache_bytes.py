@@ -22,8 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, GREY, ORANGE, PINK, Page, add_options, bars, read_results, table, write_results
+from grace_opt.attention.weights import prune_count
 from grace_opt.hf import MemoryReport, PrunedKeyCache
-from grace_opt.weights import prune_count
 
 LENGTHS, RATIOS = (8192, 32768, 131072), (0.5, 0.6, 0.7)
 RECENT, ITEM, INDEX = 32, 2, 8  # dense tokens; bytes of a 16-bit number and of a kept index

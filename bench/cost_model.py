@@ -26,7 +26,7 @@ from bench.cost_model_page import page
 from bench.provenance import require_clean
 from bench.report import add_options, read_results, si, write_results
 from grace_opt import interaction_matrix
-from grace_opt.weights import prune_count
+from grace_opt.attention.weights import prune_count
 
 OBSERVED = 32  # queries that W is built from, the adapter's default
 SINGLE = 4  # bytes of a float32, in which W is stored

@@ -30,12 +30,12 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from bench.cost_model import MODELS, PROBES, Model, probes, timed
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, GREY, ORANGE, SKY, Page, add_options, read_results, table, write_results
+from grace_opt.attention.weights import prune_count
 from grace_opt.hf.quantization import QuantizedTokens
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode import decode_attention
 from grace_opt.kernels.packed import PackedKeys
-from grace_opt.weights import prune_count
 
 CONTEXTS = {"llama3-8b": (2048, 4096, 8192, 16384, 32768), "smollm2-135m": (2048, 4096, 8192)}
 RATIOS = (0.6, 0.5)

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 
 ROOT = Path(__file__).parent.parent
 #: Where fetched files are kept; git ignores it.

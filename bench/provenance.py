@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 from grace_opt.sweep.measure import cpu_name
 
 #: Lists what is changed, results and model cards aside: they are what is being measured.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.report import BLUE, GREY, ORANGE, Page, small, table
-from grace_opt.weights import prune_count
+from grace_opt.attention.weights import prune_count
 
 METHODS, RATIOS = {"THINK": "think", "GRACE": "grace"}, (0.5, 0.6)
 RECENT = OBSERVED = 32

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.provenance import CHANGED, NONE, caption, is_clean, refuse, write_json
 from bench.results import COMMANDS
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK, GREY = (

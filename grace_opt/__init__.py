@@ -5,6 +5,9 @@ into channel masks, and ``grace_opt.hf`` applies them to Hugging Face models. So
 """
 
 from .api import compare, methods, solve
+from .attention.masks import ChannelMask
+from .attention.provider import MaskProvider
+from .attention.weights import interaction_matrix, prune_count, salient_channels
 from .comparison import Comparison, ComparisonError
 from .errors import (
     CacheError,
@@ -16,12 +19,9 @@ from .errors import (
     SolverError,
     UnknownSolverError,
 )
-from .masks import ChannelMask
 from .problem import Problem, symmetrize
-from .provider import MaskProvider
 from .registry import register
 from .solution import Result, Solution, Status
-from .weights import interaction_matrix, prune_count, salient_channels
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """``python -m grace_opt`` is ``grace-opt``."""
 
-from .cli import run
+from .cli.app import run
 
 run()

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from . import bounds, objective, registry
-from .arrays import count
+from ._util.arrays import count
+from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, UnknownSolverError
 from .problem import Problem
-from .progress import progress_bar
-from .registry import Progress, Run, SolverSpec, checked_seed
-from .result_checks import sound
+from .registry import SolverSpec
+from .registry.result_checks import sound
+from .run import Progress, Run, checked_seed
 from .solution import Solution, Status, check_mask, proved, relative_gap
 
 #: Seconds that `compare` gives each method where neither methods nor a limit were named.

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .array_like import read
-from .arrays import Backend, backend_of, real, to_tensor, working_dtype
+from ._util.array_like import read
+from ._util.arrays import Backend, backend_of, real, to_tensor, working_dtype
+from ._util.inputs import candidates_mask, check_room, counts, from_graph
 from .errors import ProblemError
-from .inputs import candidates_mask, check_room, counts, from_graph
 from .kernels.passes import extremes
 
 #: Symmetry is required to this many units of rounding of the input's dtype, relative to max |W| of the instance.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import objective as f
-from .arrays import count
+from ._util.arrays import count
 from .errors import SolverError
 from .problem import Problem
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from . import objective, registry
-from .array_like import read
+from ._util.array_like import read
 from .errors import OptionError
 from .problem import Problem
-from .registry import Run
+from .run import Run
 from .solution import check_mask
 
 

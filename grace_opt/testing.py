@@ -18,10 +18,10 @@ import torch
 from hypothesis import strategies as st
 
 from . import api, registry
-from .array_like import read
+from ._util.array_like import read
+from .comparison.values import array
 from .errors import SolverError
 from .solution import OPTIMALITY_RTOL, ROUNDING, Solution, Status
-from .values import array
 
 KINDS = ("wishart", "attention", "indefinite", "integer", "ties", "rank one", "zero rows", "diagonal", "scaled")
 

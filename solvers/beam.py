@@ -21,7 +21,8 @@ from grace_opt.kernels.completion import completions
 from grace_opt.kernels.greedy import first_scores, greedy_order
 from grace_opt.objective import evaluate, mask_from_indices
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 
 #: What completing takes per vertex looked at, roughly.

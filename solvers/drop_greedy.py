@@ -24,7 +24,8 @@ from grace_opt.errors import OptionError
 from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 
 #: A sum of which this part is left is nothing but rounding, to a few digits.

@@ -24,7 +24,8 @@ import torch
 from grace_opt import objective, registry
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 
 #: Subsets times n between two looks at the clock.

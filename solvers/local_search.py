@@ -25,7 +25,8 @@ from grace_opt.kernels.dispatch import use_triton
 from grace_opt.kernels.exchange import REFRESH, tolerance
 from grace_opt.kernels.threads import in_threads
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from grace_opt import bounds, objective, registry
+from grace_opt.bounds.qcr import MOST_VERTICES, SECONDS
 from grace_opt.errors import OptionError
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
-from grace_opt.relaxation import MOST_VERTICES, SECONDS
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import Result, proved
 
 #: What `drop_greedy` takes per entry of W, roughly; and by how much the tight bound takes longer than the fast one.

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from grace_opt.problem import Problem
-from grace_opt.registry import NoOptions, Run, register
+from grace_opt.registry import NoOptions, register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 
 

@@ -3,7 +3,7 @@ r"""Semidefinite relaxation: a certified bound, usually the tightest here, and a
 Maths: Shor's relaxation with X1 = kx and diag(X) = x, on the face that these equations leave, so that the cone has an
 interior; ``relaxation="dnn"`` adds X ≥ 0 and ``"rlt"`` also X_ij ≤ x_i and X_ij ≥ x_i + x_j - 1. What a first-order
 solver prints as its objective is no bound; the bound returned is computed from its multipliers in float64, with
-rounding margins, and holds whatever they are (`grace_opt.lifted`). Rounding: the k largest x_i, and Gaussian samples
+rounding margins, and holds whatever they are (`grace_opt.bounds.sdp_dual`). Rounding: the k largest x_i, and Gaussian samples
 with mean x and covariance X - xxᵀ, each polished by `local_search`. Complexity: O(m³) per iteration with SCS, O(m⁶) per
 instance with Clarabel, for m candidates. Guarantee: the bound. Good for one instance, or a few hundred, of up to some
 300 vertices, where the gap of cheaper bounds is too wide: on attention's W ``"rlt"`` often closes it. References: Shor
@@ -21,11 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grace_opt import conic, lifted, objective, registry
-from grace_opt.arrays import power_of_two
+from grace_opt import objective, registry
+from grace_opt._util.arrays import power_of_two
+from grace_opt.bounds import sdp_dual as lifted
+from grace_opt.bounds import sdp_primal as conic
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 
 #: "auto" takes Clarabel up to so many candidates: there it is the faster one, and always the more accurate.

@@ -21,11 +21,12 @@ import numpy.typing as npt
 import torch
 
 from grace_opt.errors import OptionError
+from grace_opt.parallel import in_threads
 from grace_opt.problem import Problem
-from grace_opt.registry import Run, register
+from grace_opt.registry import register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
-from grace_opt.threads import in_threads
 
 #: Sets kept to join at restarts; and iterations without a limit, and before a restart, per vertex.
 ELITES, ITERATIONS_PER_VERTEX, PATIENCE_PER_VERTEX = 8, 20, 2

@@ -12,7 +12,8 @@ import torch
 from grace_opt.kernels.greedy import first_scores
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem
-from grace_opt.registry import NoOptions, Run, register
+from grace_opt.registry import NoOptions, register
+from grace_opt.run import Run
 from grace_opt.solution import Result
 
 

@@ -15,7 +15,7 @@ import torch
 
 from bench import cache_bytes, real_model, real_model_page
 from grace_opt.hf.models import POCKET
-from grace_opt.needle import filler
+from grace_opt.hf.needle import filler
 
 SMALL = cache_bytes.Shape("small", layers=1, kv_heads=2, query_heads=4, head_dim=20)
 

@@ -20,7 +20,7 @@ from bench.report import RESULTS, read_results
 from grace_opt.hf import attention_implementation
 from grace_opt.hf.demo import ADVICE, RATIOS
 from grace_opt.hf.models import POCKET, load_model, load_pocket
-from grace_opt.needle import fact, filler, question
+from grace_opt.hf.needle import fact, filler, question
 
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("hqq")

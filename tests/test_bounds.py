@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import Problem, ProblemError, bounds, generators, solve
+from grace_opt import Problem, ProblemError, bounds, solve
+from grace_opt.instances import generators
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
 

@@ -7,14 +7,15 @@ import pytest
 from typer.testing import CliRunner
 
 import grace_opt
-from grace_opt import api, generators, instances
-from grace_opt.cli import app
+from grace_opt import api, instances
+from grace_opt.cli.app import app
+from grace_opt.instances import generators
 from grace_opt.testing import instance
 
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr("grace_opt.cli.console.width", 200)
+    monkeypatch.setattr("grace_opt.cli.app.console.width", 200)
     monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.5)
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 
@@ -96,7 +97,9 @@ def test_exit_codes(run, file, tmp_path):
 
 
 def test_compare_says_what_it_leaves_out(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("grace_opt.conic.free_memory", lambda: 0.0)  # else sdp would take a minute to set itself up
+    monkeypatch.setattr(
+        "grace_opt.bounds.sdp_primal.free_memory", lambda: 0.0
+    )  # else sdp would take a minute to set itself up
     instances.write(tmp_path / "big.npy", np.diag(np.arange(1.0, 1101.0)))
     shown = run("compare", tmp_path / "big.npy", "-k", 550)
     assert shown.exit_code == 0

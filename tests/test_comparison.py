@@ -16,7 +16,7 @@ from rich.console import Console
 
 import grace_opt
 from grace_opt import Comparison, ComparisonError, OptionError, Result, SolverError, Status, UnknownSolverError, compare
-from grace_opt import progress as progress_module
+from grace_opt._util import progress as progress_module
 from grace_opt.errors import FileError
 from grace_opt.testing import batches, check_solution, instance, instances
 from tests import oracle

@@ -19,7 +19,7 @@ import pytest
 
 import grace_opt
 from grace_opt import Status, compare, instances, registry, solve
-from grace_opt.registry import Run
+from grace_opt.run import Run
 from grace_opt.solution import Result
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -245,7 +245,7 @@ def test_the_command_line_prints_the_choice(command, tmp_path):
     child += (
         "registry.Run.ctrl_c_stops = lambda run: (old(run), run.limited and print('go', file=sys.stderr, flush=True))\n"
     )
-    child += f"sys.argv[1:] = {arguments}\nfrom grace_opt.cli import app\napp()"
+    child += f"sys.argv[1:] = {arguments}\nfrom grace_opt.cli.app import app\napp()"
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", child], env=env, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -12,7 +12,7 @@ import torch
 
 import grace_opt
 from grace_opt import MaskProvider, Problem, bounds, compare, interaction_matrix, salient_channels, solve, symmetrize
-from grace_opt.fixing import fixed_vertices
+from grace_opt.bounds.fixing import fixed_vertices
 
 ROOT = Path(grace_opt.__file__).parent
 #: What makes a tensor on the default device.

@@ -10,13 +10,13 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from grace_opt import MaskProvider, interaction_matrix, solve
+from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
 from grace_opt.hf import storage
 from grace_opt.hf.masking import kept_channels
 from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels import dispatch
-from grace_opt.masks import ChannelMask
 from grace_opt.testing import instance
 
 triton = pytest.importorskip("triton")

@@ -14,11 +14,11 @@ from bench.experiments import anatomy, compressions, continuation, drift, pareto
 from bench.experiments.quality import Reference, choose, interactions
 from bench.experiments.registry import Experiment, Settings
 from bench.experiments.tensors import LayerTensors, load
+from grace_opt.attention.weights import salient_channels
 from grace_opt.errors import GraceError, OptionError
 from grace_opt.hf import PruningConfig, Quantization, SnapKV, StreamingLLM
 from grace_opt.sweep import Cell, Description, make_report, run_sweep, write_description
 from grace_opt.sweep.plots import PALETTE
-from grace_opt.weights import salient_channels
 
 EXPERIMENTS = [anatomy.EXPERIMENT, protection.EXPERIMENT, drift.EXPERIMENT, pareto.EXPERIMENT]
 

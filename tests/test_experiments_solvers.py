@@ -18,8 +18,8 @@ from bench.experiments import __main__ as command
 from bench.experiments import bounds, families, problems, racing, registry, restricted, shootout
 from bench.experiments.problems import Named
 from bench.experiments.racing import Answer
-from grace_opt import generators
 from grace_opt.errors import GraceError, OptionError, ProblemError
+from grace_opt.instances import generators
 from grace_opt.sweep import Table
 from grace_opt.sweep.lines import lines
 from grace_opt.sweep.views import check_columns

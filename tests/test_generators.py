@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import OptionError, Problem, ProblemError, generators, solve
-from grace_opt.generators import GENERATORS
-from grace_opt.instances import read, write
+from grace_opt import OptionError, Problem, ProblemError, solve
+from grace_opt.instances import generators, read, write
+from grace_opt.instances.generators import GENERATORS
 from tests import oracle
 
 PSD = ("attention", "planted", "cancellation")

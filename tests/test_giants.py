@@ -14,7 +14,7 @@ from grace_opt import solve
 from grace_opt.kernels.compiled import tabu
 from grace_opt.kernels.exchange import tolerance
 from grace_opt.problem import Problem
-from grace_opt.registry import Run
+from grace_opt.run import Run
 from grace_opt.solvers import local_search
 from grace_opt.testing import check_solution
 from tests import oracle

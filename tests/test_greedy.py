@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import grace_opt
 from grace_opt import Status, registry, solve
-from grace_opt.cli import app
+from grace_opt.cli.app import app
 from grace_opt.kernels import completion, greedy, threads
 from grace_opt.kernels.compiled import greedy as compiled_greedy
 from grace_opt.kernels.compiled.completion import complete

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 from grace_opt import GraceError, OptionError, Problem, ProblemError, solve, symmetrize
-from grace_opt.fixing import fixed_vertices
+from grace_opt.bounds.fixing import fixed_vertices
 from grace_opt.kernels import passes
 
 W = np.array([[4.0, 1, 2], [1, 3, 0], [2, 0, 5]])

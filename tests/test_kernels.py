@@ -15,7 +15,7 @@ import grace_opt
 from grace_opt import objective
 from grace_opt.kernels import greedy, passes
 from grace_opt.kernels.compiled import greedy as compiled
-from grace_opt.registry import Run
+from grace_opt.run import Run
 from grace_opt.solvers import local_search
 from grace_opt.testing import batches
 

@@ -13,16 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import Status, compare, objective, registry, solve, tight
-from grace_opt.bounds import LEVELS
-from grace_opt.depth_first import DepthFirst
-from grace_opt.fixing import fixed_vertices
+from grace_opt import Status, compare, objective, registry, solve
+from grace_opt.bounds import LEVELS, tight
+from grace_opt.bounds.fixing import fixed_vertices
+from grace_opt.bounds.qcr import relax
+from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.kernels.compiled.enumeration import pair_sum
 from grace_opt.problem import Problem
-from grace_opt.relaxation import relax
 from grace_opt.solution import Result, proved, relative_gap
 from grace_opt.solvers import branch_and_bound
-from grace_opt.subproblem import Subproblem
+from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from tests import oracle
 
 GIANTS = (1e11, 1e15, 1e17, 1e280)

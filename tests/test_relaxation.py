@@ -10,15 +10,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from grace_opt import GraceError, Problem, bounds, fixing, solve
-from grace_opt.depth_first import DepthFirst
-from grace_opt.doubly_nonnegative import Multipliers, strengthened
-from grace_opt.generators import attention, k_cluster
+from grace_opt import GraceError, Problem, bounds, solve
+from grace_opt.bounds import fixing
+from grace_opt.bounds.dnn import Multipliers, strengthened
+from grace_opt.bounds.qcr import linear_term, relax, shifted
+from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
+from grace_opt.instances.generators import attention, k_cluster
 from grace_opt.kernels.compiled import relaxation as compiled
 from grace_opt.kernels.compiled import search as nodes
 from grace_opt.kernels.compiled.shift import ascend
-from grace_opt.relaxation import linear_term, relax, shifted
-from grace_opt.subproblem import Subproblem, objective_step, sums_are_exact
+from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
 

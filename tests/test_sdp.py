@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grace_opt
-from grace_opt import OptionError, SolverError, Status, UnknownSolverError, conic, lifted, solve
-from grace_opt.arrays import power_of_two
-from grace_opt.conic import relax
-from grace_opt.lifted import Multipliers, dual_bound
+from grace_opt import OptionError, SolverError, Status, UnknownSolverError, solve
+from grace_opt._util.arrays import power_of_two
+from grace_opt.bounds import sdp_dual as lifted
+from grace_opt.bounds import sdp_primal as conic
+from grace_opt.bounds.sdp_dual import Multipliers, dual_bound
+from grace_opt.bounds.sdp_primal import relax
 from grace_opt.testing import KINDS, check_solution, instance, instances
 from tests import oracle
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import GraceError, OptionError, Problem, SolverError, Status, registry, solve
-from grace_opt.generators import attention, k_cluster
+from grace_opt.instances.generators import attention, k_cluster
 from grace_opt.kernels.compiled import tabu as compiled
-from grace_opt.registry import Run
+from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.solvers import branch_and_bound
 from grace_opt.testing import batches, check_solution, instance, instances

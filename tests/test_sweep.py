@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from bench.experiments import __main__ as command
 from bench.experiments.registry import experiments
-from grace_opt.cli import app
+from grace_opt.cli.app import app
 from grace_opt.errors import GraceError, OptionError
 from grace_opt.sweep import (
     Cell,

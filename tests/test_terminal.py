@@ -16,13 +16,15 @@ import pytest
 from rich.console import Console
 
 import grace_opt
-from grace_opt import cli, generators, instances
+from grace_opt import instances
+from grace_opt._util.progress import progress_bar
+from grace_opt._util.terminal import FittingTable
+from grace_opt.cli.app import app as cli
+from grace_opt.cli.tables import print_demo, solution_table
 from grace_opt.comparison import Comparison
-from grace_opt.progress import progress_bar
+from grace_opt.instances import generators
 from grace_opt.solution import Result
 from grace_opt.sweep.watch import watching
-from grace_opt.tables import print_demo, solution_table
-from grace_opt.terminal import FittingTable
 
 ENCODINGS = ("ascii", "cp1252", "cp437", "utf-8")
 
@@ -128,7 +130,7 @@ def test_what_users_write_is_not_markup(terminal, file, tmp_path, text):
 
 
 def test_an_extra_keeps_its_brackets(terminal, monkeypatch):
-    monkeypatch.setitem(sys.modules, "grace_opt.figures", None)  # as if matplotlib were missing
+    monkeypatch.setitem(sys.modules, "grace_opt.cli.figures", None)  # as if matplotlib were missing
     assert terminal("demo") == 2
     assert 'pip install "grace-opt[demo]"' in terminal.err
     assert terminal("report", "--help") == 0

@@ -20,9 +20,9 @@ import grace_opt
 from grace_opt import registry, solve
 from grace_opt.kernels import dispatch
 from grace_opt.kernels import threads as kernel_threads
-from grace_opt.registry import Run
+from grace_opt.parallel import in_threads
+from grace_opt.run import Run
 from grace_opt.solution import Result
-from grace_opt.threads import in_threads
 
 ROOT = Path(__file__).resolve().parent.parent
 

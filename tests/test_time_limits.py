@@ -7,11 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from grace_opt import Status, bounds, fixing, relaxation, solve
+from grace_opt import Status, bounds, solve
+from grace_opt.bounds import fixing
+from grace_opt.bounds import qcr as relaxation
+from grace_opt.bounds.qcr import shifted
+from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.problem import Problem
-from grace_opt.registry import Run
-from grace_opt.relaxation import shifted
-from grace_opt.subproblem import Subproblem
+from grace_opt.run import Run
 
 LIMITED = ["tabu", "branch_and_bound", "portfolio", "beam", "local_search", "exhaustive"]
 

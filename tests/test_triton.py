@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import solve, weights
+from grace_opt import solve
+from grace_opt.attention import weights
 from grace_opt.errors import OptionError, ProblemError
 from grace_opt.kernels.greedy import cost_path, torch_order
 from tests.mutants import mutant

@@ -20,9 +20,9 @@ from transformers.cache_utils import DynamicCache, QuantizedCache
 
 from bench.efficiency.clock import Clock, Mark
 from grace_opt import ChannelMask, MaskProvider
+from grace_opt.attention.provider import PRESETS
 from grace_opt.hf import PrunedKeyCache, Quantization
 from grace_opt.hf.quantization import QuantizedTokens
-from grace_opt.provider import PRESETS
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.experiments.registry import SIZES, Experiment, Settings, experiments
 from bench.provenance import provenance
+from grace_opt._util.optional import require
 from grace_opt.errors import GraceError, OptionError
-from grace_opt.optional import require
 from grace_opt.sweep import Cell, Description, SweepResult, run_sweep, write_description
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bench.experiments.registry import Experiment, Settings
 from bench.experiments.tensors import LayerTensors, layer_numbers, load, missing
+from grace_opt.attention.weights import interaction_matrix, salient_channels
 from grace_opt.errors import OptionError
 from grace_opt.sweep import Plot, Table
-from grace_opt.weights import interaction_matrix, salient_channels
 
 Rows = list[dict[str, Any]]
 #: Below this share of the mean node weight, an interaction is shown as nothing.

@@ -20,9 +20,9 @@ from bench.experiments.reconstruction import Options as Common
 from bench.experiments.reconstruction import common_config
 from bench.experiments.registry import Experiment, Settings
 from bench.experiments.tensors import LayerTensors, load, missing
+from grace_opt.attention.weights import prune_count
 from grace_opt.errors import OptionError
 from grace_opt.sweep import Plot, Table
-from grace_opt.weights import prune_count
 
 #: Tokens that share a scale and a zero, and the bits of both.
 GROUP, SCALES = 32, 32

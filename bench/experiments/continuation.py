@@ -3,7 +3,7 @@
 When: `pareto` compares caches at the level of a model. The prompt but for its last token is read with dense attention,
 the cache is compressed, and the continuation is fed, teacher-forced: so no difference adds up. An answer of a needle
 prompt counts as found if each of its tokens is the likeliest; that is when greedy decoding would give it.
-Source: ours; the prompts are those of `grace_opt.needle`.
+Source: ours; the prompts are those of `grace_opt.hf.needle`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache
 from bench.experiments.tensors import TensorError, token_ids
 from grace_opt.hf import PrunedKeyCache, PruningConfig, attention_implementation
 from grace_opt.hf.models import POCKET, load_model, quiet
-from grace_opt.needle import filler, make_prompt, question
+from grace_opt.hf.needle import filler, make_prompt, question
 
 
 @dataclass(frozen=True)

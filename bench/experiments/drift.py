@@ -18,9 +18,9 @@ from bench.experiments.protection import over_layers
 from bench.experiments.quality import Quality, Reference, choose, interactions
 from bench.experiments.registry import Experiment, Settings
 from bench.experiments.tensors import LayerTensors, load, missing
+from grace_opt.attention.weights import interaction_matrix
 from grace_opt.errors import OptionError
 from grace_opt.sweep import Plot, Table
-from grace_opt.weights import interaction_matrix
 
 Rows = list[dict[str, Any]]
 METHODS = ("THINK", "MIES", "GRACE")

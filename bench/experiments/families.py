@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grace_opt import generators
 from grace_opt.errors import OptionError
+from grace_opt.instances import generators
 
 Array = npt.NDArray[Any]
 

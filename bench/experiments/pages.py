@@ -21,7 +21,7 @@ from bench.material import BOOKS, MODEL
 from bench.provenance import caption, is_clean, refuse, require_clean
 from bench.report import MARK, RESULTS
 from bench.results import COMMANDS
-from grace_opt.files import aside
+from grace_opt._util.files import aside
 from grace_opt.sweep import make_report
 
 ROOT = Path(__file__).parents[2]

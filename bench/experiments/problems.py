@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from bench.experiments.families import FAMILIES
 from bench.experiments.registry import Settings
-from grace_opt import generators, instances, interaction_matrix, prune_count, salient_channels
+from grace_opt import instances, interaction_matrix, prune_count, salient_channels
 from grace_opt.errors import OptionError, ProblemError
+from grace_opt.instances import generators
 
 Array = npt.NDArray[Any]
 Config = dict[str, Any]
@@ -135,7 +136,7 @@ ARGUMENTS = ("n", "k", "seed", "ridge", "weight", "correlation", "rows", "sigma"
 def _heads(config: Config) -> list[Named]:
     """W of every KV head on one prompt, and the channels that GRACE protects."""
     from grace_opt.hf.capture import capture
-    from grace_opt.needle import make_prompt
+    from grace_opt.hf.needle import make_prompt
 
     model, tokenizer = _model(config["model"], config["device"])
     depth = (0.5 + 0.618 * config["seed"]) % 1  # spread over the text

@@ -21,9 +21,9 @@ from bench.experiments.quality import Reference, interactions
 from bench.experiments.registry import Experiment, Settings
 from bench.experiments.tensors import LayerTensors, load, missing
 from grace_opt import solve
+from grace_opt.attention.weights import PROTECT_HIGH, PROTECT_LOW, check_protection, prune_count
 from grace_opt.errors import OptionError
 from grace_opt.sweep import Table
-from grace_opt.weights import PROTECT_HIGH, PROTECT_LOW, check_protection, prune_count
 
 Rows = list[dict[str, Any]]
 #: Wide enough for the threshold to decide.
@@ -144,7 +144,7 @@ def run(config: dict[str, Any]) -> Rows:
 
 
 def salient(keys: Tensor, threshold: float, low: float, high: float) -> Tensor:
-    """`grace_opt.weights.salient_channels` with mean + `threshold` std for mean + std: (H, L, d) to (H, d)."""
+    """`grace_opt.salient_channels` with mean + `threshold` std for mean + std: (H, L, d) to (H, d)."""
     norms = torch.linalg.vector_norm(keys, dim=-2)
     above = norms > norms.mean(-1, keepdim=True) + threshold * norms.std(-1, correction=0, keepdim=True)
     count = (above.double().mean(-1, keepdim=True).clamp(low, high) * norms.shape[-1] + 0.5).floor()

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from bench.experiments.tensors import LayerTensors, TensorError
 from grace_opt import Problem, solve
+from grace_opt.attention.weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count, salient_channels
 from grace_opt.solution import Status
-from grace_opt.weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count, salient_channels
 
 #: Name in tables -> registered method; GRACE is MIES with salient channels protected.
 SOLVERS = {

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.experiments.registry import Experiment, Settings
-from grace_opt import generators, solve
+from grace_opt import solve
 from grace_opt.errors import GraceError
+from grace_opt.instances import generators
 from grace_opt.solution import Status
 from grace_opt.sweep import Plot, Table
 
@@ -24,7 +25,7 @@ class Options:
     Attributes
     ----------
     kinds : tuple of str
-        Names of `grace_opt.generators`; not those with f(S*) = 0.
+        Names of `grace_opt.instances.generators`; not those with f(S*) = 0.
     n : int
     instances : int
         Of each kind.

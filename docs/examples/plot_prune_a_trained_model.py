@@ -8,11 +8,11 @@ cache and from pruned ones. It is tiny: this shows how to use the library, not w
 
 import matplotlib.pyplot as plt
 
-from grace_opt.figures import draw_demo
+from grace_opt.cli.figures import draw_demo
 from grace_opt.hf import PrunedKeyCache, attention_implementation
 from grace_opt.hf.demo import run_demo
 from grace_opt.hf.models import load_pocket
-from grace_opt.needle import make_prompt
+from grace_opt.hf.needle import make_prompt
 
 model, tokenizer = load_pocket()
 prompt = make_prompt(1000, depth=0.3, count=lambda text: len(tokenizer(text).input_ids), seed=1)

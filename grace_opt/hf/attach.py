@@ -24,8 +24,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
-from ..provider import DEFAULT_RATIO
 from .arguments import held_model
 from .cache import PrunedKeyCache
 from .calls import Calls

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..arrays import working_dtype
+from .._util.arrays import working_dtype
 from ..errors import ProblemError
 
 #: At most so many logits exist at once (256 MiB in float32, and a few temporaries of that size).

@@ -23,9 +23,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from ..attention.masks import ChannelMask
+from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..errors import CacheError, GraceError, OptionError
-from ..masks import ChannelMask
-from ..provider import DEFAULT_RATIO, MaskProvider
 from .arguments import held_model
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
@@ -49,7 +49,7 @@ class PrunedKeyCache(Cache):
         All settings at once, instead of ``method``, ``ratio`` and ``settings``.
     provider : MaskSource, optional
         Decides the channels instead of ``method``, ``ratio``, ``protect``, ``seed`` and options: a
-        `grace_opt.provider.MaskProvider`, or any function ``(queries, keys, attention_mask) -> ChannelMask``.
+        `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) -> ChannelMask``.
     masks : ChannelMask, optional
         Static masks with one leading entry per layer: the same channels for every prompt. Replaces the same arguments.
     prompt_length : int, optional

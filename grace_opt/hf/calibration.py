@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..attention.masks import ChannelMask
+from ..attention.provider import DEFAULT_RATIO
+from ..attention.weights import WEIGHTS, salient_channels
 from ..errors import OptionError
-from ..masks import ChannelMask
 from ..problem import Problem
-from ..provider import DEFAULT_RATIO
-from ..weights import WEIGHTS, salient_channels
 from .cache import PrunedKeyCache
 from .capture import capture
 from .choosing import everything_kept, keeps_all, require_usable

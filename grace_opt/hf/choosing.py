@@ -14,10 +14,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..arrays import working_dtype
+from .._util.arrays import working_dtype
+from ..attention.masks import ChannelMask
+from ..attention.provider import MaskProvider
 from ..errors import CacheError, ProblemError
-from ..masks import ChannelMask
-from ..provider import MaskProvider
 from .masking import StaticMask
 from .plan import LayerPlan, MaskSource
 from .prompt import Observation

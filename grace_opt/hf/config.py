@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..attention.provider import DEFAULT_RATIO, MaskProvider
+from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
-from ..provider import DEFAULT_RATIO, MaskProvider
-from ..weights import check_protection, prune_count
 from .arguments import SETTINGS_ELSEWHERE, advice, explains_arguments
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
@@ -39,7 +39,7 @@ class PruningConfig:
     protect : (float, float), optional
         Bounds [a, b] of the share of salient channels that can not be pruned; None is the method's own default.
     weight : str
-        Which W the method minimises, see `grace_opt.provider.MaskProvider`.
+        Which W the method minimises, see `grace_opt.MaskProvider`.
     seed : int
         For methods that draw random numbers.
     options : mapping

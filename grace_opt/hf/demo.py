@@ -18,14 +18,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from .. import bounds, objective
+from ..attention.provider import MaskProvider
+from ..attention.weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
 from ..errors import OptionError
-from ..needle import NeedlePrompt, make_prompt
 from ..problem import Problem
-from ..provider import MaskProvider
-from ..weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
 from .cache import PrunedKeyCache
 from .capture import capture
 from .implementation import attention_implementation
+from .needle import NeedlePrompt, make_prompt
 from .report import MemoryReport
 
 #: The first one is what to start with, as bench/answers.py measured it on a real model; the paper's are larger.
@@ -132,7 +132,7 @@ def run_demo(
     name : str
         What to call the model in the report.
     tokens, depth, distractors, seed
-        Of the prompt, see `grace_opt.needle.make_prompt`.
+        Of the prompt, see `grace_opt.hf.needle.make_prompt`.
     new_tokens : int
         How many tokens to generate.
     ratios : tuple of float

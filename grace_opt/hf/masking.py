@@ -1,6 +1,6 @@
 """Between masks and models: which model a mask was made for, static masks, and masks from stored indices.
 
-A `grace_opt.masks.ChannelMask` is plain tensors. Here it meets a model: :func:`fingerprint` reads from a configuration
+A `grace_opt.ChannelMask` is plain tensors. Here it meets a model: :func:`fingerprint` reads from a configuration
 what a mask must agree with, :func:`static_sources` turns a mask with one leading entry per layer into the sources of a
 cache (no query is observed, nothing is solved per prompt), and :func:`kept_channels` checks what any source returned
 before keys are cut by it.
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..attention.masks import ChannelMask
 from ..errors import MaskError
-from ..masks import ChannelMask
 
 
 def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | str]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._util.optional import require
 from ..errors import OptionError
-from ..optional import require
 
 BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

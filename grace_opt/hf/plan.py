@@ -10,12 +10,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..masks import ChannelMask
+from ..attention.masks import ChannelMask
 from .config import PruningConfig
 
 
 class MaskSource(Protocol):
-    """What decides which channels go: a `grace_opt.provider.MaskProvider`, a static mask, a function of yours.
+    """What decides which channels go: a `grace_opt.MaskProvider`, a static mask, a function of yours.
 
     It is given queries ``(B, H_q, L_obs, d)``, keys ``(B, H, S, d)`` and, if anything is padded, ``(B, S)`` bool, False
     at padding: of the keys, and, at the last ``L_obs`` places, of the queries.

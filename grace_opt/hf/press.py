@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..provider import MaskProvider
+from ..attention.provider import MaskProvider
 
 MINIMUM = (0, 5, 5)
 
@@ -52,7 +52,7 @@ class GracePress(ThinKPress):
     Parameters
     ----------
     key_channel_compression_ratio : float
-        Share of the channels to prune, in [0, 1). It is rounded up, as in `grace_opt.provider.MaskProvider`:
+        Share of the channels to prune, in [0, 1). It is rounded up, as in `grace_opt.MaskProvider`:
         ⌈ratio · d⌉ channels; ThinKPress rounds down.
     window_size : int
         So many of the prompt's last queries the weights are built from; no more than the keys that are left, if

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from .._util.sealed import Seal
+from ..attention.masks import is_fingerprint
 from ..errors import CacheError
-from ..masks import is_fingerprint
-from ..sealed import Seal
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
 from .saved_layer import SavedLayer

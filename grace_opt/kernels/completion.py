@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import first_argmin
+from .._util.arrays import first_argmin
 from .threads import COMPILE_FROM, in_threads
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import first_argmin
+from .._util.arrays import first_argmin
 from .dispatch import use_triton
 from .passes import mask_from_indices
 from .threads import ALONE_BELOW, in_threads, worth_compiling

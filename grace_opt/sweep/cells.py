@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from .._util.files import make_folder, write
 from ..errors import GraceError, OptionError
-from ..files import make_folder, write
 
 #: Version of the files that a sweep writes. A change of it changes every key, so that no old record is taken for a new.
 FORMAT = 1

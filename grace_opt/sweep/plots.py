@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from .._util.files import write
+from .._util.optional import require
 from ..errors import OptionError
-from ..files import write
-from ..optional import require
 from .bootstrap import mean_interval
 from .cells import SweepError, inside
 from .views import Plot

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .._util.files import new_folder, reason, write
+from .._util.optional import require
 from ..errors import OptionError
-from ..files import new_folder, reason, write
-from ..optional import require
 from .cells import Record, SweepError, inside, read_cell
 from .lines import lines
 from .plots import save_plot

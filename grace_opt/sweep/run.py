@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._util.files import make_folder, reason
 from ..errors import OptionError
-from ..files import make_folder, reason
 from .cells import Cell, Record, SweepError, read_cell, write_cell
 from .measure import Function, measure
 from .pool import Pool

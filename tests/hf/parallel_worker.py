@@ -19,10 +19,10 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
+from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import GraceError
 from grace_opt.hf import PrunedKeyCache, attach
 from grace_opt.hf.eviction import SnapKV
-from grace_opt.masks import ChannelMask
 
 WINDOWS = {"recent_window": 8, "observation_window": 6}
 CASES = {

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig, T5Config, pipeline
 
+from grace_opt.attention.masks import ChannelMask
+from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, MaskError, OptionError, UnknownSolverError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, attach, attention_implementation
 from grace_opt.hf.models import load_pocket
-from grace_opt.masks import ChannelMask
-from grace_opt.provider import MaskProvider
 from tests.hf.conftest import OBSERVED, RECENT
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}

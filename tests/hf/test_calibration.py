@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import grace_opt
+from grace_opt.attention.masks import ChannelMask
+from grace_opt.attention.provider import DEFAULT_RATIO, MaskProvider
+from grace_opt.attention.weights import PROTECT_HIGH, PROTECT_LOW
 from grace_opt.errors import CacheError, MaskError, OptionError, ProblemError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, calibrate, calibration, capture
 from grace_opt.hf.models import load_pocket
-from grace_opt.masks import ChannelMask
-from grace_opt.provider import DEFAULT_RATIO, MaskProvider
-from grace_opt.weights import PROTECT_HIGH, PROTECT_LOW
 from tests import oracle
 
 WINDOWS = {"recent_window": 8, "observation_window": 6}
@@ -171,7 +171,7 @@ class TestUse:
         monkeypatch.setitem(calibration.WEIGHTS, "frobenius", fail)
         monkeypatch.setattr(MaskProvider, "__call__", fail)
         monkeypatch.setattr(MaskProvider, "choose", fail)
-        monkeypatch.setattr(grace_opt.weights, "salient_channels", fail)
+        monkeypatch.setattr(grace_opt.attention.weights, "salient_channels", fail)
         cache = PrunedKeyCache(model, masks=masks, **WINDOWS)
         found = step(model, cache, padded[0], continuation, padded[1])
         everywhere = ChannelMask(masks.pruned[:, None].expand(-1, 2, -1, -1))

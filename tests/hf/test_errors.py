@@ -9,10 +9,10 @@ import torch
 from transformers import DynamicCache, MambaConfig, T5Config
 
 import grace_opt
+from grace_opt.attention.masks import ChannelMask
+from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, GraceError, MaskError, OptionError, ProblemError, UnknownSolverError
 from grace_opt.hf import PrunedKeyCache
-from grace_opt.masks import ChannelMask
-from grace_opt.provider import MaskProvider
 
 
 class TestForgottenAttention:

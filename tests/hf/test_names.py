@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
+from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import OptionError, UnknownSolverError
 from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM, attach
-from grace_opt.provider import MaskProvider
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError
 from grace_opt.hf import PrunedKeyCache, masking
 from grace_opt.hf.layer import PrunedKeyLayer
 from grace_opt.hf.masking import StaticMask, fingerprint, kept_channels, layer_devices
-from grace_opt.masks import ChannelMask
 from tests.hf import parallel_worker
 from tests.hf.conftest import OBSERVED, RECENT, build
 

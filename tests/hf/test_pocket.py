@@ -9,11 +9,11 @@ from transformers import DynamicCache
 from typer.testing import CliRunner
 
 from grace_opt import CacheError, OptionError, instances, interaction_matrix
-from grace_opt.cli import app
+from grace_opt.cli.app import app
 from grace_opt.hf import PrunedKeyCache, attention_implementation, capture
 from grace_opt.hf.demo import run_demo
 from grace_opt.hf.models import ModelError, load_model, load_pocket
-from grace_opt.needle import make_prompt
+from grace_opt.hf.needle import make_prompt
 from tests import oracle
 
 pocket = functools.cache(load_pocket)

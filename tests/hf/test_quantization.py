@@ -356,7 +356,7 @@ def test_a_missing_library_names_the_extra(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr("grace_opt.optional.importlib.import_module", missing)
+    monkeypatch.setattr("grace_opt._util.optional.importlib.import_module", missing)
     for name in BITS:
         with pytest.raises(OptionError, match=r"grace-opt\[quant\]"):
             QuantizedTokens.quantize(draw(1, 1, 8, 4), 4, "tokens", GROUP, name)

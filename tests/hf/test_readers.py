@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import MllamaConfig, MllamaForConditionalGeneration
 
-from grace_opt import weights
+from grace_opt.attention import weights
 from grace_opt.errors import CacheError
 from grace_opt.hf import PrunedKeyCache, SnapKV, attach, calibrate, choosing
 from tests.hf.conftest import OBSERVED, RECENT, SIZES

@@ -16,13 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DynamicLayer
 
-from grace_opt import sealed
+from grace_opt._util import sealed
+from grace_opt.attention.masks import ChannelMask
+from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach, saving
 from grace_opt.hf.layer import PrunedKeyLayer
 from grace_opt.hf.quantization import QuantizedTokens
-from grace_opt.masks import ChannelMask
-from grace_opt.provider import MaskProvider
 
 ROOT = Path(__file__).resolve().parents[2]
 WINDOWS = {"recent_window": 8, "observation_window": 6}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grace_opt.attention.provider import MaskProvider
 from grace_opt.hf import PrunedKeyCache, attention, attention_implementation, capture, segments
-from grace_opt.provider import MaskProvider
 from tests.hf.matrix import model_of
 
 

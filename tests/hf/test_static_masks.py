@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grace_opt.attention.masks import ChannelMask
 from grace_opt.hf import masking
-from grace_opt.masks import ChannelMask
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from grace_opt.attention.masks import SEAL, ChannelMask
 from grace_opt.errors import CacheError, GraceError, MaskError
 from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, Quantization, SnapKV, saving
-from grace_opt.masks import SEAL, ChannelMask
 from tests.hf.test_saving import filled, go_on, kind, same_bits  # noqa: F401  (a fixture)
 
 KINDS = ["plain", "evicted", kind("all at once"), "sliding and full", "empty"]

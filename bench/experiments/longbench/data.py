@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiments.longbench.tasks import TASKS
+from grace_opt._util.files import aside
+from grace_opt._util.optional import require
 from grace_opt.errors import GraceError
-from grace_opt.files import aside
-from grace_opt.optional import require
 
 HUB, ARCHIVE = "zai-org/LongBench", "data.zip"
 #: Of every line of a file; what else it holds is passed over.

@@ -1,0 +1,1 @@
+"""Nobody's API: what several rooms use and no user should see."""

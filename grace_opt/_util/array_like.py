@@ -1,0 +1,164 @@
+"""`read`: whatever users have as an array, as a plain torch tensor of numbers or bools; the one gate for all of them.
+
+Here stands what may come in and what may not, for W, k, protected=, start=, queries and keys alike: nothing that numpy
+or torch would turn into other numbers without a word (masks of masked arrays, True among numbers, large integers among
+fractions) gets past. What the numbers mean is the caller's to check. Source: ours.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ProblemError
+
+#: The largest integer below which every integer is a float64.
+EXACT_INTEGER = 2**53
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
+
+def read(value: Any, name: str, wanted: str = "") -> Tensor:
+    """An array_like as a strided tensor of float16, bfloat16, float32, float64, int64 or bool, shared where possible.
+
+    Parameters
+    ----------
+    value : array_like
+        numpy array, torch tensor, scipy.sparse matrix, nested sequence, or what else numpy makes an array of.
+    name : str
+        What to call it in an error message.
+    wanted : str
+        What the message tells to give instead; empty: real numbers, as for W. Say it for whatever does not take those.
+
+    Raises
+    ------
+    ProblemError
+        For what holds no numbers, other numbers than these, or numbers that would silently become others.
+
+    Examples
+    --------
+    >>> read([[1, 2]], "k")
+    tensor([[1, 2]])
+    """
+    if isinstance(value, Tensor):
+        tensor = _from_torch(value, name, wanted)
+    else:
+        tensor = _from_numpy(to_array(value, name, wanted), name, wanted)
+    if tensor.dtype in _SIGNED or tensor.dtype in _UNSIGNED:
+        whole = tensor.to(torch.int64)
+        if tensor.dtype == torch.uint64 and whole.numel() and (least := int(whole.min())) < 0:
+            raise too_large(name, least + 2**64, wanted)  # beyond int64 it wraps around
+        return whole
+    if tensor.dtype in FLOATS or tensor.dtype == torch.bool:
+        return tensor
+    raise wrong_dtype(name, tensor.dtype, wanted)
+
+
+def wrong_dtype(name: str, dtype: Any, wanted: str = "") -> ProblemError:
+    """The error for entries that are no real numbers of a known precision, or not what is `wanted` instead of those."""
+    kind = str(dtype).removeprefix("torch.")
+    if wanted:
+        return ProblemError(f"{name} has dtype {kind}: give {wanted}.")
+    if kind.startswith("complex"):
+        convert = f", for instance {name}.real where the imaginary parts are zero"
+    elif kind.startswith(("bool", "object")):  # a list as well, and no telling what it was made from
+        convert = f", for instance np.asarray({name}, dtype=float)"
+    else:
+        convert = f", for instance {name}.to(torch.float64)" if isinstance(dtype, torch.dtype) else ""
+    return ProblemError(
+        f"{name} has dtype {kind}: give real numbers (float16, bfloat16, float32, float64 or integers){convert}."
+    )
+
+
+def too_large(name: str, worst: int, wanted: str = "") -> ProblemError:
+    """The error for an integer that float64 does not hold."""
+    if wanted:
+        return ProblemError(f"{name} holds the integer {worst}: give {wanted}.")
+    return ProblemError(
+        f"{name} holds the integer {worst}, beyond 2**53 = {EXACT_INTEGER}, where float64 stops being exact: "
+        "divide by a common factor, or convert to float64 yourself if rounding is fine."
+    )
+
+
+def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
+    kind = type(tensor)
+    # Wrappers of other tensors (masked, distributed, jagged) do not hold the numbers that they stand for.
+    is_wrapper = hasattr(kind, "__tensor_flatten__") or issubclass(kind, torch.masked.MaskedTensor)
+    if is_wrapper or tensor.is_nested:
+        what = "nested tensor" if tensor.is_nested else kind.__name__
+        raise ProblemError(f"{name} is a {what}: give a plain tensor with every entry filled in.")
+    if tensor.device.type == "meta":
+        raise ProblemError(f"{name} is on the meta device and holds no numbers: give a tensor with data.")
+    if tensor.is_quantized:
+        instead = f"give {wanted}" if wanted else f"write {name}.dequantize()"
+        raise ProblemError(f"{name} is quantised ({tensor.dtype}): {instead}.")
+    tensor = tensor.detach()
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:  # not of a tensor that a compiler is tracing
+        tensor = tensor.as_subclass(Tensor)
+    return tensor.resolve_neg()
+
+
+def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
+    """What numpy makes of a value, of whatever dtype, if nothing is lost on the way; ProblemError otherwise."""
+    if hasattr(value, "toarray"):  # scipy.sparse, without importing it; dok_matrix is a dict besides
+        value = value.toarray()
+    if value is None or isinstance(value, str | bytes | os.PathLike | dict):
+        hint = ""
+        if name == "W" and isinstance(value, str | os.PathLike):
+            hint = f"; to read a file, write grace_opt.instances.read({os.fspath(value)!r}).W"
+        raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}{hint}.")
+    parts = list(_parts(value)) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        vertices = ", and name vertices that must not be chosen in protected=" if name == "W" else ""
+        instead = f"give {wanted}" if wanted else f"write {name}.filled(value) with the number meant{vertices}"
+        raise ProblemError(f"{name} is a masked array, and its mask would be lost: {instead}.")
+    if len({_is_bool(part) for part in parts}) > 1:
+        raise ProblemError(f"{name} mixes bools and numbers: give {wanted or 'only numbers'}.")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: tensors in a list that numpy can not read
+        what = "a ragged sequence" if "inhomogeneous" in str(error) else "nothing that numpy makes an array of"
+        raise ProblemError(f"{name} is {what}: give {wanted or 'a rectangular array'} ({error}).") from None
+    if array.ndim == 0 and array.dtype == object and array is not value:  # an iterator or a set, say, as one thing
+        raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}.")
+    if array.dtype.kind == "f" and len(parts) > 1:  # numpy rounds integers that stand among fractions
+        large = (p for p in parts if isinstance(p, numbers.Integral) and abs(int(p)) > EXACT_INTEGER)
+        if (worst := next(large, None)) is not None:
+            raise too_large(name, int(worst), wanted)
+    return array
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What nested lists and tuples hold."""
+    for part in value:
+        if isinstance(part, list | tuple):
+            yield from _parts(part)
+        else:
+            yield part
+
+
+def _is_bool(part: Any) -> bool:
+    """Whether it is a bool, or an array of bools."""
+    if isinstance(part, bool | float | int):
+        return isinstance(part, bool)
+    return getattr(part, "dtype", None) in (np.bool_, torch.bool)
+
+
+def _from_numpy(array: np.ndarray[Any, Any], name: str, wanted: str) -> Tensor:
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.kind not in "iufb":
+        raise wrong_dtype(name, array.dtype, wanted)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)  # longdouble
+    # Torch shares memory, can not walk backwards, and warns of read-only arrays; nothing here writes into its input.
+    shared = array.flags.writeable and array.flags.c_contiguous
+    return torch.from_numpy(array if shared else array.copy())

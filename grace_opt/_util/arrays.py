@@ -1,0 +1,134 @@
+"""The one place that tells numpy from torch: everything inside the library is a torch tensor, results go back as they
+came.
+
+`to_tensor` takes what users have (numpy arrays, nested lists, torch tensors, scipy.sparse matrices) as real numbers,
+and `backend_of` says which kind it was, so that `Backend.export` can return the same kind on the same device.
+Source: ours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ProblemError
+from .array_like import EXACT_INTEGER, FLOATS, read, too_large, wrong_dtype
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where the user's arrays live: numpy, or torch on a device."""
+
+    is_torch: bool
+    device: torch.device
+
+    def export(self, tensor: Tensor) -> Any:
+        """A result in the user's kind: a torch tensor on their device, or a numpy array (scalars for 0-d)."""
+        tensor = tensor.to(self.device)
+        return tensor if self.is_torch else tensor.cpu().numpy()[()]
+
+
+def backend_of(*arrays: Any) -> Backend:
+    """The common backend of several inputs (None and plain Python values are neutral).
+
+    Raises
+    ------
+    ProblemError
+        If numpy arrays and torch tensors, or tensors of several devices, are mixed.
+    """
+    tensors = [a for a in arrays if isinstance(a, Tensor)]
+    if tensors and any(isinstance(a, np.ndarray) for a in arrays):
+        raise ProblemError(
+            "numpy arrays and torch tensors are mixed in one call: convert all of them to one kind, "
+            "for instance with torch.as_tensor(array) or tensor.numpy()."
+        )
+    devices = {t.device for t in tensors}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ProblemError(f"the tensors live on several devices ({names}): move them to one with .to(device).")
+    return Backend(bool(tensors), devices.pop() if devices else torch.device("cpu"))
+
+
+def to_tensor(value: Any, name: str) -> Tensor:
+    """A real-valued array as a torch tensor, without a copy where possible; integers become float64, exactly.
+
+    Parameters
+    ----------
+    value : array_like
+        numpy array, torch tensor, scipy.sparse matrix, or nested sequence of numbers.
+    name : str
+        What to call it in an error message.
+
+    Raises
+    ------
+    ProblemError
+        For bool, complex and object entries, for integers beyond 2**53, and for what `array_like.read` refuses.
+    """
+    return real(read(value, name), name)
+
+
+def real(tensor: Tensor, name: str) -> Tensor:
+    """What `read` gave as floats; integers become float64, exactly."""
+    if tensor.dtype in FLOATS:
+        return tensor
+    if tensor.dtype == torch.bool:
+        raise wrong_dtype(name, tensor.dtype)
+    if tensor.numel():
+        # Not through abs(): the least int64 has no positive counterpart.
+        worst = max(int(tensor.max()), int(tensor.min()), key=abs)
+        if abs(worst) > EXACT_INTEGER:
+            raise too_large(name, worst)
+    return tensor.to(torch.float64)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype computations run in: half precision is accumulated in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def first_argmin(tensor: Tensor) -> Tensor:
+    """Index of the first minimum along the last dimension, int64.
+
+    On the CPU by numpy, which documents that the first minimum wins and is some eight times faster there.
+    """
+    if tensor.device.type == "cpu":
+        return torch.from_numpy(np.argmin(tensor.numpy(), axis=-1))
+    return tensor.argmin(-1)
+
+
+def count(mask: Tensor) -> Tensor:
+    """How many are True along the last dimension, int64.
+
+    On the CPU by numpy: torch wakes its threads for it, and they spin for a while where compiled loops want to run.
+    """
+    if mask.ndim > 1 and not any(mask.stride()[:-1]):  # one row, expanded
+        return count(mask[(0,) * (mask.ndim - 1)]).expand(mask.shape[:-1])
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.asarray(mask.numpy().sum(-1)))
+    return mask.sum(-1)
+
+
+def power_of_two(W: Any) -> float:
+    """A power of two near max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow."""
+    largest = float(abs(W).max()) if len(W) else 0.0
+    return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
+
+
+def least_eigenvalue(W: np.ndarray[Any, Any]) -> float:
+    """The least eigenvalue of a symmetric W; where its entries are too far apart for LAPACK, Gershgorin's bound on it.
+
+    Examples
+    --------
+    >>> round(least_eigenvalue(np.array([[2.0, 1.0], [1.0, 2.0]])), 9)
+    1.0
+    """
+    try:
+        return float(np.linalg.eigvalsh(W)[0])
+    except np.linalg.LinAlgError:
+        diagonal = W.diagonal()
+        return float((diagonal + np.abs(diagonal) - np.abs(W).sum(1)).min())

@@ -1,0 +1,274 @@
+"""The one place that writes files: aside, synced to disk, then renamed; and how text files are read as a whole.
+
+A reader never sees half a file, whatever fails leaves the old one in place and nothing beside it, and what has its
+name survives a loss of power. The rest is as with `open`: symbolic links are followed, a new file's mode follows the
+umask, an old one's stays, and a file that may not be written is not. Devices, pipes and folders are refused. A hard
+link is left behind with the old content, as the file is a new one.
+
+When: for every file that the library writes; tests/test_files.py holds that no other module does. Source: ours;
+`os.replace` is atomic within one folder on every system that Python runs on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import FileError, GraceError, OptionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Names that lead to what the shell has opened, and must not be replaced even where that is a file.
+OPENED = ("/dev/std", "/dev/fd/", "/proc/")
+#: What the system says where there is no room left.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def aside(path: str | os.PathLike[str], error: type[GraceError] = FileError) -> Iterator[Path]:
+    """An empty file in the folder of `path`, with its suffix, to write to; renamed to `path` if the block succeeds.
+
+    Parameters
+    ----------
+    path : path
+        Where the file shall stand in the end.
+    error : type
+        What to raise where the system refuses: the `GraceError` of what is being written.
+
+    Yields
+    ------
+    Path
+        What to write to, by its name. It is removed if the block raises.
+
+    Raises
+    ------
+    GraceError
+        Of type `error`, if there is no such folder, no room, no permission, or something else than a file at `path`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> with aside(path) as name:
+    ...     _ = name.write_text("hello")
+    >>> path.read_text(), len(list(path.parent.iterdir()))
+    ('hello', 1)
+    """
+    name = None
+    try:
+        target, mode = _target(path)
+        # Not by tempfile: its files are readable to their owner alone, and stay so when renamed.
+        name = target.with_name(f".{target.stem[:32]}.{secrets.token_hex(8)}{target.suffix[-16:]}")
+        fresh = _create(name)
+        yield name
+        _sync(name)
+        name.chmod(fresh if mode is None else mode)  # a library may have put a file of its own there, with its own mode
+        os.replace(name, target)
+        with suppress(OSError):  # not every system can sync a folder; the file is whole in any case
+            _sync(target.parent, os.O_RDONLY)
+    except BaseException as failure:
+        if name is not None:
+            with suppress(OSError):  # a read-only file system refuses this as well; what it refused first is told
+                name.unlink()
+        if isinstance(failure, OSError) and not isinstance(failure, GraceError):
+            raise error(f"cannot write {os.fspath(path)}: {reason(failure)}") from failure
+        raise
+
+
+def make_folder(path: Path, error: type[GraceError]) -> list[Path]:
+    """Make a folder and its parents where they are missing; those that were made, the innermost first.
+
+    Parameters
+    ----------
+    path : Path
+    error : type
+        What to raise where the system refuses.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> [made.name for made in make_folder(Path(tempfile.mkdtemp()) / "a" / "b", FileError)]
+    ['b', 'a']
+    """
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise error(f"cannot make the folder {path}: {reason(failure)}") from failure
+    except ValueError:
+        raise error(f"cannot make the folder {str(path)!r}: there is a null character in the name.") from None
+    return missing
+
+
+@contextmanager
+def new_folder(path: Path, error: type[GraceError] = FileError) -> Iterator[None]:
+    """A folder to write into, made where it is missing; what was made and is still empty goes if the block raises.
+
+    Parameters
+    ----------
+    path : Path
+    error : type
+        What to raise where the system refuses.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a" / "b"
+    >>> with suppress(ValueError), new_folder(path):
+    ...     raise ValueError("something failed")
+    >>> list(path.parent.parent.iterdir())
+    []
+    """
+    made = make_folder(path, error)
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+        raise
+
+
+def reason(failure: OSError) -> str:
+    """What the system says, and what would help, as the end of a sentence.
+
+    Examples
+    --------
+    >>> reason(OSError(errno.EROFS, "Read-only file system"))
+    'Read-only file system. Choose another place.'
+    """
+    said = failure.strerror or str(failure)
+    if failure.errno in (errno.EINVAL, errno.ENOENT):
+        return f"{said}."
+    return f"{said}. {'Make room, or choose' if failure.errno in FULL else 'Choose'} another place."
+
+
+def write(path: str | os.PathLike[str], content: str | bytes, error: type[GraceError] = FileError) -> None:
+    """Write text (UTF-8, its line ends as they are) or bytes to a file, aside and renamed; see `aside`.
+
+    Parameters
+    ----------
+    path : path
+    content : str or bytes
+    error : type
+        What to raise where the system refuses.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> write(path, "λ")
+    >>> path.read_bytes()
+    b'\\xce\\xbb'
+    """
+    with aside(path, error) as name, name.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_tensors(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    error: type[GraceError] = FileError,
+) -> None:
+    """Write a safetensors file, aside and renamed; see `aside`.
+
+    Parameters
+    ----------
+    path : path
+    tensors : mapping of Tensor
+        Contiguous, on the CPU, none of them sharing memory.
+    metadata : mapping of str
+    error : type
+        What to raise where the system refuses.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with aside(path, error) as name:
+        try:
+            save_file(dict(tensors), name, dict(metadata))
+        except SafetensorError as failure:
+            code = re.search(r"os error (\d+)", str(failure))  # on Windows, of its own numbering
+            raise OSError(int(code[1]) if code and os.name == "posix" else None, str(failure)) from failure
+
+
+def read_lines(path: Path, error: type[GraceError]) -> list[str]:
+    """The lines of a text file, none of them cut short.
+
+    Parameters
+    ----------
+    path : Path
+    error : type
+        What to raise if the file is empty, or its last line does not end: ``12`` may be what is left of ``123``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "w.csv"
+    >>> path.write_text("1,2\\n3,4")
+    7
+    >>> read_lines(path, FileError)
+    Traceback (most recent call last):
+    grace_opt.errors.FileError: ...w.csv: the last line, '3,4', does not end. Was the file cut short (truncated)? ...
+    """
+    text = path.read_text(encoding="utf-8-sig")  # Excel's CSV begins with a mark
+    if not text.strip():
+        raise error(f"{path} cannot be read as {path.suffix}: it is empty. The first line is missing.")
+    lines = text.split("\n")
+    if last := lines.pop():
+        raise error(
+            f"{path}: the last line, {last[-40:]!r}, does not end. Was the file cut short (truncated)? If it is whole, "
+            "end it with a newline."
+        )
+    return lines
+
+
+def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
+    """The file itself, links followed, and its mode if it exists; an OSError if it can not be written as a file."""
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise OptionError(f"path={path!r}: give the name of a file, as text or a Path.") from None
+    if "\0" in text:
+        raise OSError(errno.EINVAL, "there is a null character in the name")
+    target = Path(os.path.realpath(text))
+    try:
+        found = os.stat(text)
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            hint = "; ~ is not expanded here, write Path(...).expanduser()" if text.startswith("~") else ""
+            raise OSError(errno.ENOENT, f"there is no folder {target.parent}{hint}") from None
+        return target, None
+    if not stat.S_ISREG(found.st_mode) or os.path.abspath(text).startswith(OPENED):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
+        raise OSError(errno.EINVAL, f"it is {kind}, which a file can not replace; give the name of a file")
+    os.close(os.open(target, os.O_WRONLY))  # whether it may be written, and if not, why not
+    return target, stat.S_IMODE(found.st_mode)
+
+
+def _create(name: Path) -> int:
+    """Make the file, for its owner alone until it is whole; the mode that it would have by the umask."""
+    file = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        mode = stat.S_IMODE(os.fstat(file).st_mode)
+    finally:
+        os.close(file)
+    name.chmod(0o600)
+    return mode
+
+
+def _sync(path: Path, flags: int = os.O_RDWR) -> None:
+    file = os.open(path, flags)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

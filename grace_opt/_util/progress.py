@@ -1,0 +1,79 @@
+"""A progress bar on stderr that shows itself only where somebody is waiting.
+
+Source: ours, on rich.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import OptionError
+
+#: Seconds after which a bar appears by itself.
+DELAY = 1.5
+
+
+@contextmanager
+def progress_bar(wanted: bool | None, total: int) -> Iterator[Callable[[str, int], None]]:
+    """A function ``show(description, completed)`` for the block.
+
+    Parameters
+    ----------
+    wanted : bool or None
+        None: if the block takes longer than `DELAY` and stderr is a terminal; True: at once, wherever stderr goes.
+    total : int
+        Number of steps.
+
+    Raises
+    ------
+    OptionError
+        If `wanted` is none of these.
+
+    Examples
+    --------
+    >>> with progress_bar(False, 1) as show:
+    ...     show("nothing to see", 0)
+    """
+    if not (wanted is None or isinstance(wanted, bool)):
+        raise OptionError(f"progress={wanted!r}: give True, False, or None for a bar where somebody is waiting.")
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        yield lambda description, completed: None
+        return
+    from rich.console import Console
+    from rich.errors import LiveError
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=console.is_terminal)
+    task = bar.add_task("", total=total)
+    lock, over = threading.Lock(), False
+
+    def start() -> None:
+        with lock:  # the block may end while the timer fires
+            if not over:
+                try:
+                    bar.start()
+                except LiveError:
+                    return  # the caller shows a display of its own, and rich allows one at a time
+
+    def show(description: str, completed: int) -> None:
+        bar.update(task, description=description, completed=completed)
+
+    timer: Any = threading.Timer(DELAY, start)
+    timer.daemon = True
+    if wanted:
+        start()
+    else:
+        timer.start()
+    try:
+        yield show
+    finally:
+        timer.cancel()
+        with lock:
+            over = True
+            bar.stop()

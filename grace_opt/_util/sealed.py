@@ -1,0 +1,99 @@
+"""Safetensors files that know what they are and whether they are whole: a format, a version, and a digest of it all.
+
+When: for what the library saves of its own, masks and caches. Safetensors itself finds what was cut off, but not a
+byte that changed, a tensor that was replaced, or metadata that were edited. The digest finds those; it is no signature:
+who can write the file can make it fit, so that readers check all that they rely on. Source: ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import GraceError
+from .files import write_tensors
+
+
+@dataclass(frozen=True)
+class Seal:
+    """A kind of file.
+
+    Attributes
+    ----------
+    format, version : str
+        As they stand in the metadata.
+    what : str
+        With its article, for messages: "a channel mask".
+    error : type
+        What its readers and writers raise.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from grace_opt.errors import MaskError
+    >>> seal, path = Seal("example", "1", "an example", MaskError), pathlib.Path(tempfile.mkdtemp()) / "x.safetensors"
+    >>> seal.write(path, {"x": torch.ones(2)}, {"made": "here"})
+    >>> seal.read(path)
+    ({'made': 'here'}, {'x': tensor([1., 1.])})
+    """
+
+    format: str
+    version: str
+    what: str
+    error: type[GraceError]
+
+    def write(self, path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Write tensors and JSON-able values, aside and renamed."""
+        # Copies on the CPU: views share memory with others, which the format does not have.
+        owned = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+        metadata = {"format": self.format, "version": self.version, "about": json.dumps(dict(about), sort_keys=True)}
+        write_tensors(path, owned, {**metadata, "digest": _digest(owned, metadata)}, self.error)
+
+    def read(self, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The values and the tensors, on the CPU; an error of this kind's type if there is anything wrong with it."""
+        unreadable = f"{os.fspath(path)} cannot be read as {self.what} (truncated or not safetensors)"
+        try:
+            if not os.path.exists(path):
+                raise self.error(f"no {self.what.split(' ', 1)[1]} at {os.fspath(path)}.")
+            if not os.path.isfile(path):
+                raise self.error(f"{unreadable}: it is no regular file.")
+            with safe_open(os.fspath(path), framework="pt") as file:
+                metadata = dict(file.metadata() or {})
+                if metadata.get("format") != self.format:
+                    raise self.error(f"{path} is a safetensors file, but not {self.what} of grace_opt.")
+                if metadata.get("version") != self.version:
+                    raise self.error(
+                        f"{path} has format version {metadata.get('version')!r}; this grace_opt reads "
+                        f"{self.version!r}: update grace_opt, or save it again."
+                    )
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if metadata.pop("digest", None) != _digest(tensors, metadata):
+                raise self.error(
+                    f"{path} was changed after it was saved, or damaged: its digest differs, so it cannot be trusted. "
+                    "Save it again."
+                )
+            about = json.loads(metadata["about"])
+        except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
+            if isinstance(error, GraceError):
+                raise
+            raise self.error(f"{unreadable}: {error}") from error
+        if not isinstance(about, dict):
+            raise self.error(f"{path}: the metadata are no JSON object.")
+        return about, tensors
+
+
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    found = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        if tensor.numel():
+            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

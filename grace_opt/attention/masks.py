@@ -1,0 +1,172 @@
+"""`ChannelMask`: which key channels are pruned, per KV head, for one layer or a whole model; saved as safetensors.
+
+Use it to carry a selection from where it was made to where it is applied. Source: ours; format documented at
+`ChannelMask.save`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from .._util.sealed import Seal
+from ..errors import MaskError
+from ..objective import indices_from_mask
+
+SEAL = Seal("grace_opt.channel_mask", "1", "a channel mask", MaskError)
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelMask:
+    """Pruned and kept key channels of every KV head.
+
+    Attributes
+    ----------
+    pruned : Tensor (..., H_kv, d), bool
+        True = this channel of this head is pruned. Leading dimensions are layers and/or batch.
+    fingerprint : mapping
+        What the mask was made for (model type, layers, KV heads, head_dim, …); empty if unknown.
+    pruned_per_head : int or None
+        So many in every head, if whoever made the mask knows: indices are then made without waiting for the device.
+
+    Raises
+    ------
+    MaskError
+        If `pruned` is not a bool tensor of at least two dimensions, or `fingerprint` no such mapping.
+
+    Examples
+    --------
+    >>> mask = ChannelMask(torch.tensor([[True, False, False], [False, False, True]]))
+    >>> mask.kept_indices.tolist()
+    [[1, 2], [0, 1]]
+    """
+
+    pruned: Tensor
+    fingerprint: Mapping[str, str | int] = field(default_factory=dict)
+    pruned_per_head: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pruned, Tensor) or self.pruned.dtype != torch.bool or self.pruned.ndim < 2:
+            got = (
+                f"{self.pruned.dtype} {tuple(self.pruned.shape)}"
+                if isinstance(self.pruned, Tensor)
+                else type(self.pruned)
+            )
+            raise MaskError(f"a ChannelMask is a bool tensor (..., KV heads, head_dim), True = pruned; got {got}.")
+        if not self.pruned.numel():
+            raise MaskError(f"a ChannelMask of shape {tuple(self.pruned.shape)} is empty: give at least one channel.")
+        if not is_fingerprint(self.fingerprint):
+            raise MaskError(
+                f"fingerprint={self.fingerprint!r}: give a mapping of names to texts or integers, as in "
+                'ChannelMask(pruned, {"model_type": "llama"}).'
+            )
+        k = self.pruned_per_head
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= self.pruned.shape[-1]):
+            raise MaskError(f"pruned_per_head={k!r}: give how many channels are pruned in every head, or None.")
+
+    @property
+    def head_dim(self) -> int:
+        """Channels per head, d."""
+        return self.pruned.shape[-1]
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads per layer."""
+        return self.pruned.shape[-2]
+
+    @property
+    def pruned_indices(self) -> Tensor:
+        """Sorted pruned channels, int64; shorter rows are padded with -1."""
+        return indices_from_mask(self.pruned, _most(self.pruned) if (k := self.pruned_per_head) is None else k)
+
+    @property
+    def kept_indices(self) -> Tensor:
+        """Sorted kept channels, int64; shorter rows are padded with -1."""
+        kept, k = ~self.pruned, self.pruned_per_head
+        return indices_from_mask(kept, _most(kept) if k is None else self.head_dim - k)
+
+    def counted(self) -> ChannelMask:
+        """The same mask with ``pruned_per_head`` found out, if that is one number; waits for the device."""
+        counts = set(self.pruned.sum(-1).flatten().tolist())
+        return replace(self, pruned_per_head=counts.pop() if len(counts) == 1 else None)
+
+    def layer(self, i: int) -> ChannelMask:
+        """Entry `i` of the first leading dimension."""
+        if self.pruned.ndim < 3:
+            raise MaskError(f"this mask of shape {tuple(self.pruned.shape)} has no layer dimension.")
+        return replace(self, pruned=self.pruned[i])
+
+    def to(self, device: torch.device | str) -> ChannelMask:
+        """The same mask on another device."""
+        return replace(self, pruned=self.pruned.to(device))
+
+    @staticmethod
+    def stack(masks: Sequence[ChannelMask], fingerprint: Mapping[str, str | int] | None = None) -> ChannelMask:
+        """Stack layers' masks along a new first dimension; they must agree in shape."""
+        shapes = {tuple(m.pruned.shape) for m in masks}
+        if len(shapes) != 1:
+            raise MaskError(f"cannot stack masks of shapes {sorted(shapes)}: give at least one, all of one shape.")
+        counts = {m.pruned_per_head for m in masks}
+        per_head = counts.pop() if len(counts) == 1 else None
+        return ChannelMask(torch.stack([m.pruned for m in masks]), fingerprint or masks[0].fingerprint, per_head)
+
+    def require_fit(self, fingerprint: Mapping[str, str | int]) -> None:
+        """Raise MaskError, naming the difference, if this mask was made for another model than `fingerprint`
+        describes."""
+        other = {key: (self.fingerprint[key], fingerprint[key]) for key in self.fingerprint.keys() & fingerprint.keys()}
+        differ = [f"{key}: mask {a!r}, model {b!r}" for key, (a, b) in sorted(other.items()) if a != b]
+        if differ:
+            raise MaskError(f"the mask was made for another model ({'; '.join(differ)}): make one for this model.")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file: tensor ``pruned`` (bool), and metadata ``format``, ``version``, ``about`` (JSON,
+        with the ``fingerprint``) and a ``digest`` of it all.
+
+        The file is written aside and renamed, so a crash leaves no half of it.
+
+        Raises
+        ------
+        MaskError
+            If the file can not be written there.
+        """
+        SEAL.write(path, {"pruned": self.pruned}, {"fingerprint": dict(self.fingerprint)})
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> ChannelMask:
+        """Read a file that `save` wrote.
+
+        Raises
+        ------
+        MaskError
+            If the file is missing, truncated, corrupt, changed, not a channel mask, or of a later format version.
+        """
+        about, tensors = SEAL.read(path)
+        fingerprint = about.get("fingerprint")
+        if set(tensors) != {"pruned"} or set(about) != {"fingerprint"} or not is_fingerprint(fingerprint):
+            raise MaskError(
+                f"{path} holds {sorted(tensors)} and {sorted(about)}: a channel mask has a tensor 'pruned' and a "
+                "fingerprint of names with texts or integers, and nothing else. Save the mask again."
+            )
+        pruned = tensors["pruned"]
+        if pruned.dtype != torch.bool or pruned.ndim < 2 or not pruned.numel():
+            raise MaskError(
+                f"{path} holds {pruned.dtype} {tuple(pruned.shape)}: a mask is a bool tensor (..., KV heads, head_dim) "
+                "and not empty. Save it again."
+            )
+        return ChannelMask(pruned, fingerprint)
+
+
+def is_fingerprint(value: Any) -> TypeGuard[Mapping[str, str | int]]:
+    """Whether a value, from a file or a user, is what `ChannelMask.fingerprint` may be."""
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and type(entry) in (str, int) for name, entry in value.items()
+    )
+
+
+def _most(mask: Tensor) -> int:
+    return int(mask.sum(-1).max())

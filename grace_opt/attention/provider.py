@@ -1,0 +1,156 @@
+"""`MaskProvider`: observed queries and cached keys in, a `ChannelMask` out, by any registered method.
+
+It is what inference code plugs in. A method that somebody registers can be used here at once. Source: GRACE
+(arXiv 2604.16983): the preset ``"grace"`` is salient-channel protection plus MIES.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import registry
+from .._util.arrays import to_tensor
+from ..errors import OptionError, ProblemError, UnknownSolverError
+from ..problem import Problem
+from ..run import Run, checked_seed
+from .masks import ChannelMask
+from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune_count, salient_channels
+
+#: Presets: name -> (method, protection bounds).
+PRESETS: Mapping[str, tuple[str, tuple[float, float]]] = {"grace": ("mies", (PROTECT_LOW, PROTECT_HIGH))}
+
+#: Share of the channels that is pruned where nobody says: docs/results/answers.md shows what larger ones cost.
+DEFAULT_RATIO = 0.3
+
+
+class MaskProvider:
+    """Chooses which key channels to prune, one KV head at a time.
+
+    Parameters
+    ----------
+    method : str
+        A registered method, or the preset ``"grace"`` (protection and MIES).
+    ratio : float
+        Fraction of channels to prune, in [0, 1); ⌈ratio · d⌉ channels of every head are pruned.
+    kept_channels : int, optional
+        An absolute budget that replaces `ratio`: so many channels of every head are kept.
+    protect : (low, high), optional
+        Bounds of the protected proportion, see `salient_channels`; None protects nothing (for the preset: its own
+        bounds).
+    weight : {"frobenius"}
+        Which W to build from queries and keys.
+    seed : int
+        For randomised methods.
+    **options
+        The method's own options.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(1, 4, 32, 64), torch.randn(1, 2, 500, 64)
+    >>> MaskProvider("grace", ratio=0.3)(q, k).kept_indices.shape
+    torch.Size([1, 2, 44])
+    """
+
+    def __init__(
+        self,
+        method: str = "mies",
+        ratio: float = DEFAULT_RATIO,
+        *,
+        kept_channels: int | None = None,
+        protect: tuple[float, float] | None = None,
+        weight: str = "frobenius",
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        solver, preset_protect = PRESETS.get(method, (method, None))
+        protect = preset_protect if protect is None else protect
+        if weight not in WEIGHTS:
+            raise OptionError(f"weight={weight!r}: give one of {', '.join(map(repr, WEIGHTS))}.")
+        prune_count(ratio, 1)  # checks the range
+        if kept_channels is not None and (
+            isinstance(kept_channels, bool) or not isinstance(kept_channels, int) or kept_channels < 1
+        ):
+            raise OptionError(f"kept_channels={kept_channels!r}: give an integer >= 1, or leave it out for ratio.")
+        self.method, self.ratio, self.weight, self.seed = method, float(ratio), weight, checked_seed(seed)
+        self.kept_channels = kept_channels
+        self.protect = None if protect is None else check_protection(protect)
+        try:
+            self._spec = registry.get(solver)
+        except UnknownSolverError as error:
+            presets = ", ".join(
+                f"{name!r} (protection of salient channels, then {m!r})" for name, (m, _) in PRESETS.items()
+            )
+            near = registry.nearest(method, PRESETS)
+            meant = f" Did you mean {near!r}?" if near is not None else ""
+            raise UnknownSolverError(f"{error} Here, {presets} is known as well.{meant}") from None
+        self._options = replace(self._spec, name=method).make_options(options)  # a message names what was written
+
+    def __repr__(self) -> str:
+        size = f"ratio={self.ratio:g}" if self.kept_channels is None else f"kept_channels={self.kept_channels}"
+        return f"MaskProvider({self.method!r}, {size}, protect={self.protect}, weight={self.weight!r})"
+
+    def count(self, head_dim: int) -> int:
+        """How many of `head_dim` channels are pruned; checks that protection leaves that many.
+
+        Raises
+        ------
+        ProblemError
+            If k + ⌊high · d + ½⌋ > d, or if `kept_channels` is more than there are.
+        """
+        most = 0 if self.protect is None else math.floor(self.protect[1] * head_dim + 0.5)
+        if self.kept_channels is not None:
+            k = head_dim - self.kept_channels
+            setting, advice = f"kept_channels={self.kept_channels}", f"raise kept_channels to at least {most}"
+            if k < 0:
+                raise ProblemError(f"{setting}: the heads have {head_dim} channels; give at most {head_dim}.")
+        else:
+            k = prune_count(self.ratio, head_dim)
+            setting = f"ratio={self.ratio:g}"
+            advice = f"lower ratio to at most {(head_dim - most) / head_dim:.3g}"
+        if k + most > head_dim:
+            raise ProblemError(
+                f"{setting} prunes {k} of {head_dim} channels, but up to {most} may be protected: {advice}, or the "
+                f"protection bound {self.protect}."
+            )
+        return k
+
+    def problem(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> Problem:
+        """The instance that `__call__` solves, one per KV head: for certificates and experiments."""
+        q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
+        W = WEIGHTS[self.weight](q, k, attention_mask)
+        protected = None
+        if self.protect is not None:
+            protected = salient_channels(k, *self.protect, attention_mask=attention_mask)
+        return Problem.of(W, self.count(k.shape[-1]), protected=protected, check=False)
+
+    def __call__(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
+        """Choose the channels to prune.
+
+        Parameters
+        ----------
+        queries : Tensor (..., H_q, L_obs, d)
+            Observed queries, after RoPE.
+        keys : Tensor (..., H_kv, L, d)
+            Cached keys, after RoPE.
+        attention_mask : Tensor (..., L), optional
+            True for real tokens.
+
+        Returns
+        -------
+        ChannelMask
+            ``pruned`` has shape (..., H_kv, d). Nothing in here waits for the device, if the method does not.
+        """
+        problem = self.problem(queries, keys, attention_mask)
+        return replace(self.choose(problem), pruned_per_head=problem.k_max)
+
+    def choose(self, problem: Problem) -> ChannelMask:
+        """Solve instances that were built elsewhere, from an average of several W for instance."""
+        with torch.no_grad():
+            mask = self._spec.solve(problem.flatten(), self._options, Run(self.seed), check=False).mask
+        return ChannelMask(mask.reshape(problem.candidates.shape))

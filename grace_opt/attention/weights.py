@@ -1,0 +1,268 @@
+r"""From attention to a problem: the interaction matrix of observed queries and cached keys, and the channels to
+protect.
+
+Dropping the key channels P changes the logits by :math:`\sum_{i \in P} q_i k_i^\top`, whose squared Frobenius norm is
+:math:`1_P^\top W 1_P` with :math:`W = (Q^\top Q) \circ (K^\top K)`.
+Source: GRACE (arXiv 2604.16983), sections 3.1 to 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._util.array_like import read
+from .._util.arrays import backend_of, to_tensor, working_dtype
+from ..errors import OptionError, ProblemError
+from ..kernels.dispatch import use_triton
+from ..kernels.greedy import LARGEST_ON_CHIP
+
+#: Our bounds [a, b] on the protected proportion; the paper gives none.
+PROTECT_LOW, PROTECT_HIGH = 0.05, 0.15
+
+
+def prune_count(ratio: float, d: int) -> int:
+    """How many of d channels a ratio prunes: ⌈ratio · d⌉, as in the paper.
+
+    Parameters
+    ----------
+    ratio : float
+        In [0, 1).
+    d : int
+        Number of channels.
+
+    Raises
+    ------
+    OptionError
+        If `ratio` lies outside [0, 1), or `d` is no number of channels.
+
+    Examples
+    --------
+    >>> prune_count(0.6, 128), prune_count(0.7, 10)
+    (77, 7)
+    """
+    if isinstance(d, bool) or not isinstance(d, numbers.Integral) or d < 0:
+        raise OptionError(f"d={d!r}: give the number of channels, a non-negative integer.")
+    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 <= ratio < 1:
+        raise OptionError(f"ratio={ratio!r}: give the fraction of channels to prune, 0 <= ratio < 1, for instance 0.6.")
+    # .7 * 10 is 7.000000000000001 in floating point: round away what decimal ratios cannot mean.
+    return math.ceil(round(float(ratio) * d, 9))
+
+
+def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> Any:
+    r"""Interaction matrix of every KV head, :math:`W = (Q^\top Q) \circ (K^\top K)`.
+
+    Parameters
+    ----------
+    queries : array (..., H_q, L_obs, d)
+        Observed queries after RoPE, the last L_obs positions. The query heads of a group are stacked, so grouped-query
+        attention is exact.
+    keys : array (..., H_kv, L, d)
+        Cached keys after RoPE; H_q is a multiple of H_kv.
+    attention_mask : array (..., L), optional
+        True (or 1) for real tokens. Padding is excluded from the keys and, at the last L_obs positions, from the
+        queries.
+
+    Returns
+    -------
+    array (..., H_kv, d, d)
+        float32 (float64 if the inputs are), symmetric, positive semidefinite up to rounding.
+
+    Raises
+    ------
+    ProblemError
+        On shapes that do not fit: L_obs > L, H_q not a multiple of H_kv, different d or leading dimensions.
+
+    Notes
+    -----
+    O(H_q L_obs d² + H_kv L d²). Half-precision inputs are accumulated in float32. On a GPU, for d up to 256, Triton
+    reads the keys once, where they are and as they are; elsewhere they are copied to float32.
+
+    References
+    ----------
+    GRACE, arXiv 2604.16983, equations 5 to 7.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> W = interaction_matrix(rng.normal(size=(4, 8, 16)), rng.normal(size=(2, 32, 16)))
+    >>> W.shape
+    (2, 16, 16)
+    """
+    backend = backend_of(queries, keys, attention_mask)
+    q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
+    group = _check_shapes(q, k)
+    if use_triton("weights", k.device, _objection(q, k)):
+        return backend.export(_in_one_read(q, k, attention_mask))
+    dtype = torch.promote_types(working_dtype(q.dtype), working_dtype(k.dtype))
+    q, k = q.to(dtype), k.to(dtype)
+    if attention_mask is not None:
+        valid = _valid_tokens(attention_mask, k)
+        k = k.masked_fill(~valid[..., None, :, None], 0.0)
+        q = q.masked_fill(~valid[..., None, -q.shape[-2] :, None], 0.0)
+    stacked = q.reshape(*k.shape[:-2], group * q.shape[-2], q.shape[-1])
+    of_queries, of_keys = stacked.mT @ stacked, k.mT @ k
+    if k.device.type == "cpu":  # elsewhere somebody would wait for it
+        _refuse_out_of_range(stacked, k, of_queries, of_keys)
+    W = of_queries * of_keys
+    return backend.export((W + W.mT) / 2)  # matrix products are symmetric only up to rounding
+
+
+def _refuse_infinite(norms: Tensor) -> None:
+    if not bool(norms.isfinite().all()):
+        raise ProblemError("keys hold numbers that are not finite, or so large that their norms are not: look for NaN.")
+
+
+def _refuse_out_of_range(q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tensor) -> None:
+    """Raise where W would be infinite, or lose its digits near zero."""
+    limits = torch.finfo(of_queries.dtype)
+    # W is positive semidefinite: no entry is larger than the largest of its diagonal.
+    diagonals = [product.diagonal(dim1=-2, dim2=-1).to(torch.float64) for product in (of_queries, of_keys)]
+    reach = (diagonals[0] * diagonals[1]).amax(-1)
+    if not bool(reach.isfinite().all()) or bool((reach > limits.max).any()):
+        raise ProblemError(
+            "queries or keys hold numbers that are not finite, or so large that W leaves "
+            f"{str(of_queries.dtype).removeprefix('torch.')}: look for NaN, or divide them by a power of two."
+        )
+    small = reach < limits.tiny / limits.eps
+    if bool(small.any()) and bool((small & (q != 0).any(-1).any(-1) & (k != 0).any(-1).any(-1)).any()):
+        raise ProblemError(
+            f"queries and keys are so small that W, at most {float(reach.min()):.3g} in a head, loses its digits in "
+            f"{str(of_queries.dtype).removeprefix('torch.')}: multiply them by a power of two."
+        )
+
+
+def _objection(q: Tensor, k: Tensor) -> str | None:
+    """Why the GPU's kernel can not take these."""
+    if torch.float64 in (q.dtype, k.dtype):
+        return "it computes in float32, and the inputs are float64"
+    if k.shape[-1] > LARGEST_ON_CHIP:
+        return f"heads are wider than {LARGEST_ON_CHIP}"
+    return None
+
+
+def _in_one_read(q: Tensor, k: Tensor, attention_mask: Any) -> Tensor:
+    from ..kernels.triton.interaction import interaction_matrix as on_chip
+
+    valid = None if attention_mask is None else _valid_tokens(attention_mask, k).reshape(-1, k.shape[-2])
+    W = on_chip(q.reshape(-1, *q.shape[-3:]), k.reshape(-1, *k.shape[-3:]), valid)
+    return W.reshape(*k.shape[:-2], *W.shape[-2:])
+
+
+def salient_channels(
+    keys: Any, low: float = PROTECT_LOW, high: float = PROTECT_HIGH, attention_mask: Any = None
+) -> Any:
+    r"""The channels that must not be pruned: those whose key column is unusually large.
+
+    A channel is salient if its L2 norm over the tokens exceeds mean + one standard deviation (ddof 0) of its head's
+    channels. The proportion p of salient channels is clamped to [low, high]; the top ⌊p d + ½⌋ channels by norm are
+    protected.
+
+    Parameters
+    ----------
+    keys : array (..., L, d)
+        Cached keys after RoPE.
+    low, high : float
+        0 <= low <= high <= 1.
+    attention_mask : array, optional
+        True for real tokens, shape (..., L) without the head dimension of `keys` (..., H_kv, L, d).
+
+    Returns
+    -------
+    array (..., d), bool
+        True = protected.
+
+    Notes
+    -----
+    O(L d) per head. Ties go to the lowest index.
+
+    References
+    ----------
+    GRACE, arXiv 2604.16983, section 3.4. The paper does not state [a, b]; the defaults are ours.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> keys = np.ones((10, 20)); keys[:, 3] = 50.0
+    >>> salient_channels(keys).nonzero()[0]
+    array([3])
+    """
+    check_protection((low, high))
+    backend = backend_of(keys, attention_mask)
+    k = to_tensor(keys, "keys")
+    if k.ndim < 2:
+        raise ProblemError(f"keys has shape {tuple(k.shape)}: expected (..., L, d).")
+    k = k.to(working_dtype(k.dtype))
+    if attention_mask is not None:
+        k = k.masked_fill(~_valid_tokens(attention_mask, k)[..., None, :, None], 0.0)
+    norms = torch.linalg.vector_norm(k, dim=-2)
+    if norms.device.type == "cpu":  # elsewhere somebody would wait for it
+        _refuse_infinite(norms)
+    d = norms.shape[-1]
+    salient = norms > norms.mean(-1, keepdim=True) + norms.std(-1, correction=0, keepdim=True)
+    proportion = salient.to(norms.dtype).mean(-1, keepdim=True).clamp(low, high)
+    count = (proportion * d + 0.5).floor()
+    rank = norms.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return backend.export(rank < count)
+
+
+def check_protection(protect: Any) -> tuple[float, float]:
+    """The bounds (low, high) of the protected proportion, validated."""
+    try:
+        if any(isinstance(bound, bool) or not isinstance(bound, numbers.Real) for bound in protect):
+            raise TypeError
+        low, high = (float(bound) for bound in protect)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"protect={protect!r}: give (low, high), for instance ({PROTECT_LOW}, {PROTECT_HIGH})."
+        ) from None
+    if not 0 <= low <= high <= 1:
+        raise OptionError(f"protection bounds low={low}, high={high}: must satisfy 0 <= low <= high <= 1.")
+    return low, high
+
+
+def _check_shapes(q: Tensor, k: Tensor) -> int:
+    """Query heads per KV head."""
+    for name, t, heads in (("queries", q, "H_q, L_obs"), ("keys", k, "H_kv, L")):
+        if t.ndim < 3 or t.numel() == 0:
+            raise ProblemError(
+                f"{name} has shape {tuple(t.shape)}: expected (..., {heads}, d), none of them empty. "
+                f"For a single head, write {name}[None]."
+            )
+    if q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
+        raise ProblemError(
+            f"queries {tuple(q.shape)} and keys {tuple(k.shape)} differ in head_dim (last) or in leading dimensions."
+        )
+    if q.shape[-3] % k.shape[-3]:
+        raise ProblemError(f"{q.shape[-3]} query heads are not a multiple of {k.shape[-3]} KV heads.")
+    if q.shape[-2] > k.shape[-2]:
+        raise ProblemError(
+            f"L_obs = {q.shape[-2]} queries are more than L = {k.shape[-2]} keys: "
+            f"pass the last queries only, queries[..., -{k.shape[-2]}:, :]."
+        )
+    return q.shape[-3] // k.shape[-3]
+
+
+def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
+    expected = (*keys.shape[:-3], keys.shape[-2])
+    wanted = f"a mask of shape {expected}: True (or 1) for real tokens, False for padding"
+    given = read(attention_mask, "attention_mask", wanted).to(keys.device)
+    valid = given != 0
+    if given.dtype.is_floating_point and not bool((given >= 0).all()):
+        raise ProblemError(
+            "attention_mask holds negative numbers or NaN: give True (or 1) for real tokens, False for padding. In "
+            "a mask that is added to logits 0 stands for real tokens: write attention_mask == 0."
+        )
+    if valid.shape != expected:
+        raise ProblemError(f"attention_mask has shape {tuple(valid.shape)}: expected {expected}, True for real tokens.")
+    return valid
+
+
+#: The weights that `MaskProvider` can build, by the name given as ``weight=``.
+WEIGHTS: dict[str, Callable[[Any, Any, Any], Any]] = {"frobenius": interaction_matrix}

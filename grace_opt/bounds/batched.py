@@ -1,0 +1,346 @@
+r"""Certified lower bounds on the optimum, batched: no k-vertex set has a smaller objective than these.
+
+* `row_bound`: any W, sorting only; the one for thousands of vertices.
+* `eigenvalue_bound`: any W, one symmetric eigenvalue problem.
+* `continuous_bound`: the convex quadratic relaxation over :math:`\{0 \le x \le 1, 1^\top x = k\}`, made convex or
+  tighter by a diagonal shift, :math:`x^\top (W - \mathrm{Diag}\, d) x + d^\top x`, which agrees with f on 0/1 points.
+  Its value at any x is turned into a bound by duality, so stopping early costs tightness, never validity.
+* `plain_bound`, `qcr_bound`, `dnn_bound`, `tight_bound`: compiled, on the CPU; ever tighter and dearer, from
+  `grace_opt.bounds.tight`.
+
+All arithmetic is in float64. Rounding is covered by explicit margins (`EIGENVALUE_MARGIN`, `SUM_MARGIN`), subtracted
+from every returned value. Sources: Billionnet & Elloumi, Math. Program. 109 (2007) for the shift; Platt (1998) for the
+pairwise steps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._util.arrays import least_eigenvalue
+from ..errors import OptionError, ProblemError
+from ..problem import Problem
+from ..run import Run
+from .qcr import EIGENVALUE_MARGIN
+from .tight import dnn_bound, open_bound, plain_bound, qcr_bound, tight_bound
+
+__all__ = [
+    "LEVELS",
+    "certificate",
+    "continuous_bound",
+    "dnn_bound",
+    "eigenvalue_bound",
+    "plain_bound",
+    "qcr_bound",
+    "row_bound",
+    "tight_bound",
+]
+
+#: Levels of ``certify=``, first the default.
+LEVELS = ("fast", "tight")
+#: Beyond so many vertices the fast certificate is `row_bound` alone; entries that it holds at a time.
+MOST_FAST, ROW_BLOCK = 1500, 1 << 22
+#: What `row_bound` takes, roughly, per entry of W; and what it may take when the time is over.
+SECONDS_PER_ENTRY, AT_ONCE = 6e-8, 0.05
+#: Sums of n products are off by at most this times n·eps·Σ|terms|.
+SUM_MARGIN = 8.0
+_EPS = torch.finfo(torch.float64).eps
+_NotConverged: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+
+
+def certificate(problem: Problem, level: str) -> Tensor:
+    """The bound that ``certify=level`` asks for, shape (B,).
+
+    ``"fast"``: the best of `row_bound`, `eigenvalue_bound` and `continuous_bound`, all batched on W's device; beyond
+    `MOST_FAST` vertices, where one eigenvalue problem takes minutes, `row_bound` alone. ``"tight"``: the best of
+    `row_bound`, `tight_bound` and, where that leaves a gap, those of ``"fast"``.
+    """
+    if level == "tight":
+        best, gap = open_bound(problem)
+        rows = gap.nonzero().squeeze(-1)
+        if len(rows):
+            best[rows] = torch.maximum(best[rows], certificate(problem.instances(rows), "fast"))
+        return torch.maximum(best, row_bound(problem))
+    best = row_bound(problem)
+    if problem.n > MOST_FAST:
+        return best
+    return torch.maximum(best, torch.maximum(eigenvalue_bound(problem), continuous_bound(problem)))
+
+
+def row_bound(problem: Problem) -> Tensor:
+    r"""Lower bound from the rows alone: every chosen vertex has k - 1 chosen neighbours.
+
+    .. math:: f(S) \ge \sum_{i \in k\ \text{smallest}} c_i,\quad c_i = W_{ii} + \sum_{(k-1)\ \text{smallest}} W_{ij}
+
+    Parameters
+    ----------
+    problem : Problem
+        A flattened batch.
+
+    Returns
+    -------
+    Tensor, shape (B,), float64
+
+    Notes
+    -----
+    O(n² log n) per instance, a block of rows at a time. References: Gilmore (1962) and Lawler (1963).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> p = Problem.of(np.array([[2.0, 1.0, 3.0], [1.0, 2.0, 5.0], [3.0, 5.0, 0.0]]), 2).flatten()
+    >>> round(float(row_bound(p)), 6)  # the optimum is 6
+    6.0
+    """
+    n, alive = problem.n, problem.candidates
+    most = max(problem.k_max - 1, 0)
+    taken = torch.arange(most, device=alive.device) < (problem.k - 1).unsqueeze(-1)
+    cost = torch.empty_like(problem.diagonal, dtype=torch.float64)
+    block = max(1, ROW_BLOCK // (problem.W.shape[0] * n))
+    for first in range(0, n, block):
+        rows = problem.W[:, first : first + block].to(torch.float64, copy=True)
+        diagonal = rows[:, range(rows.shape[1]), range(first, first + rows.shape[1])]
+        rows[:, range(rows.shape[1]), range(first, first + rows.shape[1])] = torch.inf
+        least = rows.masked_fill_(~alive.unsqueeze(-2), torch.inf).topk(most, largest=False).values
+        least = torch.where(taken.unsqueeze(-2), least, 0.0)
+        sums = diagonal + least.sum(-1)
+        margin = SUM_MARGIN * n * _EPS * (diagonal.abs() + least.abs().sum(-1))
+        cost[:, first : first + block] = sums - margin
+    least = torch.where(alive, cost, torch.inf).sort(-1).values
+    chosen = torch.arange(n, device=alive.device) < problem.k.unsqueeze(-1)
+    least = torch.where(chosen, least, 0.0)
+    return least.sum(-1) - SUM_MARGIN * n * _EPS * least.abs().sum(-1)
+
+
+def row_bound_in_time(problem: Problem, run: Run) -> Tensor:
+    """`row_bound`, for methods with a time limit; -inf where that is in its way."""
+    seconds = SECONDS_PER_ENTRY * problem.W.numel()
+    if seconds > AT_ONCE and not run.has_time(seconds):
+        return torch.full_like(problem.k, -torch.inf, dtype=torch.float64)
+    return row_bound(problem)
+
+
+def eigenvalue_bound(problem: Problem) -> Tensor:
+    r"""Lower bound from the least eigenvalue of W on the space orthogonal to the all-ones vector.
+
+    With :math:`x = (k/n) 1 + y`, :math:`y \perp 1`, :math:`\|y\|^2 = k - k^2/n` and P the projector onto
+    :math:`1^\perp`,
+
+    .. math:: f \ge \tfrac{k^2}{n^2} 1^\top W 1 - \tfrac{2k}{n} \|P W 1\| \|y\| + \lambda_{\min}(W|_{1^\perp}) \|y\|^2,
+
+    taken together with :math:`f \ge k \lambda_{\min}(W)`. Protected vertices are left out.
+
+    Parameters
+    ----------
+    problem : Problem
+        A flattened batch.
+
+    Returns
+    -------
+    Tensor, shape (B,), float64
+
+    Notes
+    -----
+    O(n³) per instance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> p = Problem.of(np.diag([1.0, 2.0, 3.0]), 2).flatten()
+    >>> round(float(eigenvalue_bound(p)), 4)  # the optimum is 3
+    2.0755
+    """
+    W, alive, scale = _candidate_matrix(problem)
+    ones, k = alive.to(W), problem.k.to(W)
+    m = ones.sum(-1).clamp_min(1.0)
+    size = torch.linalg.matrix_norm(W)
+    n = W.shape[-1]
+    margin = EIGENVALUE_MARGIN * n * _EPS * size
+    # Vertices left out get a large diagonal entry, which never is the least eigenvalue; not so large as to cost digits.
+    out = torch.diag_embed((1 - ones) * (4 * size).unsqueeze(-1))
+    plain = k * (_least_eigenvalue(W + out) - margin)
+    sums = W.sum(-1)
+    total = sums.sum(-1)
+    u = ones / m.sqrt().unsqueeze(-1)
+    Wu = sums / m.sqrt().unsqueeze(-1)
+    uWu = total / m
+    # P W P + big·uuᵀ: the least eigenvalue is that of W on the complement of u.
+    outer = u.unsqueeze(-1) * Wu.unsqueeze(-2)
+    lifted = W - outer - outer.mT + (uWu + 4 * size)[..., None, None] * (u.unsqueeze(-1) * u.unsqueeze(-2))
+    least = _least_eigenvalue(lifted + out) - 4 * margin
+    spread = (k - k * k / m).clamp_min(0.0)
+    slope = (Wu - uWu.unsqueeze(-1) * u).norm(dim=-1)
+    projected = k * k / m * uWu - 2 * k / m.sqrt() * slope * spread.sqrt() + least * spread
+    projected = projected - SUM_MARGIN * n * _EPS * size * (k + 1)
+    return scale * torch.maximum(plain, projected)
+
+
+def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 400, rtol: float = 1e-3) -> Tensor:
+    r"""Lower bound from the convex quadratic relaxation, by pairwise (SMO) steps with an any-time dual value.
+
+    At any x with gradient g of the convex q, :math:`f(S) \ge q(x) - g^\top x + \sum_{k\ \mathrm{smallest}} g_i`.
+
+    Parameters
+    ----------
+    problem : Problem
+        A flattened batch.
+    shift : {"scaled", "uniform", "none"}
+        How d is chosen. ``"scaled"``: ``d = λ_min(C) diag(W)`` with C the unit-diagonal scaling of W, where all
+        candidates' ``W_ii`` are positive, else as ``"uniform"``: ``d = λ_min(W) 1``. ``"none"``: d = 0, which needs W
+        to be positive semidefinite, as far as rounding allows to tell.
+    steps : int
+        Largest number of pairwise steps.
+    rtol : float
+        Stop when every instance's relaxation is solved to this relative accuracy.
+
+    Returns
+    -------
+    Tensor, shape (B,), float64
+
+    Raises
+    ------
+    ProblemError
+        With ``shift="none"``, if W is not positive semidefinite.
+
+    Notes
+    -----
+    O(n³) for the shift and O(n) per step and instance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> p = Problem.of(np.array([[2.0, 1.0], [1.0, 2.0]]), 1).flatten()
+    >>> round(float(continuous_bound(p)), 6)
+    2.0
+    """
+    if shift not in ("scaled", "uniform", "none"):
+        raise OptionError(f"shift={shift!r}: give 'scaled', 'uniform' or 'none'.")
+    W, alive, scale = _candidate_matrix(problem)
+    d, possible = _diagonal_shift(W, alive, shift)
+    if not bool(possible.all()):
+        b = int((~possible).nonzero()[0])
+        raise ProblemError(
+            f"shift='none' needs a positive semidefinite W; the least eigenvalue of instance {b} is "
+            f"{float(scale[b] * d[b].min()):.3g}. Write shift='scaled' or 'uniform', which move its diagonal."
+        )
+    A = W - torch.diag_embed(d)
+    best = _solve_relaxation(A, d, alive, problem.k, steps, rtol)
+    return scale * best
+
+
+def _candidate_matrix(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """W / scale in float64 with the rows and columns of protected vertices zeroed; the candidates; and the scale.
+
+    The scale is a power of two near max |W|: exact, and margins neither underflow nor drown.
+    """
+    alive = problem.candidates
+    both = alive.unsqueeze(-1) & alive.unsqueeze(-2)
+    W = problem.W.to(torch.float64).masked_fill(~both, 0.0)
+    largest = W.abs().amax((-1, -2))
+    scale = torch.where(largest > 0, torch.exp2(largest.clamp_min(1e-300).log2().floor()), 1.0)
+    return W / scale[..., None, None], alive, scale
+
+
+def _diagonal_shift(W: Tensor, alive: Tensor, shift: str) -> tuple[Tensor, Tensor]:
+    """d with W - Diag d positive semidefinite on the candidates, and where such a d of this kind exists."""
+    n, diagonal = W.shape[-1], W.diagonal(dim1=-2, dim2=-1)
+    size = torch.linalg.matrix_norm(W)
+    big = torch.diag_embed((~alive).to(W) * (4 * size).unsqueeze(-1))
+    least = _least_eigenvalue(W + big) - EIGENVALUE_MARGIN * n * _EPS * size
+    if shift == "none":
+        # The margin alone makes least negative for singular W; give those away as a shift of the same size.
+        d = torch.where(alive, least.clamp_max(0.0).unsqueeze(-1), 0.0)
+        return d, least >= -4 * EIGENVALUE_MARGIN * n * _EPS * size
+    uniform = torch.where(alive, least.unsqueeze(-1), 0.0)
+    if shift == "uniform":
+        return uniform, torch.ones_like(alive[..., 0])
+    positive = ((diagonal > 0) | ~alive).all(-1) & alive.any(-1)
+    root = torch.where(alive & positive.unsqueeze(-1), diagonal, 1.0).sqrt()
+    C = W / root.unsqueeze(-1) / root.unsqueeze(-2)
+    positive &= torch.isfinite(torch.linalg.matrix_norm(C))  # else the diagonals are too far apart for a scale
+    C = torch.where(positive[..., None, None], C, W)
+    norm = torch.linalg.matrix_norm(C)
+    big = torch.diag_embed((~alive).to(W) * (4 * norm).unsqueeze(-1))
+    least = _least_eigenvalue(C + big) - 2 * EIGENVALUE_MARGIN * n * _EPS * norm
+    scaled = torch.where(alive, least.unsqueeze(-1) * diagonal, 0.0)
+    return torch.where(positive.unsqueeze(-1), scaled, uniform), torch.ones_like(positive)
+
+
+def _solve_relaxation(A: Tensor, d: Tensor, alive: Tensor, k: Tensor, steps: int, rtol: float) -> Tensor:
+    """Best any-time dual value of min xᵀAx + dᵀx over the capped simplex of the candidates."""
+    rows = torch.arange(A.shape[0], device=A.device)
+    curvature = A.diagonal(dim1=-2, dim2=-1)
+    m = alive.sum(-1).clamp_min(1)
+    x = alive * (k.to(A) / m).unsqueeze(-1)
+    gradient = d + 2 * _times(A, x)
+    best = torch.full_like(x[:, 0], -torch.inf)
+    done = torch.zeros_like(best, dtype=torch.bool)
+    check_every = 32
+    for step in range(steps + 1):
+        if step % check_every == 0:
+            gradient = d + 2 * _times(A, x)  # no drift in what the certificate is made of
+            value, dual = _dual_value(A, d, x, gradient, alive, k)
+            # An instance that is done stays as it is, whatever its batch still has to do.
+            best = torch.where(done, best, torch.maximum(best, dual))
+            done |= value - best <= rtol * value.abs()
+            if bool(done.all()):
+                break
+        up = torch.where(alive & (x < 1), gradient, torch.inf)
+        low, i = up.min(-1)
+        rise = gradient - low.unsqueeze(-1)
+        Ai = A[rows, i]
+        bend = (curvature[rows, i].unsqueeze(-1) + curvature - 2 * Ai).clamp_min(1e-300)
+        room = (1 - x[rows, i]).unsqueeze(-1)
+        # Infinite `low` means that nothing can grow (k = all candidates): no step is taken.
+        length = torch.where(
+            torch.isfinite(rise) & (rise > 0), torch.minimum(torch.minimum(rise / (2 * bend), x), room), 0.0
+        )
+        gain = torch.where(length > 0, rise * length - bend * length * length, 0.0)
+        j = gain.argmax(-1)
+        by = length[rows, j]
+        x[rows, i] += by
+        x[rows, j] -= by
+        x.clamp_(0.0, 1.0)
+        gradient += 2 * by.unsqueeze(-1) * (Ai - A[rows, j])
+    return best
+
+
+def _dual_value(A: Tensor, d: Tensor, x: Tensor, gradient: Tensor, alive: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Relaxation value at x, and the bound from the tangent plane there with its rounding margin taken off."""
+    n = A.shape[-1]
+    quadratic = 0.5 * (x * (gradient - d)).sum(-1)
+    ordered = torch.where(alive, gradient, torch.inf).sort(-1).values
+    taken = torch.arange(n, device=A.device) < k.unsqueeze(-1)
+    smallest = torch.where(taken, ordered, 0.0).sum(-1)
+    # q(x) - gᵀx = -xᵀAx, so the tangent plane's least value over the k-subsets is:
+    dual = smallest - quadratic
+    sums = _times(A.abs(), x)
+    size = (x * sums).sum(-1)
+    reach = sums.amax(-1) + d.abs().amax(-1)
+    margin = SUM_MARGIN * n * _EPS * (size + k * reach)
+    return quadratic + (d * x).sum(-1), dual - margin
+
+
+def _times(A: Tensor, x: Tensor) -> Tensor:
+    """A x per instance, with sums that do not depend on how many instances there are (a batched product's may)."""
+    return (A * x.unsqueeze(-2)).sum(-1)
+
+
+def _least_eigenvalue(W: Tensor) -> Tensor:
+    """The least eigenvalue per instance; on the CPU one by one, for a batched call may round differently."""
+    if W.device.type == "cpu":
+        return torch.stack([_one_least_eigenvalue(one) for one in W])
+    try:
+        values: Tensor = torch.linalg.eigvalsh(W)
+    except _NotConverged:
+        return torch.stack([_one_least_eigenvalue(one) for one in W])
+    return values[..., 0]
+
+
+def _one_least_eigenvalue(W: Tensor) -> Tensor:
+    try:
+        values: Tensor = torch.linalg.eigvalsh(W)
+    except _NotConverged:  # entries too far apart for LAPACK
+        return W.new_tensor(least_eigenvalue(W.cpu().numpy()))
+    return values[0]

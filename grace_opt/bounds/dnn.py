@@ -1,0 +1,181 @@
+r"""First-order multipliers for the doubly nonnegative relaxation with all products of pairs (DNN + RLT).
+
+With :math:`\bar x = 1 - x` and :math:`y = (x, \bar x)`, the relaxation asks for :math:`Y \approx yy^\top` positive
+semidefinite, entrywise nonnegative, with :math:`x_i \bar x_i = 0` and on the face that ``1ᵀx = k`` cuts out: then ``Y =
+V R Vᵀ`` with R only m×m and trace R = m. The alternating direction method of multipliers splits it into the two
+projections: eigenvalues onto a simplex, and entries onto [0, 1]. What comes out are multipliers of :math:`x_i x_j \ge
+0`, :math:`x_i (1 - x_j) \ge 0` and :math:`(1 - x_i)(1 - x_j) \ge 0`; any nonnegative ones give a valid bound, so
+stopping early costs tightness, never validity, and `strengthened` proves its bound anew from them.
+
+Sources: Burer (2010) and Oliveira, Wolkowicz & Xu (2018) for the facially reduced splitting; Sherali & Adams (1990) for
+the products. The complement block, which makes all products plain nonnegativity, is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .qcr import SECONDS, Relaxation, shifted
+from .subproblem import Array, Subproblem
+
+#: Over-relaxation of the multiplier step; anything below 1.618 converges.
+RELAXATION = 1.6
+#: Steps between two looks at the balance of the residuals, and the imbalance and factor of a change of penalty.
+BALANCE_EVERY, IMBALANCE, CHANGE = 20, 4.0, 1.5
+#: Multipliers that are larger than this times the weights are not started from.
+OUTGROWN = 1e6
+#: Times m³: what a step takes on one core, roughly.
+SECONDS_PER_STEP = 8e-10
+#: Steps of a cold and of a warm start, unless the caller knows better.
+COLD_STEPS, WARM_STEPS = 150, 60
+
+
+@dataclass
+class Multipliers:
+    """State of the method: the blocks of Y and of the multiplier Z (of the x, the mixed and the complement entries)."""
+
+    Y: tuple[Array, Array, Array]
+    Z: tuple[Array, Array, Array]
+    penalty: float = 1.0
+
+    @classmethod
+    def cold(cls, sub: Subproblem) -> Multipliers:
+        """The uniform point, no multipliers."""
+        m, k = sub.m, sub.k
+        pairs = m * max(m - 1, 1)
+        shares = k * (k - 1) / pairs, k * (m - k) / pairs, (m - k) * (m - k - 1) / pairs
+        X, M, N = (np.full((m, m), share) for share in shares)
+        np.fill_diagonal(X, k / m)
+        np.fill_diagonal(M, 0.0)
+        np.fill_diagonal(N, 1 - k / m)
+        zero = np.zeros((m, m))
+        return cls((X, M, N), (zero, zero.copy(), zero.copy()))
+
+    def restricted(self, free: Any) -> Multipliers:
+        """What is left of it when only the `free` vertices remain."""
+        at = np.ix_(free, free)
+        X, M, N = (block[at] for block in self.Y)
+        return Multipliers((X, M, N), tuple(block[at] for block in self.Z), self.penalty)  # type: ignore[arg-type]
+
+
+def strengthened(
+    sub: Subproblem, incumbent: float, warm: Multipliers | None = None, *, steps: int | None = None, run: Any = None
+) -> tuple[Relaxation, Multipliers]:
+    """A relaxation with products of pairs taken off, and the multipliers to start a smaller subproblem's from.
+
+    Parameters
+    ----------
+    sub : Subproblem
+        With ``0 < k < m``.
+    incumbent : float
+        Objective of a known choice.
+    warm : Multipliers, optional
+        Of the same vertices; from a subproblem that contained them.
+    steps : int, optional
+        Steps of the method; default 150 cold, 60 warm.
+    run : Run, optional
+        Stops early when its time is over; the bound holds all the same.
+
+    Notes
+    -----
+    O(m³) per step: one symmetric eigenvalue problem and one product of m×m matrices.
+    """
+    full = sub.W + np.diag(sub.linear)
+    size = max(float(np.linalg.norm(full)) / sub.m, float(np.finfo(np.float64).tiny))
+    if warm is not None and max(float(np.abs(block).max()) for block in warm.Z) > OUTGROWN * size:
+        warm = None  # what is left is of another size altogether: its parent's multipliers would only drown it
+    count = steps if steps is not None else COLD_STEPS if warm is None else WARM_STEPS
+    state = Multipliers.cold(sub) if warm is None else warm
+    state = _iterate(full / size, sub.k, Multipliers(state.Y, _scaled(state.Z, 1 / size), state.penalty), count, run)
+    state = Multipliers(state.Y, _scaled(state.Z, size), state.penalty)
+    X, M, N = state.Z
+    off = 1.0 - np.eye(sub.m)
+    both = np.maximum(0.5 * (sub.W + X + (sub.W + X).T), 0.0) * off
+    one = np.maximum(M, 0.0) * off
+    none = np.maximum(0.5 * (N + N.T), 0.0) * off
+    A = sub.W - both + one + one.T - none
+    cuts = A, 2.0 * (none - one).T.copy(), none
+    start = 2.0 * M.diagonal() - X.diagonal() - N.diagonal()
+    return shifted(sub, incumbent, cuts=cuts, start=start, weights=(0.004, 0.001), run=run), state
+
+
+def _scaled(blocks: tuple[Array, Array, Array], factor: float) -> tuple[Array, Array, Array]:
+    X, M, N = blocks
+    return X * factor, M * factor, N * factor
+
+
+def _iterate(C: Array, k: int, state: Multipliers, steps: int, run: Any) -> Multipliers:
+    """The method itself, on weights C (node weights on the diagonal) of size about one."""
+    m = len(C)
+    p, q = k / m, 1 - k / m
+    norm2 = m * (p * p + q * q)
+    cross = math.sqrt(2 * norm2)
+    h = np.ones(m)
+    h[0] += math.sqrt(m)
+    h *= math.sqrt(2) / np.linalg.norm(h)  # the reflection I - hhᵀ takes the all-ones direction to the first axis
+    (X, M, N), (ZX, ZM, ZN), b = state.Y, tuple(z.copy() for z in state.Z), state.penalty
+    lifted = np.empty((m, m))
+    for step in range(1, steps + 1):
+        # Vᵀ T V for T = Y + Z / b, block by block
+        TX, TM, TN = X + ZX / b, M + ZM / b, N + ZN / b
+        lifted[1:, 1:] = 0.5 * _reflected(TX - TM - TM.T + TN, h)[1:, 1:]
+        lifted[0, 0] = (p * p * TX.sum() + 2 * p * q * TM.sum() + q * q * TN.sum()) / norm2
+        edge = p * (TX.sum(1) - TM.sum(0)) + q * (TM.sum(1) - TN.sum(1))
+        lifted[0, 1:] = lifted[1:, 0] = (edge - h * (h @ edge))[1:] / cross
+        try:
+            values, vectors = np.linalg.eigh(lifted)
+        except np.linalg.LinAlgError:  # entries too far apart: what is there holds all the same
+            break
+        weights = _onto_simplex(values, float(m))
+        alive = weights > 0
+        factor = vectors[:, alive] * np.sqrt(weights[alive])
+        R = factor @ factor.T
+        # V R Vᵀ, block by block
+        level, bend = R[0, 0] / norm2, np.zeros((m, m))
+        bend[1:, 1:] = R[1:, 1:]
+        bend = 0.5 * _reflected(bend, h)
+        tilt = np.concatenate([[0.0], R[1:, 0]])
+        tilt = (tilt - h * (h @ tilt)) / cross
+        row, column = tilt[:, None], tilt[None, :]
+        PX = bend + p * p * level + p * (row + column)
+        PM = -bend + p * q * level + q * row - p * column
+        PN = bend + q * q * level - q * (row + column)
+        last = X, M, N
+        X, M, N = np.clip(PX - (C + ZX) / b, 0, 1), np.clip(PM - ZM / b, 0, 1), np.clip(PN - ZN / b, 0, 1)
+        np.fill_diagonal(M, 0.0)
+        ZX += RELAXATION * b * (X - PX)
+        ZM += RELAXATION * b * (M - PM)
+        ZN += RELAXATION * b * (N - PN)
+        if step % BALANCE_EVERY == 0:
+            primal = _distance((X, M, N), (PX, PM, PN))
+            dual = b * _distance((X, M, N), last)
+            if primal > IMBALANCE * dual:
+                b *= CHANGE
+            elif dual > IMBALANCE * primal:
+                b /= CHANGE
+        if run is not None and not run.has_time((SECONDS_PER_STEP + 2 * SECONDS) * m**3):
+            break
+    return Multipliers((X, M, N), (ZX, ZM, ZN), b)
+
+
+def _reflected(S: Array, h: Array) -> Array:
+    """(I - hhᵀ) S (I - hhᵀ) for symmetric S."""
+    Sh = S @ h
+    return np.asarray(S - np.outer(Sh, h) - np.outer(h, Sh - (h @ Sh) * h))
+
+
+def _onto_simplex(values: Array, total: float) -> Array:
+    """The nearest point to ascending `values` with nonnegative entries of sum `total`."""
+    down = values[::-1]
+    excess = (np.cumsum(down) - total) / np.arange(1, len(values) + 1)
+    last = np.flatnonzero(down > excess)[-1]
+    return np.asarray(np.maximum(values - excess[last], 0.0))
+
+
+def _distance(a: tuple[Array, Array, Array], b: tuple[Array, Array, Array]) -> float:
+    x, m, n = (float(np.linalg.norm(u - v)) for u, v in zip(a, b, strict=True))
+    return math.sqrt(x * x + 2 * m * m + n * n)

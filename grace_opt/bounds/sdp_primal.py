@@ -1,0 +1,223 @@
+"""The semidefinite relaxations of `grace_opt.bounds.sdp_dual`, solved approximately by cvxpy with Clarabel or SCS.
+
+Use it through ``method="sdp"``, or directly with `grace_opt.bounds.sdp_dual.dual_bound` for one dense instance of up to some 300
+vertices. cvxpy is imported on the first call. Sources: Goulart & Chen, Clarabel (arXiv 2405.12762); O'Donoghue, Chu,
+Parikh & Boyd, SCS, J. Optim. Theory Appl. 169 (2016); Ruiz, A scaling algorithm to equilibrate both rows and columns
+norms in matrices (2001).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._util.arrays import power_of_two
+from ..errors import SolverError, UnknownSolverError
+from .sdp_dual import Multipliers
+
+Array = npt.NDArray[np.float64]
+
+#: The relaxations, from the weakest to the strongest.
+RELAXATIONS = ("shor", "dnn", "rlt")
+#: SCS's word for Ctrl-C.
+INTERRUPTED = "interrupted"
+#: Row and column scaling stays within this factor of that of the k-th smallest vertex.
+SCALING_RANGE = 1e3
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """What a conic solver made of one instance: nothing in it is certified.
+
+    Attributes
+    ----------
+    value : float
+        The solver's objective. Not a bound: it may lie above the optimum. NaN if it was stopped before it had any.
+    X : (m, m) array
+        The approximate primal solution, or NaN.
+    multipliers : Multipliers
+    solver, status : str
+        Which solver, and its own words on how it ended.
+    iterations : int
+    converged : bool
+        Whether the solver reports its tolerance as reached.
+    """
+
+    value: float
+    X: Array
+    multipliers: Multipliers
+    solver: str
+    status: str
+    iterations: int
+    converged: bool
+
+
+def relax(
+    W: Array,
+    k: int,
+    relaxation: str = "shor",
+    *,
+    solver: str = "clarabel",
+    eps: float | None = None,
+    max_iters: int | None = None,
+    time_limit: float = math.inf,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Relaxation:
+    """Solve one relaxation approximately with cvxpy.
+
+    The rows and columns of X are scaled so that every row of the scaled W has largest entry about 1. First-order
+    solvers need this: on attention's W, whose diagonal spans five decades, SCS does not get anywhere without it.
+
+    Parameters
+    ----------
+    W : (m, m) float64 array, symmetric, not all zero
+    k : int, 2 <= k <= m - 2
+        Outside this range the relaxations have no interior, and the problem is trivial.
+    relaxation : {"shor", "dnn", "rlt"}
+    solver : {"clarabel", "scs"}
+        Interior point: accurate, O(m⁶) time and O(m⁴) memory. First order: O(m³) per iteration, O(m²) memory.
+    eps : float, optional
+        The solver's tolerance; default 1e-8 for Clarabel, 1e-6 for SCS.
+    max_iters : int, optional
+        Default 200 for Clarabel, 5000 for SCS.
+    time_limit : float
+        Seconds, looked at between iterations. The first call in a process also imports cvxpy, a second or two.
+    stopped : callable
+        Asked once the model is built: true, and there is nothing to solve any more. While SCS is at work it takes
+        Ctrl-C itself and ends as at a limit, with status ``"interrupted"``.
+
+    Raises
+    ------
+    UnknownSolverError
+        If the conic solver is not installed.
+    SolverError
+        If it ends without a solution; the message passes its status on.
+
+    Examples
+    --------
+    >>> from grace_opt.bounds.sdp_dual import dual_bound
+    >>> W = np.array([[2.0, 1, 0, 1], [1, 3, 1, 0], [0, 1, 2, 1], [1, 0, 1, 4]])
+    >>> found = relax(W, 2)
+    >>> round(found.value, 4), round(dual_bound(W, 2, found.multipliers), 4)  # the optimum is 4
+    (4.0, 4.0)
+    """
+    if importlib.util.find_spec(solver) is None:
+        raise UnknownSolverError(f"solver={solver!r} is not installed: pip install {solver}.")
+    began = time.monotonic()
+    cp: Any = importlib.import_module("cvxpy")
+    m, s = len(W), row_scaling(W, k)
+    r, pairs = 1 / s, np.outer(s, s)
+    unit = float(np.abs(W / pairs).max())
+    X = cp.Variable((m, m), PSD=True)  # of X_ij s_i s_j
+    x = cp.diag(X)
+    rows = [cp.multiply(r, x) - X @ (r / k) == 0, r @ X @ r == k * k]
+    i, j = np.triu_indices(m, 1)
+    if relaxation != "shor":
+        rows.append(X[i, j] >= 0)
+    if relaxation == "rlt":
+        x_i, x_j = cp.multiply(s[j] / s[i], x[i]), cp.multiply(s[i] / s[j], x[j])
+        rows += [X[i, j] <= x_i, X[i, j] <= x_j, X[i, j] >= x_i + x_j - pairs[i, j]]
+    model = cp.Problem(cp.Minimize(cp.sum(cp.multiply(W / pairs / unit, X))), rows)
+    status, settings = "", _settings(solver, eps, max_iters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "may be inaccurate": what that costs shows in the certified bound
+        try:
+            data, chain, inverse = model.get_problem_data(solver.upper(), solver_opts=settings)
+            if stopped():
+                return _nothing(m, solver, "stopped")
+            if math.isfinite(time_limit):
+                left = max(time_limit - (time.monotonic() - began), 1e-3)
+                settings["time_limit" if solver == "clarabel" else "time_limit_secs"] = left
+            raw = chain.solve_via_data(model, data, warm_start=False, verbose=False, solver_opts=settings)
+            status = _words(raw)
+            model.unpack_results(raw, chain, inverse)
+        except (cp.error.SolverError, ValueError) as error:
+            if not _cut_short(status):
+                raise SolverError(f"{solver} ended without a solution: {status or error}.") from error
+    duals = [row.dual_value for row in rows]
+    if X.value is None or any(dual is None for dual in duals):
+        if not _cut_short(status):
+            raise SolverError(f"{solver} ended without a solution: {status}.")
+        return _nothing(m, solver, status)  # SCS, stopped within its first steps: no more was asked for
+    weights = [np.maximum(np.asarray(dual, np.float64), 0.0) * (unit * pairs[i, j]) for dual in duals[2:]]
+    both, one, neither = (None if len(weights) <= at else np.zeros((m, m)) for at in (0, 1, 1))
+    if both is not None:
+        both[i, j] = both[j, i] = weights[0] / 2
+    if one is not None and neither is not None:
+        one[i, j], one[j, i] = weights[1], weights[2]
+        neither[i, j] = neither[j, i] = weights[3] / 2
+    multipliers = Multipliers(np.asarray(duals[0]) * (unit * s), float(duals[1]) * unit, both, one, neither)
+    primal = np.asarray(X.value, np.float64) / pairs
+    count = int(model.solver_stats.num_iters or 0)
+    converged = model.status == cp.OPTIMAL
+    return Relaxation(float(model.value) * unit, primal, multipliers, solver, status, count, converged)
+
+
+def _cut_short(status: str) -> bool:
+    """Whether these are a solver's words for a limit or Ctrl-C, rather than for a failure."""
+    return "reached" in status or status == INTERRUPTED
+
+
+def _nothing(m: int, solver: str, status: str) -> Relaxation:
+    return Relaxation(math.nan, np.full((m, m), math.nan), Multipliers.zero(m), solver, status, 0, False)
+
+
+def row_scaling(W: Array, k: int) -> Array:
+    """Positive s, 1 for the k-th smallest, with ``max_j |W_ij| / (s_i s_j)`` about equal for all i (Ruiz, 2001)."""
+    A = np.abs(W) / power_of_two(W)
+    s = np.ones(len(W))
+    for _ in range(10):  # converges like 2^-t
+        largest = (A / s / s[:, None]).max(1)  # not by their product, which may vanish
+        s *= np.sqrt(np.where(largest > 0, largest, 1.0))
+    filled = np.where(A.max(1) > 0, s, np.median(s[A.max(1) > 0]))  # zero rows have no scale of their own
+    middle = np.sort(filled)[k - 1]
+    return np.asarray(np.clip(filled / middle, 1 / SCALING_RANGE, SCALING_RANGE))
+
+
+def memory_needed(m: int, relaxation: str, solver: str) -> float:
+    """Bytes that `relax` takes for m vertices, as a fit to measurements up to m = 96 (Clarabel) and 256 (SCS)."""
+    entries, pairs = m * (m + 1) / 2, m * (m - 1) / 2
+    if solver == "clarabel":
+        return 64.0 * entries**2
+    return 2048.0 * (2 * entries + {"shor": 0, "dnn": 1, "rlt": 4}[relaxation] * pairs)
+
+
+def free_memory() -> float:
+    """Bytes that may be allocated, infinite where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return 1024.0 * float(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
+    except (OSError, StopIteration, ValueError):
+        pass  # not Linux
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+
+
+def _settings(solver: str, eps: float | None, max_iters: int | None) -> dict[str, Any]:
+    if solver == "clarabel":
+        tolerance = 1e-8 if eps is None else eps
+        settings: dict[str, Any] = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)
+        # "Insufficient progress" still comes with multipliers, and any are good for a bound.
+        return settings | {"max_iter": max_iters or 200, "accept_unknown": True}
+    tolerance = 1e-6 if eps is None else eps
+    return {"eps_abs": tolerance, "eps_rel": tolerance, "max_iters": max_iters or 5000}
+
+
+def _words(raw: Any) -> str:
+    """A solver's own status, as text."""
+    if isinstance(raw, dict):
+        return str(raw.get("info", {}).get("status", "unknown"))
+    return str(getattr(raw, "status", "unknown"))

@@ -1,0 +1,423 @@
+"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, report.
+
+Text is printed as it is: what comes from users, files and models is never read as rich's markup. The exit codes are
+those of `Exit`. Source: ours, on typer and rich.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from enum import IntEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from .. import api, instances
+from .._util.files import FULL, new_folder
+from .._util.terminal import FittingTable, named, show_plainly
+from ..comparison import Comparison, ComparisonError
+from ..comparison.values import solution_values, to_text
+from ..errors import GraceError, OptionError, SolverError
+from ..instances import generators
+from ..solution import Solution
+from .tables import print_demo, solution_table
+
+EXIT_CODES = (
+    "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "
+    "stopped a method, and the best answer is not proved optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 "
+    "and 130, what had been found is printed as well."
+)
+app = typer.Typer(
+    epilog=EXIT_CODES,
+    rich_markup_mode=None,  # else brackets in a help text or in what a user typed are styles, or an error
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
+
+
+#: Values of options that are no JSON as Python spells them.
+PYTHONS = {"True": True, "False": False, "None": None}
+
+
+class Exit(IntEnum):
+    """What the exit code means."""
+
+    OK = 0
+    OUTPUT = 1
+    BAD_INPUT = 2
+    LIMIT = 3
+    SOLVER = 4
+    INTERRUPTED = 130
+
+
+File = Annotated[
+    Path,
+    typer.Argument(help=f"Instance: {', '.join(instances.SUFFIXES)} (k-cluster .dat, MDPLIB .txt, DIMACS .clq, .col)."),
+]
+K = Annotated[int | None, typer.Option("-k", "--k", help="How many vertices to choose; default: as the file states.")]
+Seed = Annotated[int, typer.Option(min=0, help="All randomness comes from it.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(help="Seconds after which a method stops with the best choice so far (--certify not counted)."),
+]
+Certify = Annotated[bool, typer.Option(help="Compute a certified lower bound, and with it the gap.")]
+Tight = Annotated[bool, typer.Option("--tight", help="Compute a tighter bound, which takes longer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of a table.")]
+Protected = Annotated[str | None, typer.Option(help="Vertices that must not be chosen, e.g. 0,3,17.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"grace-opt {version('grace-opt')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Minimum-weight k-vertex induced subgraphs, and key caches pruned by them. Start with: grace-opt demo"""
+
+
+@contextmanager
+def _reporting() -> Iterator[None]:
+    """Turn our errors and Ctrl-C into one line and an exit code; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except SolverError as error:
+        _fail("refused", error, Exit.SOLVER)
+    except GraceError as error:
+        _fail("error", error, Exit.BAD_INPUT)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        told = str(error).rstrip(".") or "no more is known"
+        _fail("error", f"there is too little memory: {told}. Give something smaller.", Exit.BAD_INPUT)
+    except KeyboardInterrupt:
+        _fail("interrupted", "nothing had been found yet.", Exit.INTERRUPTED)
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether memory is lacking; torch has no type of its own for that on the CPU."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
+
+
+def _fail(what: str, why: object, code: Exit) -> NoReturn:
+    errors.print(Text.assemble((f"{what}:", "red"), f" {named(str(why), sys.stderr)}"), soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def run() -> None:
+    """The program ``grace-opt``: whatever the terminal's encoding, and wherever its output goes."""
+    if sys.stderr is None:  # closed, as by 2>&-
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the end)
+    if sys.stdout is None:  # before there is an answer that nobody could read
+        errors.print("error: the output cannot be written: it is closed.", soft_wrap=True)
+        sys.exit(Exit.OUTPUT)
+    for stream in (sys.stdout, sys.stderr):
+        show_plainly(stream)
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # not at the interpreter's end, where nobody could say what went wrong
+    except OSError as error:
+        if error.errno not in (*FULL, errno.EIO, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail once more
+        if error.errno != errno.EPIPE:  # who reads along, such as head, has seen enough
+            errors.print(f"error: the output cannot be written: {error.strerror}.", soft_wrap=True)
+        sys.exit(Exit.OUTPUT)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the solvers, their guarantees and their options."""
+    rows: list[dict[str, Any]] = [
+        {
+            "method": spec.name,
+            "exact": spec.exact,
+            "guarantee": spec.guarantee,
+            "options": {field.name: field.default for field in dataclasses.fields(spec.options)},
+            "summary": spec.summary,
+        }
+        for spec in api.methods()
+    ]
+    if as_json:
+        _print_json(rows)
+        return
+    table = FittingTable("method", "exact", "guarantee", "options")
+    table.add_column("summary", min_width=30)
+    for row in rows:
+        options = "\n".join(f"{name}={value}" for name, value in row["options"].items())
+        table.add_row(row["method"], "yes" if row["exact"] else "", row["guarantee"], options, row["summary"])
+    console.print(table)
+
+
+@app.command(epilog=EXIT_CODES)
+def solve(
+    file: File,
+    k: K = None,
+    method: Annotated[str, typer.Option(help="A solver's name, see: grace-opt methods")] = "mies",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the method, name=value; repeatable. True, False and None as in Python or JSON."),
+    ] = None,
+    protected: Protected = None,
+    seed: Seed = 0,
+    time_limit: TimeLimit = None,
+    certify: Certify = False,
+    tight: Tight = False,
+    as_json: AsJson = False,
+) -> None:
+    """Solve the instance in FILE by one method.
+
+    Example: grace-opt solve W.npy -k 39 --method local_search --option start=think --certify
+    """
+    with _reporting():
+        instance = instances.read(file)
+        options = dict(_option(text) for text in option or [])
+        common = _common(protected, seed, time_limit, "tight" if tight else certify)
+        with redirect_stdout(sys.stderr):  # what libraries print, as SCS does at Ctrl-C, is no answer
+            solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
+    if as_json:
+        _print_json([solution_values(solution)])
+    else:
+        console.print(solution_table(solution, _in_source_terms(instance, solution)))
+    _exit_unless_finished({status.name for status in np.ravel(np.asarray(solution.status, dtype=object))})
+
+
+@app.command(epilog=EXIT_CODES)
+def compare(
+    file: File,
+    k: K = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; default: every method that accepts the size.")
+    ] = None,
+    protected: Protected = None,
+    seed: Seed = 0,
+    time_limit: TimeLimit = None,
+    certify: Certify = True,
+    tight: Tight = False,
+    as_json: AsJson = False,
+) -> None:
+    """Solve the instance in FILE by several methods, side by side.
+
+    Every method gets 10 seconds, unless --method or --time-limit is given.
+
+    Example: grace-opt compare W.npz -k 39 --method think --method mies --method local_search
+    """
+    with _reporting():
+        instance = instances.read(file)
+        common = _common(protected, seed, time_limit, "tight" if tight else certify)
+        try:
+            with redirect_stdout(sys.stderr):
+                compared = api.compare(instance.W, _k(k, instance, file), method or None, **common)
+        except ComparisonError as error:
+            _show(instance, error.partial, as_json)
+            raise
+    _show(instance, compared, as_json)
+    if compared.interrupted:
+        raise typer.Exit(Exit.INTERRUPTED)
+    if not compared:
+        raise typer.Exit(Exit.SOLVER)
+    rows = compared.rows()
+    proved = {row["instance"] for row in rows if row["optimal"]}
+    missed = {row["status"] for row in rows if row["instance"] not in proved}
+    # Where nobody asked for a method or a limit, none was missed.
+    _exit_unless_finished(missed if method or time_limit is not None else missed - {"LIMIT"})
+
+
+@app.command()
+def generate(
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(generators.GENERATORS)}.")],
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="How many vertices.")],
+    out: Annotated[Path, typer.Option(help="The file to write; its suffix names the format.")],
+    k: Annotated[int | None, typer.Option("-k", "--k", help="How many to choose; default: the kind's own.")] = None,
+    seed: Seed = 0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the kind, name=value; repeatable. True, False and None as in Python or JSON."),
+    ] = None,
+) -> None:
+    """Write a seeded instance of KIND to a file.
+
+    Example: grace-opt generate k_cluster -n 40 -k 10 --option density=0.25 --out graph.dat
+    """
+    with _reporting():
+        make = generators.GENERATORS.get(kind)
+        if make is None:
+            raise OptionError(f"no kind is called {kind!r}; there are {', '.join(generators.GENERATORS)}.")
+        given = dict(_option(text) for text in option or []) | ({} if k is None else {"k": k})
+        accepted = [name for name in inspect.signature(make).parameters if name not in ("n", "seed")]
+        if unknown := sorted(set(given) - set(accepted)):
+            raise OptionError(f"kind {kind!r} has no option {unknown[0]!r}; it accepts {', '.join(accepted)}.")
+        if kind == "planted" and k is None:
+            raise OptionError(f"k is missing: say how many vertices to plant, e.g. -k {max(1, n // 2)}.")
+        made = make(n, seed=seed, **given)
+        has_room = out.suffix.lower() in instances.HOLD_K
+        instances.write(out, made.W, made.k if has_room else None)
+    # Where the file has no room for k, the reader of this line has.
+    stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
+    console.print(f"wrote {named(str(out), sys.stdout)}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True)
+    if made.planted is not None:
+        console.print(f"planted: {' '.join(map(str, made.planted))}", soft_wrap=True)
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Hub id, folder or .gguf file of any Llama-like model; default: the pocket model."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 1024,
+    depth: Annotated[float, typer.Option(help="Where the needle is hidden: 0 = at the start, 1 = at the end.")] = 0.5,
+    distractors: Annotated[int, typer.Option(help="How many other passwords the text holds.")] = 4,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
+) -> None:
+    """Prune a trained model's key cache and show what it costs.
+
+    Hides a password in a long text, lets the model answer from a dense cache and from pruned ones, and compares f,
+    logits, bytes and text.
+    """
+    with _reporting():
+        try:
+            from ..hf.demo import RATIOS, providers, run_demo
+            from ..hf.models import POCKET, load_model, quiet
+            from .figures import save_demo
+        except ImportError as error:
+            raise OptionError(
+                f'the demo needs transformers and matplotlib: pip install "grace-opt[demo]" ({error})'
+            ) from None
+        except UnicodeDecodeError as error:  # torch reads some of its own files in the locale's encoding
+            raise OptionError(f"torch can not be loaded in this locale ({error}): set PYTHONUTF8=1.") from None
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=errors, transient=True) as progress:
+            bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)))
+            if model is None:
+                quiet()  # nothing to wait for: the pocket model is on disk
+            loaded, tokenizer = load_model(model or str(POCKET))
+            report = run_demo(
+                loaded,
+                tokenizer,
+                name=model or "pocket",
+                tokens=tokens,
+                depth=depth,
+                distractors=distractors,
+                seed=seed,
+                advance=lambda step: progress.update(bar, advance=1, description=step),
+            )
+    print_demo(console, report)  # first, so that it is not lost where the files can not be written
+    with _reporting(), new_folder(out):
+        to_text(report.to_dict(), out / "demo.json")
+        save_demo(report, out / "demo.png")
+    console.print(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The results folder of python -m bench.experiments.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder for pages and plots; default: DIR/report.")] = None,
+) -> None:
+    """Make pages of the results of experiments in DIR.
+
+    Markdown and HTML, with tables and plots. Unfinished experiments are shown as far as they are. Needs pandas,
+    pyarrow and matplotlib: pip install "grace-opt[bench]".
+
+    Example: grace-opt report results --out docs/results/experiments
+    """
+    from ..sweep import make_report
+
+    with _reporting():
+        pages = make_report(directory, out)
+    count = f"{len(pages) - 1} experiment{'s' if len(pages) > 2 else ''}"
+    console.print(f"wrote {pages[0].with_suffix('.html')}: {count}", soft_wrap=True)
+
+
+def _show(instance: instances.Instance, compared: Comparison, as_json: bool) -> None:
+    for name, why in compared.left_out.items():
+        errors.print(f"left out: {name}: {why}", style="dim", soft_wrap=True)
+    if as_json:
+        _print_json(compared.values()["solutions"])
+    elif compared:
+        console.print(compared.table())
+        if note := _in_source_terms(instance, compared.best):
+            console.print(f"best: {note}", style="dim")
+
+
+def _in_source_terms(instance: instances.Instance, solution: Solution) -> str | None:
+    return instance.describe(float(solution.objective)) if np.ndim(solution.objective) == 0 else None
+
+
+def _exit_unless_finished(statuses: set[str]) -> None:
+    for status in (Exit.INTERRUPTED, Exit.LIMIT):  # names of `Status` as well
+        if status.name in statuses:
+            raise typer.Exit(status)
+
+
+def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:
+    if k is None and instance.k is None:
+        raise OptionError(
+            f"{file} does not state k: say how many vertices to choose, e.g. -k {instance.W.shape[-1] // 2}."
+        )
+    return instance.k if k is None else k
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise OptionError(f"--option {text!r}: write name=value, for instance --option start=think.")
+    if value in PYTHONS:
+        return name, PYTHONS[value]
+    try:
+        if re.fullmatch(r"-?\d+(,-?\d+)+", value):
+            return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise OptionError(f"--option {name}=...: the value cannot be read ({error}).") from None
+
+
+def _common(protected: str | None, seed: int, time_limit: float | None, certify: bool | str) -> dict[str, Any]:
+    """The arguments that `solve` and `compare` share."""
+    return {"protected": _vertices(protected), "seed": seed, "time_limit": time_limit, "certify": certify}
+
+
+def _vertices(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise OptionError(f"--protected {text!r}: write vertex numbers with commas, e.g. 0,3,17.") from None
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(to_text(value))

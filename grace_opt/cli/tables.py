@@ -1,0 +1,107 @@
+"""What the command line shows: a solution and the demo's report as tables for people.
+
+Source: ours, on rich.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .._util.terminal import FittingTable
+from ..solution import Solution
+
+if TYPE_CHECKING:
+    from ..hf.demo import DemoReport
+
+#: Instances of a batch that the tables show; JSON gives all.
+SHOWN = 20
+
+
+def print_demo(console: Console, report: DemoReport) -> None:
+    """Print a demo's report: what was asked, a row per cache, what the columns mean, and what to start with."""
+    from ..hf.demo import ADVICE  # which whoever has a report has loaded
+
+    console.print(
+        Text.assemble(
+            (report.model, "bold"),
+            f": {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} channels; prompt of "
+            f"{report.prompt_tokens} tokens, needle at depth {report.depth:g}\n{report.question} ",
+            (report.answer, "bold"),
+        ),
+        soft_wrap=True,
+    )
+    table = FittingTable(title="key cache, beside dense")
+    table.add_column("method", min_width=12)
+    for name in ("ratio", "f", "gap", "logits", "K KiB", "%", "K+V KiB", "%"):
+        table.add_column(name, justify="right")
+    last = report.rows[0].ratio
+    for row in report.rows:
+        if row.ratio != last:
+            table.add_section()
+        last = row.ratio
+        costs = [f"{row.ratio:g}", f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
+        table.add_row(
+            row.method,
+            *(costs if row.ratio else [""] * 4),
+            *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
+            *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
+        )
+    console.print(table)
+    texts = FittingTable("method", "ratio", "found")
+    texts.add_column("generated", min_width=20)
+    for row in report.rows:
+        found = Text("yes", "green") if row.found else Text("no", "red")
+        texts.add_row(row.method, f"{row.ratio:g}" if row.ratio else "", found, " ".join(row.text.split()))
+    console.print(texts)
+    console.print(
+        "ratio: of the channels, how many are pruned. f: squared change of the observed logits, over all heads. gap: "
+        "to a certified lower bound that holds for every choice of as many channels. logits: relative error over the "
+        "dense run's continuation, which a smaller f need not make smaller. The whole answer is decoded from the "
+        "pruned cache. "
+        f"{report.seconds:.1f} s.",
+        style="dim",
+    )
+    console.print(ADVICE)
+
+
+def solution_table(s: Solution, note: str | None = None) -> RenderableType:
+    """One instance's solution as a list, a batch's as rows, with the chosen vertices; `note` goes below."""
+    status = np.ravel(np.asarray(s.status, dtype=object))
+    size = len(status)
+    rows = list(zip(np.ravel(s.objective), np.ravel(s.lower_bound), np.ravel(s.gap), strict=True))[:SHOWN]
+    chosen = [" ".join(str(i) for i in row if i >= 0) for row in np.asarray(s.indices).reshape(size, -1)[:SHOWN]]
+    time = f"{s.stats['time']:.3g} s"
+    if np.ndim(s.status) == 0:
+        told = dict(zip(("objective", "lower bound", "gap"), _numbers(*rows[0]), strict=True))
+        told |= {"status": f"{status[0].name}: {status[0].value}", "time": time, "chosen vertices": chosen[0]}
+        listed = Table.grid(padding=(0, 2))
+        listed.add_column(no_wrap=True)
+        listed.add_column(overflow="fold")
+        for name, value in ({"method": s.method} | told | ({"note": note} if note else {})).items():
+            listed.add_row(Text(name, "bold"), Text(value))
+        return listed
+    shown = f", the first {SHOWN} shown; --json gives all" if size > SHOWN else ""
+    table = FittingTable(
+        "instance", caption=f"{s.method}: {size} instances in {time}{shown}{f'; {note}' if note else ''}"
+    )
+    for name in ("objective", "lower bound", "gap"):
+        table.add_column(name, justify="right")
+    table.add_column("status")
+    table.add_column("chosen vertices", min_width=15)
+    for b, numbers in enumerate(rows):
+        table.add_row(str(b), *_numbers(*numbers), status[b].name, chosen[b])
+    return table
+
+
+def _numbers(f: float, bound: float, gap: float) -> tuple[str, str, str]:
+    return (
+        f"{f:.9g}",
+        f"{bound:.9g}" if math.isfinite(bound) else "none",
+        f"{gap:.3%}" if math.isfinite(gap) else "unknown",
+    )

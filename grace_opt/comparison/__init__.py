@@ -1,0 +1,5 @@
+"""Several methods on one problem: their answers side by side, as a table, a DataFrame and JSON."""
+
+from .comparison import Comparison, ComparisonError
+
+__all__ = ["Comparison", "ComparisonError"]

@@ -1,0 +1,326 @@
+"""`Comparison`: what `compare` returns, several methods' answers to one problem, as a table, a DataFrame or JSON.
+
+All methods solve the same instance, so a lower bound that one of them proved holds for all: gaps here are to the best
+bound of all methods, while `Solution.gap` is to the method's own. Source: ours; tables on rich.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._util.optional import require
+from ..errors import OptionError, SolverError, UnknownSolverError
+from ..objective import magnitude
+from ..problem import Problem
+from ..solution import OPTIMALITY_RTOL, Solution, Status, relative_gap, tolerance
+from .values import array, plain, solution_values, to_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class ComparisonError(SolverError):
+    """A method that was asked for failed; `partial` is the `Comparison` of those that had finished."""
+
+    def __init__(self, message: str, partial: Comparison) -> None:
+        super().__init__(message)
+        self.partial = partial
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Sequence[Solution]):
+    """The solutions of several methods, in the order asked for: a sequence that can not be changed.
+
+    ``comparison[0]``, ``comparison["mies"]`` and slices work, so do ``len``, ``in`` and iteration;
+    ``print(comparison)`` shows the table.
+
+    Attributes
+    ----------
+    solutions : tuple of Solution
+    left_out : mapping
+        Methods that were not run, or did not finish, each with the reason.
+    interrupted : bool
+        Whether Ctrl-C stopped the comparison before the last method.
+
+    Examples
+    --------
+    >>> import grace_opt
+    >>> both = grace_opt.compare([[4.0, 1.0, -2.0], [1.0, 3.0, 0.0], [-2.0, 0.0, 5.0]], 2, ["mies", "exhaustive"])
+    >>> both
+    <Comparison of mies, exhaustive: f = 5 by exhaustive, OPTIMAL>
+    >>> float(both["mies"].objective), float(both.best_bound), float(both.gaps("mies"))
+    (8.0, 5.0, 0.375)
+    """
+
+    solutions: tuple[Solution, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "solutions", tuple(self.solutions))
+        object.__setattr__(self, "left_out", MappingProxyType(dict(self.left_out)))
+
+    def __len__(self) -> int:
+        return len(self.solutions)
+
+    def __iter__(self) -> Iterator[Solution]:
+        return iter(self.solutions)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self.methods if isinstance(item, str) else any(item is s for s in self.solutions)
+
+    @overload
+    def __getitem__(self, at: int | str) -> Solution: ...
+    @overload
+    def __getitem__(self, at: slice) -> Comparison: ...
+    def __getitem__(self, at: int | str | slice) -> Solution | Comparison:
+        if isinstance(at, slice):
+            return Comparison(self.solutions[at], self.left_out, self.interrupted)
+        if not isinstance(at, str):
+            return self.solutions[at]
+        for solution in self.solutions:
+            if solution.method == at:
+                return solution
+        why = f" It was left out: {self.left_out[at]}" if at in self.left_out else ""
+        raise UnknownSolverError(f"no solution by {at!r} here, but by {', '.join(self.methods) or 'none'}.{why}")
+
+    def __repr__(self) -> str:
+        if not self.solutions:
+            return "<Comparison of no methods>"
+        left = "".join(f"; {note}" for note in self._notes())
+        if self._shape:
+            optimal = int(self._gaps.min(0).values.eq(0).sum())
+            what = f"{self._flat[0].shape[0]} instances, {optimal} solved to proved optimality"
+        else:
+            best = self.best
+            what = f"f = {float(best.objective):.9g} by {best.method}, {best.status.name}"
+        return f"<Comparison of {', '.join(self.methods)}: {what}{left}>"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, color_system=None, force_terminal=False, force_jupyter=False)
+        with console.capture() as captured:
+            console.print(self.table())
+        return captured.get().rstrip()
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Any:
+        return self.table()._repr_mimebundle_(*args, **kwargs)  # what notebooks ask for
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the methods, in order."""
+        return tuple(s.method for s in self.solutions)
+
+    @property
+    def best_bound(self) -> Any:
+        """The best lower bound of all methods, shape (...), as W came; -inf where none has one.
+
+        Where a method proved its answer optimal, that answer's objective is the bound.
+        """
+        return self._export(self._bound)
+
+    def gaps(self, method: int | str) -> Any:
+        """The gap of one method's answers to `best_bound`, shape (...): 0 where optimal, inf without a bound."""
+        solution = self[method]
+        return self._export(self._gaps[next(i for i, s in enumerate(self.solutions) if s is solution)])
+
+    @property
+    def best(self) -> Solution:
+        """The answer with the least objective; among equals a proved one, then the first.
+
+        Of a batch, the best answer to each instance as one Solution, with ``best_bound`` for its bound; its
+        ``stats["methods"]`` names the method of each instance.
+        """
+        bound = self._bound  # an empty comparison has none, and says so
+        f = torch.stack(self._flat)
+        optimal = torch.from_numpy(
+            np.array([[s is Status.OPTIMAL for s in np.ravel(x.status)] for x in self.solutions])
+        )
+        candidates = f == f.min(0).values
+        order = torch.arange(len(f), device=f.device).unsqueeze(-1) - len(f) * optimal.int()
+        pick = order.masked_fill(~candidates, len(f)).argmin(0)
+        if not self._shape:
+            return self.solutions[int(pick[0])]
+        names = np.array(self.methods, dtype=object)[pick.numpy()]
+        return dataclasses.replace(
+            self.solutions[0],
+            **{name: self._picked(name, pick) for name in ("mask", "indices", "objective")},
+            lower_bound=self._export(bound),
+            gap=self._export(self._gaps[pick, torch.arange(len(pick), device=pick.device)]),
+            status=np.stack([np.ravel(s.status) for s in self.solutions])[pick.numpy(), np.arange(len(pick))].reshape(
+                self._shape
+            ),
+            method="best",
+            options={},
+            stats={"time": sum(s.stats["time"] for s in self.solutions), "methods": names.reshape(self._shape)},
+        )
+
+    def verify(self) -> Comparison:
+        """Verify every solution, and that no method's bound contradicts another's answer; return the comparison.
+
+        Raises
+        ------
+        SolverError
+            Naming the methods that disagree.
+        """
+        for solution in self.solutions:
+            solution.verify()
+        for solution, f in zip(self.solutions, self._flat, strict=True):
+            # As in Solution.verify: without the checks, f was summed in W's own precision.
+            rtol = OPTIMALITY_RTOL if self._problem.W.dtype == torch.float64 else 1e-5
+            slack = rtol * magnitude(self._problem.W, self._mask(solution)).cpu()
+            if wrong := (self._bound > f + slack).nonzero().flatten().tolist():
+                b = wrong[0]
+                by = max(self.solutions, key=lambda s: float(_claim(s)[b]))
+                raise SolverError(
+                    f"{by.method} claims that no answer to instance {b} is below {float(self._bound[b]):.17g}, but "
+                    f"{solution.method} has f = {float(f[b]):.17g}: one of the two methods is wrong."
+                )
+        return self
+
+    def table(self, *, per_instance: bool = False) -> Table:
+        """A rich table: objective, gap to the best bound of all methods, what is certified, status, time and nodes.
+
+        Parameters
+        ----------
+        per_instance : bool
+            For a batch: the first 20 instances one by one, instead of one row per method over all of them.
+        """
+        from .table import comparison_table
+
+        nodes = [None if (c := s.stats.get("nodes")) is None else int(array(c).sum()) for s in self.solutions]
+        return comparison_table(self.rows(), self.methods, nodes, self._notes(), per_instance=per_instance)
+
+    def _notes(self) -> list[str]:
+        left = [f"left out: {', '.join(self.left_out)}"] if self.left_out else []
+        return left + ["interrupted"] * self.interrupted
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per method and instance, as in `to_frame`."""
+        rows: list[dict[str, Any]] = []
+        if not self.solutions:
+            return rows
+        for solution, objectives, gaps in zip(self.solutions, self._flat, self._gaps, strict=True):
+            nodes = solution.stats.get("nodes")
+            counts = np.ravel(array(nodes)) if nodes is not None else np.array([])
+            for b, (f, gap) in enumerate(zip(objectives.tolist(), gaps.tolist(), strict=True)):
+                rows.append(
+                    {
+                        "method": solution.method,
+                        "instance": b,
+                        "n": self._problem.n,
+                        "k": int(self._problem.k[b]),
+                        "objective": f,
+                        "lower_bound": float(np.ravel(array(solution.lower_bound))[b]),
+                        "best_bound": float(self._bound[b]),
+                        "gap": gap,
+                        "optimal": gap == 0,
+                        "certified": bool(np.isfinite(gap)),
+                        "status": np.ravel(np.asarray(solution.status, dtype=object))[b].name,
+                        "time": float(solution.stats["time"]),
+                        "nodes": (counts[b if counts.size == len(objectives) else 0].item() if counts.size else None),
+                        "seed": solution.seed,
+                    }
+                )
+        return rows
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row per method and instance.
+
+        Columns: method, instance, n, k, objective, lower_bound (the method's own), best_bound and gap (of all methods),
+        optimal, certified, status, time, nodes (both of the whole batch, unless the method counts per instance), seed.
+
+        Raises
+        ------
+        OptionError
+            If pandas is not installed: it comes with ``grace-opt[bench]``.
+        """
+        return require("pandas", "bench", "to_frame()").DataFrame(self.rows())
+
+    def values(self) -> dict[str, Any]:
+        """Plain values: the solutions, each with its gap to the best bound, that bound, and what was left out."""
+        bound = self._export(self._bound) if self.solutions else None
+        return {
+            "solutions": [
+                solution_values(s) | {"gap_to_best_bound": plain(self._export(gaps))}
+                for s, gaps in zip(self.solutions, self._gaps if self.solutions else (), strict=True)
+            ],
+            "best_bound": plain(bound),
+            "left_out": dict(self.left_out),
+            "interrupted": self.interrupted,
+        }
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """`values` as JSON text, null for infinities; also written to `path` (aside, then renamed) if there is one.
+
+        Raises
+        ------
+        FileError
+            If the file cannot be written there.
+        """
+        return to_text(self.values(), path)
+
+    @cached_property
+    def _problem(self) -> Problem:
+        if not self.solutions or self.solutions[0].problem is None:
+            raise OptionError("this comparison holds no solution of `compare`: there is nothing to choose from.")
+        return self.solutions[0].problem.flatten()
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(np.shape(self.solutions[0].status))
+
+    @cached_property
+    def _flat(self) -> list[Tensor]:
+        return [torch.from_numpy(np.array(array(s.objective), dtype=np.float64).reshape(-1)) for s in self.solutions]
+
+    @cached_property
+    def _bound(self) -> Tensor:
+        _ = self._problem  # an empty comparison has no bound
+        return torch.stack([_claim(s) for s in self.solutions]).max(0).values
+
+    @cached_property
+    def _gaps(self) -> Tensor:
+        problem, bound = self._problem, self._bound.to(self._problem.W.device)
+        gaps = []
+        for solution, f in zip(self.solutions, (f.to(bound) for f in self._flat), strict=True):
+            mask = self._mask(solution)
+            above = (f - bound) / torch.maximum(
+                f.abs(), bound.abs()
+            )  # another method's bound, which one of them has wrong
+            gap = torch.where(f < bound, above, relative_gap(problem, mask, f, bound))
+            same = (f - bound).abs() <= tolerance(problem, mask, f)
+            gaps.append(torch.where(same, 0.0, gap).cpu())
+        return torch.stack(gaps)
+
+    def _mask(self, solution: Solution) -> Tensor:
+        return torch.as_tensor(solution.mask, device=self._problem.W.device).reshape(-1, self._problem.n)
+
+    def _picked(self, name: str, pick: Tensor) -> Any:
+        stacked = np.stack([array(getattr(s, name)).reshape(len(pick), -1) for s in self.solutions])
+        chosen = stacked[pick.numpy(), np.arange(len(pick))]
+        return self._export(torch.from_numpy(chosen), *np.shape(getattr(self.solutions[0], name))[len(self._shape) :])
+
+    def _export(self, flat: Tensor, *last: int) -> Any:
+        return self._problem.backend.export(flat.reshape((*self._shape, *last)))
+
+
+def _claim(solution: Solution) -> Tensor:
+    """What a solution says that no answer is below: its bound, and its objective where that is proved optimal."""
+    bound = np.array(array(solution.lower_bound), dtype=np.float64).reshape(-1)
+    optimal = np.array([s is Status.OPTIMAL for s in np.ravel(np.asarray(solution.status, dtype=object))])
+    return torch.from_numpy(np.where(optimal, np.maximum(bound, np.ravel(array(solution.objective))), bound))

@@ -1,0 +1,93 @@
+"""The table of a `Comparison`: one row per method, over all instances of a batch or for each of the first.
+
+Source: ours, on rich.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._util.terminal import FittingTable
+
+#: Instances of a batch that are shown one by one.
+SHOWN = 20
+
+
+def comparison_table(
+    rows: Sequence[Mapping[str, Any]],
+    methods: Sequence[str],
+    nodes: Sequence[int | None],
+    notes: Sequence[str],
+    *,
+    per_instance: bool,
+) -> FittingTable:
+    """The rows of `Comparison.rows` as a table; a batch is summed up per method unless `per_instance`.
+
+    `nodes` are the totals of each method, where it counts any; `notes` end the caption.
+    """
+    size = len(rows) // len(methods) if methods else 0
+    summed = size > 1 and not per_instance
+    notes = [_gap_note(rows, size), *notes]
+    if summed:
+        notes.insert(0, f"{size} instances; best: in how many of them no method found a smaller objective")
+    elif size > SHOWN:
+        notes.insert(0, f"{size} instances, the first {SHOWN} shown")
+    table = FittingTable(caption=". ".join(notes) + ".")
+    has_nodes = any(count is not None for count in nodes)
+    names = ("method", *(("mean objective", "best", "median gap", "worst gap") if summed else ("objective", "gap")))
+    if size > 1 and not summed:
+        names = (names[0], "instance", *names[1:])
+    for name in (*names, "certified", "status", "time", *(["nodes"] if has_nodes else [])):
+        table.add_column(name, justify="left" if name in ("method", "certified", "status") else "right")
+    f = np.array([row["objective"] for row in rows]).reshape(len(methods), size)
+    for at, method in enumerate(methods):
+        mine = rows[at * size : (at + 1) * size]
+        if summed:
+            gaps = [row["gap"] for row in mine]
+            best = int((f[at] <= f.min(0)).sum())
+            cells = [f"{f[at].mean():.9g}", f"{best}/{size}", _percent(float(np.median(gaps))), _percent(max(gaps))]
+            counts = [sum(row["optimal"] for row in mine), sum(row["certified"] for row in mine)]
+            statuses = Counter(row["status"] for row in mine)
+            table.add_row(
+                method,
+                *cells,
+                f"{counts[0]} optimal" if counts[0] else f"{counts[1]} bounded" if counts[1] else "no",
+                ", ".join(f"{count} {name}" for name, count in statuses.items()),
+                f"{mine[0]['time']:.2g} s",
+                *([_count(nodes[at])] if has_nodes else []),
+            )
+            continue
+        for row in mine[:SHOWN]:
+            first = row["instance"] == 0
+            table.add_row(
+                method if first else "",
+                *([str(row["instance"])] if size > 1 else []),
+                *(f"{row['objective']:.9g}", _percent(row["gap"])),
+                "optimal" if row["optimal"] else "bounded" if row["certified"] else "no",
+                row["status"],
+                f"{row['time']:.2g} s" if first else "",
+                *([_count(row["nodes"])] if has_nodes else []),
+            )
+    return table
+
+
+def _gap_note(rows: Sequence[Mapping[str, Any]], size: int) -> str:
+    if not any(row["certified"] for row in rows):
+        return "no lower bound: certify=True adds one"
+    if size == 1:
+        bound = rows[0]["best_bound"]
+        return f"gap: to {bound:.9g}, the best lower bound of all methods"
+    return "gap: to the best lower bound that any of the methods has for the instance"
+
+
+def _percent(gap: float) -> str:
+    return f"{gap:.3%}" if math.isfinite(gap) else "unknown"
+
+
+def _count(number: float | None) -> str:
+    return "" if number is None else f"{int(number):,}"

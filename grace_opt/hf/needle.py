@@ -1,0 +1,157 @@
+"""Seeded needle-in-a-haystack text: plain-English filler, password facts, and the question about one of them.
+
+Use it to build retrieval prompts of a chosen token length for any tokenizer. The pocket model is trained on documents
+of the same grammar, so its prompts are in-distribution; for other models the text is ordinary English.
+Source: our own grammar and word lists; the task follows Kamradt's needle-in-a-haystack test (2023).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import OptionError
+
+CITIES = """Accra Amman Ankara Athens Bangkok Beirut Bergen Berlin Bogota Boston Cairo Chicago Dakar Delhi Dublin
+Durban Geneva Glasgow Hamburg Hanoi Havana Helsinki Istanbul Jakarta Kyoto Lagos Lima Lisbon London Madrid Milan
+Montreal Munich Nairobi Oslo Paris Prague Riga Rome Seoul Sofia Sydney Tokyo Toronto Venice Vienna Warsaw
+Zurich""".split()
+COLOURS = """amber azure beige black blue bronze brown coral crimson cyan ebony emerald golden green grey indigo
+ivory jade khaki lilac magenta maroon mauve olive orange pearl pink purple red ruby russet saffron scarlet silver
+tan teal turquoise violet white yellow""".split()
+ANIMALS = """badger bear beaver bison camel cheetah cobra condor crane deer dolphin eagle falcon ferret fox gecko
+gibbon goose hamster hawk heron ibex jackal jaguar koala lemur leopard lion llama lynx mole moose otter owl panda
+panther parrot pelican penguin puma rabbit raven salmon seal shark spider stork swan tiger trout turtle viper walrus
+weasel whale wolf wombat wren yak zebra""".split()
+_ADJECTIVES = """ancient awkward bitter brave broken careful clever cold curious dusty early eager faint famous
+foggy gentle graceful heavy hidden honest humble idle kind large late lonely loud narrow noisy old patient polite
+proud quiet restless rough rusty secret sharp shy silent simple sleepy slow small steady strange tall tired warm
+weary wild wooden young""".split()
+_PEOPLE = """actor artist baker barber captain carpenter clerk cook dancer doctor driver farmer fisherman gardener
+guard hunter judge king knight lawyer librarian merchant miller miner monk nurse painter pilot poet porter potter
+priest queen sailor scholar shepherd singer smith soldier student tailor teacher thief traveller waiter weaver widow
+writer""".split()
+_THINGS = """apple basket bell blanket book bottle box bread candle carpet chair clock coat coin compass crown cup
+curtain drum flute hammer hat key knife ladder lamp lantern letter map mirror needle notebook orchid painting parcel
+pen pipe ribbon ring rope sack scarf shovel spoon statue stone sword table telescope ticket trumpet umbrella violin
+wagon wheel window""".split()
+_VERBS = """borrowed bought broke buried carried cleaned copied counted drew dropped examined forgot found gave
+guarded hid inspected kept left lost mended moved noticed opened painted polished pulled pushed repaired returned
+saw searched sold stole studied threw took touched traded watched wrapped""".split()
+_PLACES = """attic barn beach bridge castle cave cellar chapel church corner courtyard desert farm field forest
+garden gate hall harbour hill hotel inn island kitchen lake library market meadow mill mountain museum orchard
+palace park river road roof ruin school shed shore shop stable station street temple theatre tower town tunnel
+valley village wall well wood workshop""".split()
+_PREPOSITIONS = """above across at before behind below beside by inside near outside past through under""".split()
+
+
+@dataclass(frozen=True)
+class NeedlePrompt:
+    """One retrieval task: `text` ends just where the model has to continue with `answer`."""
+
+    text: str
+    answer: str
+    city: str
+    depth: float
+
+    def found_in(self, generated: str) -> bool:
+        """Whether the generated continuation starts with the answer, case and spacing aside."""
+        return " ".join(generated.lower().split()).startswith(self.answer)
+
+
+def vocabulary() -> list[str]:
+    """Every lower-case token that the grammar can produce, sorted; a city before its password is one token with its
+    colon.
+
+    Examples
+    --------
+    >>> len(vocabulary()) < 700 and "lisbon" in vocabulary()
+    True
+    """
+    words = {w.lower() for ws in (CITIES, COLOURS, ANIMALS, _ADJECTIVES, _PEOPLE, _THINGS, _VERBS, _PLACES) for w in ws}
+    keys = {f"{city.lower()}:" for city in CITIES}
+    return sorted(words | keys | {*_PREPOSITIONS, *"the what is password of and then that . ? ,".split()})
+
+
+def filler(rng: random.Random) -> str:
+    """One sentence without any fact in it."""
+    pick = rng.choice
+    text = f"The {pick(_ADJECTIVES)} {pick(_PEOPLE)} {pick(_VERBS)} the {pick(_ADJECTIVES)} {pick(_THINGS)}"
+    if rng.random() < 0.7:
+        text += f" {pick(_PREPOSITIONS)} the {pick(_PLACES)}"
+    if rng.random() < 0.3:
+        text += f", and then {pick(_VERBS)} that {pick(_THINGS)}"
+    return text + "."
+
+
+def fact(city: str, answer: str) -> str:
+    """The sentence that states a city's password."""
+    return f"Password of {city}: {answer}."
+
+
+def question(city: str) -> str:
+    """The question about a city's password, with the start of its answer."""
+    return f"What is the password of {city}? Password of {city}:"
+
+
+def random_answer(rng: random.Random) -> str:
+    """A password: a colour and an animal."""
+    return f"{rng.choice(COLOURS)} {rng.choice(ANIMALS)}"
+
+
+def make_prompt(
+    tokens: int, depth: float, *, count: Callable[[str], int], seed: int = 0, distractors: int = 4
+) -> NeedlePrompt:
+    """Build a haystack of about `tokens` tokens with the needle at relative `depth` (0 = first sentence, 1 = last).
+
+    Parameters
+    ----------
+    tokens : int
+        Wanted prompt length, the question included; never exceeded.
+    depth : float
+        Place of the needle in [0, 1].
+    count : callable
+        Text to its number of tokens, for instance ``lambda s: len(tokenizer(s).input_ids)``.
+    seed : int
+        Equal seeds give equal prompts.
+    distractors : int
+        How many other cities' passwords are strewn in at random depths.
+
+    Returns
+    -------
+    NeedlePrompt
+
+    Raises
+    ------
+    OptionError
+        If `depth` or `distractors` is out of range, or `tokens` has no room for the facts and the question.
+
+    Examples
+    --------
+    >>> p = make_prompt(200, 0.5, count=lambda s: len(s.split()), seed=1)
+    >>> p.answer in p.text, p.text.endswith(f"Password of {p.city}:")
+    (True, True)
+    """
+    if not 0.0 <= depth <= 1.0:
+        raise OptionError(f"depth={depth!r}: must lie in [0, 1] (0 = first sentence of the haystack, 1 = last).")
+    if not 0 <= distractors < len(CITIES):
+        raise OptionError(f"distractors={distractors!r}: give a number between 0 and {len(CITIES) - 1}.")
+    rng = random.Random(seed)
+    city, *others = rng.sample(CITIES, distractors + 1)
+    answer = random_answer(rng)
+    asked = question(city)
+    needle, noise = fact(city, answer), [fact(c, random_answer(rng)) for c in others]
+    room = tokens - count(" ".join([needle, *noise, asked]))
+    if room < 0:
+        raise OptionError(
+            f"tokens={tokens}: the facts and the question alone need {tokens - room}; ask for at least that."
+        )
+    hay: list[str] = []
+    while (cost := count(sentence := filler(rng))) <= room:
+        hay.append(sentence)
+        room -= cost
+    for sentence in noise:
+        hay.insert(rng.randint(0, len(hay)), sentence)
+    hay.insert(round(depth * len(hay)), needle)
+    return NeedlePrompt(" ".join([*hay, asked]), answer, city, depth)

@@ -1,0 +1,248 @@
+r"""Instances as models of other libraries, so that results can be checked against solvers that share no code with ours.
+
+* `to_cvxpy`: a mixed-integer problem for Gurobi, SCIP, HiGHS, …
+* `to_dimod_bqm`, `to_dimod_cqm`: for D-Wave's samplers, classical and quantum.
+* `to_networkx`: the graph that `grace_opt.solve` reads back as the same W.
+
+In each, the value of the model at a choice of k vertices is f(S). One instance at a time. Sources: Glover & Woolsey,
+Oper. Res. 22 (1974) for the linear form; Hammer & Rubin, RAIRO 3 (1970) for the shifted one; the penalty's size is
+ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._util.optional import require
+from ..errors import OptionError, ProblemError
+from ..problem import Problem
+
+FORMS = ("linear", "quadratic")
+#: The shifted W is PSD to this, relative to its largest entry and n, in spite of rounding in the eigenvalue.
+SHIFT_MARGIN = 1e-12
+
+
+def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> Any:
+    r"""The problem as a mixed-integer program in cvxpy, valid for W of any sign.
+
+    ``form="linear"`` replaces the products by variables, :math:`y_{ij} = x_i x_j`,
+
+    .. math:: \min \sum_i W_{ii} x_i + 2 \sum_{i<j} W_{ij} y_{ij}, \quad 1^\top x = k, \; x \in \{0, 1\}^n,
+
+    with :math:`y_{ij} \ge x_i + x_j - 1,\ y_{ij} \ge 0` where :math:`W_{ij} > 0` and
+    :math:`y_{ij} \le x_i,\ y_{ij} \le x_j` where :math:`W_{ij} < 0`: solvable by every mixed-integer linear solver
+    (HiGHS comes with scipy), with one variable per edge. ``form="quadratic"`` shifts W instead,
+    :math:`x^\top (W - \lambda I) x + \lambda 1^\top x` with :math:`\lambda = \min(0, \lambda_{\min}(W))`, which is
+    convex and equal to f on 0/1 points; it needs a mixed-integer *quadratic* solver (Gurobi, SCIP).
+
+    Parameters
+    ----------
+    W : array_like (n, n), or what else `grace_opt.solve` takes
+        Symmetric weights.
+    k : int
+        How many vertices to choose.
+    protected : array_like, optional
+        Vertices that must not be chosen.
+    form : str
+        "linear" or "quadratic".
+
+    Returns
+    -------
+    cvxpy.Problem
+        Its variable "x" holds the choice: ``model.var_dict["x"].value > 0.5`` once it is solved.
+
+    Raises
+    ------
+    ProblemError, OptionError
+
+    Notes
+    -----
+    O(n²) to build, O(n³) for the eigenvalue of the quadratic form.
+
+    Examples
+    --------
+    >>> model = to_cvxpy([[4.0, 1.0, -2.0], [1.0, 3.0, 0.0], [-2.0, 0.0, 5.0]], 2)
+    >>> round(float(model.solve(solver="HIGHS")), 6), (model.var_dict["x"].value > 0.5).tolist()
+    (5.0, [True, False, True])
+    """
+    cp = require("cvxpy", "peers", "to_cvxpy()")
+    if form not in FORMS:
+        raise OptionError(f"form={form!r}: give {' or '.join(map(repr, FORMS))}.")
+    problem = _single(W, k, protected)
+    weights, n = _array(problem), problem.n
+    x = cp.Variable(n, boolean=True, name="x")
+    constraints = [cp.sum(x) == int(problem.k)]
+    if blocked := (~problem.candidates).nonzero().flatten().tolist():
+        constraints.append(x[blocked] == 0)
+    if form == "quadratic":
+        # Protected vertices are 0: left in, one giant among them would shift all others by more than they weigh.
+        free = problem.candidates.cpu().numpy()
+        weights = np.where(np.outer(free, free), weights, 0.0)
+        shift = min(0.0, float(np.linalg.eigvalsh(weights)[0])) - SHIFT_MARGIN * n * float(np.abs(weights).max())
+        convex = cp.psd_wrap(weights - shift * np.eye(n))
+        return cp.Problem(cp.Minimize(cp.quad_form(x, convex) + shift * cp.sum(x)), constraints)
+    i, j = np.nonzero(np.triu(weights, 1))
+    objective = np.diagonal(weights) @ x
+    if len(i):
+        y = cp.Variable(len(i), nonneg=True, name="y")
+        objective = objective + 2 * weights[i, j] @ y
+        positive, negative = np.flatnonzero(weights[i, j] > 0), np.flatnonzero(weights[i, j] < 0)
+        if len(positive):
+            constraints.append(y[positive] >= x[i[positive]] + x[j[positive]] - 1)
+        if len(negative):
+            constraints += [y[negative] <= x[i[negative]], y[negative] <= x[j[negative]]]
+    return cp.Problem(cp.Minimize(objective), constraints)
+
+
+def to_dimod_bqm(W: Any, k: int, penalty: float | None = None, *, protected: Any = None) -> Any:
+    r"""The problem as a dimod binary quadratic model, its size enforced by a penalty.
+
+    .. math:: E(x) = x^\top W x + p\, (1^\top x - k)^2
+
+    On every x with k ones E is f. The default :math:`p > \max_i (|W_{ii}| + 2 \sum_{j \ne i} |W_{ij}|)`, the most
+    that one vertex can change f by, makes every minimiser of E an optimal choice of k vertices: adding or removing d
+    vertices to mend the size costs less than the :math:`p d^2` that it saves. A heuristic sampler may still return
+    other sizes, and more often the smaller p is; a large one flattens what it should see of W.
+
+    Parameters
+    ----------
+    W : array_like (n, n), or what else `grace_opt.solve` takes
+        Symmetric weights.
+    k : int
+        How many vertices to choose.
+    penalty : float, optional
+        p > 0, instead of the default; too small a one allows minimisers of other sizes.
+    protected : array_like, optional
+        Vertices that must not be chosen; the model has no variables for them.
+
+    Returns
+    -------
+    dimod.BinaryQuadraticModel
+        Its variables are the numbers of the vertices, or the nodes of a networkx graph.
+
+    Raises
+    ------
+    ProblemError, OptionError
+
+    Examples
+    --------
+    >>> float(to_dimod_bqm([[2.0, 0.0], [0.0, 1.0]], 1).energy({0: 0, 1: 1}))  # doctest: +SKIP
+    1.0
+    """
+    dimod = require("dimod", "peers", "to_dimod_bqm()")
+    problem = _single(W, k, protected)
+    weights, size = _array(problem), int(problem.k)
+    if penalty is None:
+        free = problem.candidates.cpu().numpy()  # protected vertices are not in the model
+        among = np.abs(weights[np.ix_(free, free)])
+        most = float((2 * among.sum(1) - np.diagonal(among)).max(initial=0.0))
+        penalty = 1.01 * most if most > 0 else 1.0
+    if isinstance(penalty, bool) or not isinstance(penalty, int | float | np.number) or not 0 < penalty < np.inf:
+        raise OptionError(f"penalty={penalty!r}: give a positive number, or None for one that is large enough.")
+    p = float(penalty)
+    return _quadratic(dimod, problem, np.diagonal(weights) + p * (1 - 2 * size), 2 * (weights + p), p * size**2)
+
+
+def to_dimod_cqm(W: Any, k: int, *, protected: Any = None) -> Any:
+    """The problem as a dimod constrained quadratic model: objective f, and the constraint "size", that k are chosen.
+
+    Parameters
+    ----------
+    W : array_like (n, n), or what else `grace_opt.solve` takes
+        Symmetric weights.
+    k : int
+        How many vertices to choose.
+    protected : array_like, optional
+        Vertices that must not be chosen; the model has no variables for them.
+
+    Returns
+    -------
+    dimod.ConstrainedQuadraticModel
+        Its variables are the numbers of the vertices, or the nodes of a networkx graph.
+
+    Raises
+    ------
+    ProblemError, OptionError
+
+    Examples
+    --------
+    >>> to_dimod_cqm([[2.0, 0.0], [0.0, 1.0]], 1).check_feasible({0: 1, 1: 1})  # doctest: +SKIP
+    False
+    """
+    dimod = require("dimod", "peers", "to_dimod_cqm()")
+    problem = _single(W, k, protected)
+    weights = _array(problem)
+    objective = _quadratic(dimod, problem, np.diagonal(weights), 2 * weights, 0.0)
+    model = dimod.ConstrainedQuadraticModel()
+    model.set_objective(objective)
+    if objective.num_variables:
+        ones = dimod.BinaryQuadraticModel(dict.fromkeys(objective.variables, 1.0), {}, 0.0, dimod.BINARY)
+        model.add_constraint(ones, sense="==", rhs=int(problem.k), label="size")
+    return model
+
+
+def to_networkx(W: Any) -> Any:
+    """The graph with node weights ``W_ii`` and edge weights ``2 W_ij``: f is the weight of the induced subgraph.
+
+    `grace_opt.solve` reads it back as the same W. Edges of weight 0 are left out.
+
+    Parameters
+    ----------
+    W : array_like (n, n)
+        Symmetric weights.
+
+    Returns
+    -------
+    networkx.Graph
+        Nodes 0 to n - 1, attribute ``weight`` on nodes and edges.
+
+    Raises
+    ------
+    ProblemError
+
+    Examples
+    --------
+    >>> graph = to_networkx([[3.0, -1.0], [-1.0, 0.0]])
+    >>> graph.nodes[0]["weight"], graph.edges[0, 1]["weight"]
+    (3.0, -2.0)
+    """
+    nx = require("networkx", "peers", "to_networkx()")
+    problem = _single(W, 0, None)
+    weights, names = _array(problem), _names(problem)
+    graph = nx.Graph()
+    graph.add_nodes_from((name, {"weight": float(w)}) for name, w in zip(names, np.diagonal(weights), strict=True))
+    i, j = np.nonzero(np.triu(weights, 1))
+    graph.add_weighted_edges_from((names[a], names[b], float(2 * weights[a, b])) for a, b in zip(i, j, strict=True))
+    return graph
+
+
+def _single(W: Any, k: Any, protected: Any) -> Problem:
+    problem = Problem.of(W, k, protected=protected)
+    if problem.batch_shape:
+        raise ProblemError(
+            f"W has shape {tuple(problem.W.shape)}: a model holds one instance, shape (n, n); convert one at a time."
+        )
+    return problem
+
+
+def _array(problem: Problem) -> npt.NDArray[np.float64]:
+    return np.asarray(problem.W.detach().cpu().numpy(), dtype=np.float64)
+
+
+def _names(problem: Problem) -> list[Any]:
+    return list(range(problem.n) if problem.labels is None else problem.labels)
+
+
+def _quadratic(dimod: Any, problem: Problem, linear: Any, quadratic: Any, offset: float) -> Any:
+    """A BQM over the candidates; protected vertices are 0, so leaving them out changes no energy."""
+    names, free = _names(problem), problem.candidates.nonzero().flatten().tolist()
+    model = dimod.BinaryQuadraticModel(dimod.BINARY)
+    model.add_linear_from({names[i]: float(linear[i]) for i in free})
+    model.add_quadratic_from(
+        (names[i], names[j], float(quadratic[i, j])) for at, i in enumerate(free) for j in free[at + 1 :]
+    )
+    model.offset = offset
+    return model

@@ -1,0 +1,298 @@
+"""Instances on disk: read and write W and k in the formats that people have, by file extension or by looking inside.
+
+==================  ==============================================================================================
+format              what it holds
+==================  ==============================================================================================
+.npy                W (..., n, n)
+.npz, .safetensors  W under ``W`` (or the only matrix in the file), optionally ``k``
+.csv                W, one row a line, no header
+.mtx                MatrixMarket: W, coordinate or array; symmetric, skew-symmetric or general
+k-cluster .dat      ``n k m``, then ``i j weight`` with 1-based vertices; the weight is ignored, W = -A: f = -2·(edges)
+MDPLIB .txt         ``n m``, then ``i j d_ij`` with 0-based vertices; W = -d: f = -2·(dispersion)
+DIMACS .clq, .col   ``p edge n m``, then ``e i j`` with 1-based vertices; W = adjacency of the *complement*:
+                    f = 2·(edges missing), so that S is a clique exactly where f = 0
+==================  ==============================================================================================
+
+All of them can be written as well. W is int64 where the format makes all weights whole numbers: objectives then
+differ by whole steps, which proofs can use. A graph in a .mtx file stays the matrix that it is, its own adjacency
+matrix. What a file that was cut short or damaged no longer says is an error, as far as the format can tell; the last
+line of a text file must therefore end with a newline.
+
+Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket; DIMACS's second challenge.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .._util import array_like, files
+from .._util.array_like import to_array
+from ..errors import ProblemError
+from . import formats, matrix_market
+
+Array = npt.NDArray[Any]
+SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".mtx", ".dat", ".txt", ".clq", ".col")
+#: Formats with room for k.
+HOLD_K = (".npz", ".safetensors", ".dat", ".txt")
+#: What an objective counts in the terms of the source: how often, and of what.
+TERMS = {"k-cluster": (-0.5, "edges"), "MDPLIB": (-0.5, "dispersion"), "DIMACS": (0.5, "edges missing from a clique")}
+
+
+@dataclass(frozen=True)
+class Instance:
+    """W, and k where the file or the generator states it.
+
+    Attributes
+    ----------
+    W : ndarray (..., n, n)
+    k : int, ndarray or None
+    source : str
+        The format it was read from, or the generator that made it.
+    planted : tuple of int or None
+        A set of k vertices that is optimal by construction, where a generator planted one.
+    """
+
+    W: Array
+    k: Any
+    source: str
+    planted: tuple[int, ...] | None = None
+
+    def describe(self, objective: float) -> str | None:
+        """An objective in the source's own terms, "edges: 29" for f = -58; None where f has no other name.
+
+        Parameters
+        ----------
+        objective : float
+            f(S).
+
+        Examples
+        --------
+        >>> Instance(np.zeros((2, 2)), 1, "k-cluster").describe(-58.0)
+        'edges: 29'
+        """
+        if self.source not in TERMS:
+            return None
+        factor, name = TERMS[self.source]
+        return f"{name}: {0.0 + factor * float(objective):.12g}"
+
+
+def read(path: str | os.PathLike[str]) -> Instance:
+    """Read an instance file.
+
+    Parameters
+    ----------
+    path : path
+        One of the formats of this module.
+
+    Raises
+    ------
+    ProblemError
+        If the file is missing, of an unknown kind, truncated, or names vertices that do not exist.
+
+    Examples
+    --------
+    >>> import tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "w.csv")
+    >>> write(path, [[1.0, 0.0], [0.0, 2.0]])
+    >>> read(path).W.tolist()
+    [[1.0, 0.0], [0.0, 2.0]]
+    """
+    path = Path(path)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ProblemError(f"{path}: unknown kind {path.suffix!r}; readable are {', '.join(SUFFIXES)}.")
+    try:
+        if not path.is_file():
+            if path.exists():  # a folder, a pipe that would be waited for, a device that never ends
+                raise ProblemError(f"{path} cannot be read as {path.suffix}: it is no regular file.")
+            raise ProblemError(f"no instance file at {path}.")
+        made = reader(path)
+        if made.W.ndim < 2 or made.W.shape[-1] != made.W.shape[-2] or made.W.dtype.kind not in "biuf":
+            raise ProblemError(f"{path} holds {made.W.dtype} of shape {made.W.shape}: W is square, of real numbers.")
+        return made
+    except ProblemError:
+        raise
+    except Exception as error:  # each library has its own errors for broken files; all mean the same to the user
+        # numpy's advice for what is no array file is to load it unsafely; that is not ours.
+        why = "" if "pickle" in str(error) else f": {error}"
+        raise ProblemError(f"{path} cannot be read as {path.suffix} (truncated, or another format?){why}") from error
+
+
+def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
+    """Write W (and k, where the format has room for it) in the format that the suffix names, aside and renamed.
+
+    Parameters
+    ----------
+    path : path
+        Its suffix is one of `SUFFIXES`; .dat is k-cluster and .txt is MDPLIB.
+    W : array_like (..., n, n)
+        .dat needs W = -A with a 0/1 matrix A, .txt a zero diagonal, .clq and .col the 0/1 matrix of a complement graph;
+        a batch fits into .npy, .npz and .safetensors.
+    k : int or array, optional
+        Fits into .npz and .safetensors, and must be given for .dat and .txt, whose headers state it.
+
+    Raises
+    ------
+    ProblemError
+        If the format is not one of these, cannot hold this W, or has no room for k or for a batch; or if the file
+        cannot be written there.
+
+    Examples
+    --------
+    >>> import tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "triangle.clq")
+    >>> write(path, [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    >>> print(open(path).read().splitlines()[1:])
+    ['p edge 3 2', 'e 1 2', 'e 2 3']
+    """
+    path, W = Path(path), to_array(W, "W")
+    _whole(path, None if k is None else to_array(k, "k", "an integer, or an array of integers with one k per instance"))
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
+    if k is not None and suffix not in HOLD_K:
+        raise ProblemError(f"{path}: {suffix} has no room for k; write .npz or .safetensors.")
+    if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
+        raise ProblemError(f"W has shape {W.shape}: give a square matrix (n, n) or a batch (..., n, n).")
+    if W.ndim != 2 and suffix not in (".npy", ".npz", ".safetensors"):
+        raise ProblemError(f"{path}: {suffix} holds one matrix, not shape {W.shape}; write .npz or .safetensors.")
+    if W.dtype.kind not in "biuf" or W.dtype.itemsize > 8:
+        raise ProblemError(f"W has dtype {W.dtype}: give real numbers of at most 64 bits.")
+    if k is not None and (k := np.asarray(k)).dtype.kind not in "iu":
+        raise ProblemError(f"k has dtype {k.dtype}: give an integer, or an array of integers with one k per instance.")
+    files.write(path, _content(path, suffix, W, k), ProblemError)
+
+
+def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
+    """What the file will hold."""
+    if suffix in (".clq", ".col"):
+        return formats.dimacs_text(W)
+    if suffix in (".dat", ".txt"):
+        return _with_k(path, suffix, W, k)
+    if suffix == ".mtx":
+        return matrix_market.matrix_text(W)
+    if suffix == ".csv":
+        return "".join(f"{','.join(formats.numbers_text(row))}\n" for row in W)
+    arrays = {"W": np.ascontiguousarray(W)} | ({} if k is None else {"k": k})
+    if suffix == ".safetensors":
+        from safetensors.numpy import save
+
+        content: bytes = save(arrays)
+        return content
+    buffer = BytesIO()
+    if suffix == ".npy":
+        np.save(buffer, arrays["W"], allow_pickle=False)
+    else:
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _with_k(path: Path, suffix: str, W: Array, k: Array | None) -> str:
+    """The text of a format whose first line states k."""
+    stated = k if k is not None and k.ndim == 0 else None
+    text = (formats.k_cluster_text if suffix == ".dat" else formats.mdplib_text)(
+        W, 0 if stated is None else int(stated)
+    )
+    if stated is None or not 0 <= stated <= len(W):
+        raise ProblemError(f"{path}: {suffix} states k in its first line: give k= an integer from 0 to {len(W)}.")
+    return text
+
+
+def _npy(path: Path) -> Instance:
+    with path.open("rb") as file:
+        W = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):
+            raise ProblemError(f"{path} holds more than its header says, {W.dtype} of shape {W.shape}: it was changed.")
+    return Instance(W, None, "npy")
+
+
+def _npz(path: Path) -> Instance:
+    with np.load(path, allow_pickle=False) as file:
+        # One changed length in the directory makes zipfile skip members, k for instance, without a word.
+        end = path.read_bytes()[-22 - len(file.zip.comment) :]
+        if (promised := int.from_bytes(end[10:12], "little")) != len(file.zip.infolist()):
+            raise ProblemError(
+                f"{path}: its end promises {promised} arrays, its directory lists {len(file.zip.infolist())}: it was "
+                "damaged."
+            )
+        return _from_mapping(path, {name: file[name] for name in file.files}, "npz")
+
+
+def _safetensors(path: Path) -> Instance:
+    from safetensors.torch import load_file  # numpy has no bfloat16
+
+    return _from_mapping(path, load_file(path), "safetensors")
+
+
+def _from_mapping(path: Path, arrays: Mapping[str, Any], source: str) -> Instance:
+    matrices = [name for name, a in arrays.items() if a.ndim >= 2 and a.shape[-1] == a.shape[-2]]
+    name = "W" if "W" in arrays else matrices[0] if len(matrices) == 1 else None
+    if name is None:
+        raise ProblemError(f"{path} holds {sorted(arrays)}: name the matrix 'W', or store just one square matrix.")
+    k = _numbers(path, "k", arrays["k"]) if "k" in arrays else None
+    return Instance(_numbers(path, name, arrays[name]), _whole(path, k), source)
+
+
+def _numbers(path: Path, name: str, value: Any) -> Array:
+    """An array, or a tensor as one; bfloat16, which numpy lacks, as float32, which holds all of its numbers."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
+    except TypeError:
+        raise ProblemError(f"{path}: {array_like.wrong_dtype(name, value.dtype)}") from None
+
+
+def _whole(path: Path, k: Array | None) -> Any:
+    """k of a file: an int, or one per instance; anything else would have to be cut off to be one."""
+    if k is not None and k.dtype.kind not in "iu":
+        raise ProblemError(
+            f"{path}: k has dtype {k.dtype} and is {np.array2string(k, threshold=4)}: it must be an integer, or "
+            "integers, one per instance."
+        )
+    return k if k is None or k.ndim else int(k)
+
+
+def _csv(path: Path) -> Instance:
+    lines = [line for line in files.read_lines(path, ProblemError) if line.strip() and not line.startswith("#")]
+    rows = [[text.strip() for text in line.split(",")] for line in lines]
+    for row in rows:
+        if len(row) != len(rows):
+            raise ProblemError(
+                f"{path}: {len(rows)} rows, and one of {len(row)} numbers: W is square. Are rows missing (truncated)?"
+            )
+    return Instance(formats.numbers(path, [text for row in rows for text in row]).reshape(len(rows), -1), None, "csv")
+
+
+def _mtx(path: Path) -> Instance:
+    return Instance(matrix_market.read_matrix(path), None, "mtx")
+
+
+def _text(path: Path) -> Instance:
+    return Instance(*formats.read_pairs(path))
+
+
+def _dimacs(path: Path) -> Instance:
+    return Instance(*formats.read_dimacs(path))
+
+
+_READERS: dict[str, Callable[[Path], Instance]] = {
+    ".npy": _npy,
+    ".npz": _npz,
+    ".safetensors": _safetensors,
+    ".csv": _csv,
+    ".mtx": _mtx,
+    ".dat": _text,
+    ".txt": _text,
+    ".clq": _dimacs,
+    ".col": _dimacs,
+}

@@ -1,0 +1,227 @@
+"""The literature's text formats as matrices and back: k-cluster, MDPLIB, and DIMACS graphs in ASCII.
+
+They list edges, in a sign and with a first vertex of their own; here each becomes a W to be *minimised* and vertices
+from 0 on. `grace_opt.instances` picks the reader by the file's name and content. Sources: Lambert's k-cluster
+library; MDPLIB (Martí et al., Optsicom); Johnson & Trick (eds.), Cliques, Coloring, and Satisfiability, DIMACS 26
+(1996).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._util.files import read_lines
+from ..errors import ProblemError
+
+Array = npt.NDArray[Any]
+_REAL = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
+
+
+def read_pairs(path: Path) -> tuple[Array, int, str]:
+    """W, k and the format's name of a k-cluster or MDPLIB file, told apart by the number of entries in the header.
+
+    Returns
+    -------
+    W : ndarray (n, n)
+        int64 for k-cluster and for MDPLIB distances that are all whole numbers (objectives then differ by whole steps,
+        which proofs can use), float64 otherwise.
+    k : int
+    source : str
+        "k-cluster" or "MDPLIB".
+
+    Raises
+    ------
+    ProblemError
+        If lines are missing, or vertices do not exist, stand twice or are counted from the wrong end.
+    """
+    rows = [line.split() for line in read_lines(path, ProblemError) if line.strip()]
+    if len(rows[0]) not in (2, 3) or not all(map(integer_text, rows[0])):
+        raise ProblemError(f"{path}: the first line must be 'n k m' (k-cluster) or 'n m' (MDPLIB).")
+    header = [int(v) for v in rows[0]]
+    is_cluster = len(header) == 3
+    n, k = header[0], header[1]
+    base, source = (1, "k-cluster") if is_cluster else (0, "MDPLIB")
+    expected = header[2] if is_cluster else n * (n - 1) // 2
+    if n < 1 or not 0 <= k <= n or expected < 0:
+        raise ProblemError(f"{path}: the {source} header {' '.join(rows[0])!r} needs n >= 1 and 0 <= k <= n.")
+    whole = [row for row in rows[1:] if len(row) == 3]
+    if len(whole) != expected or len(rows) - 1 != expected:
+        few = "truncated?" if len(whole) < expected else "more than it says."
+        raise ProblemError(
+            f"{path}: the {source} header promises {expected} lines 'i j weight', found {len(whole)}: {few}"
+        )
+    given = reals(path, [text for row in whole for text in row[:2]]).reshape(expected, 2)
+    weight = numbers(path, [row[2] for row in whole])
+    infinite = ~(np.isfinite(given).all(axis=1) & np.isfinite(weight))
+    if infinite.any():
+        raise ProblemError(f"{path}: edge {_first(infinite) + 1} holds a value that is not finite.")
+    ends = _ends(path, given, n, base, source)
+    if (again := twice(np.sort(ends, axis=1), n)) is not None:
+        i, j = ends[again] + base
+        raise ProblemError(f"{path}: the {source} pair {i} {j} stands twice: give each pair once, in one direction.")
+    weight = np.ones(expected) if is_cluster else weight
+    if weight.dtype.kind == "u" or (weight.dtype.kind == "i" and (weight == np.iinfo(np.int64).min).any()):
+        raise ProblemError(f"{path}: a distance is beyond 63 bits, so that there is no -d: scale the distances.")
+    return _matrix(n, ends, -weight), k, source
+
+
+def read_dimacs(path: Path) -> tuple[Array, None, str]:
+    """W of a DIMACS graph: the adjacency matrix of its *complement*, int64, so that a k-clique is a set with f = 0.
+
+    Raises
+    ------
+    ProblemError
+        If the problem line is missing, edges are missing, or vertices do not exist. One loss cannot be told, as the
+        header may count lines or edges: of a file with both directions, half the lines, if they are whole edges.
+    """
+    n, promised, pairs = 0, -1, []
+    for number, line in enumerate(read_lines(path, ProblemError), 1):
+        kind, *words = line.split() or ["c"]
+        if kind == "c":
+            continue
+        if kind == "p" and promised < 0 and len(words) == 3 and all(map(integer_text, words[1:])):
+            n, promised = int(words[1]), int(words[2])
+        elif kind == "e" and promised >= 0 and len(words) == 2:
+            pairs.append(words)
+        else:
+            raise ProblemError(
+                f"{path}, line {number}: {line[:40]!r} is none of 'c comment', 'p edge n m' (once, before the edges) "
+                "and 'e i j'; vertex weights ('n i w') are not read."
+            )
+    if promised < 0 or n < 1:
+        raise ProblemError(f"{path}: a DIMACS graph needs the line 'p edge n m', with n >= 1, before its edges.")
+    ends = _ends(path, reals(path, [word for pair in pairs for word in pair]).reshape(-1, 2), n, 1, "DIMACS")
+    A = -_matrix(n, ends, -np.ones(len(ends)))
+    edges = int(A.sum()) // 2
+    # Some files of the collection list every edge in both directions; the header counts either.
+    if promised not in (len(pairs), edges):
+        raise ProblemError(f"{path}: the DIMACS header promises {promised} edges, found {len(pairs)}: truncated?")
+    if twice(ends, n) is not None or len(pairs) not in (edges, 2 * edges):
+        raise ProblemError(
+            f"{path}: {len(pairs)} lines name {edges} DIMACS edges: give each edge once, or each in both directions."
+        )
+    return 1 - A - np.eye(n, dtype=np.int64), None, "DIMACS"
+
+
+def k_cluster_text(W: Array, k: int) -> str:
+    """W = -A as a k-cluster file; the third column is the customary 0.5, and ignored."""
+    _need(W, "k-cluster", "W = -A with A the 0/1 adjacency matrix of a graph", np.isin(W, (0, -1)).all())
+    i, j = np.nonzero(np.triu(W, 1))
+    return _lines(f"{len(W)} {k} {len(i)}", (f"{a + 1} {b + 1} 0.5" for a, b in zip(i, j, strict=True)))
+
+
+def mdplib_text(W: Array, k: int) -> str:
+    """W = -d as an MDPLIB file, every pair on a line of its own."""
+    _need(W, "MDPLIB", "W = -d with d symmetric, finite distances", np.isfinite(W).all())
+    i, j = np.triu_indices(len(W), 1)
+    listed = W[i, j]
+    # Integers beyond 2**53 stay what they are; and no -0.
+    d = (0.0 - listed.astype(np.float64)).tolist() if listed.dtype.kind == "f" else [-int(w) for w in listed]
+    return _lines(f"{len(W)} {k}", (f"{a} {b} {_short(w)}" for a, b, w in zip(i, j, d, strict=True)))
+
+
+def dimacs_text(W: Array) -> str:
+    """W = the 0/1 adjacency matrix of a complement graph, as the DIMACS graph itself."""
+    _need(W, "DIMACS", "W the 0/1 adjacency matrix of the complement of the graph", np.isin(W, (0, 1)).all())
+    i, j = np.nonzero(np.triu(1 - W, 1))
+    comment = "c a clique on k vertices is a set with f = 0, where W is the adjacency matrix of the complement"
+    return _lines(f"{comment}\np edge {len(W)} {len(i)}", (f"e {a + 1} {b + 1}" for a, b in zip(i, j, strict=True)))
+
+
+def integer_text(text: str) -> bool:
+    """Whether a text is a plain integer; Python's int() takes ``1_0`` and the digits of other scripts as well."""
+    return re.fullmatch(r"[+-]?[0-9]{1,4000}", text) is not None
+
+
+def numbers(path: Path, texts: list[str]) -> Array:
+    """int64 (or uint64) where all texts are integers of 64 bits, which float64 would round; else `reals`."""
+    if all(map(integer_text, texts)):
+        whole = list(map(int, texts))
+        for kind in (np.int64, np.uint64):
+            if not whole or (min(whole) >= np.iinfo(kind).min and max(whole) <= np.iinfo(kind).max):
+                return np.array(whole, dtype=kind)
+    return reals(path, texts)
+
+
+def numbers_text(values: Array) -> list[str]:
+    """Every number as text that reads as the same number: ``1`` is an integer, ``1.0`` is not."""
+    plain = values.astype(np.float64) if values.dtype.kind == "f" else values.astype(object)
+    return [repr(value) if isinstance(value, float) else str(int(value)) for value in plain.tolist()]
+
+
+def reals(path: Path, texts: list[str]) -> Array:
+    """The numbers as float64."""
+    for text in texts:
+        if not _REAL.fullmatch(text):
+            raise ProblemError(f"{path} cannot be read as {path.suffix}: {text[:40]!r} is no number.")
+    return np.array([float(text) for text in texts], dtype=np.float64)
+
+
+def twice(pairs: Array, n: int) -> int | None:
+    """The place of a pair (m, 2) of numbers from 0 to n - 1 that has stood before; None if all differ."""
+    codes = pairs[:, 0] * n + pairs[:, 1]
+    order = np.argsort(codes, kind="stable")
+    again = codes[order][1:] == codes[order][:-1]
+    return int(order[1:][again][0]) if again.any() else None
+
+
+def _need(W: Array, source: str, form: str, entries_fit: Any) -> None:
+    reason = (
+        "its diagonal is not zero"
+        if np.diagonal(W).any()
+        else "it is not symmetric"
+        if (W != W.T).any()
+        else None
+        if entries_fit
+        else "it has other entries"
+    )
+    if reason:
+        raise ProblemError(
+            f"cannot write W of shape {W.shape} as {source}: {reason}. The format holds {form}; write .npz for any W."
+        )
+
+
+def _ends(path: Path, given: Array, n: int, base: int, source: str) -> Array:
+    """Vertices from 0 on, checked; the message tells a count from the wrong end."""
+    with np.errstate(invalid="ignore"):  # what is no integer of 64 bits differs from what becomes of it
+        ends = given.astype(np.int64)
+    wrong = (ends != given).any(1) | (ends < base).any(1) | (ends >= n + base).any(1) | (ends[:, 0] == ends[:, 1])
+    if wrong.any():
+        low, high = (int(ends.min()), int(ends.max()))
+        other = 1 - base
+        hint = (
+            f" The file looks {other}-based (it has a vertex {low if base else high}); {source} counts from {base}: "
+            f"{'add 1 to' if base else 'take 1 from'} every vertex number."
+            if (low < base or high >= n + base) and other <= low and high < n + other
+            else ""
+        )
+        pair = " ".join(f"{v:g}" for v in given[_first(wrong)])
+        raise ProblemError(
+            f"{path}: {source} vertices must be two different ones of {base} to {n - 1 + base}, found {pair!r}.{hint}"
+        )
+    return ends - base
+
+
+def _matrix(n: int, ends: Array, weight: Array) -> Array:
+    # Beyond 2**53 a float is whole whatever it stands for.
+    whole = weight.dtype.kind == "i" or bool((weight == np.round(weight)).all() and (np.abs(weight) < 2**53).all())
+    W = np.zeros((n, n), np.int64 if whole else np.float64)
+    W[ends[:, 0], ends[:, 1]] = W[ends[:, 1], ends[:, 0]] = weight
+    return W
+
+
+def _short(w: float) -> str:
+    return str(int(w)) if w == int(w) and abs(w) < 2**53 else repr(w)
+
+
+def _first(wrong: Array) -> int:
+    return int(np.flatnonzero(wrong)[0])
+
+
+def _lines(header: str, lines: Any) -> str:
+    return "\n".join([header, *lines]) + "\n"

@@ -1,0 +1,344 @@
+r"""Seeded instances to try methods on: attention's, the literature's, and ones built to be hard for a reason.
+
+==================  ==============================================================================================
+kind                what it is
+==================  ==============================================================================================
+``attention``       :math:`(Q^\top Q) \circ (K^\top K)` with correlated channels of very unequal size; PSD
+``planted``         a set with f = 0 is hidden in a PSD integer matrix: optimal by construction
+``cancellation``    near rank one; the optimum cancels in pairs, greedy and single exchanges never see it; PSD
+``ties``            interchangeable vertices with small integer weights: many optima, many equal steps
+``k_cluster``       W = -A of a random graph: the heaviest subgraph on k vertices; any sign
+``dispersion``      W = -d, maximum diversity: real, whole-number or Euclidean distances; any sign
+==================  ==============================================================================================
+
+Each returns a `grace_opt.instances.Instance`; equal arguments give equal bits. Sources: GRACE (arXiv 2604.16983) for
+the first; Lambert's k-cluster library and MDPLIB (Martí et al., Optsicom) for the forms of the last two; the others
+are ours.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._util.array_like import EXACT_INTEGER
+from ..errors import OptionError, ProblemError
+from .files import Instance
+
+#: What has rows or columns, and how many an n by n array of 64 bits can have on any machine.
+SIZES, LARGEST = ("n", "queries", "keys", "rank", "massive", "classes", "levels"), 2**30 - 1
+DISTANCES = ("uniform", "integer", "euclidean")
+
+
+def attention(
+    n: int = 64,
+    seed: int = 0,
+    *,
+    k: int | None = None,
+    queries: int = 32,
+    keys: int = 1000,
+    rank: int = 8,
+    mix: float = 0.6,
+    sigma: float = 1.0,
+    massive: int = 3,
+    massive_factor: float = 10.0,
+) -> Instance:
+    r"""W as the channels of one attention head make it.
+
+    .. math:: W \propto (Q^\top Q) \circ (K^\top K), \qquad \operatorname{tr} W = n,
+
+    where every row of Q and K mixes a few common factors of decaying strength with noise of its own, the channels have
+    lognormal scales, and a few key channels are massive: what trained models show. PSD by Schur's product theorem.
+
+    Parameters
+    ----------
+    n : int
+        Channels.
+    seed : int
+        All randomness comes from it.
+    k : int, optional
+        Passed on into the instance.
+    queries, keys : int
+        Rows of Q and of K.
+    rank : int
+        Common factors, the r-th 0.7 times as strong as the one before.
+    mix : float in [0, 1]
+        Share of a channel's variance that the factors have.
+    sigma : float
+        Standard deviation of the logarithm of the scales; 0: all channels alike.
+    massive : int
+        How many key channels are larger by `massive_factor`.
+
+    Returns
+    -------
+    Instance
+        W (n, n) float64, mean diagonal 1. Complexity O(n² (queries + keys)).
+
+    Examples
+    --------
+    >>> W = attention(6, seed=1).W
+    >>> W.shape, round(float(W.trace()), 9), bool(np.linalg.eigvalsh(W)[0] > -1e-12)
+    ((6, 6), 6.0, True)
+    """
+    rng = _rng("attention", n, seed)
+    queries, keys, rank = (_count(name, v, 1) for name, v in (("queries", queries), ("keys", keys), ("rank", rank)))
+    if (
+        not all(map(_is_number, (mix, sigma, massive_factor)))
+        or not 0 <= mix <= 1
+        or not sigma >= 0
+        or not massive_factor > 0
+    ):
+        raise OptionError(
+            f"mix={mix!r}, sigma={sigma!r}, massive_factor={massive_factor!r}: mix lies in [0, 1], sigma is not "
+            "negative, massive_factor is positive."
+        )
+    strength = 0.7 ** np.arange(rank)
+    strength /= np.sqrt((strength**2).sum())
+
+    def channels(rows: int) -> Any:
+        loading = rng.standard_normal((rank, n))
+        common = (rng.standard_normal((rows, rank)) * strength) @ loading
+        own = rng.standard_normal((rows, n))
+        return (np.sqrt(mix) * common + np.sqrt(1 - mix) * own) * rng.lognormal(0.0, sigma, n)
+
+    Q, K = channels(queries), channels(keys)
+    K[:, rng.choice(n, min(_count("massive", massive, 0), n), replace=False)] *= massive_factor
+    return Instance(_scaled((Q.T @ Q) * (K.T @ K)), _k(k, n), "attention")
+
+
+def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: int = 9) -> Instance:
+    r"""A set with f = 0 hidden in a PSD integer matrix.
+
+    .. math::
+        W_{ij} = v_i^\top v_j, \qquad \sum_{i \in P} v_i = 0, \qquad f(S) = \Bigl\|\sum_{i \in S} v_i\Bigr\|^2 \ge 0,
+
+    with integer vectors :math:`v_i` that look alike inside and outside of P. So P is optimal, in exact arithmetic;
+    other sets may be as well. To find one is to find k vectors that sum to zero, which is NP-hard in general.
+
+    Parameters
+    ----------
+    n, k : int
+        Vertices, and how many to plant, 1 <= k <= n.
+    seed : int
+        All randomness comes from it.
+    rank : int, optional
+        Length of the vectors; default max(2, n // 4). Towards n the planted set shows in the null space of W.
+    spread : int
+        Entries are drawn from -spread to spread before they are centred.
+
+    Returns
+    -------
+    Instance
+        W (n, n) int64, `planted` is P, sorted. Complexity O(n² rank).
+
+    Examples
+    --------
+    >>> made = planted(8, 3, seed=0)
+    >>> int(made.W[np.ix_(made.planted, made.planted)].sum())
+    0
+    """
+    rng = _rng("planted", n, seed)
+    if (size := _k(k, n)) is None or size < 1:
+        raise ProblemError(f"k = {k}: plant at least one vertex, 1 <= k <= n = {n}.")
+    length = max(2, n // 4) if rank is None else _count("rank", rank, 1)
+    # Centred, an entry is at most twice as large and a step; W's are sums of `length` products, which must stay exact.
+    if length * (2 * _count("spread", spread, 1) + 2) ** 2 > EXACT_INTEGER:
+        raise OptionError(f"spread={spread!r}: weights would leave the whole numbers that float64 holds; give less.")
+    V = rng.integers(-spread, spread + 1, (n, length))
+    P = np.sort(rng.choice(n, size, replace=False))
+    # Take the mean off the planted vectors in whole steps: each coordinate's remainder goes to as many of them.
+    share, remainder = np.divmod(V[P].sum(0), size)
+    V[P] -= share
+    for column, count in enumerate(remainder):
+        V[rng.choice(P, count, replace=False), column] -= 1
+    return Instance(V @ V.T, size, "planted", tuple(int(i) for i in P))
+
+
+def cancellation(n: int, seed: int = 0, *, k: int | None = None, noise: float = 1e-3) -> Instance:
+    r"""Near rank one, where what looks cheap one by one is dear together, and what looks dear cancels.
+
+    .. math:: W = v v^\top + \varepsilon\, G G^\top / n, \qquad f(S) \approx \Bigl(\sum_{i \in S} v_i\Bigr)^2
+
+    There are k/2 pairs of large entries :math:`\pm L`, :math:`L \ge 4k`, that cancel exactly, and the other entries are
+    about 1. Greedy takes k of the small ones, f ≈ k², and stays there: one large vertex alone costs more than all of
+    them, so that no single exchange helps either. The pairs together have f ≈ 0 (one small vertex is left if k is odd).
+
+    Parameters
+    ----------
+    n : int
+        Vertices, at least 4.
+    seed : int
+        All randomness comes from it.
+    k : int, optional
+        2 <= k <= n / 2; default the largest even one.
+    noise : float
+        :math:`\varepsilon`, which breaks ties and keeps the optimum from being exactly 0; PSD for any.
+
+    Returns
+    -------
+    Instance
+        W (n, n) float64.
+
+    Examples
+    --------
+    >>> import grace_opt
+    >>> made = cancellation(12, seed=0)
+    >>> greedy, best = (float(grace_opt.solve(made.W, made.k, m).objective) for m in ("mies", "exhaustive"))
+    >>> greedy > 100 * best
+    True
+    """
+    rng = _rng("cancellation", n, seed)
+    size = 2 * (n // 4) if k is None else _k(k, n)
+    if size is None or not 2 <= size <= n // 2:
+        raise ProblemError(f"n = {n}, k = {size}: `cancellation` needs 2 <= k <= n / 2.")
+    if not _is_number(noise) or noise < 0:
+        raise OptionError(f"noise={noise!r}: give a number that is not negative.")
+    large = rng.uniform(4 * size, 6 * size, size // 2)
+    v = rng.permutation(np.concatenate([large, -large, rng.uniform(0.8, 1.2, n - 2 * len(large))]))
+    G = rng.standard_normal((n, n))
+    W = np.outer(v, v) + noise * (G @ G.T) / n
+    return Instance((W + W.T) / 2, size, "cancellation")
+
+
+def ties(n: int, seed: int = 0, *, k: int | None = None, classes: int | None = None, levels: int = 3) -> Instance:
+    """Vertices of a few classes, alike within each: many optima, and ties at every step.
+
+    ``W_ij = B[class of i, class of j]`` with B symmetric and whole numbers below `levels`. What depends on how a method
+    breaks ties, on the order of the vertices or on rounding shows here.
+
+    Parameters
+    ----------
+    n : int
+        Vertices.
+    seed : int
+        All randomness comes from it.
+    k : int, optional
+        Default n // 2.
+    classes : int, optional
+        Default max(1, n // 4).
+    levels : int
+        Weights are 0 to levels - 1.
+
+    Returns
+    -------
+    Instance
+        W (n, n) int64.
+
+    Examples
+    --------
+    >>> sorted(set(ties(20, seed=0).W.ravel().tolist()))
+    [0, 1, 2]
+    """
+    rng = _rng("ties", n, seed)
+    number = max(1, n // 4) if classes is None else _count("classes", classes, 1)
+    B = np.triu(rng.integers(0, _count("levels", levels, 1), (number, number)))
+    B += np.triu(B, 1).T
+    member = rng.integers(0, number, n)
+    return Instance(B[np.ix_(member, member)], _k(n // 2 if k is None else k, n), "ties")
+
+
+def k_cluster(n: int, seed: int = 0, *, k: int | None = None, density: float = 0.5) -> Instance:
+    """W = -A of a random graph: f = -2·(edges within S).
+
+    Parameters
+    ----------
+    n : int
+        Vertices.
+    seed : int
+        All randomness comes from it.
+    k : int, optional
+        Default n // 2; the literature has n/4, n/2 and 3n/4.
+    density : float in [0, 1]
+        Probability of each edge.
+
+    Returns
+    -------
+    Instance
+        W (n, n) int64.
+
+    Examples
+    --------
+    >>> k_cluster(4, density=1.0).W.sum()
+    np.int64(-12)
+    """
+    rng = _rng("k_cluster", n, seed)
+    if not _is_number(density) or not 0 <= density <= 1:
+        raise OptionError(f"density={density!r}: give a probability.")
+    A = np.triu(rng.random((n, n)) < density, 1).astype(np.int64)
+    return Instance(-(A + A.T), _k(n // 2 if k is None else k, n), "k-cluster")
+
+
+def dispersion(n: int, seed: int = 0, *, k: int | None = None, distances: str = "uniform") -> Instance:
+    """W = -d, maximum diversity: f = -2·(sum of the distances within S).
+
+    Parameters
+    ----------
+    n : int
+        Vertices.
+    seed : int
+        All randomness comes from it.
+    k : int, optional
+        Default max(1, n // 10), as in most of MDPLIB.
+    distances : str
+        "uniform": real, 0 to 10, independent (as the sets MDG-a); "integer": 0 to 9 (as SOM-b); "euclidean": between
+        points of 2 to 21 coordinates in [0, 10] (as GKD-c).
+
+    Returns
+    -------
+    Instance
+        W (n, n) float64, int64 for whole numbers.
+
+    Examples
+    --------
+    >>> dispersion(30, distances="integer").W.dtype, dispersion(30).k
+    (dtype('int64'), 3)
+    """
+    rng = _rng("dispersion", n, seed)
+    if distances not in DISTANCES:
+        raise OptionError(f"distances={distances!r}: one of {', '.join(DISTANCES)}.")
+    if distances == "euclidean":
+        points = rng.uniform(0, 10, (n, rng.integers(2, 22)))
+        d = np.sqrt(((points[:, None] - points[None]) ** 2).sum(-1))
+    else:
+        d = np.triu(rng.uniform(0, 10, (n, n)).round(2) if distances == "uniform" else rng.integers(0, 10, (n, n)), 1)
+        d = d + d.T
+    return Instance(0 - d, _k(max(1, n // 10) if k is None else k, n), "MDPLIB")
+
+
+GENERATORS: dict[str, Callable[..., Instance]] = {
+    f.__name__: f for f in (attention, planted, cancellation, ties, k_cluster, dispersion)
+}
+
+
+def _rng(kind: str, n: Any, seed: Any) -> np.random.Generator:
+    """A generator of its own for every kind, size and seed, so that no two instances share numbers."""
+    _count("n", n, 1)
+    _count("seed", seed, 0)
+    return np.random.default_rng([int(seed), int(n), *kind.encode()])
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
+        raise OptionError(f"{name}={value!r}: give an integer of at least {least}.")
+    if name in SIZES and int(value) > LARGEST:
+        raise OptionError(f"{name}={value!r}: give an integer of at most {LARGEST}, as no array holds more.")
+    return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _k(k: Any, n: int) -> int | None:
+    if k is not None and not 0 <= _count("k", k, 0) <= n:
+        raise ProblemError(f"k = {k}: must lie between 0 and n = {n}.")
+    return None if k is None else int(k)
+
+
+def _scaled(W: Any) -> Any:
+    W = (W + W.T) / 2
+    return W / W.trace() * len(W)

@@ -1,0 +1,124 @@
+"""MatrixMarket files as matrices and back, every number and every line counted.
+
+When: `grace_opt.instances` reads or writes .mtx. By ourselves, because SciPy's reader takes many a file that was cut in
+two for another matrix, and crashes the process on some. Both layouts (coordinate, array), all symmetries of real
+matrices (general, symmetric, skew-symmetric) and the fields real, double, integer and pattern are read; complex ones
+are refused. Source: NIST, The Matrix Market Exchange Formats (1996).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._util.files import read_lines
+from ..errors import ProblemError
+from .formats import integer_text, numbers, numbers_text, reals, twice
+
+Array = npt.NDArray[Any]
+FIELDS = ("real", "double", "integer", "unsigned-integer", "pattern")
+SYMMETRIES = ("general", "symmetric", "skew-symmetric")
+
+
+def read_matrix(path: Path) -> Array:
+    """The matrix (n, n); int64 where the field is integer or pattern, whose entries are ones, else float64.
+
+    Raises
+    ------
+    ProblemError
+        If the header is none of the above, lines are missing or too many, or an entry stands twice or outside.
+    """
+    lines = read_lines(path, ProblemError)
+    banner = lines[0].lower().split()
+    if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
+        raise ProblemError(
+            f"{path} cannot be read as .mtx: the first line must be '%%MatrixMarket matrix', then a layout, a field "
+            f"and a symmetry; found {lines[0][:60]!r}."
+        )
+    layout, field, symmetry = banner[2:]
+    if (layout, field) == ("array", "pattern") or layout not in ("coordinate", "array"):
+        raise ProblemError(f"{path}: a {layout!r} of {field!r} is unknown: write coordinate, or array with real.")
+    if field not in FIELDS or symmetry not in SYMMETRIES:
+        raise ProblemError(
+            f"{path}: {field!r} and {symmetry!r} are not read: the field must be one of {', '.join(FIELDS)}, the "
+            f"symmetry one of {', '.join(SYMMETRIES)}."
+        )
+    start = 1
+    while start < len(lines) and (not lines[start].strip() or lines[start].startswith("%")):
+        start += 1
+    rows = [line.split() for line in lines[start:] if line.strip()]
+    names = "rows columns entries" if layout == "coordinate" else "rows columns"
+    if not rows or len(rows[0]) != len(names.split()) or not all(map(integer_text, rows[0])):
+        raise ProblemError(f"{path}: the line of sizes, {names!r}, is missing after the header (truncated?).")
+    n, columns, *count = map(int, rows[0])
+    if n != columns or n < 1:
+        raise ProblemError(f"{path} holds a matrix of {n} by {columns}: W is square and has at least one row.")
+    return (_coordinate if layout == "coordinate" else _array)(path, rows[1:], n, field, symmetry, *count)
+
+
+def matrix_text(W: Array) -> str:
+    """A real matrix (n, n) as the text of a .mtx file, every entry of it (of a symmetric one, every lower entry)."""
+    symmetric = np.array_equal(W, W.T)
+    field = "real" if W.dtype.kind == "f" else "integer"
+    listed = W.T[np.triu_indices(len(W))] if symmetric else W.T.reshape(-1)  # column by column
+    header = f"%%MatrixMarket matrix array {field} {'symmetric' if symmetric else 'general'}\n{len(W)} {len(W)}\n"
+    return header + "".join(f"{text}\n" for text in numbers_text(listed))
+
+
+def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str, count: int) -> Array:
+    _count(path, len(rows), count, "a coordinate matrix of so many entries")
+    width = 2 if field == "pattern" else 3
+    for row in rows:
+        if len(row) != width or not (integer_text(row[0]) and integer_text(row[1])):
+            what = "'row column'" if width == 2 else "'row column value'"
+            raise ProblemError(f"{path}: {' '.join(row)[:40]!r} is no entry of a {field} matrix, {what}.")
+    ends = np.array([row[:2] for row in rows], dtype=object).reshape(-1, 2)
+    at = np.array([[int(i), int(j)] for i, j in ends], dtype=object).reshape(-1, 2) - 1
+    if bad := [row for row, (i, j) in zip(rows, at, strict=True) if not (0 <= i < n and 0 <= j < n)]:
+        raise ProblemError(f"{path}: entry {' '.join(bad[0])[:40]!r} lies outside: rows and columns are 1 to {n}.")
+    at = at.astype(np.int64)
+    if symmetry != "general":
+        at = np.sort(at, axis=1)[:, ::-1]  # some writers list the upper half, which is the same
+    if (again := twice(at, n)) is not None:
+        i, j = at[again] + 1
+        raise ProblemError(f"{path}: entry {i} {j} stands twice: give each once, of a symmetric matrix one half.")
+    if symmetry == "skew-symmetric" and (at[:, 0] == at[:, 1]).any():
+        raise ProblemError(f"{path}: a skew-symmetric matrix has no entries on the diagonal.")
+    values = np.ones(count, np.int64) if field == "pattern" else _values(path, [row[2] for row in rows], field)
+    return _filled(n, at, values, symmetry)
+
+
+def _array(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str) -> Array:
+    if symmetry == "general":
+        at = np.stack([np.tile(np.arange(n), n), np.repeat(np.arange(n), n)], axis=1)
+    else:
+        columns, lower = np.triu_indices(n, 1 if symmetry == "skew-symmetric" else 0)
+        at = np.stack([lower, columns], axis=1)
+    _count(path, len(rows), len(at), f"a {symmetry} array of {n} by {n} holds {len(at)}, one a line")
+    if bad := [row for row in rows if len(row) != 1]:
+        raise ProblemError(f"{path}: {' '.join(bad[0])[:40]!r} is no single number: an array has one on each line.")
+    return _filled(n, at, _values(path, [row[0] for row in rows], field), symmetry)
+
+
+def _filled(n: int, at: Array, values: Array, symmetry: str) -> Array:
+    W = np.zeros((n, n), values.dtype)
+    if symmetry != "general":
+        W[at[:, 1], at[:, 0]] = -values if symmetry == "skew-symmetric" else values
+    W[at[:, 0], at[:, 1]] = values
+    return W
+
+
+def _values(path: Path, texts: list[str], field: str) -> Array:
+    found = numbers(path, texts) if "integer" in field else reals(path, texts)
+    if "integer" in field and found.dtype.kind == "f" and len(found):
+        raise ProblemError(f"{path}: the field is {field}, and an entry is none of 64 bits: write real.")
+    return found
+
+
+def _count(path: Path, found: int, expected: int, what: str) -> None:
+    if found != expected:
+        why = "truncated?" if found < expected else "more than the header says."
+        raise ProblemError(f"{path}: the header promises {expected} entries ({what}), found {found}: {why}")

@@ -1,0 +1,48 @@
+"""`in_threads`: one function on every instance of a batch, in as many threads as torch has, with one BLAS thread each.
+
+For compiled loops, which release the interpreter, and for small dense algebra: at these sizes BLAS gains nothing from a
+second thread, and on a busy machine loses many times over by waiting for it. Source: ours, on threadpoolctl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import cache
+from typing import TypeVar
+
+import torch
+from threadpoolctl import ThreadpoolController
+
+from .run import Run
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: Run | None = None) -> list[Answer]:
+    """The answers of `work`, in the order of the items.
+
+    The first error in any thread, or Ctrl-C in this one, stops `run`, so that the others end, and is raised.
+    """
+    with _blas().limit(limits=1, user_api="blas"):
+        if len(items) == 1:
+            return [work(items[0])]
+        with ThreadPoolExecutor(max(1, min(len(items), torch.get_num_threads()))) as pool:
+            waiting = [pool.submit(work, item) for item in items]
+            try:
+                wait(waiting, return_when=FIRST_EXCEPTION)
+                for failed in (future for future in waiting if future.done() and future.exception()):
+                    failed.result()  # raises
+                return [future.result() for future in waiting]
+            except BaseException:
+                if run is not None:
+                    run.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """Looking for the loaded libraries takes a millisecond: once is enough."""
+    return ThreadpoolController()

@@ -1,0 +1,40 @@
+"""The solver registry: methods by name, ours and those of other packages, and the checks of what they hand back.
+
+Beside it, for the option classes of solvers: `check_fields` with `integer`, `number`, `flag` and `choice`.
+"""
+
+from .._util.parameters import check_fields, choice, flag, integer, number
+from .methods import (
+    ENTRY_POINT_GROUP,
+    MethodOptions,
+    NoOptions,
+    Solver,
+    SolverSpec,
+    changed,
+    chosen,
+    get,
+    nearest,
+    register,
+    specs,
+    unregister,
+)
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "MethodOptions",
+    "NoOptions",
+    "Solver",
+    "SolverSpec",
+    "changed",
+    "check_fields",
+    "choice",
+    "chosen",
+    "flag",
+    "get",
+    "integer",
+    "nearest",
+    "number",
+    "register",
+    "specs",
+    "unregister",
+]

@@ -1,0 +1,109 @@
+"""What a solver hands back is checked here before anybody believes it: its form, its bound, and that W is as it was.
+
+Methods come from other packages as well; whatever they get wrong ends as a `SolverError` that names them, never as an
+answer. `registry.SolverSpec.solve` and `api.solve` call these. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import objective
+from .._util.array_like import read
+from ..errors import ProblemError, SolverError
+from ..problem import Problem
+from ..solution import Result
+
+
+def checked(result: Any, problem: Problem, name: str) -> Result:
+    """The result of `problem`, if it is one, with tensors on W's device and bounds in float64; reads no data.
+
+    Raises
+    ------
+    SolverError
+        Naming the method and what it should return.
+    """
+    if not isinstance(result, Result) or not isinstance(result.mask, Tensor):
+        got = f"Result({type(result.mask).__name__})" if isinstance(result, Result) else type(result).__name__
+        raise SolverError(f"method {name!r} returned {got}: return Result(mask), the mask a bool torch tensor.")
+    mask, expected, device = result.mask, tuple(problem.candidates.shape), problem.W.device
+    if mask.dtype != torch.bool or tuple(mask.shape) != expected or mask.device != device:
+        raise SolverError(
+            f"{name} returned a mask of dtype {mask.dtype} and shape {tuple(mask.shape)} on {mask.device}; "
+            f"expected bool {expected} on {device}."
+        )
+    if not isinstance(result.stats, Mapping):
+        raise SolverError(f"{name} returned stats of type {type(result.stats).__name__}: give a dict of counters.")
+    size = problem.batch_shape
+    for key, value in result.stats.items():
+        if isinstance(value, Tensor) and tuple(value.shape[: len(size)]) != size:
+            raise SolverError(
+                f"{name} returned the statistic {key!r} as a tensor of shape {tuple(value.shape)}: give one entry per "
+                f"instance, {(*size, '...')}, or plain numbers."
+            )
+    return replace(
+        result,
+        lower_bound=_per_instance(result.lower_bound, torch.float64, problem, f"{name}: Result.lower_bound"),
+        limit=_per_instance(result.limit, torch.bool, problem, f"{name}: Result.limit"),
+        objective=_per_instance(result.objective, torch.float64, problem, f"{name}: Result.objective"),
+    )
+
+
+def _per_instance(value: Any, dtype: torch.dtype, problem: Problem, name: str) -> Tensor | None:
+    if value is None:
+        return None
+    expected = problem.batch_shape
+    wanted = f"{'bools' if dtype == torch.bool else 'numbers'} of shape {expected}, one per instance"
+    try:
+        tensor = read(value, name, wanted)
+    except ProblemError as error:
+        raise SolverError(str(error)) from None
+    if tuple(tensor.shape) != expected or (tensor.dtype == torch.bool) != (dtype == torch.bool):
+        raise SolverError(f"{name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}: give {wanted}.")
+    return tensor.to(problem.W.device, dtype)
+
+
+def copied(problem: Problem) -> Problem:
+    """The same problem in memory of its own, for a solver that may write where it should only read."""
+    own = problem.W.clone(), problem.k.clone(), problem.candidates.clone()
+    return replace(problem, W=own[0], k=own[1], candidates=own[2])
+
+
+def refuse_overwritten(given: Problem, left: Problem, name: str) -> None:
+    """Raise SolverError if a solver wrote into the copy `left` of the problem `given`: its bounds then mean nothing."""
+    bits = torch.int64 if given.W.dtype == torch.float64 else torch.int32  # two NaN of the same bits are equal
+    same = {
+        "W": torch.equal(given.W.view(bits), left.W.view(bits)),
+        "k": torch.equal(given.k, left.k),
+        "candidates": torch.equal(given.candidates, left.candidates),
+    }
+    if not all(same.values()):
+        what = " and ".join(f"problem.{part}" for part, equal in same.items() if not equal)
+        raise SolverError(f"{name} wrote into {what} (a copy; yours is as it was): a solver works on a clone().")
+
+
+def sound(problem: Problem, mask: Tensor, value: Tensor, bound: Tensor, name: str) -> Tensor:
+    """`bound`, lowered to f where it lies above by no more than f's own rounding.
+
+    Raises
+    ------
+    SolverError
+        Where it lies above f by more, or is no number.
+    """
+    if bool(((bound > value) | bound.isnan()).any()):
+        # What a solver's own sum of f may be off by.
+        rounding = 4 * problem.n * float(np.finfo(np.float64).eps) * objective.magnitude(problem.W, mask)
+        wrong = ~(bound <= value + rounding)
+        if bool(wrong.any()):
+            b = int(wrong.nonzero()[0])
+            raise SolverError(
+                f"{name} returned the lower bound {float(bound[b])!r} for instance {b}, where f of the choice is "
+                f"{float(value[b])!r}: a bound is at most f."
+            )
+    return torch.minimum(bound, value)

@@ -1,0 +1,64 @@
+"""`DepthFirst`: the compiled tree search of one subproblem, a slice of nodes at a time.
+
+For exact methods: they decide how long to go on, and what to do with what is left. Source: ours; the search itself
+stands in `grace_opt.kernels.compiled.search`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from ...bounds.qcr import Relaxation
+from ...bounds.subproblem import Subproblem
+
+
+class DepthFirst:
+    """The search of one subproblem, with its stack.
+
+    Parameters
+    ----------
+    sub : Subproblem
+        With ``0 < k < m``.
+    relaxation : Relaxation
+        Of the same vertices.
+    """
+
+    def __init__(self, sub: Subproblem, relaxation: Relaxation) -> None:
+        m, depth = sub.m, sub.m + 8
+        self.sub, self.relaxation, self.top = sub, relaxation, 1
+        self.status = np.zeros((depth, m), np.int8)
+        self.x, self.linear, self.pairs = (np.zeros((depth, m)) for _ in range(3))
+        self.constants, self.bounds = np.zeros((depth, 3)), np.full(depth, -np.inf)
+        self.x[0], self.linear[0], self.pairs[0] = relaxation.x, sub.linear, relaxation.F.sum(0)
+        self.constants[0] = sub.constant, relaxation.pairs, sub.k
+        self.bounds[0] = relaxation.bound
+        self.best_x, self.leaf = np.zeros(m, bool), math.inf
+        # Branch where most of the objective is relaxed: on the diagonal, or by products of pairs.
+        self.weight = np.abs(relaxation.A - sub.W).sum(1)
+
+    def advance(self, value: float, slack: float, count: int) -> tuple[float, int, npt.NDArray[np.bool_] | None]:
+        """Search `count` nodes: seconds taken, nodes searched, and a better choice than `value` if one was found.
+
+        What the leaves among them are no better than, rounding included, goes into `least_leaf`, where it matters.
+        """
+        from ...kernels.compiled.search import search
+
+        r, began = self.relaxation, time.perf_counter()
+        self.top, best, used, leaf = search(
+            *(self.sub.W, r.A, r.F, r.H, self.status, self.x, self.linear, self.pairs, self.constants, self.bounds),
+            *(self.top, value, self.best_x, slack - r.rounding, self.weight, count),
+        )
+        self.leaf = min(self.leaf, leaf)
+        return time.perf_counter() - began, used, self.best_x.copy() if best < value else None
+
+    def least_bound(self) -> float:
+        """The least bound of what is left to search; inf if nothing is."""
+        return float(self.bounds[: self.top].min()) - self.relaxation.rounding if self.top else math.inf
+
+    def least_leaf(self) -> float:
+        """No completion of the leaves seen is below this, unless it is above the cutoff that they were compared to."""
+        return self.leaf - self.relaxation.rounding

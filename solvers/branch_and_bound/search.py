@@ -1,0 +1,346 @@
+r"""Branch and bound: proves the optimum, or stops at a limit with the best choice and a valid bound.
+
+Maths, in order: (1) an incumbent by tabu search; (2) probing with the dual of the continuous relaxation fixes most
+vertices of attention's W; (3) a diagonal shift by coordinate ascent (QCR-CD) makes the relaxation tighter, or convex in
+the first place; probing again; (4) depth-first search with that relaxation at every node, compiled, for a number of
+nodes; (5) where that does not finish, multipliers of products of pairs (DNN + RLT, by ADMM) tighten the relaxation, and
+the depth-first search is tried again; (6) where that does not finish either, the vertex that the relaxation is least
+sure of is branched on, and the two halves go back to (5), the one with the lowest bound first.
+
+Complexity exponential at worst; O(n³) per relaxation, O(n²) per node. Guarantee: optimal, to 1e-9 of \|f\| (where f
+nearly cancels: to the rounding of the chosen weights), or to the last unit for whole numbers; every bound holds under
+rounding. Where weights are so far apart, or cancel so well, that rounding hides the optimum from the relaxations, all
+choices are tried if they are few; otherwise nothing is claimed. Good on attention's W up to several hundred vertices,
+on random graphs to about 100. References: Billionnet & Elloumi (2007); Krislock, Malick & Roupin, Comput. Oper. Res. 66
+(2016), for the strength of such bounds on k-cluster.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from grace_opt import bounds, objective, registry
+from grace_opt._util.arrays import count
+from grace_opt.bounds import fixing
+from grace_opt.bounds.dnn import SECONDS_PER_STEP, Multipliers, strengthened
+from grace_opt.bounds.qcr import MOST_VERTICES, SECONDS, Relaxation, relax, shifted
+from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
+from grace_opt.errors import OptionError, SolverError
+from grace_opt.parallel import in_threads
+from grace_opt.problem import Problem
+from grace_opt.registry import register
+from grace_opt.run import Run
+from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
+from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
+from grace_opt.starts import starting_masks
+
+#: Nodes of a depth-first try before pairs, and with pairs; and with ``bound="sdp"``, which branches on the strong
+#: bound.
+SHIFT_NODES, PAIR_NODES, STRONG_NODES = 2_000, 20_000, 200
+#: Seconds of depth-first search between two looks at the clock, roughly.
+SLICE = 0.05
+#: With no more subsets than this all are tried where rounding keeps the search from a proof.
+ENUMERATED = 20_000_000
+#: The first slice, before it is known how long a node takes: so many entries of W.
+SLICE_ENTRIES = 1_000_000
+#: Rounds of strengthening and probing at one node, while they fix many.
+ROUNDS = 4
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class BranchAndBoundOptions:
+    """Options of `branch_and_bound`.
+
+    Attributes
+    ----------
+    bound : {"auto", "qp", "sdp"}
+        Bound at the nodes: the convex quadratic relaxation alone, the one with products of pairs at every branching, or
+        the second where the first stalls.
+    start : str, bool mask (..., n), or int indices (..., k)
+        The first incumbent: a method's name, or a choice of k vertices as a mask or by number (of a graph, places in
+        ``list(graph.nodes)``). A bad one makes everything slower.
+    node_limit : int or None
+        Stop an instance after so many nodes.
+    """
+
+    bound: str = "auto"
+    start: Any = "tabu"
+    node_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bound not in ("auto", "qp", "sdp"):
+            raise OptionError(f"bound={self.bound!r}: give 'auto', 'qp' or 'sdp'.")
+        if isinstance(self.start, str) and self.start in ("branch_and_bound", "portfolio"):
+            raise OptionError(f"start={self.start!r} would start from itself: name another method, a mask or indices.")
+        whole = isinstance(self.node_limit, int) and not isinstance(self.node_limit, bool)
+        if self.node_limit is not None and not (whole and self.node_limit > 0):
+            raise OptionError(f"node_limit={self.node_limit!r}: give a positive integer, or None.")
+
+
+@register(
+    "branch_and_bound", options=BranchAndBoundOptions, exact=True, batched=True, guarantee="optimal", compiled=True
+)
+def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run) -> Result:
+    """Prove the optimum by relaxations, fixing and search, or stop at a limit with a valid bound."""
+    if problem.n > MOST_VERTICES:
+        raise SolverError(
+            f"branch_and_bound: n = {problem.n} is beyond {MOST_VERTICES}: a relaxation would take O(n³) time and "
+            f"{8 * 12 * problem.n**2 / 2**30:.1f} GiB. Use method='portfolio' or 'tabu'; certify=True brings a bound."
+        )
+    masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
+    run.ctrl_c_stops()
+    rows = bounds.row_bound_in_time(problem, run).tolist()
+    trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run, b) for b in range(len(masks))]
+    in_threads(_Tree.grow, trees, run)
+    for tree in trees:
+        tree.enumerate_if_in_doubt()
+    return Result(
+        torch.from_numpy(np.stack([tree.mask for tree in trees])).to(problem.W.device),
+        torch.tensor([tree.lower_bound for tree in trees], dtype=torch.float64, device="cpu"),
+        torch.tensor([tree.cut_short for tree in trees], device="cpu"),
+        {"nodes": sum(tree.nodes for tree in trees), "strong_bounds": sum(tree.strong for tree in trees)},
+    )
+
+
+def _incumbents(problem: Problem, start: Any, run: Run) -> torch.Tensor:
+    if not (isinstance(start, str) and start == "tabu"):
+        return starting_masks(problem, start, run)
+    spec = registry.get("tabu")
+    # Its own default, but not "as long as the time limit allows".
+    return spec.solve(problem, spec.make_options({"iterations": max(1000, 20 * problem.n)}), run).mask
+
+
+@dataclass(order=True)
+class _Open:
+    """A part of the tree still to search, the one with the lowest bound first, then the oldest."""
+
+    bound: float
+    age: int
+    sub: Subproblem = field(compare=False)
+    pairs: bool = field(compare=False, default=False)
+    warm: Multipliers | None = field(compare=False, default=None)
+
+
+class _Tree:
+    """The search of one instance, on W divided by a power of two near its largest entry."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        mask: npt.NDArray[np.bool_],
+        bound: float,
+        options: BranchAndBoundOptions,
+        run: Run,
+        number: int,
+    ) -> None:
+        self.problem, self.options, self.run, self.number = problem, options, run, number
+        self.mask, self.nodes, self.strong, self.age, self.late = mask, 0, 0, 0, False
+        self.sub, self.scale = Subproblem.of(problem, mask)
+        self.value, self.allowed = self._exact(mask)
+        self.known_bound = bound / self.scale
+        self.step = objective_step(problem) / self.scale
+        self.exact = self.step > 0 and sums_are_exact(problem)
+        self.rounding = 0.0  # of the first relaxation
+        self.floor = math.inf  # least cutoff that parts were closed with, and least leaf that rounding leaves in doubt
+        self.open: list[_Open] = []
+        self.at_work = self.known_bound  # bound of the part that is being searched
+        self.enumerated = False
+
+    @property
+    def slack(self) -> float:
+        """By how much a bound may stay below the incumbent and still prove it: almost a step, or half the tolerance.
+
+        Where f nearly cancels, rounding decides: the tolerance is then that of the chosen weights, as far as needed.
+        """
+        if self.step:
+            return max(0.0, self.step * (1 - STEP_MARGIN) - 8 * _EPS * abs(self.value))
+        return max(0.5 * OPTIMALITY_RTOL * abs(self.value), min(0.5 * self.allowed, 4 * self.rounding))
+
+    @property
+    def cutoff(self) -> float:
+        return self.value - self.slack
+
+    @property
+    def stopped(self) -> bool:
+        limit = self.options.node_limit
+        return self.late or self.run.expired() or (limit is not None and self.nodes >= limit)
+
+    @property
+    def lower_bound(self) -> float:
+        if self.enumerated:
+            return self.value * self.scale
+        least = min([self.at_work, *(part.bound for part in self.open)])
+        if least < self.cutoff:
+            return least * self.scale
+        if self.step and self.floor >= self.cutoff:
+            return self.value * self.scale  # nothing lies strictly between the incumbent and the next step below it
+        return min(self.cutoff, self.floor) * self.scale
+
+    def grow(self) -> None:
+        """Search until nothing is left, or a limit is reached."""
+        if self.sub is None or self.sub.forced or self.known_bound >= self.cutoff:
+            self.at_work = self.known_bound if self.sub is None or not self.sub.forced else math.inf
+            return
+        before = math.inf
+        while not self.open and not self.proved and self.value < before and not self.stopped:
+            # Once; and again where parts were closed with too much slack, before a better choice was known.
+            before, self.floor = self.value, math.inf
+            self._grow(self.sub)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a limit was reached before everything was searched."""
+        return bool(self.open) or (not self.proved and self.stopped)
+
+    @property
+    def proved(self) -> bool:
+        """Whether what was searched proves the incumbent, to twice the slack or the last unit."""
+        return self.lower_bound >= (self.value - (0.0 if self.step else 2 * self.slack)) * self.scale
+
+    def _grow(self, sub: Subproblem) -> None:
+        sub, bound = fixing.narrowed(sub, self.value, self.slack, self.run)
+        bound = max(bound, self.known_bound)
+        if not self.step and 0 < sub.k < sub.m and self.run.has_time(SECONDS * sub.m**3):
+            self.rounding = relax(sub).rounding
+        self._report(bound)
+        self._push(_Open(bound, 0, sub, self.options.bound == "sdp"))
+        self.at_work = math.inf
+        while self.open and not self.stopped:
+            part = heapq.heappop(self.open)
+            self.at_work = part.bound
+            if part.bound < self.cutoff:
+                self._search(part)
+                self._report(self.lower_bound / self.scale)
+            if self.at_work < self.cutoff:  # unfinished: a limit was reached
+                self._push(_Open(self.at_work, part.age, part.sub, part.pairs, part.warm))
+            self.at_work = math.inf
+
+    def enumerate_if_in_doubt(self) -> None:
+        """Where weights are too far apart for relaxations, or nearly cancel, all choices are tried, if they are few."""
+        free, k = int(count(self.problem.candidates)), self.problem.k_max
+        if self.cut_short or self.proved or math.comb(free, k) > ENUMERATED:
+            return
+        spec = registry.get("exhaustive")
+        found = spec.solve(self.problem.flatten(), spec.make_options({}), self.run)
+        if not bool(found.limit[0]):  # type: ignore[index]
+            self.mask = found.mask[0].cpu().numpy()
+            self.value, self.allowed = self._exact(self.mask)
+            self.enumerated = True
+
+    def _push(self, part: _Open) -> None:
+        """Keep a part, unless it is closed or decided."""
+        if part.bound >= self.cutoff or not 0 <= part.sub.k <= part.sub.m:
+            return
+        if part.sub.forced:
+            self._offer(part.sub, np.full(part.sub.m, part.sub.k > 0))
+            return
+        heapq.heappush(self.open, part)
+
+    def _search(self, part: _Open) -> None:
+        """Bound, fix, search depth first; leave `at_work` at infinity where that settles it (branching included)."""
+        sub, warm, bound = part.sub, part.warm, part.bound
+        if not self.run.has_time(self._seconds(sub, part.pairs)):
+            self.late = True  # what can be done about it takes too long: the search is over
+            return
+        for _ in range(ROUNDS):
+            relaxation, warm = self._relaxed(sub, part.pairs, warm)
+            bound = self.at_work = max(bound, relaxation.bound)
+            if bound >= self.cutoff:
+                break
+            verdict = fixing.probed(sub, relaxation, self.cutoff, self.run)
+            if not verdict.any():
+                break
+            sub, free = sub.fixed(verdict), verdict == 0
+            if not 0 < sub.k < sub.m:
+                self._push(_Open(bound, part.age, sub))
+                self.at_work = math.inf
+                return
+            relaxation = relaxation.restricted(sub, free)
+            warm = None if warm is None else warm.restricted(free)
+            few = (~free).sum() < fixing.WORTH_ANOTHER * len(free)
+            if few or self.stopped or not self.run.has_time(self._seconds(sub, part.pairs)):
+                break
+        if bound >= self.cutoff:
+            self.at_work = math.inf
+            return
+        budget = {"auto": PAIR_NODES if part.pairs else SHIFT_NODES, "qp": 2**62, "sdp": STRONG_NODES}
+        left, x = self._depth_first(sub, relaxation, budget[self.options.bound])
+        if left >= self.cutoff:
+            self.at_work = math.inf
+        elif self.stopped:
+            self.at_work = max(bound, left)
+        elif not part.pairs:
+            self._push(_Open(bound, part.age, sub, True))
+            self.at_work = math.inf
+        else:
+            self._branch(sub, bound, warm, x)
+            self.at_work = math.inf
+
+    def _seconds(self, sub: Subproblem, pairs: bool) -> float:
+        """What the least of `_relaxed` takes, roughly."""
+        return (2 * SECONDS + SECONDS_PER_STEP * pairs) * float(sub.m**3)
+
+    def _relaxed(self, sub: Subproblem, pairs: bool, warm: Multipliers | None) -> tuple[Relaxation, Multipliers | None]:
+        if not pairs:
+            return shifted(sub, self.value, run=self.run), None
+        self.strong += 1
+        return strengthened(sub, self.value, warm, run=self.run)
+
+    def _depth_first(
+        self, sub: Subproblem, relaxation: Relaxation, budget: int
+    ) -> tuple[float, npt.NDArray[np.float64]]:
+        """Search a part for at most `budget` nodes. Returns the least bound left (inf: none), and the root's x."""
+        search = DepthFirst(sub, relaxation)
+        batch = min(32, max(1, SLICE_ENTRIES // sub.m**2))
+        while search.top and budget > 0 and not self.stopped:
+            seconds, used, found = search.advance(self.value, self.slack, min(batch, budget, self._nodes_left()))
+            self.nodes += used
+            budget -= used
+            if found is not None:
+                self._offer(sub, found)
+            batch = max(1, int(min(4.0, SLICE / max(seconds, 1e-9)) * batch))
+        if not self.exact:
+            self.floor = min(self.floor, search.least_leaf())
+        return search.least_bound(), relaxation.x
+
+    def _nodes_left(self) -> int:
+        limit = self.options.node_limit
+        return 2**62 if limit is None else max(1, limit - self.nodes)
+
+    def _branch(self, sub: Subproblem, bound: float, warm: Multipliers | None, x: npt.NDArray[np.float64]) -> None:
+        """Two parts: the vertex that the relaxation is least sure of in, and out."""
+        share = x if warm is None else np.clip(warm.Y[0].diagonal(), 0.0, 1.0)
+        vertex = int(np.argmax(share * (1 - share)))
+        for inside in (1, 2):
+            verdict = np.zeros(sub.m, np.int8)
+            verdict[vertex] = inside
+            self.age += 1
+            rest = None if warm is None else warm.restricted(verdict == 0)
+            self._push(_Open(bound, self.age, sub.fixed(verdict), True, rest))
+
+    def _offer(self, sub: Subproblem, picked: npt.NDArray[np.bool_]) -> None:
+        """Take a choice as the incumbent if it is better, by its objective computed afresh."""
+        mask = sub.lift(picked, self.problem.n)
+        value, allowed = self._exact(mask)
+        if value < self.value:
+            self.floor = min(self.floor, self.cutoff)
+            self.mask, self.value, self.allowed = mask, value, allowed
+            self._report()
+
+    def _exact(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
+        """f of a choice, computed afresh, and what rounding of its weights is allowed to leave open."""
+        chosen = torch.from_numpy(mask).to(self.problem.W.device)
+        value, allowed = objective.evaluate(self.problem.W, chosen), rounding(self.problem, chosen)
+        return float(value) / self.scale, float(allowed) / self.scale
+
+    def _report(self, bound: float = -math.inf) -> None:
+        self.known_bound = max(self.known_bound, min(bound, self.value))
+        self.run.report(self.number, self.value * self.scale, self.known_bound * self.scale, self.mask)
