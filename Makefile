@@ -11,6 +11,10 @@ PYTEST_FLAGS ?=
 # The tests run in so many processes, of one thread each, as threads of several processes wait for each other. 0: in one
 PYTEST_WORKERS ?= auto
 PYTEST_IN_PARALLEL = -n $(PYTEST_WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST_FLAGS)
+# More options for the pages of results, such as names, or --skip experiments solvers
+RESULTS_FLAGS ?=
+# Tests that write a page of results refuse to begin with changed files, unless this is set
+ALLOW_DIRTY ?=
 # --update writes the baselines of bench-check anew
 CHECK_FLAGS ?=
 # How large the experiments are (smoke, pocket, full), and more of their options: EXPERIMENT_FLAGS="--workers 4"
@@ -47,12 +51,12 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test test-fast test-deep test-matrix test-oldest resolve beside lint types contracts unit bench \
-	bench-check experiments docs format clean
+	bench-check results install-size experiments docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)"
 	@echo "  MODEL=ID_OR_PATH    the model that the demo prunes, instead of the one that is shipped"
@@ -137,11 +141,11 @@ contracts: $(STAMP) ## Who may import whom, by import-linter; rooms, floors and 
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)
 
-test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, about an hour; log in docs/results
-	GRACE_TEST_INSTANCES=100000 $(BIN)/python -m pytest tests/test_against_exhaustive.py $(PYTEST_FLAGS)
+test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, a quarter of an hour; page in docs/results
+	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_INSTANCES=100000 $(BIN)/python -m pytest tests/test_against_exhaustive.py $(PYTEST_FLAGS)
 
-test-matrix: $(STAMP) ## Every model family in every way of generating, some ten minutes; table in docs/results
-	GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_matrix.py $(PYTEST_FLAGS)
+test-matrix: $(STAMP) ## Every model family in every way of generating, some ten minutes; page in docs/results
+	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_matrix.py $(PYTEST_FLAGS)
 
 test-oldest: $(OLDEST)/.installed ## The key-cache adapter with the oldest transformers, and with kvpress
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests/hf -p no:cacheprovider \
@@ -154,6 +158,13 @@ bench: $(STAMP) ## Benchmarks, by pytest-benchmark
 experiments: $(STAMP) ## The paper's experiments, resumable, and their report in results/report (SIZE=smoke, pocket or full)
 	@$(BIN)/python -m bench.experiments all --size $(SIZE) --out results $(EXPERIMENT_FLAGS); code=$$?; \
 		[ $$code -gt 1 ] || $(BIN)/grace-opt report results || code=$$?; exit $$code
+
+# Each page from this commit, by the command that it names, one after the other: times want a machine that is quiet.
+results: $(STAMP) ## Make every page of docs/results again, and say how long each took (RESULTS_FLAGS="selection answers")
+	$(BIN)/python -m bench.results $(RESULTS_FLAGS)
+
+install-size: ## What `make demo` downloads and takes on the disk, in an environment of its own; asks the network
+	$(PYTHON) -m bench.install_size $(if $(PIP_FLAGS),--pip-flags="$(PIP_FLAGS)")
 
 bench-check: $(STAMP) ## Ratios against committed baselines, with margins; on demand, not in CI
 	$(BIN)/python -m bench.check $(CHECK_FLAGS)

@@ -23,7 +23,7 @@ from bench.experiments import __main__ as command
 from grace_opt.hf.models import POCKET
 from grace_opt.sweep import make_report
 
-TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5"]
+TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5", "--allow-dirty"]
 
 
 @pytest.fixture(autouse=True)
