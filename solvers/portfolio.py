@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grace_opt import bounds, objective, registry
-from grace_opt.bounds.qcr import MOST_VERTICES, SECONDS
+from grace_opt.bounds.qcr import LARGEST_RELAXED, SECONDS_PER_CUBE
 from grace_opt.errors import OptionError
 from grace_opt.problem import Problem
 from grace_opt.registry import register
@@ -67,7 +67,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
         mask = _better(problem, mask, _call("drop_greedy", problem, run).mask)
     # Before the searches, which know how to stop: a bound takes what it takes, and is left out where that is too long.
     bound = bounds.row_bound_in_time(problem, run)
-    seconds = SECONDS * problem.n * entries * (TIGHT_FACTOR if options.bound == "tight" else 1)
+    seconds = SECONDS_PER_CUBE * problem.n * entries * (TIGHT_FACTOR if options.bound == "tight" else 1)
     if problem.n <= bounds.MOST_FAST and run.has_time(seconds):
         # The plain relaxation, compiled as all else here is, is what the fast certificate computes in torch.
         better = bounds.plain_bound if options.bound == "fast" else bounds.tight_bound
@@ -78,7 +78,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     stats = dict(first.stats)
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
     if run.limited:
-        if problem.n <= MOST_VERTICES and run.has_time(SECONDS * problem.n**3):
+        if problem.n <= LARGEST_RELAXED and run.has_time(SECONDS_PER_CUBE * problem.n**3):
             exact = _call("branch_and_bound", problem, run.until(0.5), start=mask)
             mask = _better(problem, mask, exact.mask)
             bound = torch.maximum(bound, exact.lower_bound.to(bound))  # type: ignore[union-attr]

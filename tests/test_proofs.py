@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from grace_opt import Status, compare, objective, registry, solve
 from grace_opt.bounds import LEVELS, tight
 from grace_opt.bounds.fixing import fixed_vertices
-from grace_opt.bounds.qcr import relax
+from grace_opt.bounds.qcr import solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.kernels.compiled.enumeration import pair_sum
 from grace_opt.problem import Problem
@@ -268,7 +268,7 @@ def test_leaves_are_looked_at_down_to_the_rounding():
     W = W + W.T
     best = oracle.optimum(W.tolist(), 4)
     sub, scale = Subproblem.of(Problem.of(W, 4))
-    loose = dataclasses.replace(relax(sub), rounding=1.0)
+    loose = dataclasses.replace(solve_relaxation(sub), rounding=1.0)
     search = DepthFirst(sub, loose)
     while search.top:
         search.advance(best / scale, 0.0, 1000)

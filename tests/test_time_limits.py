@@ -9,7 +9,7 @@ import pytest
 
 from grace_opt import Status, bounds, solve
 from grace_opt.bounds import fixing, qcr
-from grace_opt.bounds.qcr import shifted
+from grace_opt.bounds.qcr import qcr_relaxation
 from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.problem import Problem
 from grace_opt.run import Run
@@ -85,21 +85,21 @@ def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
 
     monkeypatch.setattr(shift, "ascend", slow)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    shifted(sub, 0.0, run=Run(deadline=10.0))
+    qcr_relaxation(sub, 0.0, run=Run(deadline=10.0))
     assert swept == list(range(10))
     swept.clear()
     now[0] = 0.0
-    monkeypatch.setattr(qcr, "SECONDS", 1.0 / 60**3)  # a relaxation takes a second
-    shifted(sub, 0.0, run=Run(deadline=10.0))
+    monkeypatch.setattr(qcr, "SECONDS_PER_CUBE", 1.0 / 60**3)  # a relaxation takes a second
+    qcr_relaxation(sub, 0.0, run=Run(deadline=10.0))
     assert len(swept) == 8
     swept.clear()
-    shifted(sub, 0.0, run=Run(deadline=11.0))  # a round takes three relaxations and more
+    qcr_relaxation(sub, 0.0, run=Run(deadline=11.0))  # a round takes three relaxations and more
     assert not swept
 
 
 def test_fixing_without_time_for_a_relaxation_says_nothing():
     sub, _ = Subproblem.of(Problem.of(hard(200), 100))
-    left, bound = fixing.narrowed(sub, 0.0, 0.0, Run(deadline=time.monotonic() + 1e-4))
+    left, bound = fixing.reduce_by_fixing(sub, 0.0, 0.0, Run(deadline=time.monotonic() + 1e-4))
     assert (left.m, bound) == (200, -np.inf)
 
 

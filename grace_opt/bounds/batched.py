@@ -167,8 +167,8 @@ def eigenvalue_bound(problem: Problem) -> Tensor:
     uWu = total / m
     # P W P + big·uuᵀ: the least eigenvalue is that of W on the complement of u.
     outer = u.unsqueeze(-1) * Wu.unsqueeze(-2)
-    lifted = W - outer - outer.mT + (uWu + 4 * size)[..., None, None] * (u.unsqueeze(-1) * u.unsqueeze(-2))
-    least = _least_eigenvalue(lifted + out) - 4 * margin
+    projected_W = W - outer - outer.mT + (uWu + 4 * size)[..., None, None] * (u.unsqueeze(-1) * u.unsqueeze(-2))
+    least = _least_eigenvalue(projected_W + out) - 4 * margin
     spread = (k - k * k / m).clamp_min(0.0)
     slope = (Wu - uWu.unsqueeze(-1) * u).norm(dim=-1)
     projected = k * k / m * uWu - 2 * k / m.sqrt() * slope * spread.sqrt() + least * spread
@@ -307,7 +307,7 @@ def _solve_relaxation(A: Tensor, d: Tensor, alive: Tensor, k: Tensor, steps: int
 
 
 def _dual_value(A: Tensor, d: Tensor, x: Tensor, gradient: Tensor, alive: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Relaxation value at x, and the bound from the tangent plane there with its rounding margin taken off."""
+    """QuadraticRelaxation value at x, and the bound from the tangent plane there with its rounding margin taken off."""
     n = A.shape[-1]
     quadratic = 0.5 * (x * (gradient - d)).sum(-1)
     ordered = torch.where(alive, gradient, torch.inf).sort(-1).values

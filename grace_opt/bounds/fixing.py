@@ -22,7 +22,15 @@ from ..parallel import in_threads
 from ..problem import Problem
 from ..run import Run, checked_seed
 from ..solution import OPTIMALITY_RTOL, rounding
-from .qcr import RTOL, SECONDS, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
+from .qcr import (
+    RTOL,
+    SECONDS_PER_CUBE,
+    STEPS_PER_VERTEX,
+    QuadraticRelaxation,
+    linear_term,
+    qcr_relaxation,
+    solve_relaxation,
+)
 from .subproblem import Subproblem
 
 #: Probing stops refining where fewer than this share of the vertices was fixed by a round.
@@ -118,13 +126,13 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
         return Fixing(inside, outside, objective, -math.inf)
     # Ties must stay: only what costs clearly more than the known choice is ruled out.
     tie = (OPTIMALITY_RTOL * abs(objective) + float(rounding(problem, torch.from_numpy(mask)))) / scale
-    ((left, bound),) = in_threads(lambda part: narrowed(part, objective / scale, -tie, run), [sub])
+    ((left, bound),) = in_threads(lambda part: reduce_by_fixing(part, objective / scale, -tie, run), [sub])
     inside[left.chosen] = True
     outside |= ~inside & ~np.isin(np.arange(problem.n), left.vertices)
     return Fixing(inside, outside, objective, min(bound * scale, objective))
 
 
-def narrowed(
+def reduce_by_fixing(
     sub: Subproblem, incumbent: float, slack: float, run: Run | None = None, *, shifts: int = ROUNDS
 ) -> tuple[Subproblem, float]:
     """What probing leaves of a subproblem, and a lower bound on everything it left out and kept.
@@ -139,7 +147,7 @@ def narrowed(
     run : Run, optional
         Probing stops when its time is over.
     shifts : int
-        Go on with the diagonal of `shifted`, at most so often, where the plain relaxation fixes no more.
+        Go on with the diagonal of `qcr_relaxation`, at most so often, where the plain relaxation fixes no more.
 
     Returns
     -------
@@ -151,9 +159,9 @@ def narrowed(
     cutoff, bound = incumbent - slack, -math.inf
     for tight, rounds in ((False, ROUNDS), (True, shifts)):
         for _ in range(rounds):
-            if sub.forced or (run is not None and not run.has_time(SECONDS * sub.m**3)):
-                return sub, min(cutoff, max(bound, value_if_forced(sub)))
-            relaxation = shifted(sub, incumbent, run=run) if tight else relax(sub)
+            if sub.decided or (run is not None and not run.has_time(SECONDS_PER_CUBE * sub.m**3)):
+                return sub, min(cutoff, max(bound, value_if_decided(sub)))
+            relaxation = qcr_relaxation(sub, incumbent, run=run) if tight else solve_relaxation(sub)
             bound = max(bound, relaxation.bound)
             if bound >= cutoff:
                 return sub, cutoff
@@ -166,10 +174,12 @@ def narrowed(
                 return sub, cutoff
             if few:
                 break
-    return sub, min(cutoff, max(bound, value_if_forced(sub)))
+    return sub, min(cutoff, max(bound, value_if_decided(sub)))
 
 
-def probed(sub: Subproblem, relaxation: Relaxation, cutoff: float, run: Run | None = None) -> npt.NDArray[np.int8]:
+def probed(
+    sub: Subproblem, relaxation: QuadraticRelaxation, cutoff: float, run: Run | None = None
+) -> npt.NDArray[np.int8]:
     """What probing every vertex decides: 1 = in, 2 = out, 0 = open, for all choices below `cutoff`."""
     from ..kernels.compiled.relaxation import probe
 
@@ -186,9 +196,9 @@ def probed(sub: Subproblem, relaxation: Relaxation, cutoff: float, run: Run | No
     return verdict
 
 
-def value_if_forced(sub: Subproblem) -> float:
+def value_if_decided(sub: Subproblem) -> float:
     """The objective where nothing is left to decide, less what rounding may have added; -inf elsewhere."""
-    if not sub.forced:
+    if not sub.decided:
         return -math.inf
     value, size = sub.constant, sub.constant_size
     if sub.k:

@@ -4,9 +4,9 @@ For 0/1 points with k ones,
 
 .. math:: x^\top W x + l^\top x = x^\top A x + (l - \mathrm{diag} A + E)^\top x + h + (\text{something} \ge 0),
 
-where A is convex on :math:`1^\perp`. Its diagonal comes from `shifted` (QCR by coordinate ascent); off the diagonal it
-differs from W where multiples of :math:`x_i x_j`, :math:`x_i (1 - x_j)` and :math:`(1 - x_i)(1 - x_j)`, all of them
-:math:`\ge 0`, were taken off (`strengthened`, with the multipliers of `doubly_nonnegative`).
+where A is convex on :math:`1^\perp`. Its diagonal comes from `qcr_relaxation` (QCR by coordinate ascent); off the
+diagonal it differs from W where multiples of :math:`x_i x_j`, :math:`x_i (1 - x_j)` and :math:`(1 - x_i)(1 - x_j)`,
+all of them :math:`\ge 0`, were taken off (`grace_opt.bounds.dnn.dnn_relaxation`).
 
 Every A is checked to be convex by an eigenvalue computation, and shifted by what that leaves open; `rounding` bounds
 what evaluating a bound can lose. Sources: Billionnet, Elloumi & Plateau (2009); Billionnet, Elloumi & Lambert (2012);
@@ -25,12 +25,12 @@ from .._util.arrays import least_eigenvalue
 from .subproblem import Array, Subproblem
 
 #: Above this, one relaxation alone takes minutes and gigabytes.
-MOST_VERTICES = 2000
+LARGEST_RELAXED = 2000
 #: Computed extreme eigenvalues are off by at most this times m·eps·‖·‖_F.
 EIGENVALUE_MARGIN = 8.0
 #: Weight of the direction that leaves the plane ``sum x = k``, in unit-diagonal scale: moderate while the diagonal is
 #: sought (more slows the ascent down), and in multiples of the largest row sum where convexity on the plane is proved.
-LEAVING = 10.0
+PLANE_PENALTY = 10.0
 #: Accuracy of the relaxations' solutions; steps allowed per vertex.
 RTOL, STEPS_PER_VERTEX = 1e-6, 100
 #: Sweeps of a round of the ascent, and the share of the gap that a round has to close for another one to be made.
@@ -39,7 +39,7 @@ SWEEPS, WORTH_ANOTHER_ROUND = 6, 0.02
 SETTLED = 1e-2
 #: Times m³: what a relaxation takes on one core, roughly, and a sweep of the ascent. What does not fit into the time
 #: that is left is not begun.
-SECONDS, SECONDS_PER_SWEEP = 6e-10, 1e-9
+SECONDS_PER_CUBE, SECONDS_PER_SWEEP = 6e-10, 1e-9
 #: Entries that the ascent changes between two looks at the clock.
 ASCENT_SLICE = 50_000_000
 #: Keeps scales away from the end of float64's range; W is of size about one where that matters.
@@ -48,7 +48,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Relaxation:
+class QuadraticRelaxation:
     """A convex relaxation with its solution.
 
     Attributes
@@ -72,10 +72,10 @@ class Relaxation:
     bound: float
     rounding: float
 
-    def restricted(self, sub: Subproblem, free: npt.NDArray[np.bool_]) -> Relaxation:
+    def restricted(self, sub: Subproblem, free: npt.NDArray[np.bool_]) -> QuadraticRelaxation:
         """What is left of it for the `free` vertices, which are those of `sub`; the bound holds on."""
         A, F, H = (np.ascontiguousarray(M[np.ix_(free, free)]) for M in (self.A, self.F, self.H))
-        return Relaxation(A, F, H, self.x[free], self.bound, rounding_of(sub, A, F, H))
+        return QuadraticRelaxation(A, F, H, self.x[free], self.bound, rounding_of(sub, A, F, H))
 
     @property
     def pairs(self) -> float:
@@ -83,9 +83,9 @@ class Relaxation:
         return -float(self.H.sum())
 
 
-def relax(
+def solve_relaxation(
     sub: Subproblem, A: Array | None = None, F: Array | None = None, H: Array | None = None, x: Array | None = None
-) -> Relaxation:
+) -> QuadraticRelaxation:
     """Solve the relaxation given by A, F and H, or the plain one (`start_diagonal`). Requires ``0 < k < m``."""
     from ..kernels.compiled import relaxation as compiled
 
@@ -98,7 +98,7 @@ def relax(
     gradient, ordered = np.empty(m), np.empty(m)
     best, _, _ = compiled.minimise(A, c, sub.k, start, gradient, ordered, np.inf, RTOL, STEPS_PER_VERTEX * m)
     rounding = rounding_of(sub, A, F, H)
-    return Relaxation(A, F, H, start, best + sub.constant - float(H.sum()) - rounding, rounding)
+    return QuadraticRelaxation(A, F, H, start, best + sub.constant - float(H.sum()) - rounding, rounding)
 
 
 def linear_term(sub: Subproblem, A: Array, F: Array) -> Array:
@@ -120,14 +120,14 @@ def start_diagonal(sub: Subproblem, W: Array) -> Array:
     if not W.any():
         return np.zeros(sub.m)
     if (sub.linear > 0).all():
-        a = _repaired(W, np.zeros(sub.m), np.sqrt(sub.linear))
+        a = _made_convex(W, np.zeros(sub.m), np.sqrt(sub.linear))
         if (a <= sub.linear * (1 + 1e-9)).all():  # W was positive semidefinite, and keeps its own scale
             return a
     rows = np.abs(W).sum(1)
-    return _repaired(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))
+    return _made_convex(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))
 
 
-def shifted(
+def qcr_relaxation(
     sub: Subproblem,
     incumbent: float,
     *,
@@ -135,7 +135,7 @@ def shifted(
     start: Array | None = None,
     weights: tuple[float, ...] = (0.02, 0.02, 0.004, 0.004, 0.001, 0.001),
     run: Any = None,
-) -> Relaxation:
+) -> QuadraticRelaxation:
     r"""The tightest relaxation found by coordinate ascent on the diagonal (QCR-CD).
 
     Parameters
@@ -160,20 +160,20 @@ def shifted(
     m = sub.m
     W, F, H = (sub.W, None, None) if cuts is None else cuts
     a = start_diagonal(sub, W)
-    best = relax(sub, W + np.diag(a), F, H)
+    best = solve_relaxation(sub, W + np.diag(a), F, H)
     if start is not None:
-        a2 = _repaired(W, start, np.ones(m))
-        other = relax(sub, W + np.diag(a2), F, H)
+        a2 = _made_convex(W, start, np.ones(m))
+        other = solve_relaxation(sub, W + np.diag(a2), F, H)
         if other.bound > best.bound:
             a, best = a2, other
     if not W.any():  # linear already
         return best
     # Entries may be negative where convexity is needed on the plane only; the scale is not.
     scale = np.sqrt(np.maximum(a, 1e-9 * float(np.abs(a).max()) + NOTHING))
-    base, e = _lifted(W / np.outer(scale, scale), scale, LEAVING), a / scale**2
+    base, e = _penalised(W / np.outer(scale, scale), scale, PLANE_PENALTY), a / scale**2
     spread = np.maximum(best.x * (1 - best.x), 2e-3)
     for round_, weight in enumerate(weights):
-        if run is not None and not run.has_time((3 * SECONDS + SECONDS_PER_SWEEP) * m**3):
+        if run is not None and not run.has_time((3 * SECONDS_PER_CUBE + SECONDS_PER_SWEEP) * m**3):
             break
         gap = max(incumbent - best.bound, 1e-3 * abs(incumbent), NOTHING)
         least = least_eigenvalue(base + np.diag(e))
@@ -188,8 +188,8 @@ def shifted(
                 break
         if not np.isfinite(e).all():  # an inverse too inaccurate to go on with
             break
-        a = _repaired(W, e * scale**2, scale)
-        found = relax(sub, W + np.diag(a), F, H, best.x)
+        a = _made_convex(W, e * scale**2, scale)
+        found = solve_relaxation(sub, W + np.diag(a), F, H, best.x)
         spread = 0.5 * spread + 0.5 * np.maximum(found.x * (1 - found.x), 2e-3)
         gain = found.bound - best.bound
         if gain > 0:
@@ -208,22 +208,22 @@ def _swept(inverse: Array, e: Array, spread: Array, mu: float, run: Any) -> bool
     for first in range(0, m, rows):
         change = ascend(inverse, e, spread, mu, first, min(m, first + rows))
         largest = max(largest, change)
-        if change < 0 or (run is not None and not run.has_time(2 * SECONDS * m**3)):
+        if change < 0 or (run is not None and not run.has_time(2 * SECONDS_PER_CUBE * m**3)):
             return False
     return largest >= SETTLED
 
 
-def _lifted(C: Array, scale: Array, weight: float) -> Array:
+def _penalised(C: Array, scale: Array, weight: float) -> Array:
     """C with weight on the direction that leaves the plane."""
     u = scale.min() / scale
     u /= np.linalg.norm(u)
     return np.asarray(C + weight * np.outer(u, u))
 
 
-def _repaired(W: Array, a: Array, scale: Array) -> Array:
+def _made_convex(W: Array, a: Array, scale: Array) -> Array:
     """a plus the multiple of scale² that makes ``W + Diag a`` convex on the plane, rounding included."""
     scale = np.where(scale > 0, scale, 1.0)
     C = (W + np.diag(a)) / np.outer(scale, scale)
-    C = _lifted(0.5 * (C + C.T), scale, LEAVING * (1.0 + float(np.abs(C).sum(0).max())))
+    C = _penalised(0.5 * (C + C.T), scale, PLANE_PENALTY * (1.0 + float(np.abs(C).sum(0).max())))
     margin = EIGENVALUE_MARGIN * len(a) * _EPS * float(np.linalg.norm(C))
     return np.asarray(a + (margin - least_eigenvalue(C)) * scale**2)

@@ -27,8 +27,8 @@ from ..problem import Problem
 from ..run import Run
 from ..solution import STEP_MARGIN
 from . import fixing
-from .dnn import strengthened
-from .qcr import MOST_VERTICES, relax, shifted
+from .dnn import dnn_relaxation
+from .qcr import LARGEST_RELAXED, qcr_relaxation, solve_relaxation
 from .subproblem import Subproblem, objective_step
 
 #: `tight_bound` probes so often with the shifted relaxation, and goes on to so many steps of the method of multipliers
@@ -55,7 +55,7 @@ def plain_bound(problem: Problem) -> Tensor:
     >>> round(float(plain_bound(p)), 6)
     2.0
     """
-    return _bounds(problem, "mies", lambda sub, value: relax(sub).bound)[0]
+    return _bounds(problem, "mies", lambda sub, value: solve_relaxation(sub).bound)[0]
 
 
 def qcr_bound(problem: Problem) -> Tensor:
@@ -88,7 +88,7 @@ def qcr_bound(problem: Problem) -> Tensor:
     >>> round(float(qcr_bound(p)), 4)  # the optimum is 4
     4.0
     """
-    return _bounds(problem, "mies", lambda sub, value: shifted(sub, value).bound)[0]
+    return _bounds(problem, "mies", lambda sub, value: qcr_relaxation(sub, value).bound)[0]
 
 
 def dnn_bound(problem: Problem) -> Tensor:
@@ -107,7 +107,7 @@ def dnn_bound(problem: Problem) -> Tensor:
     >>> bool(1.99 < dnn_bound(p) <= 2)  # the optimum is 2
     True
     """
-    return _bounds(problem, "mies", lambda sub, value: strengthened(sub, value)[0].bound)[0]
+    return _bounds(problem, "mies", lambda sub, value: dnn_relaxation(sub, value)[0].bound)[0]
 
 
 def tight_bound(problem: Problem) -> Tensor:
@@ -135,9 +135,9 @@ def open_bound(problem: Problem) -> tuple[Tensor, Tensor]:
     """`tight_bound`, and where it leaves a gap to the choice that it knows: (B,) float64 and (B,) bool."""
 
     def bound(sub: Subproblem, value: float) -> float:
-        left, best = fixing.narrowed(sub, value, 1e-10 * abs(value), shifts=SHIFTS)
+        left, best = fixing.reduce_by_fixing(sub, value, 1e-10 * abs(value), shifts=SHIFTS)
         if best < value - ENOUGH * abs(value) and 0 < left.k < left.m:
-            best = max(best, strengthened(left, value, steps=STEPS)[0].bound)
+            best = max(best, dnn_relaxation(left, value, steps=STEPS)[0].bound)
         return min(best, value)
 
     found, values = _bounds(problem, "tabu", bound)
@@ -146,9 +146,9 @@ def open_bound(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], float]) -> tuple[Tensor, Tensor]:
     """`bound(sub, value)` of every instance, and value, f of a choice by method `known`, which forced ones get."""
-    if problem.n > MOST_VERTICES:
+    if problem.n > LARGEST_RELAXED:
         raise SolverError(
-            f"n = {problem.n} is beyond {MOST_VERTICES}, for which this bound takes O(n³) time many times over: use "
+            f"n = {problem.n} is beyond {LARGEST_RELAXED}, for which this bound takes O(n³) time many times over: use "
             "certify='fast', or grace_opt.bounds.row_bound, which takes O(n²)."
         )
     spec = registry.get(known)
@@ -161,7 +161,7 @@ def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], f
         sub, scale = Subproblem.of(instance, masks[b].cpu().numpy())
         if sub is None:
             return -math.inf
-        if sub.forced:
+        if sub.decided:
             return float(values[b])
         value = float(values[b]) / scale
         found = min(value, bound(sub, value))

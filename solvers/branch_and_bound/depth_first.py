@@ -12,7 +12,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from ...bounds.qcr import Relaxation
+from ...bounds.qcr import QuadraticRelaxation
 from ...bounds.subproblem import Subproblem
 
 
@@ -23,11 +23,11 @@ class DepthFirst:
     ----------
     sub : Subproblem
         With ``0 < k < m``.
-    relaxation : Relaxation
+    relaxation : QuadraticRelaxation
         Of the same vertices.
     """
 
-    def __init__(self, sub: Subproblem, relaxation: Relaxation) -> None:
+    def __init__(self, sub: Subproblem, relaxation: QuadraticRelaxation) -> None:
         m, depth = sub.m, sub.m + 8
         self.sub, self.relaxation, self.top = sub, relaxation, 1
         self.status = np.zeros((depth, m), np.int8)
