@@ -137,6 +137,12 @@ class Run:
         now = time.monotonic()
         return replace(self, deadline=now + share * (self.deadline - now))
 
+    def leaving(self, seconds: float) -> Run:
+        """The same run, over so many seconds earlier, for what comes afterwards; half of what remains at most."""
+        if self.deadline == float("inf"):
+            return self
+        return replace(self, deadline=self.deadline - min(seconds, 0.5 * max(0.0, self.deadline - time.monotonic())))
+
     def renumbered(self, numbers: Sequence[int]) -> Run:
         """The same run for some instances of the batch, of these numbers: the callback hears the numbers it knows."""
         tell = self.callback
@@ -147,6 +153,10 @@ class Run:
     def stop(self) -> None:
         """Let every part of the call see `expired`; for whoever has to end its threads."""
         self._stop.asked = True
+
+    def go_on(self) -> None:
+        """Take back what a callback or an error asked for, not Ctrl-C: for what comes after the method."""
+        self._stop.asked = self._stop.by_ctrl_c
 
     def report(self, instance: int, objective: float, lower_bound: float, mask: npt.NDArray[np.bool_]) -> None:
         """Tell the callback, if there is one; afterwards `expired` knows what it answered."""

@@ -145,9 +145,9 @@ def test_portfolio_beside_a_protected_giant_claims_what_is_true():
 def test_bounds_are_raised_to_the_next_whole_number_and_no_further(size):
     W = np.diag(np.arange(size, size + 6.0))  # of steps of 1; the best of one vertex is `size`
     for below, expected in ((0.0, size), (0.4, size), (1.25, size - 1)):
-        made = tight._bounds(Problem.of(W, 1).flatten(), "random", partial(shifted_bound, size=size, below=below))
-        assert float(made[1]) > size  # the known choice is none of the best, and hides nothing
-        assert float(made[0]) == expected
+        worst = torch.arange(6)[None] == 5  # the known choice is none of the best, and hides nothing
+        made = tight.bound_each(Problem.of(W, 1).flatten(), worst, partial(shifted_bound, size=size, below=below))
+        assert float(made) == expected
 
 
 def shifted_bound(sub, value, size, below):

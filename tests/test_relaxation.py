@@ -494,11 +494,11 @@ def test_the_ascent_earns_its_time():
 
 def test_bounds_refuse_what_would_take_for_ever():
     problem = Problem.of(torch.zeros(2001, 2001, dtype=torch.float64), 3)
-    for bound in (bounds.tight_bound, bounds.qcr_bound, bounds.dnn_bound, bounds.plain_bound):
+    for bound in (bounds.qcr_bound, bounds.dnn_bound):
         with pytest.raises(GraceError, match=r"n = 2001 is beyond 2000.*certify='fast'"):
             bound(problem.flatten())
-    with pytest.raises(GraceError, match="2001 is beyond 2000"):
-        solve(problem, method="think", certify="tight")
+    for level in bounds.LEVELS:  # leave out what would
+        assert solve(problem, method="think", certify=level).lower_bound == 0.0
 
 
 def test_the_ladder_is_one_where_it_should_be():

@@ -32,9 +32,9 @@ from grace_opt.bounds import fixing
 from grace_opt.bounds.dnn import SECONDS_PER_DNN_STEP, DnnMultipliers, dnn_relaxation
 from grace_opt.bounds.qcr import (
     LARGEST_RELAXED,
-    SECONDS_PER_CUBE,
     QuadraticRelaxation,
     qcr_relaxation,
+    seconds_to_relax,
     solve_relaxation,
 )
 from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
@@ -214,7 +214,7 @@ class _Tree:
     def _grow(self, sub: Subproblem) -> None:
         sub, bound = fixing.reduce_by_fixing(sub, self.value, self.slack, self.run)
         bound = max(bound, self.known_bound)
-        if not self.step and 0 < sub.k < sub.m and self.run.has_time(SECONDS_PER_CUBE * sub.m**3):
+        if not self.step and 0 < sub.k < sub.m and self.run.has_time(seconds_to_relax(sub.m)):
             self.rounding = solve_relaxation(sub).rounding
         self._report(bound)
         self._push(_Open(bound, 0, sub, self.options.bound == "sdp"))
@@ -292,7 +292,7 @@ class _Tree:
 
     def _seconds(self, sub: Subproblem, pairs: bool) -> float:
         """What the least of `_relaxed` takes, roughly."""
-        return (2 * SECONDS_PER_CUBE + SECONDS_PER_DNN_STEP * pairs) * float(sub.m**3)
+        return 2 * seconds_to_relax(sub.m) + SECONDS_PER_DNN_STEP * pairs * float(sub.m**3)
 
     def _relaxed(
         self, sub: Subproblem, pairs: bool, warm: DnnMultipliers | None
