@@ -126,7 +126,7 @@ def solve(
     made = spec.make_options(options)
     seed, level = checked_seed(seed), _level(certify)
     if time_limit is not None:
-        spec.prepare()
+        _prepare(spec, level)
     run = Run(seed, _deadline(time_limit), callback)
     with run.heeding_ctrl_c():
         answer = _answer(problem, spec, made, run, level, check)
@@ -229,7 +229,7 @@ def compare(
             try:
                 show(spec.name, at)
                 if limit is not None:
-                    spec.prepare()
+                    _prepare(spec, level)
                 run = Run(seed, _deadline(limit), cap=cap)
                 with run.heeding_ctrl_c():
                     answers.append(_answer(problem, spec, made, run, None, check))
@@ -285,7 +285,7 @@ class _Answer:
 def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool) -> _Answer:
     """Run the solver on the flattened batch, and leave time for a certificate of this level."""
     began, flat = time.perf_counter(), problem.flatten()
-    own = run if level is None else run.leaving(bounds.seconds_to_certify(flat))
+    own = run if level is None else run.leaving(bounds.seconds_to_certify(flat, level))
     result = spec.solve(flat, options, own, check=check)
     if check:
         check_mask(flat, result.mask, spec.name)
@@ -349,6 +349,13 @@ def _finish(problem: Problem, answer: _Answer, level: str | None, check: bool) -
         labels=None if labels is None else [labels[int(i)] for i in indices.flatten()],
         problem=problem,
     )
+
+
+def _prepare(spec: SolverSpec, level: str | None) -> None:
+    """Have everything compiled before a time limit starts to run."""
+    spec.prepare()
+    if level is not None or spec.compiled:
+        bounds.prepare()
 
 
 def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any]) -> Any:

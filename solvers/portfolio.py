@@ -66,7 +66,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     if not run.limited or run.has_time(SECONDS_TO_DROP * entries):
         mask = _better(problem, mask, _call("drop_greedy", problem, run).mask)
     count = max(1000, 20 * problem.n) if options.iterations is None else options.iterations
-    search = run.leaving(bounds.seconds_to_certify(problem))
+    search = run.leaving(bounds.seconds_to_certify(problem, options.bound))
     first = _call("tabu", problem, search, start=mask, iterations=count)
     mask = _better(problem, mask, first.mask)
     stats = dict(first.stats)

@@ -98,8 +98,11 @@ def _shift_if_convex(C: Array, t: float) -> float | None:
     return None if failed or not np.isfinite(trace) else t + (len(C) + CHOLESKY_MARGIN) * _EPS * trace
 
 
-def made_convex(W: Array, a: Array, scale: Array) -> Array:
-    """a plus the multiple of scale² that makes ``W + Diag a`` convex on the plane, rounding included."""
+def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY) -> Array:
+    """a plus the multiple of scale² that makes ``W + Diag a`` convex on the plane, rounding included.
+
+    Without a penalty for leaving the plane it is convex everywhere.
+    """
     scale = np.where(scale > 0, scale, 1.0)
     C = W / scale
     C /= scale[:, None]
@@ -107,7 +110,7 @@ def made_convex(W: Array, a: Array, scale: Array) -> Array:
     diagonal += a / scale**2
     size = float(np.linalg.norm(C))
     rows = float(np.abs(C).sum(0).max()) if len(C) < CHOLESKY_FROM else 2.0 * size / len(C) ** 0.5
-    weight = PLANE_PENALTY * (1.0 + rows)
+    weight = penalty * (1.0 + rows)
     penalise_leaving(C, scale, weight)
     rounding = EIGENVALUE_MARGIN * _EPS * (size + weight)  # of C's entries, as scaled and summed
     return np.asarray(a + (convex_shift(C) + rounding) * scale**2)
@@ -147,6 +150,19 @@ def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
             found.append(a)
     rows = np.abs(W).sum(1)
     return [*found, made_convex(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))]
+
+
+def spectral_bound(sub: Subproblem) -> float:
+    r"""A bound from a diagonal alone: :math:`W + \mathrm{Diag}\,a \succeq 0` gives f ≥ the k least of l - a, and c₀.
+
+    With a in proportion to the node weights it is zero, but for rounding, where W is positive semidefinite.
+    """
+    scale = np.sqrt(sub.linear) if (sub.linear >= 0).all() else np.ones(sub.m)
+    a = made_convex(sub.W, sub.linear if (sub.linear >= 0).all() else np.zeros(sub.m), scale, penalty=0.0)
+    least = np.sort(sub.linear - a)[: sub.k]
+    size = sub.k * float((sub.linear_size + np.abs(a)).max()) + sub.constant_size
+    bound = sub.constant + float(least.sum()) - EIGENVALUE_MARGIN * sub.m * _EPS * size
+    return bound if np.isfinite(bound) else -np.inf
 
 
 def is_semidefinite(sub: Subproblem, a: Array) -> bool:
