@@ -76,12 +76,15 @@ class Run:
         Called with a `Progress` now and then, by the methods that search; stops them by a true answer.
     cap : bool
         The deadline is there for safety only: methods that could go on for ever do what they would do without one.
+    pace : float
+        How many times longer than it usually does a step takes now; more than 1 on a busy machine.
     """
 
     seed: int = 0
     deadline: float = float("inf")
     callback: Callable[[Progress], Any] | None = None
     cap: bool = False
+    pace: float = 1.0
     began: float = field(default_factory=time.monotonic)
     _stop: _Stop = field(default_factory=_Stop, repr=False)
 
@@ -91,7 +94,7 @@ class Run:
 
     def has_time(self, seconds: float) -> bool:
         """Whether a step that can not be cut short, and takes about so long, would end in time."""
-        return not self._stop.asked and time.monotonic() + seconds < self.deadline
+        return not self._stop.asked and time.monotonic() + seconds * self.pace < self.deadline
 
     def ctrl_c_stops(self) -> None:
         """Say that there is a choice to return, and that `expired` is looked at: from now on Ctrl-C is a limit.
@@ -99,6 +102,11 @@ class Run:
         Without it Ctrl-C raises KeyboardInterrupt, as anywhere in Python.
         """
         self._stop.has_choice = True
+
+    @property
+    def stopped(self) -> bool:
+        """Whether Ctrl-C, the callback or an error in another thread asked to stop."""
+        return self._stop.asked
 
     @property
     def interrupted(self) -> bool:

@@ -1,7 +1,7 @@
 """Certified lower bounds: no k-vertex set weighs less, whatever rounding and early stopping did."""
 
 from .batched import continuous_bound, eigenvalue_bound, entry_bound, row_bound, row_bound_in_time
-from .certificate import LEVELS, certificate, prepare, seconds_to_certify
+from .certificates import LEVELS, certificate, prepare, seconds_to_certify
 from .fixing import Fixing, fixed_vertices
 from .tight import dnn_bound, fast_bound, plain_bound, qcr_bound, tight_bound
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._util.array_like import read
 from ..errors import OptionError
 from ..parallel import in_threads
 from ..problem import Problem
@@ -117,7 +118,7 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: A
     problem = W if isinstance(W, Problem) else Problem.of(W, k, protected=protected)
     if problem.batch_shape:
         raise OptionError(f"W is a batch of shape {problem.batch_shape}: call fixed_vertices once per instance.")
-    known = None if incumbent is None else torch.as_tensor(incumbent)[None]
+    known = None if incumbent is None else read(incumbent, "incumbent")[None]
     mask = checked_incumbent(problem.flatten(), known)[0].cpu().numpy()
     W64 = problem.W.detach().to("cpu").double().numpy()
     objective = math.fsum(W64[np.ix_(mask, mask)].ravel().tolist())
@@ -171,7 +172,7 @@ def reduce_by_fixing(
     bound : float
         At most the cutoff ``incumbent - slack``; equal to it if nothing below it exists.
     """
-    cutoff, bound = incumbent - slack, -math.inf
+    cutoff, bound = incumbent - slack, -math.inf if first is None else first.bound
     for tight, rounds in ((False, ROUNDS), (True, shifts)):
         for _ in range(rounds):
             if tight and sub.m > largest_shifted:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._util.array_like import read
 from ..errors import OptionError
 from ..kernels.exchange import tolerance
 from ..kernels.greedy import greedy_order
@@ -24,12 +25,12 @@ def checked_incumbent(problem: Problem, incumbent: Any) -> Tensor:
 
     Raises
     ------
-    OptionError
+    OptionError, ProblemError
         Where these are no masks of k candidates each.
     """
     if incumbent is None:
         return local_optimum(problem)
-    mask = torch.as_tensor(incumbent, device=problem.W.device)
+    mask = read(incumbent, "incumbent").to(problem.W.device)
     if mask.dtype != torch.bool or mask.shape != problem.candidates.shape:
         raise OptionError(
             f"incumbent has dtype {mask.dtype} and shape {tuple(mask.shape)}: give bool masks of shape "

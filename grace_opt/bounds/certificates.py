@@ -6,6 +6,8 @@ is left of the time limit: cheap bounds first, and what does not fit is left out
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,7 +19,7 @@ from .. import objective
 from ..errors import OptionError
 from ..problem import Problem
 from ..run import Run
-from .batched import ROW_SECONDS, eigenvalue_bound, row_bound_in_time
+from .batched import AT_ONCE, ROW_SECONDS, eigenvalue_bound, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
 from .incumbents import checked_incumbent
 from .qcr import seconds_to_relax
@@ -28,6 +30,8 @@ from .tight import FAST, FIXING_RTOL, fast_bound, tight_bound
 LEVELS = ("fast", "tight")
 #: What a certificate takes on one core, roughly: times n³, or of large W as many plain relaxations; and to start.
 SECONDS_PER_CUBE, RELAXATIONS, TO_START = {"fast": 3e-8, "tight": 1e-7}, 6, 0.02
+#: A bound that usually takes longer than this shows by what it takes how fast the others will be.
+LONG_ENOUGH = 0.01
 #: Up to this many vertices `eigenvalue_bound` is cheap, and says more than a relaxation where W is nearly of rank one.
 LARGEST_EIGEN = 500
 #: Matrices of n² float64 numbers that a relaxation needs beside W.
@@ -48,6 +52,7 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
         A known choice per instance: `solve` gives the answer. Default: greedy and exchanges.
     run : Run, optional
         What does not fit into its time is left out: `entry_bound` may be all that does, or nothing, which leaves -inf.
+        What takes no longer than 0.05 seconds is computed in any case.
 
     Returns
     -------
@@ -69,7 +74,12 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     if level not in LEVELS:
         raise OptionError(f"level={level!r}: give one of {', '.join(map(repr, LEVELS))}.")
     run = Run() if run is None else run
+    began, usual = time.monotonic(), ROW_SECONDS * problem.W.numel()
     best = row_bound_in_time(problem, run)
+    if usual > LONG_ENOUGH:  # to tell how busy the machine is
+        run = replace(run, pace=max(1.0, (time.monotonic() - began) / usual))
+    if not run.stopped and seconds_to_certify(problem, level) <= AT_ONCE:
+        run = Run()
     best = torch.where(best.isfinite(), best, -torch.inf)  # sums beyond float64
     if not run.has_time(seconds_to_relax(problem.n)) or free_memory() < COPIES * 8.0 * problem.n**2:
         return best
