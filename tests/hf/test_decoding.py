@@ -96,6 +96,7 @@ def test_quantised_keys_are_read_where_they_lie(
     kernel, quantize, changes, tiny, prune, padded, continuation, step, close, monkeypatch
 ):
     pytest.importorskip("optimum.quanto" if quantize.backend == "quanto" else "hqq")
+    monkeypatch.setitem(dispatch._verdicts, ("decoding", torch.device("cpu")), False)  # its trial is another one's
     model, (prompt, mask), changes = tiny(), padded, {"quantize": quantize, **changes}
     found = step(model, prune(model, "mies", 0.5, **changes), prompt, continuation, mask)
     assert len(kernel) == 6 * model.config.num_hidden_layers
