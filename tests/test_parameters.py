@@ -90,7 +90,6 @@ PARAMETERS = [
     Parameter("compare", "time_limit", lambda v: compare(W, 1, ["mies"], time_limit=v), 2, True),
     Parameter("compare", "patience", lambda v: compare(W, 1, ["mies"], patience=v), 2, True),
     Parameter("compare", "target", lambda v: compare(W, 1, ["mies"], target=v), 2, True, negative=True),
-    Parameter("fixed_vertices", "seed", lambda v: fixed_vertices(W, 1, seed=v), 3),
     Parameter("MaskProvider", "ratio", lambda v: MaskProvider(ratio=v), 0.25, kept=True),
     Parameter("MaskProvider", "kept_channels", lambda v: MaskProvider(kept_channels=v), 4, True, kept=True),
     Parameter("MaskProvider", "seed", lambda v: MaskProvider(seed=v), 4, kept=True),

@@ -15,7 +15,7 @@ def cpu() -> bool:
     from . import cpu as compiled
 
     W, k = whole_weights(torch.device("cpu")), torch.tensor(STEPS)
-    every = torch.ones(W.shape[:2], dtype=torch.bool)
+    every = torch.ones(W.shape[:2], dtype=torch.bool, device="cpu")
     scores = W.diagonal(dim1=-2, dim2=-1).clone()
     found, expected = compiled.greedy_order(W, scores, every, k, max(STEPS)), greedy_order(W, scores, k, max(STEPS))
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
