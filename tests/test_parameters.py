@@ -14,7 +14,6 @@ import torch
 
 from grace_opt import ChannelMask, MaskProvider, OptionError, compare, methods, prune_count, solve
 from grace_opt._util.parameters import choice, flag, integer, number, shown
-from grace_opt.bounds.fixing import fixed_vertices
 from grace_opt.errors import GraceError
 from grace_opt.hf import H2O, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM
 from grace_opt.hf.needle import make_prompt

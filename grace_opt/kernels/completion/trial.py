@@ -13,6 +13,12 @@ def cpu() -> bool:
     from . import cpu as compiled
 
     W = whole_weights(torch.device("cpu"))
-    case = W, torch.arange(3, device="cpu"), W.diagonal(dim1=-2, dim2=-1).clone(), torch.tensor([0, 9, 37], device="cpu"), 37
+    case = (
+        W,
+        torch.arange(3, device="cpu"),
+        W.diagonal(dim1=-2, dim2=-1).clone(),
+        torch.tensor([0, 9, 37], device="cpu"),
+        37,
+    )
     found, expected = compiled.completions(*case), reference.completions(*case)
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
