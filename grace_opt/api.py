@@ -1,6 +1,6 @@
 """The public calls: `solve` one problem by one method, `compare` several methods on it, `methods` to see what there is.
 
-Source: ours; the problem and the methods' references stand with each solver.
+References for the problem and the methods stand with each solver.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`in_threads`: one function on every instance of a batch, in as many threads as torch has, with one BLAS thread each.
 
 For compiled loops, which release the interpreter, and for small dense algebra: at these sizes BLAS gains nothing from a
-second thread, and on a busy machine loses many times over by waiting for it. Source: ours, on threadpoolctl.
+second thread, and on a busy machine loses many times over by waiting for it. Built on threadpoolctl.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Status`, `Result` and `Solution`: what a solver hands back, and what a user gets.
 
 A solver returns a `Result` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, which carries
-the objective in float64, the certified bound, the gap and an honest status, and can verify itself. Source: ours.
+the objective in float64, the certified bound, the gap and an honest status, and can verify itself.
 """
 
 from __future__ import annotations

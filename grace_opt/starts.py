@@ -1,7 +1,4 @@
-"""`starting_masks`: what ``start=`` means, for every method that improves a given choice.
-
-Source: ours.
-"""
+"""`starting_masks`: what ``start=`` means, for every method that improves a given choice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command line of the efficiency benchmark: ``python -m bench.efficiency``.
 
 Writes docs/results/efficiency.{json,md,png}, or ``--out``. Ctrl-C keeps what is measured; a cache that runs out of
-memory, or that something else stops, is noted as such, and the others go on. Source: ours.
+memory, or that something else stops, is noted as such, and the others go on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a user may do to a key-value cache, in families with one knob each, and what it does to attention.
 
 When: `pareto` compares pruning, eviction, quantisation and their combinations at equal bytes. Everything is done by the
-library's own cache (`grace_opt.hf`), in 16 bits, so that bytes are those of tensors. Source: ours; the methods' papers
-are named in `grace_opt.hf.eviction` and `grace_opt.hf.quantization`.
+library's own cache (`grace_opt.hf`), in 16 bits, so that bytes are those of tensors. The methods' papers are named
+in `grace_opt.hf.eviction` and `grace_opt.hf.quantization`.
 """
 
 from __future__ import annotations

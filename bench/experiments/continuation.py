@@ -3,7 +3,7 @@
 When: `pareto` compares caches at the level of a model. The prompt but for its last token is read with dense attention,
 the cache is compressed, and the continuation is fed, teacher-forced: so no difference adds up. An answer of a needle
 prompt counts as found if each of its tokens is the likeliest; that is when greedy decoding would give it.
-Source: ours; the prompts are those of `grace_opt.hf.needle`.
+The prompts are those of `grace_opt.hf.needle`.
 """
 
 from __future__ import annotations

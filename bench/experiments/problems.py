@@ -1,7 +1,7 @@
 """Instances for the combinatorial experiments, named by a config: a model's heads, files, generators, families.
 
 When: `bounds` and `shootout` make their cells from what `from_heads`, `from_files` and `generated` list, and `make`
-builds the matrices where a cell is measured. Source: ours; W of a head as in GRACE (arXiv 2604.16983), section 3.
+builds the matrices where a cell is measured. W of a head is made as in GRACE (arXiv 2604.16983), section 3.
 """
 
 from __future__ import annotations

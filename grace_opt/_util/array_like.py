@@ -2,7 +2,7 @@
 
 Here stands what may come in and what may not, for W, k, protected=, start=, queries and keys alike: nothing that numpy
 or torch would turn into other numbers without a word (masks of masked arrays, True among numbers, large integers among
-fractions) gets past. What the numbers mean is the caller's to check. Source: ours.
+fractions) gets past. What the numbers mean is the caller's to check.
 """
 
 from __future__ import annotations

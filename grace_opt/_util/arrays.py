@@ -3,7 +3,6 @@ came.
 
 `to_tensor` takes what users have (numpy arrays, nested lists, torch tensors, scipy.sparse matrices) as real numbers,
 and `backend_of` says which kind it was, so that `Backend.export` can return the same kind on the same device.
-Source: ours.
 """
 
 from __future__ import annotations

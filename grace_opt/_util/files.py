@@ -5,7 +5,7 @@ name survives a loss of power. The rest is as with `open`: symbolic links are fo
 umask, an old one's stays, and a file that may not be written is not. Devices, pipes and folders are refused. A hard
 link is left behind with the old content, as the file is a new one.
 
-When: for every file that the library writes; tests/test_files.py holds that no other module does. Source: ours;
+When: for every file that the library writes; tests/test_files.py holds that no other module does.
 `os.replace` is atomic within one folder on every system that Python runs on.
 """
 

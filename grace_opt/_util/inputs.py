@@ -1,6 +1,6 @@
 """What users give beside W, made uniform: k per instance, protected vertices as a mask, networkx graphs as matrices.
 
-`Problem.of` calls these; every way to get them wrong has its own message. Source: ours.
+`Problem.of` calls these; every way to get them wrong has its own message.
 """
 
 from __future__ import annotations

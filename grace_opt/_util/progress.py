@@ -1,6 +1,6 @@
 """A progress bar on stderr that shows itself only where somebody is waiting.
 
-Source: ours, on rich.
+Built on rich.
 """
 
 from __future__ import annotations

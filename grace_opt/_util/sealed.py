@@ -2,7 +2,7 @@
 
 When: for what the library saves of its own, masks and caches. Safetensors itself finds what was cut off, but not a
 byte that changed, a tensor that was replaced, or metadata that were edited. The digest finds those; it is no signature:
-who can write the file can make it fit, so that readers check all that they rely on. Source: ours.
+who can write the file can make it fit, so that readers check all that they rely on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a terminal can show: plain letters where its encoding lacks others, and tables that fit it or become lists.
 
 When: whatever the command line prints, and every table. Text from elsewhere (names, paths, what a model wrote) is never
-read as rich's markup. Source: ours, on rich.
+read as rich's markup. Built on rich.
 """
 
 from __future__ import annotations

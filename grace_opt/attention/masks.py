@@ -1,7 +1,7 @@
 """`ChannelMask`: which key channels are pruned, per KV head, for one layer or a whole model; saved as safetensors.
 
-Use it to carry a selection from where it was made to where it is applied. Source: ours; format documented at
-`ChannelMask.save`.
+Use it to carry a selection from where it was made to where it is applied. The format is
+documented at `ChannelMask.save`.
 """
 
 from __future__ import annotations

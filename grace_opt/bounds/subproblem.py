@@ -3,7 +3,6 @@ r"""`Subproblem`: what is left of one instance once some vertices are in and oth
 .. math:: f(S) = c_0 + \sum_{i \in T} l_i + \sum_{i \ne j \in T} W_{ij},\quad T \subseteq \text{free vertices},\ |T| = k
 
 Exact methods and certificates work on it, in numpy and float64; the node weights live in l, so W has a zero diagonal.
-Source: ours.
 """
 
 from __future__ import annotations

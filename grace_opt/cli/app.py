@@ -1,7 +1,7 @@
 """The command line, ``grace-opt``: demo, solve, compare, generate, methods, report.
 
 Text is printed as it is: what comes from users, files and models is never read as rich's markup. The exit codes are
-those of `Exit`. Source: ours, on typer and rich.
+those of `Exit`. Built on typer and rich.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the command line shows: a solution and the demo's report as tables for people.
 
-Source: ours, on rich.
+Built on rich.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Comparison`: what `compare` returns, several methods' answers to one problem, as a table, a DataFrame or JSON.
 
 All methods solve the same instance, so a lower bound that one of them proved holds for all: gaps here are to the best
-bound of all methods, while `Solution.gap` is to the method's own. Source: ours; tables on rich.
+bound of all methods, while `Solution.gap` is to the method's own. Tables are built on rich.
 """
 
 from __future__ import annotations

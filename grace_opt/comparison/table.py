@@ -1,6 +1,6 @@
 """The table of a `Comparison`: one row per method, over all instances of a batch or for each of the first.
 
-Source: ours, on rich.
+Built on rich.
 """
 
 from __future__ import annotations

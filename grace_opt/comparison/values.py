@@ -1,7 +1,4 @@
-"""Answers as plain values for JSON, where null stands for what is infinite or unknown; written aside and renamed.
-
-Source: ours.
-"""
+"""Answers as plain values for JSON, where null stands for what is infinite or unknown; written aside and renamed."""
 
 from __future__ import annotations
 

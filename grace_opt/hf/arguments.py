@@ -1,7 +1,7 @@
 """Arguments that nothing here has, and objects that only hold a model: what their writer most likely meant.
 
 When: somebody knows another library's names, mistypes ours, or gives a pipeline where a model is wanted. An error then
-says what to write instead. Source: ours; nearest names are ``difflib``'s.
+says what to write instead. Nearest names are ``difflib``'s.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ What is changed on the model, and put back when the block ends, also by an excep
 still running in another thread (:mod:`grace_opt.hf.calls`): its attention implementation
 (:mod:`grace_opt.hf.implementation`), and an attribute ``generate`` of this one instance (:mod:`grace_opt.hf.hook`).
 Nothing of transformers is patched.
-
-Source: ours.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 When: a block of `attach` ends while another thread still generates, as where a streamer is read after it. Taking the
 attention away would break off that call in the middle of its answer. Nobody is made to wait for it.
-
-Source: ours.
 """
 
 from __future__ import annotations

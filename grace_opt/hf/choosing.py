@@ -3,8 +3,6 @@
 When: :mod:`grace_opt.hf.compression` has the keys and queries. Where every channel stays, nothing is looked at: "prune
 nothing" works whatever the numbers. On a device that nobody is to wait for, the numbers are judged one step later
 (`check_numbers`, `raise_unless_usable`).
-
-Source: ours.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 On a GPU Triton's kernel, on the CPU the compiled one; both compute what :func:`grace_opt.hf.segments.
 segmented_attention` defines, which does the work where attention weights, dropout or gradients are asked for, and while
 ``torch.compile`` is tracing. What is quantised is read where it lies, unless it is packed in 3 bits.
-
-Source: ours.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ One hook per model keeps all of its open blocks, so they may end in any order an
 belongs to the innermost block that its own thread entered; in a thread that has entered none (a streamer's, a server's
 worker), to the one that was entered last. Once no block is open, the hook is taken off, and whoever still holds it
 calls the plain ``generate``.
-
-Source: ours.
 """
 
 from __future__ import annotations

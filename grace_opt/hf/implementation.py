@@ -6,7 +6,7 @@ end in another order than last in, first out, and may belong to different thread
 configuration, and one that ends before a later one hands that down to it. So the last one that ends puts back what the
 first one found.
 
-Source: ours; ``set_attn_implementation`` of transformers does the choosing.
+``set_attn_implementation`` of transformers does the choosing.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ before keys are cut by it.
 Under tensor parallelism every process ("rank") computes some of the KV heads and caches only those. Masks are per KV
 head, so nothing has to cross ranks; a static mask of all heads is cut to the rank's own.
 
-Source: ours; LeanK's static channel masks are the use that :func:`static_sources` serves.
+LeanK's static channel masks are the use that :func:`static_sources` serves.
 """
 
 from __future__ import annotations

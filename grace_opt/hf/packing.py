@@ -1,7 +1,7 @@
 """Groups of numbers in a few bits, by optimum-quanto or hqq: what one block of `QuantizedTokens` holds.
 
-Everything that knows the libraries is here. Source: ours; see docs/adr/0005-quantised-storage.md for what is taken from
-which library, and what is not.
+Everything that knows the libraries is here. See docs/adr/0005-quantised-storage.md for what is taken from which
+library, and what is not.
 """
 
 from __future__ import annotations

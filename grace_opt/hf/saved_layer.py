@@ -1,7 +1,7 @@
 """One layer of a saved cache, checked: what a file says about it, before anything is built on it.
 
 When: `grace_opt.hf.saving.restore_layers`. Every field and every tensor is either what a layer of a cache can hold, and
-fits all others, or a `CacheError` that names it. Source: ours.
+fits all others, or a `CacheError` that names it.
 """
 
 from __future__ import annotations

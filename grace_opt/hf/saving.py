@@ -2,8 +2,8 @@
 
 One safetensors file: every stored tensor under ``<layer>.<part>``, and JSON metadata with the settings, the model's
 fingerprint and what the tensors mean. What is loaded is checked before it is used (:mod:`grace_opt.hf.saved_layer`): a
-file that was damaged or edited raises here, and not in the middle of generating. Source: ours; what kvpress' users ask
-for (a saved compressed prefill).
+file that was damaged or edited raises here, and not in the middle of generating. Users of kvpress ask for this
+(a saved compressed prefill).
 """
 
 from __future__ import annotations

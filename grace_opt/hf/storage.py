@@ -4,7 +4,7 @@ Both are plain containers without policy (when to compress, and what, is :mod:`g
 tensors own exactly their bytes: slices are copied, because a view keeps the whole original alive and the memory report
 would lie.
 
-Source: ours. The two segments are ThinK's (arXiv 2407.21018), the residual block of quantised storage KIVI's (arXiv
+Source: the two segments are ThinK's (arXiv 2407.21018), the residual block of quantised storage KIVI's (arXiv
 2402.02750).
 """
 

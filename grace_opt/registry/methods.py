@@ -1,7 +1,7 @@
 """The solver registry: `register` adds a method by name, `get` finds one, entry points bring other packages' solvers.
 
 A solver is a function ``solve(problem, options, run) -> Result``. With ``batched=True`` the problem has exactly one
-batch dimension; otherwise it is called once per instance, without a batch dimension. Source: ours.
+batch dimension; otherwise it is called once per instance, without a batch dimension.
 """
 
 from __future__ import annotations

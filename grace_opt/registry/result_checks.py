@@ -1,7 +1,7 @@
 """What a solver hands back is checked here before anybody believes it: its form, its bound, and that W is as it was.
 
 Methods come from other packages as well; whatever they get wrong ends as a `SolverError` that names them, never as an
-answer. `registry.SolverSpec.solve` and `api.solve` call these. Source: ours.
+answer. `registry.SolverSpec.solve` and `api.solve` call these.
 """
 
 from __future__ import annotations

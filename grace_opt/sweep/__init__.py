@@ -4,8 +4,8 @@ A `Cell` is one measurement. `run_sweep` makes those that are not on record yet,
 `concurrent.futures` executor. A `Description` beside the records says what a report shows, as `Table` and `Plot`, and
 `make_report` shows it (``grace-opt report DIR``). Every comparison is a paired bootstrap, `paired_interval`.
 
-Source: ours. What reports need besides (pandas, pyarrow, matplotlib) comes with the extra ``bench`` and is loaded when
-a report is made.
+What reports need besides (pandas, pyarrow, matplotlib) comes with the extra ``bench`` and is loaded when a report is
+made.
 """
 
 from __future__ import annotations

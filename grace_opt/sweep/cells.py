@@ -2,7 +2,7 @@
 
 When: whenever results are to survive whatever stops the program. A record is written aside, synced to disk and renamed,
 so that it is there as a whole or not at all, and it carries a digest of itself. One that is cut short, was edited, or
-is of another version is an error that names the file: it is neither used nor overwritten. Source: ours.
+is of another version is an error that names the file: it is neither used nor overwritten.
 """
 
 from __future__ import annotations

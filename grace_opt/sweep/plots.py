@@ -1,8 +1,8 @@
 """The plots of a report, by matplotlib without a display, as PNG and SVG.
 
 When: `make_report`. Lines and bars carry 95 % bootstrap intervals of their means. Colours are Okabe and Ito's, which
-colour-blind readers can tell apart; lines differ in dash and marker as well. Source: ours; Okabe and Ito, Color
-Universal Design (2008).
+colour-blind readers can tell apart; lines differ in dash and marker as well. Source: Okabe and Ito, Color Universal
+Design (2008).
 """
 
 from __future__ import annotations

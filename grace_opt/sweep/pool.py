@@ -2,7 +2,7 @@
 
 When: `run_sweep` with workers. Each worker listens on a pipe whose other end this process alone holds: however it
 closes, by `Pool.close` or by the system, the worker ends at once. `ProcessPoolExecutor` alone would leave its workers
-behind, waiting forever. Source: ours, on `concurrent.futures`.
+behind, waiting forever. Built on `concurrent.futures`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`make_report`: the records of a results folder as Parquet, and as pages in Markdown and HTML with tables and plots.
 
 When: after a sweep, or in its middle: what is missing is said to be. Nothing on a page is typed by hand: numbers come
-from the records, sentences from the `Description` beside them. Equal records give equal pages. Source: ours, on pandas,
+from the records, sentences from the `Description` beside them. Equal records give equal pages. Built on pandas,
 pyarrow, matplotlib and markdown-it-py.
 """
 

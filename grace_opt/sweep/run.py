@@ -3,7 +3,7 @@
 When: measurements that take from minutes to days. Only the process that called `run_sweep` writes records, one at a
 time, under a lock that the system takes back when the process dies. So workers need no common file system, nothing is
 written twice, and a kill of this process or of a worker costs at most what was being computed. A cell is finished when
-its file is there. Source: ours, on `concurrent.futures`.
+its file is there. Built on `concurrent.futures`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 When: an experiment is set up. ``DIR/NAME/experiment.json`` holds a `Description`: what the experiment is, which cells
 it has, the command that fills them, and a list of `Table` and `Plot`. So a report needs no code of the experiment.
-Source: ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a sweep shows where it is: a bar with the time left on a terminal, now and then a line elsewhere.
 
-Source: ours, on rich.
+Built on rich.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`DepthFirst`: the compiled tree search of one subproblem, a slice of nodes at a time.
 
-For exact methods: they decide how long to go on, and what to do with what is left. Source: ours; the search itself
-stands in `grace_opt.kernels.compiled.search`.
+For exact methods: they decide how long to go on, and what to do with what is left. The search itself stands in
+`grace_opt.kernels.compiled.search`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 When: the whole harness is to run offline, in tests and in the small sizes, on the pocket model, which knows no other
 words. It tests the harness. It is no benchmark: that model was trained to state passwords, and can not summarise, count
 or program, so that most scores are near zero for every method; and digits, line breaks and the words of our
-instructions are unknown to it. Source: ours.
+instructions are unknown to it.
 """
 
 from __future__ import annotations
