@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import registry
 from .._util.arrays import to_tensor
+from .._util.names import nearest_name
 from ..errors import OptionError, ProblemError, UnknownSolverError
 from ..problem import Problem
 from ..run import Run, checked_seed
@@ -86,7 +87,7 @@ class MaskProvider:
             presets = ", ".join(
                 f"{name!r} (protection of salient channels, then {m!r})" for name, (m, _) in PRESETS.items()
             )
-            near = registry.nearest(method, PRESETS)
+            near = nearest_name(method, PRESETS)
             meant = f" Did you mean {near!r}?" if near is not None else ""
             raise UnknownSolverError(f"{error} Here, {presets} is known as well.{meant}") from None
         self._options = replace(self._spec, name=method).make_options(options)  # a message names what was written

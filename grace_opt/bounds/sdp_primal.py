@@ -11,16 +11,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from .._util.arrays import power_of_two
 from ..errors import SolverError, UnknownSolverError
@@ -194,16 +193,8 @@ def memory_needed(m: int, relaxation: str, solver: str) -> float:
 
 
 def free_memory() -> float:
-    """Bytes that may be allocated, infinite where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024.0 * float(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
-    except (OSError, StopIteration, ValueError):
-        pass  # not Linux
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, OSError, ValueError):
-        return math.inf
+    """Bytes that may be allocated without swapping."""
+    return float(psutil.virtual_memory().available)
 
 
 def _settings(solver: str, eps: float | None, max_iters: int | None) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """Arguments that nothing here has, and objects that only hold a model: what their writer most likely meant.
 
 When: somebody knows another library's names, mistypes ours, or gives a pipeline where a model is wanted. An error then
-says what to write instead. Nearest names are ``difflib``'s.
+says what to write instead.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
+from .._util.names import nearest_name
 from ..errors import OptionError
 
 T = TypeVar("T")
@@ -54,13 +54,13 @@ def advice(unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str,
 
     Examples
     --------
-    >>> advice(["lambda_", "recent_windw"], ["recent_window"], SETTINGS_ELSEWHERE)
-    ' For lambda_, write ratio=. For recent_windw, write recent_window=.'
+    >>> advice(["lambda_", "Recent_Windw"], ["recent_window"], SETTINGS_ELSEWHERE)
+    ' For lambda_, write ratio=. For Recent_Windw, write recent_window=.'
     """
     names, sentences = list(known), []
     for name in unknown:
-        near = difflib.get_close_matches(name, names, 1, cutoff=0.75)
-        meant = elsewhere.get(name.strip("_").lower()) or (f"write {near[0]}=" if near else None)
+        near = nearest_name(name, names, similarity=0.75)
+        meant = elsewhere.get(name.strip("_").lower()) or (f"write {near}=" if near is not None else None)
         if meant is not None:
             sentences.append(f" For {name}, {meant}.")
     return "".join(sentences)

@@ -1,6 +1,6 @@
 """The solver registry: methods by name, ours and those of other packages, and the checks of what they hand back."""
 
-from .methods import ENTRY_POINT_GROUP, NoOptions, Solver, SolverSpec, get, nearest, register, specs, unregister
+from .methods import ENTRY_POINT_GROUP, NoOptions, Solver, SolverSpec, get, register, specs, unregister
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -8,7 +8,6 @@ __all__ = [
     "Solver",
     "SolverSpec",
     "get",
-    "nearest",
     "register",
     "specs",
     "unregister",

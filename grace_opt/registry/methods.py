@@ -7,13 +7,12 @@ batch dimension; otherwise it is called once per instance, without a batch dimen
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from .. import objective
+from .._util.names import nearest_name
 from ..errors import OptionError, UnknownSolverError
 from ..kernels.threads import COMPILE_FROM
 from ..problem import Problem
@@ -96,7 +96,7 @@ class SolverSpec:
         accepted = [field.name for field in dataclasses.fields(self.options)]
         for name in given:
             if name not in accepted:
-                near = nearest(name, accepted)
+                near = nearest_name(name, accepted)
                 hint = f" Did you mean {near!r}?" if near is not None else ""
                 takes = f"accepts {', '.join(accepted)}" if accepted else "takes no options"
                 raise OptionError(f"method {self.name!r} has no option {name!r}; it {takes}.{hint}")
@@ -243,19 +243,6 @@ def _load(point: EntryPoint) -> None:
             )
 
 
-def nearest(name: Any, known: Iterable[str]) -> str | None:
-    """The known name that was most likely meant, in whatever case it was written.
-
-    Examples
-    --------
-    >>> nearest("Drop-Greedy", ["mies", "drop_greedy"]), nearest("MIES", ["mies"]), nearest("x", ["mies"])
-    ('drop_greedy', 'mies', None)
-    """
-    lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(str(name).lower(), lower, 1)
-    return lower[near[0]] if near else None
-
-
 def get(name: str) -> SolverSpec:
     """The method called `name`.
 
@@ -267,7 +254,7 @@ def get(name: str) -> SolverSpec:
     known = specs()
     spec = known.get(name) if isinstance(name, str) else None
     if spec is None:
-        near = nearest(name, known)
+        near = nearest_name(name, known)
         hint = f" Did you mean {near!r}?" if near is not None else ""
         if name == "grace":
             hint = " 'grace' is a preset of MaskProvider and PrunedKeyCache: salient channels protected, then 'mies'."
