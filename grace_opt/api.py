@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from . import bounds, objective, registry
-from ._util.arrays import count
+from ._util.arrays import count_true
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, UnknownSolverError
 from .problem import Problem
 from .registry import SolverSpec
-from .registry.result_checks import sound
+from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
 from .solution import Solution, Status, check_mask, proved, relative_gap
 
 #: Seconds that `compare` gives each method where neither methods nor a limit were named.
-DEFAULT_LIMIT = 10.0
+DEFAULT_COMPARE_SECONDS = 10.0
 
 Certify = bool | Literal["fast", "tight"]
 
@@ -156,8 +156,8 @@ def compare(
     protected, seed, certify, check
         As in `solve`, for all of them; the certificate is computed once and serves all.
     time_limit : float, optional
-        As in `solve`, for each method. Default: none for methods that were named; `DEFAULT_LIMIT` seconds each where
-        none was, since some of them would search for hours.
+        As in `solve`, for each method. Default: none for methods that were named; `DEFAULT_COMPARE_SECONDS` each
+        where none was, since some of them would search for hours.
     progress : bool, optional
         A progress bar on stderr; default: where stderr is a terminal and it takes longer than a second or two.
 
@@ -196,7 +196,7 @@ def compare(
     if stray := sorted(set(per_method) - set(names)):
         raise OptionError(f"options= names {stray[0]!r}, which is not among the methods compared: {', '.join(names)}.")
     cap = methods is None and time_limit is None
-    limit = DEFAULT_LIMIT if cap else time_limit
+    limit = DEFAULT_COMPARE_SECONDS if cap else time_limit
     _deadline(limit)  # wrong ones are refused before anything runs
     plan, left_out = [], {}
     for name in names:
@@ -308,9 +308,9 @@ def _lower_bound(
     bound = torch.full_like(value, -math.inf)
     for name, one in found.items():
         if one is not None:
-            bound = torch.maximum(bound, sound(problem, mask, value, one, name) if check else one)
+            bound = torch.maximum(bound, bound_within_rounding(problem, mask, value, one, name) if check else one)
     bound = torch.minimum(bound, value)
-    forced = (problem.k == 0) | (problem.k == count(problem.candidates))
+    forced = (problem.k == 0) | (problem.k == count_true(problem.candidates))
     return torch.where(forced, value, bound)
 
 

@@ -28,7 +28,7 @@ from grace_opt.solution import Result
 #: What completing takes per vertex looked at, roughly.
 SECONDS_PER_SCORE = 1e-9
 #: About so many bytes of partial sets at a time; the batch is cut to fit.
-MEMORY = 1 << 28
+MAX_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Level:
 def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
     """Greedy that keeps several partial sets at once, ranked by f or by what greedy makes of them."""
     pool = options.width * max(1, options.lookahead)
-    share = max(1, MEMORY // (64 * problem.n * (options.width + pool)))
+    share = max(1, MAX_BYTES // (64 * problem.n * (options.width + pool)))
     parts = [
         _search(problem.W[at], problem.candidates[at], problem.k[at], options, run)
         for at in (slice(b, b + share) for b in range(0, problem.W.shape[0], share))

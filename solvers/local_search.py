@@ -65,7 +65,7 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
     """Improve a start by the best swap of two vertices until none improves."""
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
-    if use_triton("exchanges", mask.device, _objection(problem, options, run)):
+    if use_triton("exchanges", mask.device, _unsupported_reason(problem, options, run)):
         from grace_opt.kernels.triton.greedy import swap_refine
 
         return Result(swap_refine(problem.W, mask, problem.candidates, torch.iinfo(torch.int32).max))
@@ -130,7 +130,7 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
     return Result(torch.from_numpy(chosen), limit=torch.from_numpy(limit), stats=stats)
 
 
-def _objection(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
+def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
     """Why the GPU's kernel can not take this: once launched, it runs to the end."""
     if problem.n > LARGEST_ON_CHIP:
         return f"n is larger than {LARGEST_ON_CHIP}"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from grace_opt.errors import OptionError
-from grace_opt.parallel import in_threads
+from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem
 from grace_opt.registry import register
 from grace_opt.run import Run
@@ -29,11 +29,11 @@ from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
 #: Sets kept to join at restarts; and iterations without a limit, and before a restart, per vertex.
-ELITES, ITERATIONS_PER_VERTEX, PATIENCE_PER_VERTEX = 8, 20, 2
+ELITE_SETS, ITERATIONS_PER_VERTEX, PATIENCE_PER_VERTEX = 8, 20, 2
 #: Vertices rest for this many iterations, and for as many again by lot, unless k or n - k is small.
 TENURE = 10
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
-SLICE = 2_000_000
+WORK_BETWEEN_CLOCK_CHECKS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
         if run.expired():
             limit[[search.number for search in waiting]] = True
             break
-        in_threads(_Search.advance, waiting, run)
+        map_in_threads(_Search.advance, waiting, run)
         waiting = [search for search in waiting if not search.done]
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
     return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
@@ -116,7 +116,7 @@ class _Search:
         self.W = np.ascontiguousarray(W if m == problem.n else W[np.ix_(alive, alive)])
         self.x, self.sums, self.until = self.best.copy(), np.empty(m), np.zeros(m, np.int64)
         self.values = np.full(4, np.inf)
-        self.elites, self.elite_values = np.zeros((ELITES, m), bool), np.zeros(ELITES)
+        self.elites, self.elite_values = np.zeros((ELITE_SETS, m), bool), np.zeros(ELITE_SETS)
         self.state = np.zeros(4, np.int64)
         entropy = np.random.SeedSequence(run.seed).generate_state(1, np.uint64)
         self.random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
@@ -136,7 +136,7 @@ class _Search:
             value, self.values[3] = compiled.fill_sums(self.W, self.x, self.sums)
             self.values[:3] = value
         m, before = len(self.free), self.values[1]
-        count = min(self.budget - self.spent, max(16, SLICE // (self.k * (m - self.k) + 8 * m)))
+        count = min(self.budget - self.spent, max(16, WORK_BETWEEN_CLOCK_CHECKS // (self.k * (m - self.k) + 8 * m)))
         compiled.run(
             *(self.W, self.top, self.heavy, self.grain, self.k, self.x, self.sums, self.until, self.best, self.values),
             *(self.elites, self.elite_values, self.state, self.random, count, self.patience, self.tenure),

@@ -14,7 +14,7 @@ from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
 from grace_opt.hf import storage
 from grace_opt.hf.masking import kept_channels
-from grace_opt.hf.segments import segmented_attention
+from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels import dispatch
 from grace_opt.testing import instance
@@ -106,7 +106,7 @@ def test_the_same_channels_by_kernel(on_triton, calls):
             )
             kept = torch.rand(shape[0], shape[1], shape[3], generator=g).argsort(-1)[..., :count].sort(-1).values
             expected = keys.gather(-1, kept[:, :, None].expand(-1, -1, shape[2], -1))
-            assert torch.equal(quietly(lambda keys=keys, kept=kept: storage.narrowed(keys, kept)), expected)
+            assert torch.equal(quietly(lambda keys=keys, kept=kept: storage.gather_channels(keys, kept)), expected)
             across = gather.narrowed(keys, kept, channel_major=True)
             assert torch.equal(across, expected)
             assert across.mT.is_contiguous()
@@ -255,5 +255,5 @@ class TestNothingWaits:
         )
         query, tail, values = (self.tensor(2, heads, tokens, 16, **half) for heads, tokens in ((4, 1), (2, 5), (2, 5)))
         shown = None if mask is None else self.tensor(2, 1, 1, 35, dtype=mask)
-        output, _ = segmented_attention(torch.nn.Identity(), query, tail, values, shown, stored)
+        output, _ = pruned_attention(torch.nn.Identity(), query, tail, values, shown, stored)
         assert output.shape == (2, 1, 4, 16)

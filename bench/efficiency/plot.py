@@ -16,7 +16,7 @@ from bench.cache_bytes import ITEM
 from bench.cost_model import PROBES, SINGLE, Model, decode, probes, timed
 from bench.efficiency.measure import MEASURED, Row
 from bench.efficiency.methods import METHODS
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 
 
 def bandwidth(sizes: Model, device: str, rounds: int = 7) -> float:
@@ -128,5 +128,5 @@ def save(rows: Sequence[Row], least: Sequence[Mapping[str, Any]], title: str, pa
     FigureCanvasAgg(figure)
     draw(figure, rows, least)
     figure.suptitle(title, fontsize=10)
-    with aside(path) as name:
+    with atomic_write(path) as name:
         figure.savefig(name, dpi=150)

@@ -160,10 +160,10 @@ def _heads(config: Config) -> list[Named]:
 
 @functools.lru_cache(maxsize=1)
 def _model(where: str, device: str) -> tuple[Any, Any]:
-    from grace_opt.hf.models import POCKET, load_model, quiet
+    from grace_opt.hf.models import POCKET_FOLDER, disable_progress_bars, load_model
 
-    quiet()
-    model, tokenizer = load_model(where or str(POCKET))
+    disable_progress_bars()
+    model, tokenizer = load_model(where or str(POCKET_FOLDER))
     return model.to(device), tokenizer
 
 

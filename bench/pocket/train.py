@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bench.pocket.corpus import PAD, Documents, build_tokenizer
 from bench.pocket.muon import Muon
-from grace_opt._util.files import write, write_tensors
+from grace_opt._util.files import write_file, write_tensors
 
 LENGTHS = (128, 256, 512, 1152)
 MOST_FILLER = (0.0, 0.5, 0.9, 0.95)  # per length: at first nothing but facts
@@ -116,7 +116,7 @@ class Run:
             for key, value in (*self.adam.state[p].items(), *self.muon.state[p].items()):
                 tensors[f"state.{n}.{key}"] = value
         write_tensors(self.out / "checkpoint.safetensors", tensors, {})
-        write(self.out / "state.json", json.dumps(self.state))
+        write_file(self.out / "state.json", json.dumps(self.state))
 
     def rate(self) -> float:
         """Factor on both learning rates."""
@@ -157,7 +157,7 @@ class Run:
         """The shipped form: float16 weights, config, tokenizer, and how it was trained."""
         folder.mkdir(parents=True, exist_ok=True)
         done = {name: self.state[name] for name in ("step", "seconds", "seed")}
-        write(folder / "training.json", json.dumps(done) + "\n")
+        write_file(folder / "training.json", json.dumps(done) + "\n")
         fast = PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, pad_token=PAD, unk_token="<unk>")
         fast.save_pretrained(folder)
         self.model.half().save_pretrained(folder)

@@ -14,11 +14,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from .._util.sealed import Seal
+from .._util.tensor_files import TensorFormat
 from ..errors import MaskError
 from ..objective import indices_from_mask
 
-SEAL = Seal("grace_opt.channel_mask", "1", "a channel mask", MaskError)
+FILE_FORMAT = TensorFormat("grace_opt.channel_mask", "1", "a channel mask", MaskError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ class ChannelMask:
         MaskError
             If the file can not be written there.
         """
-        SEAL.write(path, {"pruned": self.pruned}, {"fingerprint": dict(self.fingerprint)})
+        FILE_FORMAT.write(path, {"pruned": self.pruned}, {"fingerprint": dict(self.fingerprint)})
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> ChannelMask:
@@ -145,7 +145,7 @@ class ChannelMask:
         MaskError
             If the file is missing, truncated, corrupt, changed, not a channel mask, or of a later format version.
         """
-        about, tensors = SEAL.read(path)
+        about, tensors = FILE_FORMAT.read(path)
         fingerprint = about.get("fingerprint")
         if set(tensors) != {"pruned"} or set(about) != {"fingerprint"} or not is_fingerprint(fingerprint):
             raise MaskError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import registry
-from .._util.arrays import to_tensor
+from .._util.arrays import to_float_tensor
 from .._util.names import nearest_name
 from ..errors import OptionError, ProblemError, UnknownSolverError
 from ..problem import Problem
@@ -123,7 +123,7 @@ class MaskProvider:
 
     def problem(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> Problem:
         """The instance that `__call__` solves, one per KV head: for certificates and experiments."""
-        q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
+        q, k = to_float_tensor(queries, "queries"), to_float_tensor(keys, "keys")
         W = WEIGHTS[self.weight](q, k, attention_mask)
         protected = None
         if self.protect is not None:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._util.array_like import read
-from .._util.arrays import backend_of, to_tensor, working_dtype
+from .._util.array_like import as_tensor
+from .._util.arrays import backend_of, to_float_tensor, working_dtype
 from ..errors import OptionError, ProblemError
 from ..kernels.dispatch import use_triton
 from ..kernels.greedy import LARGEST_ON_CHIP
@@ -96,10 +96,10 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     (2, 16, 16)
     """
     backend = backend_of(queries, keys, attention_mask)
-    q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
+    q, k = to_float_tensor(queries, "queries"), to_float_tensor(keys, "keys")
     group = _check_shapes(q, k)
-    if use_triton("weights", k.device, _objection(q, k)):
-        return backend.export(_in_one_read(q, k, attention_mask))
+    if use_triton("weights", k.device, _unsupported_reason(q, k)):
+        return backend.export(_on_gpu(q, k, attention_mask))
     dtype = torch.promote_types(working_dtype(q.dtype), working_dtype(k.dtype))
     q, k = q.to(dtype), k.to(dtype)
     if attention_mask is not None:
@@ -138,7 +138,7 @@ def _refuse_out_of_range(q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tens
         )
 
 
-def _objection(q: Tensor, k: Tensor) -> str | None:
+def _unsupported_reason(q: Tensor, k: Tensor) -> str | None:
     """Why the GPU's kernel can not take these."""
     if torch.float64 in (q.dtype, k.dtype):
         return "it computes in float32, and the inputs are float64"
@@ -147,7 +147,7 @@ def _objection(q: Tensor, k: Tensor) -> str | None:
     return None
 
 
-def _in_one_read(q: Tensor, k: Tensor, attention_mask: Any) -> Tensor:
+def _on_gpu(q: Tensor, k: Tensor, attention_mask: Any) -> Tensor:
     from ..kernels.triton.interaction import interaction_matrix as on_chip
 
     valid = None if attention_mask is None else _valid_tokens(attention_mask, k).reshape(-1, k.shape[-2])
@@ -195,7 +195,7 @@ def salient_channels(
     """
     check_protection((low, high))
     backend = backend_of(keys, attention_mask)
-    k = to_tensor(keys, "keys")
+    k = to_float_tensor(keys, "keys")
     if k.ndim < 2:
         raise ProblemError(f"keys has shape {tuple(k.shape)}: expected (..., L, d).")
     k = k.to(working_dtype(k.dtype))
@@ -252,7 +252,7 @@ def _check_shapes(q: Tensor, k: Tensor) -> int:
 def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
     expected = (*keys.shape[:-3], keys.shape[-2])
     wanted = f"a mask of shape {expected}: True (or 1) for real tokens, False for padding"
-    given = read(attention_mask, "attention_mask", wanted).to(keys.device)
+    given = as_tensor(attention_mask, "attention_mask", wanted).to(keys.device)
     valid = given != 0
     if given.dtype.is_floating_point and not bool((given >= 0).all()):
         raise ProblemError(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from .._util.arrays import power_of_two
+from .._util.arrays import power_of_two_scale
 from ..errors import SolverError, UnknownSolverError
 from .sdp_dual import Multipliers
 
@@ -174,7 +174,7 @@ def _nothing(m: int, solver: str, status: str) -> Relaxation:
 
 def row_scaling(W: Array, k: int) -> Array:
     """Positive s, 1 for the k-th smallest, with ``max_j |W_ij| / (s_i s_j)`` about equal for all i (Ruiz, 2001)."""
-    A = np.abs(W) / power_of_two(W)
+    A = np.abs(W) / power_of_two_scale(W)
     s = np.ones(len(W))
     for _ in range(10):  # converges like 2^-t
         largest = (A / s / s[:, None]).max(1)  # not by their product, which may vanish

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._util.arrays import power_of_two
+from .._util.arrays import power_of_two_scale
 from ..problem import Problem
 
 Array = npt.NDArray[np.float64]
@@ -79,7 +79,7 @@ class Subproblem:
         if known is not None:
             vertices = vertices[~_too_heavy(W, vertices, int(problem.k), known)]
         full = W[np.ix_(vertices, vertices)]
-        scale = power_of_two(full)
+        scale = power_of_two_scale(full)
         sizes = np.abs(full)
         if (sizes[sizes > 0] / scale < TINY).any():
             return None, 1.0

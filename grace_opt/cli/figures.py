@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._util.files import write
+from .._util.files import write_file
 
 if TYPE_CHECKING:
     from ..hf.demo import DemoReport
@@ -53,7 +53,7 @@ def save_demo(report: DemoReport, path: Path) -> None:
     FigureCanvasAgg(figure)
     picture = BytesIO()
     figure.savefig(picture, format="png")
-    write(path, picture.getvalue())
+    write_file(path, picture.getvalue())
 
 
 def _reconstruction(axes: Any, report: DemoReport) -> None:

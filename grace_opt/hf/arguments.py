@@ -23,7 +23,7 @@ _BITS, _TOKENS = "write quantize=Quantization(keys=4)", "write evict=SnapKV(budg
 _GENERATE, _TYPE = "pass it to generate()", "leave it out: a cache has the type of the keys that come in"
 
 #: What settings of a cache are called elsewhere, or what is often looked for among them.
-SETTINGS_ELSEWHERE: Mapping[str, str] = {
+OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("compression_ratio", "key_channel_compression_ratio", "lam", "lambda", "sparsity"), _RATIO),
     **dict.fromkeys(("pruning_ratio", "prune_ratio"), _RATIO),
     "keep_ratio": "write ratio=, the share that goes: 1 - keep_ratio",
@@ -54,7 +54,7 @@ def advice(unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str,
 
     Examples
     --------
-    >>> advice(["lambda_", "Recent_Windw"], ["recent_window"], SETTINGS_ELSEWHERE)
+    >>> advice(["lambda_", "Recent_Windw"], ["recent_window"], OTHER_NAMES_OF_SETTINGS)
     ' For lambda_, write ratio=. For Recent_Windw, write recent_window=.'
     """
     names, sentences = list(known), []
@@ -99,7 +99,7 @@ def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable
     return decorate
 
 
-def held_model(given: Any, call: str) -> Any:
+def unwrap_model(given: Any, call: str) -> Any:
     """The model that ``torch.compile`` wrapped, or what was given.
 
     Parameters

@@ -6,9 +6,9 @@ decoding need nothing declared, and calls from several threads share nothing. A 
 one of ours in which nothing is pruned yet is told where the prompt ends.
 
 What is changed on the model, and put back when the block ends, also by an exception, or with the last call that is then
-still running in another thread (:mod:`grace_opt.hf.calls`): its attention implementation
-(:mod:`grace_opt.hf.implementation`), and an attribute ``generate`` of this one instance (:mod:`grace_opt.hf.hook`).
-Nothing of transformers is patched.
+still running in another thread (:mod:`grace_opt.hf.running_calls`): its attention implementation
+(:mod:`grace_opt.hf.implementation`), and an attribute ``generate`` of this one instance
+(:mod:`grace_opt.hf.generate_hook`). Nothing of transformers is patched.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from transformers import PreTrainedModel
 
 from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
-from .arguments import held_model
+from .arguments import unwrap_model
 from .cache import PrunedKeyCache
-from .calls import Calls
-from .hook import GenerateHook, close_block, open_block
-from .implementation import Choice, base_for
+from .generate_hook import GenerateHook, close_block, open_block
+from .implementation import ImplementationOverride, base_for
 from .layer import PrunedKeyLayer
+from .running_calls import RunningCalls
 
 
 class Attached(ContextDecorator):
@@ -41,8 +41,8 @@ class Attached(ContextDecorator):
     def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
         self._model, self._arguments = model, dict(arguments)
         self.new_cache()  # wrong arguments are told now
-        self._choice: Choice | None = None
-        self._calls = Calls()
+        self._choice: ImplementationOverride | None = None
+        self._calls = RunningCalls()
         self._latest: PrunedKeyCache | None = None
         self._of_thread = threading.local()
         self._used = False
@@ -74,7 +74,7 @@ class Attached(ContextDecorator):
 
     def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model's own ``generate``, with a cache unless the call has one or works without."""
-        with self._calls.one_more() as belongs:  # False: the block ended just now
+        with self._calls.counted() as belongs:  # False: the block ended just now
             return self._pruned(plain, args, kwargs) if belongs else plain(*args, **kwargs)
 
     def _pruned(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,7 +126,7 @@ class Attached(ContextDecorator):
             )
         self._used = True
         try:
-            self._choice = Choice(self._model, f"grace_{base_for(self._model)}")
+            self._choice = ImplementationOverride(self._model, f"grace_{base_for(self._model)}")
             self._choice.make()
             self._calls.begin()
             open_block(self._model, self)
@@ -208,7 +208,7 @@ def attach(model: PreTrainedModel, method: str = "grace", ratio: Any = DEFAULT_R
     """
     if "prompt_length" in settings:
         raise OptionError("leave out prompt_length: each generate() inside the block knows its own prompt")
-    found = held_model(model, "attach")
+    found = unwrap_model(model, "attach")
     if not isinstance(found, PreTrainedModel):
         raise OptionError(f"model must be a transformers model, not {type(found).__name__}; write attach(model, ...)")
     if not callable(getattr(found, "generate", None)):

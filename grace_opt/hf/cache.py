@@ -26,7 +26,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from ..attention.masks import ChannelMask
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..errors import CacheError, GraceError, OptionError
-from .arguments import held_model
+from .arguments import unwrap_model
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
 from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
@@ -98,7 +98,7 @@ class PrunedKeyCache(Cache):
         **settings: Any,
     ) -> None:
         if not isinstance(model, PreTrainedConfig):
-            model = held_model(model, "PrunedKeyCache")
+            model = unwrap_model(model, "PrunedKeyCache")
         text = _text_config(model)
         if offloading and not torch.cuda.is_available():
             raise CacheError(
@@ -334,7 +334,7 @@ class PrunedKeyCache(Cache):
             If the file can not be read, or was saved for another model.
         """
         if not isinstance(model, PreTrainedConfig):
-            model = held_model(model, "PrunedKeyCache")
+            model = unwrap_model(model, "PrunedKeyCache")
         about, tensors = load_about(path)
         here = fingerprint(model if isinstance(model, PreTrainedModel) else _text_config(model))
         there = about["fingerprint"]

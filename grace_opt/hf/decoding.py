@@ -1,8 +1,9 @@
 """Which code decodes on pruned keys: a kernel where one suits, and is faster, else the two-segment attention in torch.
 
-On a GPU Triton's kernel, on the CPU the compiled one; both compute what :func:`grace_opt.hf.segments.
-segmented_attention` defines, which does the work where attention weights, dropout or gradients are asked for, and while
-``torch.compile`` is tracing. What is quantised is read where it lies, unless it is packed in 3 bits.
+On a GPU Triton's kernel, on the CPU the compiled one; both compute what
+:func:`grace_opt.hf.pruned_attention.pruned_attention` defines, which does the work where attention weights, dropout or
+gradients are asked for, and while ``torch.compile`` is tracing. What is quantised is read where it lies, unless it is
+packed in 3 bits.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from torch import Tensor, nn
 from ..kernels import decode as on_cpu
 from ..kernels.dispatch import DEVICE_TYPE, use_triton
 from ..kernels.packed import Packed
+from .pruned_attention import decoding_mask, pruned_attention
 from .quantization import QuantizedTokens
-from .segments import decoding_mask, segmented_attention
 from .storage import Compressed
 
 #: The GPU's kernel is for few new tokens, the CPU's for one: more are better off with a library's matrix products.
 MAX_KERNEL_QUERIES = 8
 #: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up, or, in few bits, in so
 #: little time that nobody should wait for a compiler because of them.
-CPU_FROM, CPU_FROM_IN_FEW_BITS = 2048, 256
+CPU_MIN_TOKENS, CPU_MIN_TOKENS_IN_FEW_BITS = 2048, 256
 
 
 def fused_attention(
@@ -41,7 +42,7 @@ def fused_attention(
     Parameters
     ----------
     module, query, tail, value, attention_mask, old
-        As in :func:`~grace_opt.hf.segments.segmented_attention`.
+        As in :func:`~grace_opt.hf.pruned_attention.pruned_attention`.
     want_weights : bool
         Whether the attention weights are needed.
     **kwargs
@@ -58,7 +59,7 @@ def fused_attention(
         output = _by_kernel(module, query, tail, value, attention_mask, old, **kwargs)
         if output is not None:
             return output, None
-    output, weights = segmented_attention(module, query, tail, value, attention_mask, old, **kwargs)
+    output, weights = pruned_attention(module, query, tail, value, attention_mask, old, **kwargs)
     return output, weights if want_weights else None
 
 
@@ -79,7 +80,7 @@ def _by_kernel(
         return None
     on_gpu = query.device.type == DEVICE_TYPE
     few_bits = any(isinstance(part, QuantizedTokens) for part in (old.pruned_keys, old.values))
-    least = CPU_FROM_IN_FEW_BITS if few_bits else CPU_FROM
+    least = CPU_MIN_TOKENS_IN_FEW_BITS if few_bits else CPU_MIN_TOKENS
     # Before anything is packed: a table that no kernel reads would only take memory.
     if not on_gpu and (query.shape[2] > 1 or query.dtype != torch.float32 or old.stored + tail.shape[2] < least):
         return None

@@ -21,11 +21,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..errors import CacheError
 
 #: Choices that have not been undone, the oldest first.
-_OPEN: list[Choice] = []
+_ACTIVE: list[ImplementationOverride] = []
 _LOCK = threading.RLock()
 
 
-class Choice:
+class ImplementationOverride:
     """One choice of an attention implementation: `make` it, `undo` it once or several times.
 
     Parameters
@@ -44,13 +44,13 @@ class Choice:
     @property
     def is_open(self) -> bool:
         """Whether it was made, and not undone since."""
-        return self in _OPEN
+        return self in _ACTIVE
 
     def make(self) -> None:
         """Select the implementation; raises `CacheError` if the model does not let its attention be chosen."""
         with _LOCK:
             self.found = {id(each): (each, each._attn_implementation) for each in _configurations(self._model)}
-            _OPEN.append(self)
+            _ACTIVE.append(self)
             self._model.set_attn_implementation(self._name)
             if self._model.config._attn_implementation != self._name:
                 raise CacheError(
@@ -61,9 +61,9 @@ class Choice:
     def undo(self) -> None:
         """Put back what was found, or leave that to the choice that was made next and has not been undone."""
         with _LOCK:
-            if self not in _OPEN:
+            if self not in _ACTIVE:
                 return
-            later = _OPEN[_OPEN.index(self) + 1 :]
+            later = _ACTIVE[_ACTIVE.index(self) + 1 :]
             for key, (config, implementation) in self.found.items():
                 heir = next((choice for choice in later if key in choice.found), None)
                 if heir is not None:
@@ -71,10 +71,10 @@ class Choice:
                 else:
                     # What set_attn_implementation itself writes; the property would overwrite sub-configurations too.
                     config._attn_implementation_internal = implementation
-            _OPEN.remove(self)
+            _ACTIVE.remove(self)
 
 
-def undo_in_copy(copies: Mapping[int, Any]) -> None:
+def restore_in_copy(copies: Mapping[int, Any]) -> None:
     """Put back, in copied configurations, what stood in the originals before any choice that is open.
 
     Parameters
@@ -83,7 +83,7 @@ def undo_in_copy(copies: Mapping[int, Any]) -> None:
         From the id of an original to its copy, as ``copy.deepcopy`` keeps them.
     """
     with _LOCK:
-        for choice in reversed(_OPEN):  # the oldest has the last word
+        for choice in reversed(_ACTIVE):  # the oldest has the last word
             for key, (_, implementation) in choice.found.items():
                 if key in copies:
                     copies[key]._attn_implementation_internal = implementation
@@ -110,7 +110,7 @@ def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None
     >>> model.config._attn_implementation
     'sdpa'
     """
-    choice = Choice(model, name)
+    choice = ImplementationOverride(model, name)
     try:
         choice.make()
         yield

@@ -16,15 +16,15 @@ from torch import Tensor
 from .._util.optional import require
 from ..errors import OptionError
 
-BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SUPPORTED_BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
+SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MODULES = {"quanto": "optimum.quanto", "hqq": "hqq.core.quantize"}
 
-PARTS = ("packed", "scale", "zero")
+BLOCK_TENSORS = ("packed", "scale", "zero")
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class TokenBlock:
     """Consecutive tokens of one sequence; each tensor owns exactly its bytes."""
 
     tokens: int
@@ -33,12 +33,12 @@ class Block:
     zero: Tensor
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """In the order of `PARTS`."""
+        """In the order of `BLOCK_TENSORS`."""
         return self.packed, self.scale, self.zero
 
 
 @dataclass(frozen=True)
-class Form:
+class BlockFormat:
     """What all blocks have in common: how ``(H, S, C)`` becomes rows of groups, and back."""
 
     heads: int
@@ -53,8 +53,8 @@ class Form:
         check_options(self.bits, self.group_size, self.backend)
         if self.grouping not in ("tokens", "channels"):
             raise OptionError(f'grouping={self.grouping!r} is unknown; write "tokens" or "channels"')
-        if self.dtype not in DTYPES:
-            allowed = ", ".join(map(dtype_name, DTYPES))
+        if self.dtype not in SUPPORTED_DTYPES:
+            allowed = ", ".join(map(dtype_name, SUPPORTED_DTYPES))
             raise OptionError(
                 f"{dtype_name(self.dtype)} numbers can not be quantised; convert them to one of {allowed}"
             )
@@ -66,7 +66,7 @@ class Form:
             return self.channels
         return self.group_size
 
-    def encode(self, tensor: Tensor) -> Block:
+    def encode(self, tensor: Tensor) -> TokenBlock:
         """Quantise ``(H, S, C)``."""
         tokens = tensor.shape[1]
         if self.grouping == "tokens":
@@ -83,9 +83,9 @@ class Form:
         groups = torch.cat([groups, groups[-1:].expand(extra, -1)])
         parameters = self.dtype if self.dtype.itemsize < 4 else torch.float32
         with torch.no_grad():
-            return Block(tokens, *_CODECS[self.backend][0](groups, self.bits, parameters))
+            return TokenBlock(tokens, *_CODECS[self.backend][0](groups, self.bits, parameters))
 
-    def decode(self, block: Block) -> Tensor:
+    def decode(self, block: TokenBlock) -> Tensor:
         """``(H, S, C)`` again."""
         with torch.no_grad():
             groups = _CODECS[self.backend][1](*block.tensors(), self.bits)
@@ -95,7 +95,7 @@ class Form:
             return grouped.transpose(2, 3).reshape(self.heads, block.tokens, self.channels)
         return groups.reshape(self.heads, block.tokens, self.channels)
 
-    def table(self, blocks: Sequence[Block]) -> list[tuple[int, ...]]:
+    def table(self, blocks: Sequence[TokenBlock]) -> list[tuple[int, ...]]:
         """Where the blocks of one sequence lie, as :mod:`grace_opt.kernels.packed` has it."""
         rows, start = [], 0
         for block in blocks:
@@ -189,13 +189,15 @@ def library(backend: str) -> Any:
 
 def check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> None:
     """Raise `OptionError` unless the back end offers this."""
-    if not isinstance(backend, str) or backend not in BITS:
-        raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, BITS))}")
-    offered = f'backend="{backend}" offers {", ".join(map(str, BITS[backend]))}'
+    if not isinstance(backend, str) or backend not in SUPPORTED_BITS:
+        raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, SUPPORTED_BITS))}")
+    offered = f'backend="{backend}" offers {", ".join(map(str, SUPPORTED_BITS[backend]))}'
     if isinstance(bits, bool) or not isinstance(bits, int):
         raise OptionError(f"{name}={bits!r} is of type {type(bits).__name__}; write an int: {offered}")
-    if bits not in BITS[backend]:
-        others = [f'backend="{other}"' for other in BITS if other != backend and bits in BITS[other]]
+    if bits not in SUPPORTED_BITS[backend]:
+        others = [
+            f'backend="{other}"' for other in SUPPORTED_BITS if other != backend and bits in SUPPORTED_BITS[other]
+        ]
         hint = "".join(f"; {other} has {bits}" for other in others)
         raise OptionError(f"{name}={bits!r}: {offered}{hint}")
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:

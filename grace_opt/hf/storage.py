@@ -21,10 +21,10 @@ from ..kernels.dispatch import use_triton
 from .quantization import QuantizedTokens
 
 #: Room for so many more tokens is made at once.
-CHUNK = 64
+TAIL_GROWTH = 64
 
 #: A tensor (B, H, S, C), or one that is stored in fewer bits.
-Stored = Tensor | QuantizedTokens
+StoredTensor = Tensor | QuantizedTokens
 
 
 class Tail:
@@ -55,7 +55,7 @@ class Tail:
         return self._keys, self._values
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Add tokens: into the room that there is, or into new room for ``CHUNK`` tokens more."""
+        """Add tokens: into the room that there is, or into new room for ``TAIL_GROWTH`` tokens more."""
         new = self.length + keys.shape[-2]
         # Written in place, a step that autograd follows would spoil the graph of the step before.
         follows = torch.is_grad_enabled() and (keys.requires_grad or self._keys.requires_grad)
@@ -64,7 +64,7 @@ class Tail:
             self._values = torch.cat([self.values, values], dim=-2)
         else:
             if new > self._keys.shape[-2] or self._frozen():
-                self._keys, self._values = (_roomier(t, self.length, new + CHUNK) for t in self.buffers)
+                self._keys, self._values = (_with_room(t, self.length, new + TAIL_GROWTH) for t in self.buffers)
             self._keys[:, :, self.length : new] = keys
             self._values[:, :, self.length : new] = values
         self.length = new
@@ -108,9 +108,9 @@ class Compressed:
 
     length: int
     sink_keys: Tensor
-    pruned_keys: Stored
+    pruned_keys: StoredTensor
     kept_indices: Tensor
-    values: Stored
+    values: StoredTensor
     positions: Tensor | None = None
 
     @property
@@ -118,7 +118,7 @@ class Compressed:
         """Number of tokens stored per KV head."""
         return self.sink_keys.shape[-2] + self.pruned_keys.shape[-2]
 
-    def parts(self) -> dict[str, Stored]:
+    def parts(self) -> dict[str, StoredTensor]:
         """All that is kept alive, by name."""
         named = {
             "sink_keys": self.sink_keys,
@@ -140,7 +140,7 @@ class Compressed:
     def select(self, rows: Tensor) -> Compressed:
         """These sequences of the batch, in this order, as often as named."""
 
-        def pick(part: Stored) -> Stored:
+        def pick(part: StoredTensor) -> StoredTensor:
             return part.select(rows) if isinstance(part, QuantizedTokens) else part[rows.to(part.device)]
 
         return self._changed(pick)
@@ -149,14 +149,14 @@ class Compressed:
         """The same on another device; does not wait for the copy."""
         return self._changed(lambda part: part.to(device, non_blocking=True))
 
-    def _changed(self, change: Callable[[Stored], Stored]) -> Compressed:
+    def _changed(self, change: Callable[[StoredTensor], StoredTensor]) -> Compressed:
         changed = {"values" if name == "old_values" else name: change(part) for name, part in self.parts().items()}
         return replace(self, **changed)  # type: ignore[arg-type]
 
     def extended(self, tokens: Tail) -> Compressed:
         """With the channels of these newer tokens that were kept for the older ones."""
         kept = self.kept_indices
-        narrow = narrowed(tokens.keys, kept)
+        narrow = gather_channels(tokens.keys, kept)
         positions = self.positions
         if positions is not None:
             more = torch.arange(self.length, self.length + tokens.length, device=positions.device, dtype=torch.int32)
@@ -194,7 +194,7 @@ class Compressed:
         )
 
 
-def narrowed(keys: Tensor, kept: Tensor) -> Tensor:
+def gather_channels(keys: Tensor, kept: Tensor) -> Tensor:
     """``(B, H, S, d')``: the kept channels of keys ``(B, H, S, d)``."""
     if use_triton("gather", keys.device, "gradients are asked for" if keys.requires_grad else None):
         from ..kernels.triton.gather import narrowed as on_chip
@@ -203,12 +203,12 @@ def narrowed(keys: Tensor, kept: Tensor) -> Tensor:
     return keys.gather(-1, kept[:, :, None, :].expand(-1, -1, keys.shape[-2], -1))
 
 
-def dense(part: Stored) -> Tensor:
+def dequantized(part: StoredTensor) -> Tensor:
     """The numbers of what is stored."""
     return part.dequantize() if isinstance(part, QuantizedTokens) else part
 
 
-def _joined(old: Stored, new: Tensor) -> Stored:
+def _joined(old: StoredTensor, new: Tensor) -> StoredTensor:
     if isinstance(old, QuantizedTokens):
         return old.append(new)
     return torch.cat([old, new], dim=-2)
@@ -218,7 +218,7 @@ def _own(view: Tensor) -> Tensor:
     return view.clone(memory_format=torch.contiguous_format)
 
 
-def _roomier(tensor: Tensor, used: int, room: int) -> Tensor:
+def _with_room(tensor: Tensor, used: int, room: int) -> Tensor:
     larger = tensor.new_empty(*tensor.shape[:2], room, tensor.shape[-1])
     larger[:, :, :used] = tensor[:, :, :used]
     return larger

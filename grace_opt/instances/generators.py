@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from .._util.array_like import EXACT_INTEGER
+from .._util.array_like import MAX_EXACT_INTEGER
 from ..errors import OptionError, ProblemError
 from .files import Instance
 
 #: What has rows or columns, and how many an n by n array of 64 bits can have on any machine.
-SIZES, LARGEST = ("n", "queries", "keys", "rank", "massive", "classes", "levels"), 2**30 - 1
+SIZE_PARAMETERS, MAX_SIZE = ("n", "queries", "keys", "rank", "massive", "classes", "levels"), 2**30 - 1
 DISTANCES = ("uniform", "integer", "euclidean")
 
 
@@ -146,7 +146,7 @@ def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: i
         raise ProblemError(f"k = {k}: plant at least one vertex, 1 <= k <= n = {n}.")
     length = max(2, n // 4) if rank is None else _count("rank", rank, 1)
     # Centred, an entry is at most twice as large and a step; W's are sums of `length` products, which must stay exact.
-    if length * (2 * _count("spread", spread, 1) + 2) ** 2 > EXACT_INTEGER:
+    if length * (2 * _count("spread", spread, 1) + 2) ** 2 > MAX_EXACT_INTEGER:
         raise OptionError(f"spread={spread!r}: weights would leave the whole numbers that float64 holds; give less.")
     V = rng.integers(-spread, spread + 1, (n, length))
     P = np.sort(rng.choice(n, size, replace=False))
@@ -324,8 +324,8 @@ def _rng(kind: str, n: Any, seed: Any) -> np.random.Generator:
 def _count(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
         raise OptionError(f"{name}={value!r}: give an integer of at least {least}.")
-    if name in SIZES and int(value) > LARGEST:
-        raise OptionError(f"{name}={value!r}: give an integer of at most {LARGEST}, as no array holds more.")
+    if name in SIZE_PARAMETERS and int(value) > MAX_SIZE:
+        raise OptionError(f"{name}={value!r}: give an integer of at most {MAX_SIZE}, as no array holds more.")
     return int(value)
 
 

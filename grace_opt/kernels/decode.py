@@ -1,10 +1,10 @@
 """Attention of a few new queries over a pruned key cache, compiled for the CPU
 (:mod:`grace_opt.kernels.compiled.decode`).
 
-What is computed is :func:`grace_opt.hf.segments.segmented_attention`, which stays the definition; names and order of
-the parameters are those of :mod:`grace_opt.kernels.triton.decode`, which is for GPUs. Decoding reads every stored key
-and value once and does little with them: here all threads read, each number once for the whole group of query heads,
-also where one sequence has fewer heads than there are threads.
+What is computed is :func:`grace_opt.hf.pruned_attention.pruned_attention`, which stays the definition; names and order
+of the parameters are those of :mod:`grace_opt.kernels.triton.decode`, which is for GPUs. Decoding reads every stored
+key and value once and does little with them: here all threads read, each number once for the whole group of query
+heads, also where one sequence has fewer heads than there are threads.
 
 When: on a CPU, in float32, while decoding without gradients, dropout or a need for the weights; ask :func:`objection`.
 Pruned keys are read fastest where each token's channels lie side by side. The first call of all compiles (some
@@ -130,7 +130,7 @@ def decode_attention(
     """
     reason = objection(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
-        raise CacheError(f"the compiled decoding kernel can not be used: {reason}; use segmented_attention")
+        raise CacheError(f"the compiled decoding kernel can not be used: {reason}; use pruned_attention")
     _check_shapes(query, pruned_keys, kept_indices, sink_keys, tail_keys, old_values, tail_values)
     batch, query_heads, length, width = query.shape
     heads, pruned, kept = pruned_keys.shape[1:]

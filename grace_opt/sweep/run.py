@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._util.files import make_folder, reason
+from .._util.files import make_folder, os_error_advice
 from ..errors import OptionError
 from .cells import Cell, Record, SweepError, read_cell, write_cell
 from .measure import Function, measure
@@ -25,7 +25,7 @@ from .pool import Pool
 from .watch import watching
 
 #: So many cells are on their way to somebody else's executor at a time.
-AHEAD = 1024
+MAX_PENDING_CELLS = 1024
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def run_sweep(
     make_folder(folder / "cells", SweepError)
     failures: list[Failure] = []
     made = 0
-    with _alone(folder):
+    with _folder_lock(folder):
         for left in (folder / "cells").glob(".*.json"):  # what a killed sweep was writing
             with suppress(OSError):  # where that can not be, no cell can be written either, which is told by name
                 left.unlink()
@@ -146,7 +146,13 @@ def run_sweep(
         with watching(progress, name, len(unique), before) as show:
             if executor is not None:
                 facts = tuple(provenance or ())
-                _drive(todo, lambda cell: executor.submit(measure, function, cell.config, facts), keep, AHEAD, retries)
+                _drive(
+                    todo,
+                    lambda cell: executor.submit(measure, function, cell.config, facts),
+                    keep,
+                    MAX_PENDING_CELLS,
+                    retries,
+                )
             elif workers == 1 or not todo:
                 for cell in todo:
                     keep(cell, measure(function, cell.config, None))
@@ -184,7 +190,7 @@ def _drive(
                     running[submit(waiting[0])] = waiting[0]
                 except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
                     if pool is None or not isinstance(error, BrokenExecutor):
-                        raise SweepError(f"the executor takes no more cells ({error}). {SAFE}") from None
+                        raise SweepError(f"the executor takes no more cells ({error}). {RESUME_HINT}") from None
                     broken = True
                     break
                 waiting.popleft()
@@ -198,7 +204,7 @@ def _drive(
                 breaks += 1
                 if breaks > 1 + (1 + retries) * ahead:
                     raise SweepError(
-                        f"worker processes die again and again, last with no cell finished between. {SAFE}"
+                        f"worker processes die again and again, last with no cell finished between. {RESUME_HINT}"
                     )
                 pool.restart()
             elif pool is not None:
@@ -208,7 +214,7 @@ def _drive(
             future.cancel()
 
 
-SAFE = "Finished cells are safe; start the same sweep again, and it goes on from there."
+RESUME_HINT = "Finished cells are safe; start the same sweep again, and it goes on from there."
 
 
 def _collect(
@@ -266,7 +272,7 @@ def _checked(
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _folder_lock(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which goes when this process does, however it ends."""
     try:
         import fcntl
@@ -276,7 +282,7 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         opened = (folder / ".lock").open("a")  # it stays empty
     except OSError as error:
-        raise SweepError(f"cannot write to {folder}: {reason(error)}") from None
+        raise SweepError(f"cannot write to {folder}: {os_error_advice(error)}") from None
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

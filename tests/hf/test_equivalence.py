@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from grace_opt.hf import attention, decoding, segments
+from grace_opt.hf import attention, decoding, pruned_attention
 from grace_opt.hf.storage import Compressed
 
 
@@ -20,9 +20,9 @@ from grace_opt.hf.storage import Compressed
 def fused_calls(monkeypatch):
     """How often the two-segment attention ran."""
     calls = []
-    original = decoding.segmented_attention
+    original = decoding.pruned_attention
     monkeypatch.setattr(
-        decoding, "segmented_attention", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
+        decoding, "pruned_attention", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
     )
     return calls
 
@@ -141,7 +141,7 @@ def test_segmented_attention_entry_by_entry(sinks, kind, softcap):
     sink_keys = draw(batch, heads, sinks, d)
     kept = torch.stack([torch.randperm(d, generator=generator)[:3].sort().values for _ in range(batch * heads)])
     kept = kept.view(batch, heads, 3)
-    causal = segments.causal_mask(length, total, torch.device("cpu"))
+    causal = pruned_attention.causal_mask(length, total, torch.device("cpu"))
     allowed = causal.expand(batch, heads * group, -1, -1).clone()
     if kind != "none":
         allowed[1, :, :, :2] = False
@@ -151,7 +151,7 @@ def test_segmented_attention_entry_by_entry(sinks, kind, softcap):
     if kind == "additive":
         mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
     stored = Compressed(old, sink_keys, pruned, kept, value[:, :, :old])
-    output, weights = segments.segmented_attention(
+    output, weights = pruned_attention.pruned_attention(
         torch.nn.Identity(), query, tail, value[:, :, old:], mask, stored, scaling=0.4, softcap=softcap
     )
     for b in range(batch):
@@ -193,7 +193,7 @@ def mix_up_the_groups(module, query, tail, value, mask, old, **kwargs):
     return RIGHT(module, swapped, tail, value, mask, old, **kwargs)
 
 
-RIGHT = segments.segmented_attention
+RIGHT = pruned_attention.pruned_attention
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ RIGHT = segments.segmented_attention
 def test_a_wrong_implementation_would_be_noticed(
     wrong, tiny, prune, padded, continuation, step, zeroed, close, monkeypatch
 ):
-    monkeypatch.setattr(decoding, "segmented_attention", wrong)
+    monkeypatch.setattr(decoding, "pruned_attention", wrong)
     model = tiny()
     prompt, mask = padded
     cache = prune(model, "mies", 0.5)

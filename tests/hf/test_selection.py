@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grace_opt.attention.provider import MaskProvider
-from grace_opt.hf import PrunedKeyCache, attention, attention_implementation, capture, segments
+from grace_opt.hf import PrunedKeyCache, attention, attention_implementation, capture, pruned_attention
 from tests.hf.matrix import model_of
 
 
@@ -98,7 +98,7 @@ def test_a_four_dimensional_mask_of_the_user_counts(tiny, prune, padded):
     """Bool or additive, with the smallest number or the old -1e4."""
     model = tiny()
     prompt, mask = padded
-    allowed = segments.causal_mask(40, 40, prompt.device) & mask.bool()[:, None, None, :]
+    allowed = pruned_attention.causal_mask(40, 40, prompt.device) & mask.bool()[:, None, None, :]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     masks = [allowed, *(torch.zeros(allowed.shape).masked_fill(~allowed, low) for low in (-1e4, -3e38))]
     chosen = []

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiments.longbench.tasks import TASKS
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt._util.optional import require
 from grace_opt.errors import GraceError
 
@@ -105,7 +105,7 @@ def fetch(tasks: Sequence[str], folder: str | os.PathLike[str] | None = None) ->
             for task in missing:
                 with (
                     opened.open(f"data/{task}.jsonl") as packed,
-                    aside(folder / f"{task}.jsonl") as name,
+                    atomic_write(folder / f"{task}.jsonl") as name,
                     name.open("wb") as file,
                 ):
                     shutil.copyfileobj(packed, file)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiments.longbench.tasks import TASKS
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.hf.needle import CITIES, COLOURS, fact, filler, question, random_answer
 
 #: Sentences of filler in a context, about 13 words each.
@@ -36,7 +36,7 @@ def write_miniature(folder: Path, tasks: tuple[str, ...] = tuple(TASKS), example
     folder.mkdir(parents=True, exist_ok=True)
     for task in tasks:
         rows = [example(task, number, seed) for number in range(examples)]
-        with aside(folder / f"{task}.jsonl") as name:
+        with atomic_write(folder / f"{task}.jsonl") as name:
             name.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return folder
 

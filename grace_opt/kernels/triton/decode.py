@@ -1,9 +1,9 @@
 r"""Attention of a few new queries over a pruned key cache, in two kernels and without any logits in memory.
 
-What is computed is :func:`grace_opt.hf.segments.segmented_attention`, which stays the definition: one softmax over the
-columns in the order in which they are stored (dense sinks, pruned keys, dense tail), and its product with the values.
-Decoding reads every stored key and value once and does little with them, so a kernel that reads only the kept channels,
-in one go, is as fast as the memory allows.
+What is computed is :func:`grace_opt.hf.pruned_attention.pruned_attention`, which stays the definition: one softmax over
+the columns in the order in which they are stored (dense sinks, pruned keys, dense tail), and its product with the
+values. Decoding reads every stored key and value once and does little with them, so a kernel that reads only the kept
+channels, in one go, is as fast as the memory allows.
 
 1. The tokens are cut into blocks, none across a border between segments, and the blocks into equal runs. One program
    per (sequence and KV head, run) holds the queries of the whole group, gathers their kept channels once, and walks
@@ -150,7 +150,7 @@ def decode_attention(
     """
     reason = objection(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
-        raise CacheError(f"the decoding kernel can not be used: {reason}; use segmented_attention")
+        raise CacheError(f"the decoding kernel can not be used: {reason}; use pruned_attention")
     batch, query_heads, length, width = query.shape
     heads, pruned, kept = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]

@@ -23,7 +23,7 @@ from .files import write_tensors
 
 
 @dataclass(frozen=True)
-class Seal:
+class TensorFormat:
     """A kind of file.
 
     Attributes
@@ -39,9 +39,10 @@ class Seal:
     --------
     >>> import tempfile, pathlib
     >>> from grace_opt.errors import MaskError
-    >>> seal, path = Seal("example", "1", "an example", MaskError), pathlib.Path(tempfile.mkdtemp()) / "x.safetensors"
-    >>> seal.write(path, {"x": torch.ones(2)}, {"made": "here"})
-    >>> seal.read(path)
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "x.safetensors"
+    >>> example = TensorFormat("example", "1", "an example", MaskError)
+    >>> example.write(path, {"x": torch.ones(2)}, {"made": "here"})
+    >>> example.read(path)
     ({'made': 'here'}, {'x': tensor([1., 1.])})
     """
 
