@@ -1,8 +1,8 @@
 """grace_opt: minimum-weight k-vertex induced subgraphs, certified, and smaller key caches made of them.
 
 ``grace_opt.solve(W, k, method="mies")`` is the whole interface for researchers; `MaskProvider` turns queries and keys
-into channel masks, and ``grace_opt.hf`` applies them to Hugging Face models. ``docs/map.md`` is a map of the code.
-Source: GRACE (arXiv 2604.16983).
+into channel masks, and ``grace_opt.hf`` applies them to Hugging Face models. The rooms of the code are listed in
+``docs/map.md``. Source: GRACE (arXiv 2604.16983).
 """
 
 from .api import compare, methods, solve

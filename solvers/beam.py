@@ -27,7 +27,7 @@ from grace_opt.solution import Result
 
 #: What completing takes per vertex looked at, roughly.
 SECONDS_PER_SCORE = 1e-9
-#: About so many bytes of partial sets at a time; the batch is cut to fit.
+#: Number of bytes that partial sets take at a time, roughly; the batch is cut to fit.
 MAX_BYTES = 1 << 28
 
 

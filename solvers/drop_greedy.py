@@ -30,7 +30,7 @@ from grace_opt.solution import Result
 
 #: A sum of which this part is left is nothing but rounding, to a few digits.
 DWARFING_RATIO = 2.0**36
-#: So many rows of W are looked through at a time.
+#: Number of rows of W that are looked through at a time.
 ROWS_AT_A_TIME = 64
 
 

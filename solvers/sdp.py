@@ -30,7 +30,7 @@ from grace_opt.registry import register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
-#: "auto" takes Clarabel up to so many candidates: there it is the faster one, and always the more accurate.
+#: "auto" takes Clarabel up to this number of candidates: there it is the faster one, and always the more accurate.
 CLARABEL_MAX_CANDIDATES = 12
 #: Times m³: what building the model and the first steps of SCS take, so that a shorter limit is not overrun.
 SECONDS_TO_START = 4e-8

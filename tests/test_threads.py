@@ -74,7 +74,7 @@ def test_first_use_by_many_threads_at_once(calls):
 @pytest.fixture
 def forget(monkeypatch):
     monkeypatch.setattr(registry.methods, "_REGISTRY", dict(registry.specs()))
-    monkeypatch.setattr(registry.methods, "_broken", {})
+    monkeypatch.setattr(registry.methods, "_broken_entry_points", {})
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def _scales(axes: Any, contexts: Sequence[int]) -> None:
 
 
 def save(rows: Sequence[Row], least: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw and write, aside and renamed.
+    """Draw and write, atomically.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 A small Llama (head_dim 64, grouped-query attention, RoPE) learns to recall passwords over a curriculum of lengths; it
 moves to the next length when it recalls 90 % of the targets, and the last length is trained with the rate decaying to
-zero. Every `--save-every` steps the state goes to ``--out`` (safetensors and JSON, written aside and renamed); starting
+zero. Every `--save-every` steps the state goes to ``--out`` (safetensors and JSON, written atomically); starting
 the command again continues there. Batches depend only on the seed and the step, so a resumed run sees the same
 documents.
 

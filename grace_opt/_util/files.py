@@ -1,4 +1,4 @@
-"""The one place that writes files: aside, synced to disk, then renamed; and how text files are read as a whole.
+"""The one place that writes files, atomically: under another name, synced to disk, renamed; and reads text files whole.
 
 A reader never sees half a file, whatever fails leaves the old one in place and nothing beside it, and what has its
 name survives a loss of power. The rest is as with `open`: symbolic links are followed, a new file's mode follows the
@@ -152,7 +152,7 @@ def os_error_advice(failure: OSError) -> str:
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes, error: type[GraceError] = FileError) -> None:
-    """Write text (UTF-8, its line ends as they are) or bytes to a file, aside and renamed; see `atomic_write`.
+    """Write text (UTF-8, its line ends as they are) or bytes to a file, as `atomic_write` does.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def write_tensors(
     metadata: Mapping[str, str],
     error: type[GraceError] = FileError,
 ) -> None:
-    """Write a safetensors file, aside and renamed; see `atomic_write`.
+    """Write a safetensors file, as `atomic_write` does.
 
     Parameters
     ----------

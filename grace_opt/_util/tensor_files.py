@@ -52,7 +52,7 @@ class TensorFormat:
     error: type[GraceError]
 
     def write(self, path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Write tensors and JSON-able values, aside and renamed."""
+        """Write tensors and JSON-able values, atomically."""
         # Copies on the CPU: views share memory with others, which the format does not have.
         owned = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
         metadata = {"format": self.format, "version": self.version, "about": json.dumps(dict(about), sort_keys=True)}

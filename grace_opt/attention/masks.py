@@ -127,7 +127,7 @@ class ChannelMask:
         """Write a safetensors file: tensor ``pruned`` (bool), and metadata ``format``, ``version``, ``about`` (JSON,
         with the ``fingerprint``) and a ``digest`` of it all.
 
-        The file is written aside and renamed, so a crash leaves no half of it.
+        The file is written atomically: a crash leaves no half of it.
 
         Raises
         ------

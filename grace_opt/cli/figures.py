@@ -37,7 +37,7 @@ def draw_demo(figure: Any, report: DemoReport) -> None:
 
 
 def save_demo(report: DemoReport, path: Path) -> None:
-    """Draw a demo's report and write it as PNG, aside and renamed.
+    """Draw a demo's report and write it as PNG, atomically.
 
     Parameters
     ----------

@@ -14,13 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from .._util.terminal import FittingTable
+from ..comparison.table import MAX_INSTANCES_SHOWN
 from ..solution import Solution
 
 if TYPE_CHECKING:
     from ..hf.demo import DemoReport
-
-#: Instances of a batch that the tables show; JSON gives all.
-MAX_INSTANCES_SHOWN = 20
 
 
 def print_demo(console: Console, report: DemoReport) -> None:

@@ -265,7 +265,7 @@ class Comparison(Sequence[Solution]):
         }
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """`values` as JSON text, null for infinities; also written to `path` (aside, then renamed) if there is one.
+        """`values` as JSON text, null for infinities; also written to `path`, atomically, if there is one.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Answers as plain values for JSON, where null stands for what is infinite or unknown; written aside and renamed."""
+"""Answers as plain values for JSON, where null stands for what is infinite or unknown."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._util.terminal import FittingTable
 
-#: Instances of a batch that are shown one by one.
+#: Instances of a batch that tables show one by one; JSON gives all.
 MAX_INSTANCES_SHOWN = 20
 
 

@@ -41,7 +41,7 @@ class Attached(ContextDecorator):
     def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
         self._model, self._arguments = model, dict(arguments)
         self.new_cache()  # wrong arguments are told now
-        self._choice: ImplementationOverride | None = None
+        self._override: ImplementationOverride | None = None
         self._calls = RunningCalls()
         self._latest: PrunedKeyCache | None = None
         self._of_thread = threading.local()
@@ -119,15 +119,15 @@ class Attached(ContextDecorator):
     # ------------------------------------------------------------ the block
 
     def __enter__(self) -> Attached:
-        if self._choice is not None and self._choice.is_open:
+        if self._override is not None and self._override.is_open:
             raise OptionError(
                 "this block is open already, or calls in it are still running; write attach(model, ...) again for "
                 "another one"
             )
         self._used = True
         try:
-            self._choice = ImplementationOverride(self._model, f"grace_{base_for(self._model)}")
-            self._choice.make()
+            self._override = ImplementationOverride(self._model, f"grace_{base_for(self._model)}")
+            self._override.apply()
             self._calls.begin()
             open_block(self._model, self)
             return self
@@ -144,8 +144,8 @@ class Attached(ContextDecorator):
 
     def _close(self) -> None:
         close_block(self)
-        if self._choice is not None:
-            self._calls.end(self._choice.undo)
+        if self._override is not None:
+            self._calls.end(self._override.restore)
 
     def _recreate_cm(self) -> Attached:
         """A block for every call of a function that is decorated with it."""

@@ -9,7 +9,7 @@ Decoding: the two-segment attention of :mod:`grace_opt.hf.pruned_attention`, by 
 conversation) its logits would take as much memory as eager attention's, so above ``MAX_FUSED_QUERIES`` the keys are
 widened with zeros, one layer at a time, and the base function does the work: the same numbers by another route.
 
-A key tensor without a hand-off (another cache, a sliding layer, no cache) goes straight to the base function; only
+A key tensor without such a context (another cache, a sliding layer, no cache) goes straight to the base function; only
 soft-capped logits, which sdpa can not do, are refused whatever the cache.
 
 Source: ``sdpa_attention_forward`` and ``eager_attention_forward`` of transformers, whose call they share.
@@ -112,15 +112,15 @@ def pruning_function(base_name: str) -> AttentionFunction:
                 f"{type(module).__name__} soft-caps its attention logits, which sdpa can not do (old transformers "
                 'leave it out silently); write model.set_attn_implementation("grace_eager")'
             )
-        handoff = context_of(key)
-        if handoff is None:
+        context = context_of(key)
+        if context is None:
             return base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
         if context_of(value) is None:
             raise CacheError(
                 f"{type(module).__name__} changes its values between cache and attention, so the stored ones would be "
                 "used wrongly; this model can not be pruned"
             )
-        layer, old = handoff.layer, handoff.compressed
+        layer, old = context.layer, context.compressed
         layer.attended()
         if layer.plan.config.fused:
             _refuse_unsupported(module, kwargs)

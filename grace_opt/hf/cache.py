@@ -296,7 +296,7 @@ class PrunedKeyCache(Cache):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything that is cached to a safetensors file, for `load` in another process.
 
-        The file is written aside and renamed, so a crash leaves no half of it. A cache that was made from the model
+        The file is written atomically: a crash leaves no half of it. A cache that was made from the model
         rather than from its configuration also records which weights the keys came from.
         """
         self._pruned_layers()

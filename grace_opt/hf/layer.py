@@ -110,8 +110,8 @@ class PrunedKeyLayer(DynamicLayer):
         if old is not None and not self.needs_our_attention:
             return scatter_channels(old, tail.keys, tail.values)  # which suits any attention function
         self._awaits_attention = True
-        handoff = LayerContext(self, old)
-        return with_context(tail.keys, handoff), with_context(tail.values, handoff)
+        context = LayerContext(self, old)
+        return with_context(tail.keys, context), with_context(tail.values, context)
 
     @property
     def needs_our_attention(self) -> bool:

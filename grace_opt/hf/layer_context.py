@@ -29,12 +29,12 @@ class LayerProtocol(Protocol):
         """Take in what the attention function saw, and compress if the prompt is over."""
 
 
-# The attribute by which a key tensor carries its Handoff from the cache's update to the attention function.
+# The attribute by which a key tensor carries its LayerContext from the cache's update to the attention function.
 _ATTRIBUTE = "_grace_layer_context"
 
 
 class LayerContext(NamedTuple):
-    """What ``update`` pins to the keys that it returns.
+    """What the keys that ``update`` returns carry with them.
 
     The compressed part stands here, besides the layer, because an offloading cache moves the layer's own away between
     ``update`` and the attention.
@@ -44,13 +44,13 @@ class LayerContext(NamedTuple):
     compressed: Compressed | None
 
 
-def with_context(tensor: Tensor, handoff: LayerContext) -> Tensor:
-    """A view of keys or values that carries the hand-off; a view, so that the stored tensor itself never does."""
+def with_context(tensor: Tensor, context: LayerContext) -> Tensor:
+    """A view of keys or values that carries the context; a view, so that the stored tensor itself never does."""
     view = tensor.view_as(tensor)
-    setattr(view, _ATTRIBUTE, handoff)
+    setattr(view, _ATTRIBUTE, context)
     return view
 
 
 def context_of(tensor: Tensor) -> LayerContext | None:
-    """The hand-off that these keys or values carry, or None."""
+    """The context that these keys or values carry, or None."""
     return getattr(tensor, _ATTRIBUTE, None)

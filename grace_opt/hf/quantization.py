@@ -30,7 +30,7 @@ from .arguments import explains_arguments
 from .packing import BLOCK_TENSORS, SUPPORTED_BITS, BlockFormat, TokenBlock, check_options, dtype_name, library
 
 _FORMAT = 1
-#: At most about so many tokens are quantised at once.
+#: Number of tokens that are quantised at once, at most, roughly.
 MAX_BLOCK_TOKENS = 512
 
 _OTHER_NAMES: Mapping[str, str] = {

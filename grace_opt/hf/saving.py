@@ -34,7 +34,7 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
     Parameters
     ----------
     path : path
-        Written aside and renamed.
+        Written atomically.
     layers : list
         All layers of the cache.
     about : mapping

@@ -20,7 +20,7 @@ from ..errors import CacheError
 from ..kernels.dispatch import use_triton
 from .quantization import QuantizedTokens
 
-#: Room for so many more tokens is made at once.
+#: Number of tokens for which room is made at once.
 TAIL_GROWTH = 64
 
 #: A tensor (B, H, S, C), or one that is stored in fewer bits.
@@ -88,7 +88,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Compressed:
-    """The older part of what is cached; never changed in place, so that a hand-off of it stays what it was.
+    """The older part of what is cached; never changed in place, so that whoever was given it still has what it was.
 
     Attributes
     ----------

@@ -132,7 +132,7 @@ def read(path: str | os.PathLike[str]) -> Instance:
 
 
 def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
-    """Write W (and k, where the format has room for it) in the format that the suffix names, aside and renamed.
+    """Write W (and k, where the format has room for it) in the format that the suffix names, atomically.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from ..solution import Result
 from .result_checks import checked_result, copy_of_problem, refuse_overwritten
 
 ENTRY_POINT_GROUP = "grace_opt.solvers"
-#: From so many vertices on everything is compiled.
+#: From this number of vertices on everything is compiled.
 ALWAYS_COMPILED_FROM = math.isqrt(COMPILE_FROM) + 1
 
 

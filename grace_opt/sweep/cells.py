@@ -1,6 +1,6 @@
 """`Cell`, one measurement of a sweep, and its record: one JSON file, named after what was asked for.
 
-When: whenever results are to survive whatever stops the program. A record is written aside, synced to disk and renamed,
+When: whenever results are to survive whatever stops the program. A record is written atomically and synced to disk,
 so that it is there as a whole or not at all, and it carries a digest of itself. One that is cut short, was edited, or
 is of another version is an error that names the file: it is neither used nor overwritten.
 """
@@ -104,7 +104,7 @@ class Record:
 
 
 def write_cell(directory: str | os.PathLike[str], record: Record) -> Path:
-    """Write a record aside, sync it to disk, and rename it.
+    """Write a record atomically, and sync it to disk.
 
     Parameters
     ----------

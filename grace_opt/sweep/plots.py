@@ -30,7 +30,7 @@ PANELS_PER_ROW = 3
 
 
 def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
-    """Draw `plot` and write ``path.png`` and ``path.svg``, each aside and renamed.
+    """Draw `plot` and write ``path.png`` and ``path.svg``, each atomically.
 
     Parameters
     ----------

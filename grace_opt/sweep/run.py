@@ -24,7 +24,7 @@ from .measure import Function, measure
 from .pool import Pool
 from .watch import watching
 
-#: So many cells are on their way to somebody else's executor at a time.
+#: Number of cells that are on their way to somebody else's executor at a time.
 MAX_PENDING_CELLS = 1024
 
 

@@ -232,7 +232,7 @@ class Description:
 
 
 def write_description(directory: str | os.PathLike[str], description: Description) -> Path:
-    """Write ``directory/NAME/experiment.json``, aside and renamed."""
+    """Write ``directory/NAME/experiment.json``, atomically."""
     path = Path(directory) / description.name / "experiment.json"
     content = {"format": FORMAT, **dataclasses.asdict(description)}
     for view, shown in zip(content["views"], description.views, strict=True):

@@ -2,7 +2,7 @@
 
 When: an experiment asks for examples. A data set is a folder with a TASK.jsonl for each task, one JSON object per line
 with the fields of `FIELDS`. "hub" downloads LongBench's archive with huggingface_hub and unpacks the tasks into a cache
-folder, each file written aside and renamed, so that what was interrupted is no file; another machine may be given a
+folder, each file written atomically, so that what was interrupted is no file; another machine may be given a
 copy of that folder. "miniature" is made, see `miniature`. Source: LongBench (arXiv 2308.14508), zai-org/LongBench.
 """
 
