@@ -188,7 +188,7 @@ def test_special_files_are_never_replaced(suffix: str, tmp_path: Path) -> None:
 def test_what_the_shell_has_opened_is_not_replaced(name: str, tmp_path: Path) -> None:
     if not os.path.exists(name):
         pytest.skip("there is none here")
-    code = f"import sys; from grace_opt._util import files; print('before', flush=True); files.write({name!r}, 'x')"
+    code = f"import sys; from grace_opt._util import files; print('before', flush=True); files.write_file({name!r}, 'x')"
     with (tmp_path / "out").open("w") as out:
         run = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert "a file can not replace" in run.stderr
@@ -308,7 +308,7 @@ def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path) -> None:
         print("ready", flush=True)
         at = 0
         while True:
-            files.write(sys.argv[1], f"{at}\\n" * 50_000)
+            files.write_file(sys.argv[1], f"{at}\\n" * 50_000)
             at += 1
     """
     for delay in (0.0, 0.003, 0.02):

@@ -66,7 +66,7 @@ def to_float_tensor(value: Any, name: str) -> Tensor:
     Raises
     ------
     ProblemError
-        For bool, complex and object entries, for integers beyond 2**53, and for what `array_like.read` refuses.
+        For bool, complex and object entries, for integers beyond 2**53, and for what `array_like.as_tensor` refuses.
     """
     return to_floats(as_tensor(value, name), name)
 
