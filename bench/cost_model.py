@@ -25,7 +25,7 @@ import torch
 from bench.cache_bytes import INDEX, ITEM, RECENT, Shape, dense, ours
 from bench.provenance import caption, provenance, write_json
 from grace_opt import interaction_matrix
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.attention.weights import prune_count
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -517,7 +517,7 @@ def main() -> None:
         "models": [{**asdict(model), "cells": of_model} for model, of_model in found],
     }
     write_json(RESULTS / "cost_model.json", value)
-    with aside(RESULTS / "cost_model.md") as path:
+    with atomic_write(RESULTS / "cost_model.md") as path:
         path.write_text("\n".join([*lines, caption(source), ""]))
     print("\n".join(lines))
 

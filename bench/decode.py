@@ -32,10 +32,10 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from bench.cost_model import MODELS, PROBES, Model, probes, timed
 from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.attention.weights import prune_count
+from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.quantization import QuantizedTokens
-from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode.host import decode_attention
 from grace_opt.kernels.decode.packed import PackedKeys
@@ -114,7 +114,7 @@ def pruned_contenders(layers: Layers, q: Tensor, ratio: float, few_bits: bool) -
         def run(i: int) -> Any:
             sinks, tail, values, tail_values = rest[i]
             stored = Compressed(old, sinks, keys[i], kept, values)
-            return segmented_attention(torch.nn.Identity(), q, tail, tail_values, None, stored)[0]
+            return pruned_attention(torch.nn.Identity(), q, tail, tail_values, None, stored)[0]
 
         return run
 
@@ -265,7 +265,7 @@ def main() -> None:
             shown.add_row(*found)
         Console(width=220).print(shown)
         lines += [*markdown(head, rows, words=("model", "which")), ""]
-    with aside(RESULTS / "decode_cpu.md") as path:
+    with atomic_write(RESULTS / "decode_cpu.md") as path:
         path.write_text("\n".join([*lines, caption(source), ""]))
 
 

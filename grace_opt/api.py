@@ -1,6 +1,6 @@
 """The public calls: `solve` one problem by one method, `compare` several methods on it, `methods` to see what there is.
 
-Source: ours; the problem and the methods' references stand with each solver.
+References for the problem and the methods stand with each solver.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from . import bounds, objective, registry
-from ._util.array_like import read
-from ._util.arrays import count
+from ._util.array_like import as_tensor
+from ._util.arrays import count_true
 from ._util.parameters import number, shown
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
 from .problem import Problem
 from .registry import MethodOptions, SolverSpec
-from .registry.result_checks import sound
+from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
 from .solution import Solution, Status, check_mask, proved, relative_gap
 
 #: Seconds that `compare` gives each method where neither methods nor a limit were named.
-DEFAULT_LIMIT = 10.0
+DEFAULT_COMPARE_SECONDS = 10.0
 
 Certify = bool | Literal["fast", "tight"]
 
@@ -181,8 +181,8 @@ def compare(
     protected, seed, target, patience, certify, check
         As in `solve`, for all of them; the certificate is computed once and serves all.
     time_limit : float, optional
-        As in `solve`, for each method. Default: none for methods that were named; `DEFAULT_LIMIT` seconds each where
-        none was, since some of them would search for hours.
+        As in `solve`, for each method. Default: none for methods that were named; `DEFAULT_COMPARE_SECONDS` each
+        where none was, since some of them would search for hours.
     progress : bool, optional
         A progress bar on stderr; default: where stderr is a terminal and it takes longer than a second or two.
 
@@ -224,7 +224,7 @@ def compare(
             f"options= names {stray[0]!r}, which is not among the names of methods compared: {', '.join(names)}."
         )
     cap = methods is None and time_limit is None
-    stopping = _Stopping.of(problem, DEFAULT_LIMIT if cap else time_limit, target, patience)
+    stopping = _Stopping.of(problem, DEFAULT_COMPARE_SECONDS if cap else time_limit, target, patience)
     plan, left_out = [], {}
     for each in given:
         try:
@@ -333,9 +333,9 @@ def _lower_bound(
     bound = torch.full_like(value, -math.inf)
     for name, one in found.items():
         if one is not None:
-            bound = torch.maximum(bound, sound(problem, mask, value, one, name) if check else one)
+            bound = torch.maximum(bound, bound_within_rounding(problem, mask, value, one, name) if check else one)
     bound = torch.minimum(bound, value)
-    forced = (problem.k == 0) | (problem.k == count(problem.candidates))
+    forced = (problem.k == 0) | (problem.k == count_true(problem.candidates))
     return torch.where(forced, value, bound)
 
 
@@ -396,7 +396,7 @@ def _targets(problem: Problem, target: Any) -> tuple[float, ...]:
         return (number("target", target, infinite=True),) * math.prod(shape)
     wanted = f"a number, or one for each instance, of shape {shape}"
     try:
-        given = read(target, "target", wanted)
+        given = as_tensor(target, "target", wanted)
         if given.dtype == torch.bool or bool(given.isnan().any()):
             raise OptionError(f"target={shown(target)}: give {wanted}.")
         return tuple(given.to("cpu", torch.float64).expand(shape).flatten().tolist())

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from bench.provenance import caption, provenance, write_json
 from grace_opt import Status, registry, solve
+from grace_opt._util.files import write_file
 from grace_opt.bounds import LEVELS
 from grace_opt.problem import Problem
 from grace_opt.solution import OPTIMALITY_RTOL
@@ -340,9 +341,7 @@ def test_the_deep_log():
         "methods": {name: dict(RECORD.methods[name]) | RECORD.worst[name] for name in sorted(RECORD.methods)},
     }
     write_json(RESULTS / "test_deep.json", log)
-    aside = RESULTS / "test_deep.md.tmp"
-    aside.write_text(_markdown(log))
-    os.replace(aside, RESULTS / "test_deep.md")
+    write_file(RESULTS / "test_deep.md", _markdown(log))
     assert RECORD.instances >= WANTED
     assert RECORD.sdp_instances >= SDP_WANTED
     assert not RECORD.breaches, f"{len(RECORD.breaches)} breaches, printed above"

@@ -1,7 +1,7 @@
 """The command line of the efficiency benchmark: ``python -m bench.efficiency``.
 
 Writes docs/results/efficiency.{json,md,png}, or ``--out``. Ctrl-C keeps what is measured; a cache that runs out of
-memory, or that something else stops, is noted as such, and the others go on. Source: ours.
+memory, or that something else stops, is noted as such, and the others go on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bench.efficiency.report import page
 from bench.efficiency.subject import DTYPES, SHAPES, Subject, random_weights, real_weights
 from bench.provenance import caption, provenance, write_json
 from grace_opt import MaskProvider
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.errors import GraceError
-from grace_opt.hf.models import quiet
+from grace_opt.hf.models import disable_progress_bars
 
 ATTENTION = ("sdpa", "eager")
 DESCRIPTION = "Time to first token, time per token and memory of key caches, side by side."
@@ -129,7 +129,7 @@ def write(args: argparse.Namespace, subject: Subject, rows: Sequence[Row]) -> li
     lines, source = page(rows, about, least), provenance()
     value = {"provenance": source, **about, "rows": [row.to_dict() for row in rows], "floors": least}
     write_json(Path(f"{args.out}.json"), value)
-    with aside(Path(f"{args.out}.md")) as path:
+    with atomic_write(Path(f"{args.out}.md")) as path:
         path.write_text("\n".join([*lines, caption(source), ""]))
     if importlib.util.find_spec("matplotlib") is None:
         print("no plot: matplotlib is not installed")
@@ -141,7 +141,7 @@ def write(args: argparse.Namespace, subject: Subject, rows: Sequence[Row]) -> li
 
 def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
-    quiet()
+    disable_progress_bars()
     # The pocket of memory that a cache keeps is the subject, not whether a prompt is worth pruning.
     warnings.filterwarnings("ignore", message="the prompt has .* tokens and the last")
     if args.model is None:

@@ -1,7 +1,7 @@
 """Time per token against context, with the floor that the cost model puts under a step, as PNG.
 
 When: after a run with several contexts. Bytes of a step are those of `bench.cost_model`, the bandwidth is measured as
-there. Source: ours; colours as in `bench.efficiency.methods`.
+there. Colours as in `bench.efficiency.methods`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.cache_bytes import ITEM
 from bench.cost_model import PROBES, SINGLE, Model, decode, probes, timed
 from bench.efficiency.measure import MEASURED, Row
 from bench.efficiency.methods import METHODS
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 
 
 def bandwidth(sizes: Model, device: str, rounds: int = 7) -> float:
@@ -111,7 +111,7 @@ def _scales(axes: Any, contexts: Sequence[int]) -> None:
 
 
 def save(rows: Sequence[Row], least: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw and write, aside and renamed.
+    """Draw and write, atomically.
 
     Parameters
     ----------
@@ -128,5 +128,5 @@ def save(rows: Sequence[Row], least: Sequence[Mapping[str, Any]], title: str, pa
     FigureCanvasAgg(figure)
     draw(figure, rows, least)
     figure.suptitle(title, fontsize=10)
-    with aside(path) as name:
+    with atomic_write(path) as name:
         figure.savefig(name, dpi=150)

@@ -18,7 +18,7 @@ import torch
 
 from .. import registry
 from ..errors import OptionError
-from ..parallel import in_threads
+from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run, checked_seed
 from ..solution import OPTIMALITY_RTOL, rounding
@@ -118,7 +118,7 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
         return Fixing(inside, outside, objective, -math.inf)
     # Ties must stay: only what costs clearly more than the known choice is ruled out.
     tie = (OPTIMALITY_RTOL * abs(objective) + float(rounding(problem, torch.from_numpy(mask)))) / scale
-    ((left, bound),) = in_threads(lambda part: narrowed(part, objective / scale, -tie, run), [sub])
+    ((left, bound),) = map_in_threads(lambda part: narrowed(part, objective / scale, -tie, run), [sub])
     inside[left.chosen] = True
     outside |= ~inside & ~np.isin(np.arange(problem.n), left.vertices)
     return Fixing(inside, outside, objective, min(bound * scale, objective))

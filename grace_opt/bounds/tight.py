@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .. import objective, registry
 from ..errors import SolverError
-from ..parallel import in_threads
+from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import STEP_MARGIN
@@ -171,5 +171,5 @@ def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], f
             found = max(found, min(value, step * math.ceil(steps - STEP_MARGIN - 4.0 * _EPS * abs(steps))))
         return float(found * scale)
 
-    found = torch.tensor(in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
+    found = torch.tensor(map_in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
     return found, found.new_tensor(values)

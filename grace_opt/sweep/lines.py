@@ -1,6 +1,6 @@
 """The lines of a report's table: the paper's number, ours, the difference to the baseline, its interval, n, verdict.
 
-When: `make_report`. Nothing is called better or worse but by `paired_interval`. Source: ours.
+When: `make_report`. Nothing is called better or worse but by `paired_interval`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from tests.hf.matrix import BFLOAT16_RTOL, FAMILIES, IN_FULL, MODES, cell
 
 FULL = bool(os.environ.get("GRACE_TEST_MATRIX"))
@@ -54,7 +54,7 @@ def test_write_the_table():
     source = provenance() | {"command": "make test-matrix"}
     log = {"provenance": source, "torch": torch.__version__, "bfloat16_rtol": BFLOAT16_RTOL, "cells": FOUND}
     write_json(RESULTS / "adapter_matrix.json", log)
-    with aside(RESULTS / "adapter_matrix.md") as path:
+    with atomic_write(RESULTS / "adapter_matrix.md") as path:
         path.write_text(_markdown(source))
     assert len(FOUND) == len(FAMILIES)
     assert all(len(row) == len(MODES) for row in FOUND.values())
