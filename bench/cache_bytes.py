@@ -2,7 +2,7 @@
 
 Ours is a formula that is checked against `PrunedKeyCache.memory_report` of real tensors, one layer of each shape at
 every length and ratio, and must equal it to the byte; all layers of a model are alike. The layouts of others are
-formulas, or what their papers say. Writes docs/results/cache_bytes.{json,md}.
+formulas, or what their papers say. Writes docs/results/cache_bytes.{json,md,png}.
 
 Source: ThinK (arXiv 2407.21018) and its code (github.com/SalesforceAIResearch/ThinK: ``repeat_kv`` before
 ``update_think``); LeanK (arXiv 2508.02215), abstract; shapes from the models' ``config.json``.
@@ -11,9 +11,7 @@ Source: ThinK (arXiv 2407.21018) and its code (github.com/SalesforceAIResearch/T
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +20,11 @@ from rich.progress import track
 from transformers import LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import atomic_write
+from bench.provenance import require_clean
+from bench.report import BLACK, BLUE, GREY, ORANGE, PINK, Page, add_options, bars, read_results, table, write_results
 from grace_opt.attention.weights import prune_count
 from grace_opt.hf import MemoryReport, PrunedKeyCache
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
 LENGTHS, RATIOS = (8192, 32768, 131072), (0.5, 0.6, 0.7)
 RECENT, ITEM, INDEX = 32, 2, 8  # dense tokens; bytes of a 16-bit number and of a kept index
 #: Shares of K and of V that LeanK's paper says remain.
@@ -133,69 +130,106 @@ def rows(shape: Shape) -> list[dict[str, Any]]:
     return found
 
 
-def table(shape: Shape, found: Sequence[dict[str, Any]]) -> list[str]:
+def sizes(shape: dict[str, Any]) -> list[str]:
     """One shape's table, as Markdown lines."""
-    heads = " | ".join(f"K, {tokens // 1024}k | K+V, {tokens // 1024}k" for tokens in LENGTHS)
-    lines = [
-        f"**{shape.models}**: {shape.layers} layers, {shape.kv_heads} KV and {shape.query_heads} query heads of width "
-        f"{shape.head_dim}. GiB; shares of dense at {LENGTHS[0] // 1024}k.",
-        "",
-        f"| what | λ | {heads} | K of dense | K+V of dense |",
-        "|---|---|" + "---:|" * (2 * len(LENGTHS) + 2),
-    ]
-    reference = found[0]["bytes"][LENGTHS[0]]
-    for row in found:
+    heads = [f"{part}, {tokens // 1024}k" for tokens in LENGTHS for part in ("K", "K+V")]
+    reference, rows = shape["rows"][0]["bytes"][str(LENGTHS[0])], []
+    for row in shape["rows"]:
         cells = [row["layout"], "–" if row["ratio"] is None else f"{row['ratio']:g}"]
-        for tokens in LENGTHS:
-            key, *total = row["bytes"][tokens]
-            cells += [f"{key / GIB:.3f}", "–".join(f"{size / GIB:.3f}" for size in total)]
-        key, *total = row["bytes"][LENGTHS[0]]
+        key, *total = row["bytes"][str(LENGTHS[0])]
         cells += [f"{key / reference[0]:.1%}", "–".join(f"{size / reference[1]:.1%}" for size in total)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+        for tokens in LENGTHS:
+            key, *total = row["bytes"][str(tokens)]
+            cells += [f"{key / GIB:.3f}", "–".join(f"{size / GIB:.3f}" for size in total)]
+        rows.append(cells)
+    return table(["what", "λ", "K of dense", "K+V of dense", *(f"{head}, GiB" for head in heads)], rows)
+
+
+def title(shape: dict[str, Any]) -> str:
+    """Names, layers and heads of a shape."""
+    return (
+        f"{shape['models']}: {shape['layers']} layers, {shape['kv_heads']} KV and {shape['query_heads']} query heads "
+        f"of width {shape['head_dim']}; shares at {LENGTHS[0] // 1024}k tokens"
+    )
+
+
+def page(value: dict[str, Any]) -> Page:
+    """What docs/results/cache_bytes.md says of the numbers."""
+    first, *others = value["shapes"]
+    of = {(row["layout"], row["ratio"]): row["bytes"][str(LENGTHS[0])] for row in first["rows"]}
+    dense_gib = of["dense", None][1] / GIB
+    k, kv = (part / whole for part, whole in zip(of["ours", 0.6], of["dense", None], strict=True))
+    repeated = of["ThinK's code", 0.6][1] / GIB
+    return Page(
+        title="Bytes of a cache",
+        picture="Bytes of K and V of a cache of 8,192 tokens, by what stores it",
+        draw=lambda figure: draw(figure, first),
+        asked="How many bytes does a pruned cache hold at the shapes of larger models, beside other ways of storing "
+        "it?",
+        found=f"At λ = 0.6, {k:.1%} of a dense K remain and {kv:.1%} of K+V; ThinK's own code, which stores keys for "
+        f"every query head, holds {repeated:.2f} GiB where a dense cache has {dense_gib:.2f} "
+        f"({first['models'].split()[0]}, {LENGTHS[0]:,} tokens).",
+        sure=f"Ours is a formula that equals the bytes of one layer's real tensors exactly, in {value['checked']} of "
+        f"{value['checked']} cases; the others are formulas from their code, or what their papers say.",
+        tables=[f"**{title(first)}.**", "", *sizes(first)],
+        details=[
+            *((title(shape), sizes(shape)) for shape in others),
+            (
+                "How it is counted",
+                [
+                    "16-bit numbers, batch 1. Shapes, not models: not all of these models read texts that long.",
+                    "",
+                    f"- *Ours*: GRACE; ⌈λd⌉ channels are pruned, the last {RECENT} tokens stay dense, {INDEX} bytes "
+                    "per kept index are counted with K. The formula is compared to `memory_report()` of one layer, of "
+                    f"{first['kv_heads']} KV heads of width {first['head_dim']}, at every length and λ; the table has "
+                    "it times the number of layers.",
+                    "- Keys are half of a cache: with K at 1 − λ of dense, K+V is at 1 − λ/2.",
+                    "- *ThinK's code* repeats keys and values for the query heads before it stores them, in its eager "
+                    f"and in its flash version alike; int(λd) channels are pruned, the last {RECENT} tokens stay "
+                    "dense, a bool per channel is the mask. With 4 query heads to a KV head that is more than the "
+                    "dense cache that transformers keeps. Its token eviction, which is a method of its own, is left "
+                    "out. When decoding, the flash version fills one layer at a time up with zeros, on top of this.",
+                    "- *Zeroed channels*: what kvpress's `ThinKPress` does, for the accuracy alone; the bytes are "
+                    "those of dense.",
+                    f"- *LeanK*: not measured. Static masks; its paper says up to {1 - LEANK_K:.0%} off K and "
+                    f"{1 - LEANK_V[0]:.0%} to {1 - LEANK_V[1]:.0%} off V.",
+                ],
+            ),
+        ],
+    )
+
+
+def draw(figure: Any, shape: dict[str, Any]) -> None:
+    """K+V of the shortest length, by layout."""
+    colours = {"dense": BLACK, "ours": BLUE, "ThinK's code": ORANGE, "zeroed channels": GREY}
+    names, values, drawn = [], [], []
+    for row in shape["rows"]:
+        names.append(row["layout"] + ("" if row["ratio"] is None else f", λ = {row['ratio']:g}"))
+        values.append(row["bytes"][str(LENGTHS[0])][1] / GIB)
+        drawn.append(colours.get(row["layout"], PINK))
+    axes = figure.subplots()
+    bars(axes, names, values, [f"{size:.2f}" for size in values], drawn)
+    axes.axvline(values[0], color=BLACK, linewidth=0.8, linestyle="--")
+    axes.set_xlim(0, 1.1 * max(values))
+    axes.set_xlabel(f"GiB of K and V, {LENGTHS[0]:,} tokens, 16 bits")
+    axes.set_title(shape["models"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    heads = {(shape.kv_heads, shape.query_heads, shape.head_dim): shape for shape in SHAPES}  # one layer of each
-    cells = [(shape, tokens, ratio) for shape in heads.values() for tokens in LENGTHS for ratio in RATIOS]
-    for cell in track(cells, description="one layer, measured"):
-        check(*cell)
-    source = provenance()
-    found = [(shape, rows(shape)) for shape in SHAPES]
-    lengths = ", ".join(f"{tokens:,}" for tokens in LENGTHS)
-    lines = [
-        f"Bytes of a cache of {lengths} tokens in 16 bits, batch 1. Shapes, not models: not all of these models read "
-        "texts that long.",
-        "",
-    ]
-    for shape, of_shape in found:
-        lines += table(shape, of_shape)
-    llama = SHAPES[0]
-    known = {ratio: sum(think_code(llama, LENGTHS[0], ratio)) / GIB for ratio in RATIOS}
-    lines += [
-        f"- *Ours*: GRACE; ⌈λd⌉ channels are pruned, the last {RECENT} tokens stay dense, {INDEX} bytes per kept index "
-        f"are counted with K. The formula equals `memory_report()` of one layer's real tensors to the byte, in all "
-        f"{len(cells)} cases of length and λ; the table has it times the number of layers. The layer is of "
-        f"{llama.kv_heads} KV heads of width {llama.head_dim}, as in all of these models.",
-        "- Keys are half of a cache: with K at 1 − λ of dense, K+V is at 1 − λ/2.",
-        f"- *ThinK's code* repeats keys and values for the query heads before it stores them, in its eager and in its "
-        f"flash version alike; int(λd) channels are pruned, the last {RECENT} tokens stay dense, a bool per channel is "
-        f"the mask. With 4 query heads to a KV head that is more than the dense cache that transformers keeps: "
-        + ", ".join(f"{size:.2f} GiB at λ = {ratio:g}" for ratio, size in known.items())
-        + f" where dense is {2 * dense(llama, LENGTHS[0]) / GIB:.2f} ({LENGTHS[0] // 1024}k, {llama.models.split()[0]})"
-        ". By formula, from its code; its token eviction, which is a method of its own, is left out. When decoding, "
-        "the flash version fills one layer at a time up with zeros, on top of this.",
-        "- *Zeroed channels*: what kvpress's `ThinKPress` does, for the accuracy alone; the bytes are those of dense.",
-        f"- *LeanK*: not measured. Static masks; its paper says up to {1 - LEANK_K:.0%} off K and "
-        f"{1 - LEANK_V[0]:.0%} to {1 - LEANK_V[1]:.0%} off V.",
-    ]
-    value = [{**asdict(shape), "rows": of_shape} for shape, of_shape in found]
-    write_json(RESULTS / "cache_bytes.json", {"provenance": source, "checked": len(cells), "shapes": value})
-    with atomic_write(RESULTS / "cache_bytes.md") as path:
-        path.write_text("\n".join([*lines, "", caption(source), ""]))
-    print("\n".join(lines))
+    add_options(parser, "cache_bytes")
+    args = parser.parse_args()
+    if args.report_only:
+        value = read_results(args.out)
+    else:
+        source = require_clean(args.allow_dirty)
+        heads = {(shape.kv_heads, shape.query_heads, shape.head_dim): shape for shape in SHAPES}  # one layer of each
+        cells = [(shape, tokens, ratio) for shape in heads.values() for tokens in LENGTHS for ratio in RATIOS]
+        for cell in track(cells, description="one layer, measured"):
+            check(*cell)
+        shapes = [{**asdict(shape), "rows": rows(shape)} for shape in SHAPES]
+        value = {"provenance": source, "checked": len(cells), "shapes": shapes}
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
 
 
 if __name__ == "__main__":

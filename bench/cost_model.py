@@ -3,7 +3,7 @@
 A roofline: a pass over the data takes no less time than its bytes need at the memory's bandwidth, and no less than its
 matrix products need at the rate of products. Bytes and operations are formulas from the shape of a model; bandwidth and
 rate are measured on the machine at hand (``--device cuda`` for a GPU) or given. It says what a perfect implementation
-could not beat, not how fast this one is. Writes docs/results/cost_model.{json,md}.
+could not beat, not how fast this one is. Writes docs/results/cost_model.{json,md,png}.
 
 Source: the roofline is Williams, Waterman and Patterson (Communications of the ACM 52(4), 2009); shapes from the
 models' ``config.json``; the H200's peaks from NVIDIA's data sheet, its dense bfloat16 rate being half of the one stated
@@ -17,18 +17,17 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.cache_bytes import INDEX, ITEM, RECENT, Shape, dense, ours
-from bench.provenance import caption, provenance, write_json
+from bench.cost_model_page import page
+from bench.provenance import require_clean
+from bench.report import add_options, read_results, si, write_results
 from grace_opt import interaction_matrix
-from grace_opt._util.files import atomic_write
 from grace_opt.attention.weights import prune_count
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
 OBSERVED = 32  # queries that W is built from, the adapter's default
 SINGLE = 4  # bytes of a float32, in which W is stored
 #: By device: type of the products, side of the matrices, elements of the copied float32 tensor.
@@ -347,62 +346,6 @@ def timed(runs: Mapping[str, Callable[[], object]], device: str, rounds: int) ->
     return {name: sorted(of) for name, of in times.items()}
 
 
-def si(value: float, unit: str) -> str:
-    """A quantity in three digits with a prefix.
-
-    Examples
-    --------
-    >>> si(0.00123, "s"), si(4.8e12, "B/s")
-    ('1.23 ms', '4.8 TB/s')
-    """
-    prefixes = {1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k", 1.0: "", 1e-3: "m", 1e-6: "µ"}
-    sizes = [size for size in prefixes if size <= 1 or unit != "s"]
-    size = next((size for size in sizes if value >= size), 1.0 if value == 0 else 1e-6)
-    number = value / size
-    return f"{number:,.0f} {prefixes[size]}{unit}" if number >= 100 else f"{number:.3g} {prefixes[size]}{unit}"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown lines; the first row is the head, the first column stands left."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [lines[0], "|---|" + "---:|" * (len(rows[0]) - 1), *lines[1:], ""]
-
-
-def cost_table(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Bytes and operations, which no machine changes."""
-    rows = [["bytes; operations", *(f"{f['context']:,} × {f['batch']}" for f in found)]]
-    for name in found[0]["costs"]:
-        costs = [f["costs"][name] for f in found]
-        rows.append([name, *(f"{si(c['bytes'], 'B')}; {si(c['flops'], 'FLOP')}" for c in costs)])
-    rows.append(["dense K+V by pruned K+V", *(f"{f['cache_ratio']:.2f}" for f in found)])
-    rows.append(["dense step by pruned step, bytes", *(f"{f['step_bytes_ratio']:.2f}" for f in found)])
-    return table(rows)
-
-
-def floor_table(found: Sequence[dict[str, Any]], machine: int) -> list[str]:
-    """Floors of one machine."""
-    floors = [f["floors"][machine] for f in found]
-    rows = [["at least", *(f"{f['context']:,} × {f['batch']}" for f in found)]]
-    for name in floors[0]["seconds"]:
-        rows.append([name, *(f"{si(f['seconds'][name], 's')} ({f['bound_by'][name]})" for f in floors)])
-    rows.append(["selection by prefill", *(f"{f['selection_by_prefill']:.2%}" for f in floors)])
-    rows.append(["dense step by pruned step", *(f"{f['step_ratio']:.2f}" for f in floors)])
-    return table(rows)
-
-
-def ratio_table(found: Sequence[tuple[Model, list[dict[str, Any]]]]) -> list[str]:
-    """All models in ratios."""
-    head = ["model", "tokens × prompts", "K+V, bytes", "step, bytes", "step, here", "step, H200"]
-    rows = [[*head, "selection, here", "selection, H200"]]
-    for model, cells in found:
-        for f in cells:
-            ratios = [f["cache_ratio"], f["step_bytes_ratio"], *(floors["step_ratio"] for floors in f["floors"])]
-            shares = [f"{floors['selection_by_prefill']:.2%}" for floors in f["floors"]]
-            cell = f"{f['context']:,} × {f['batch']}"
-            rows.append([model.models, cell, *(f"{ratio:.2f}" for ratio in ratios), *shares])
-    return table(rows)
-
-
 def measure(args: argparse.Namespace) -> tuple[Rates, str, dict[str, float]]:
     """The rates of the machine at hand, measured where they are not given.
 
@@ -451,6 +394,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--matrix-rate", type=float, help="TFLOP/s, instead of measuring it")
     parser.add_argument("--device", choices=PROBES, default="cpu", help="what to measure (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="of each measurement (default %(default)s)")
+    add_options(parser, "cost_model")
     args = parser.parse_args()
     if min(args.context) <= RECENT:
         parser.error(f"--context must be more than the {RECENT} tokens that stay dense")
@@ -465,61 +409,34 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    args = arguments()
+def results(args: argparse.Namespace, source: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the page is formed from."""
     here, words, times = measure(args)
-    machines = [here, VENDOR]
     models = [MODELS[name] for name in args.shape]
     cells = [(context, batch) for context in args.context for batch in args.batch]
-    found = [(m, [summary(m, context, args.ratio, batch, machines) for context, batch in cells]) for m in models]
-    first, of_first = found[0]
-    lines = [
-        f"Formulas for 16-bit weights and caches; λ = {args.ratio:g}, {OBSERVED} observed queries, the last {RECENT} "
-        "tokens dense. Columns are tokens × prompts. *Bytes* or *products* in brackets is what the floor waits for. "
-        "Only what is called measured is measured. Shapes, not models: not all of these read texts that long.",
-        "",
-        f"**{first.models}: what must be moved and computed**, on any machine.",
-        "",
-        *cost_table(of_first),
-        f"**{first.models}: floors here**, from {words}.",
-        "",
-        *floor_table(of_first, 0),
-        f"**{first.models}: floors of an H200** at {si(VENDOR.bandwidth, 'B/s')} and {si(VENDOR.rate, 'FLOP/s')} "
-        "(bfloat16, dense): **vendor's figures, nothing measured here**.",
-        "",
-        *floor_table(of_first, 1),
-        "**All models, in ratios**: dense by pruned (*K+V*, *step*) and selection by prefill (*selection*). *Bytes* "
-        "hold on any machine; *here* is by the rates above; *H200* by the vendor's figures, nothing of it measured.",
-        "",
-        *ratio_table(found),
-    ]
+    found = [(m, [summary(m, context, args.ratio, batch, [here, VENDOR]) for context, batch in cells]) for m in models]
     measured = None
     if args.bandwidth is None and args.matrix_rate is None:
         context = min(args.context)
-        taken = times["W"]
-        least = gram(first, context).floor(here.bandwidth, here.rate)
-        measured = {"context": context, "seconds": taken, "floor": least}
-        lines += [
-            f"*Measured beside its floor*: `interaction_matrix` of one layer of {first.models}, {context:,} tokens, "
-            f"one prompt, takes {si(taken, 's')} here, {taken / least:.1f} times its floor of {si(least, 's')}.",
-            "",
-        ]
-    source = provenance()
-    value = {
+        least = gram(models[0], context).floor(here.bandwidth, here.rate)
+        measured = {"context": context, "seconds": times["W"], "floor": least}
+    return {
         "provenance": source,
         "ratio": args.ratio,
         "rates": words,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
-        "machines": [asdict(rates) for rates in machines],
+        "machines": [asdict(rates) for rates in (here, VENDOR)],
         "constants": {"recent": RECENT, "observed": OBSERVED, "item": ITEM, "index": INDEX},
         "interaction_matrix": measured,
         "models": [{**asdict(model), "cells": of_model} for model, of_model in found],
     }
-    write_json(RESULTS / "cost_model.json", value)
-    with atomic_write(RESULTS / "cost_model.md") as path:
-        path.write_text("\n".join([*lines, caption(source), ""]))
-    print("\n".join(lines))
+
+
+def main() -> None:
+    args = arguments()
+    value = read_results(args.out) if args.report_only else results(args, require_clean(args.allow_dirty))
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
 
 
 if __name__ == "__main__":

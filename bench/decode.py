@@ -1,7 +1,7 @@
 """One decoding step of one layer: dense attention, pruned attention in torch, and the compiled kernel.
 
 ``python -m bench.decode`` measures everything interleaved on the CPU, in float32, one sequence, and writes
-docs/results/decode_cpu.{json,md}. Each call is for another layer's tensors, enough of them that none is still in a
+docs/results/decode_cpu.{json,md,png}. Each call is for another layer's tensors, enough of them that none is still in a
 cache when its turn comes again. Before each comes a matrix product that is not timed, as in a model: torch's threads
 are awake after it, which helps what runs on them and hinders what runs on others. The kernel reads pruned keys in three
 layouts: each token's channels side by side (token-major), the same with room up to a multiple of sixteen channels
@@ -18,21 +18,18 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from bench.cost_model import MODELS, PROBES, Model, probes, timed
-from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import atomic_write
+from bench.provenance import require_clean
+from bench.report import BLACK, BLUE, GREY, ORANGE, SKY, Page, add_options, read_results, table, write_results
 from grace_opt.attention.weights import prune_count
 from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.quantization import QuantizedTokens
@@ -40,7 +37,6 @@ from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode.host import decode_attention
 from grace_opt.kernels.decode.packed import PackedKeys
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
 CONTEXTS = {"llama3-8b": (2048, 4096, 8192, 16384, 32768), "smollm2-135m": (2048, 4096, 8192)}
 RATIOS = (0.6, 0.5)
 RECENT, ITEM, INDEX = 32, 4, 8  # dense tokens; bytes of a float32 and of a kept index
@@ -194,79 +190,138 @@ def summary(model: Model, tokens: int, ratio: float, times: dict[str, list[float
     }
 
 
+LEFT = ("model", "tokens", "λ")
 HEAD = (
-    "model", "tokens", "λ", "best dense, ms", "which", "torch pruned, ms", "token-major, ms", "padded, ms",
-    "channel-major, ms", "floor, ms", "dense by token-major", "dense by channel-major", "dense by torch pruned",
-    "bytes ratio",
+    "best dense, ms", "which", "pruned, torch, ms", "pruned, kernel, ms", "floor, ms", "dense / torch",
+    "dense / kernel", "bytes, dense / pruned",
 )  # fmt: skip
 
 
-def row(cell: dict[str, Any]) -> list[str]:
-    """One row of the tables."""
+def page(value: dict[str, Any]) -> Page:
+    """What docs/results/decode_cpu.md says of the numbers."""
+    cells = value["cells"]
+    kernel = [cell["dense_by_pruned"]["token-major"] for cell in cells]
+    best, worst = (choose(cells, key=lambda cell: cell["dense_by_pruned"]["token-major"]) for choose in (max, min))
+    bits = [cell["dense_by_pruned"].get("K in 4 bits") for cell in cells]
+    known = [ratio for ratio in bits if ratio is not None]
+    few = f"; with K in 4 bits {min(known):.2f} to {max(known):.2f} times" if known else ""
+    return Page(
+        title="Decoding on pruned keys, on a CPU",
+        picture="How many times faster a step on pruned keys is than the fastest dense one, by length of the prompt",
+        draw=lambda figure: draw(figure, cells),
+        asked="Is one decoding step of one layer faster on pruned keys than the fastest dense attention that a user "
+        "has?",
+        found=f"The compiled kernel is {min(kernel):.2f} to {max(kernel):.2f} times as fast{few}: most at "
+        f"{_place(best)}, least at {_place(worst)}.",
+        sure=f"Medians of {value['rounds']} rounds of one run, the contenders taking turns, with {value['threads']} "
+        "threads of one machine, in float32; it is one layer's attention, of which a whole step has more.",
+        tables=table([*LEFT, *HEAD], [_row(cell) for cell in cells]),
+        details=[
+            ("Three layouts of the pruned store", _layouts(cells)),
+            ("K in 8 and 4 bits", _few_bits(cells) if known else ["Not measured here."]),
+            (
+                "How it is counted",
+                [
+                    f"float32, one sequence; the last {RECENT} tokens are dense. *Best dense* is the fastest of eager "
+                    "and SDPA, with repeated heads or without. The kernel reads each token's channels side by side "
+                    "(token-major, [why](../adr/0007-layout-of-pruned-keys.md)); *padded* has room up to a multiple of "
+                    "sixteen channels, *channel-major* has each channel's tokens side by side. [8 and 4 "
+                    f"bits](../howto/compose.md#fewer-bits) are in groups of {GROUP} tokens, read where they lie by "
+                    "the kernel, and made dense by torch. Ratios are medians of the ratios of each round. The floor "
+                    f"is the bytes of keys and values, kept indices included, at {value['copy_bandwidth'] / 1e9:.1f} "
+                    "GB/s, the rate of a large copy.",
+                ],
+            ),
+        ],
+    )
+
+
+def _place(cell: dict[str, Any]) -> str:
+    return f"{cell['tokens']:,} tokens of {cell['model'].split(' and ')[0]}'s shape, λ = {cell['ratio']:g}"
+
+
+def _left(cell: dict[str, Any]) -> list[str]:
+    return [cell["model"].split(" and ")[0], f"{cell['tokens']:,}", f"{cell['ratio']:g}"]
+
+
+def _row(cell: dict[str, Any]) -> list[str]:
     ratios, pruned = cell["dense_by_pruned"], cell["pruned_ms"]
-    numbers = [*(pruned[name] for name in ("segmented_attention", *LAYOUTS)), cell["floor_ms"]]
-    faster = [ratios["token-major"], ratios["channel-major"], ratios["segmented_attention"], cell["bytes_ratio"]]
-    return [
-        cell["model"].split(" and ")[0],
-        f"{cell['tokens']:,}",
-        str(cell["ratio"]),
-        f"{cell['dense_ms'][cell['best_dense']]:.3f}",
-        cell["best_dense"],
-        *(f"{ms:.3f}" for ms in numbers),
-        *(f"{factor:.2f}" for factor in faster),
-    ]
+    numbers = [pruned["segmented_attention"], pruned["token-major"], cell["floor_ms"]]
+    faster = [ratios["segmented_attention"], ratios["token-major"], cell["bytes_ratio"]]
+    dense = [f"{cell['dense_ms'][cell['best_dense']]:.3f}", cell["best_dense"]]
+    return [*_left(cell), *dense, *(f"{ms:.3f}" for ms in numbers), *(f"{factor:.2f}" for factor in faster)]
 
 
-HEAD_FEW_BITS = (
-    "model", "tokens", "λ", "K in 32 bits, ms", "8 bits, ms", "4 bits, ms", "4 bits, torch, ms", "floor, 4 bits, ms",
-    "dense by 4 bits", "dense by 4 bits, torch",
-)  # fmt: skip
+def _layouts(cells: Sequence[dict[str, Any]]) -> list[str]:
+    rows = [
+        [*_left(cell), *(f"{cell['pruned_ms'][name]:.3f}" for name in LAYOUTS),
+         *(f"{cell['dense_by_pruned'][name]:.2f}" for name in LAYOUTS)]
+        for cell in cells
+    ]  # fmt: skip
+    head = [*(f"{name}, ms" for name in LAYOUTS), *(f"dense / {name}" for name in LAYOUTS)]
+    return table([*LEFT, *head], rows)
 
 
-def row_in_few_bits(cell: dict[str, Any]) -> list[str]:
-    """One row of the second table."""
-    ratios, pruned = cell["dense_by_pruned"], cell["pruned_ms"]
+def _few_bits(cells: Sequence[dict[str, Any]]) -> list[str]:
     names = ("token-major", "K in 8 bits", "K in 4 bits", WIDENED)
-    numbers = [*(pruned[name] for name in names), cell["floor_4_bits_ms"]]
-    return [*row(cell)[:3], *(f"{ms:.3f}" for ms in numbers), *(f"{ratios[name]:.2f}" for name in names[2:])]
+    rows = [
+        [*_left(cell), *(f"{cell['pruned_ms'][name]:.3f}" for name in names), f"{cell['floor_4_bits_ms']:.3f}",
+         *(f"{cell['dense_by_pruned'][name]:.2f}" for name in names[2:])]
+        for cell in cells
+    ]  # fmt: skip
+    head = ["K in 32 bits, ms", "8 bits, ms", "4 bits, ms", "4 bits, torch, ms", "floor, 4 bits, ms"]
+    return table([*LEFT, *head, "dense / 4 bits", "dense / 4 bits, torch"], rows)
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> list[str]:
-    """Lines of a table, whose columns are numbers but for the named ones."""
-    rule = "|".join("---" if name in words else "---:" for name in head)
-    first, *rest = (f"| {' | '.join(line)} |" for line in (head, *rows))
-    return [first, f"|{rule}|", *rest]
+def draw(figure: Any, cells: Sequence[dict[str, Any]]) -> None:
+    """Speed-ups at the first λ, a panel for each model."""
+    ratio = cells[0]["ratio"]
+    models = list(dict.fromkeys(cell["model"] for cell in cells))
+    looks = {
+        "token-major": ("kernel", BLUE, "o"),
+        "K in 4 bits": ("kernel, K in 4 bits", SKY, "s"),
+        "segmented_attention": ("torch", ORANGE, "^"),
+    }
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
+        of = [cell for cell in cells if (cell["model"], cell["ratio"]) == (model, ratio)]
+        x = [cell["tokens"] for cell in of]
+        for name, (label, colour, marker) in looks.items():
+            if all(name in cell["dense_by_pruned"] for cell in of):
+                axes.plot(x, [cell["dense_by_pruned"][name] for cell in of], color=colour, marker=marker, label=label)
+        axes.plot(x, [cell["bytes_ratio"] for cell in of], color=GREY, linestyle=":", label="by the bytes alone")
+        axes.axhline(1, color=BLACK, linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(x, [f"{tokens // 1024}k" for tokens in x])
+        axes.minorticks_off()
+        axes.set_xlabel("tokens of the prompt")
+        axes.set_title(f"{model.split(' and ')[0]}'s shape, λ = {ratio:g}")
+    panels[0].set_ylabel("times faster than the fastest dense")
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(loc="lower right", fontsize=8)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="turns per contender (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns per contender (default %(default)s)")
     parser.add_argument("--models", nargs="*", choices=CONTEXTS, default=list(CONTEXTS))
+    add_options(parser, "decode_cpu")
     args = parser.parse_args()
-    copy = timed({"copy": probes(MODELS["smollm2-135m"], 64, "cpu")["copy"]}, "cpu", args.rounds)["copy"]
-    bandwidth = 2 * 4 * PROBES["cpu"][2] / statistics.median(copy)
-    cells = []
-    with torch.inference_mode():
-        for name in args.models:
-            for tokens in CONTEXTS[name]:
-                times = measure(MODELS[name], tokens, args.rounds)
-                cells += [summary(MODELS[name], tokens, ratio, times, bandwidth) for ratio in RATIOS]
-    source, threads = provenance(), torch.get_num_threads()
-    values = {"provenance": source, "rounds": args.rounds, "threads": threads, "copy_bandwidth": bandwidth}
-    write_json(RESULTS / "decode_cpu.json", {**values, "cells": cells})
-    lines = [
-        f"One decoding step of one layer, float32, one sequence, {threads} threads; the last {RECENT} tokens are "
-        f"dense. Medians of {args.rounds} interleaved rounds; floor at {bandwidth / 1e9:.1f} GB/s, a copy's rate.",
-        "",
-    ]
-    for head, line in ((HEAD, row), (HEAD_FEW_BITS, row_in_few_bits)):
-        shown, rows = Table(*head), [line(cell) for cell in cells]
-        for found in rows:
-            shown.add_row(*found)
-        Console(width=220).print(shown)
-        lines += [*markdown(head, rows, words=("model", "which")), ""]
-    with atomic_write(RESULTS / "decode_cpu.md") as path:
-        path.write_text("\n".join([*lines, caption(source), ""]))
+    if args.report_only:
+        value = read_results(args.out)
+    else:
+        source = require_clean(args.allow_dirty)
+        copy = timed({"copy": probes(MODELS["smollm2-135m"], 64, "cpu")["copy"]}, "cpu", args.rounds)["copy"]
+        bandwidth = 2 * 4 * PROBES["cpu"][2] / statistics.median(copy)
+        cells = []
+        with torch.inference_mode():
+            for name in args.models:
+                for tokens in CONTEXTS[name]:
+                    times = measure(MODELS[name], tokens, args.rounds)
+                    cells += [summary(MODELS[name], tokens, ratio, times, bandwidth) for ratio in RATIOS]
+        value = {"provenance": source, "rounds": args.rounds, "threads": torch.get_num_threads()}
+        value |= {"copy_bandwidth": bandwidth, "cells": cells}
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
 
 
 if __name__ == "__main__":

@@ -18,17 +18,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import track
 
-from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import atomic_write
+from bench.provenance import require_clean
+from bench.report import BLACK, BLUE, ORANGE, Page, add_options, bars, read_results, small, table, write_results
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
 WITH, LLVM, OPENMP = "all on", "GRACE_OPT_LLVM=0", "GRACE_OPT_OPENMP=0"
 #: Seconds until the threads of the process that was asked last are asleep.
 PAUSE = 0.03
@@ -142,38 +139,81 @@ def summary(times: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
     return rows
 
 
+def page(value: dict[str, Any]) -> Page:
+    """What docs/results/hand_made.md says of the numbers."""
+    rows, load = value["rows"], value["load"]
+    least, most = (
+        {switch: choose(row["gain"] for row in rows if row["switch"] == switch) for switch in (LLVM, OPENMP)}
+        for choose in (min, max)
+    )
+    busy = f"; other work was going on, at a load of {load:.0f}, so look at the last column" if (load or 0) > 3 else ""
+    return Page(
+        title="Hand-made LLVM and torch's threads",
+        picture="How many times longer each loop takes without the hand-made code",
+        draw=lambda figure: draw(figure, rows),
+        asked="What do the hand-made LLVM instructions and the hand-off to torch's OpenMP threads gain?",
+        found=f"Without the instructions the loops take {least[LLVM]:.1f} to {most[LLVM]:.1f} times as long, without "
+        f"torch's threads decoding takes {least[OPENMP]:.1f} to {most[OPENMP]:.1f} times as long.",
+        sure=f"Medians of {value['rounds']} rounds with {value['threads']} threads, all variants taking turns{busy}.",
+        tables=table(
+            ["what", "without", "on, ms", "off, ms", "gain", "of the fastest calls"],
+            [
+                [
+                    row["case"],
+                    f"`{row['switch']}`",
+                    f"{row['on_ms']:.2f}",
+                    f"{row['off_ms']:.2f}",
+                    f"{row['gain']:.2f} {small('{:.2f}–{:.2f}'.format(*row['half']))}",
+                    f"{row['gain_of_fastest']:.2f}",
+                ]
+                for row in rows
+            ],
+            words=2,
+        ),
+        details=[
+            (
+                "How it is counted",
+                [
+                    "The gain is the time without by the time with, both of the same round: the median over the "
+                    "rounds, and beside it the middle half. Where compiled decoding has no hand-made LLVM, torch does "
+                    "it.",
+                ],
+            )
+        ],
+    )
+
+
+def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
+    """Gains as bars, one for each case and switch."""
+    names = [f"{row['case']}, without {'LLVM' if row['switch'] == LLVM else 'OpenMP'}" for row in rows]
+    gains = [row["gain"] for row in rows]
+    axes = figure.subplots()
+    bars(
+        axes, names, gains, [f"{gain:.2f} ×" for gain in gains], [BLUE if r["switch"] == LLVM else ORANGE for r in rows]
+    )
+    axes.axvline(1, color=BLACK, linewidth=0.8)
+    axes.set_xlim(0, 1.2 * max(gains))
+    axes.set_xlabel("time without it, by time with it")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=31, help="turns of each case (default %(default)s)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    add_options(parser, "hand_made")
     args = parser.parse_args()
     if args.worker:
         work()
         return
-    rows, source, threads = summary(measure(args.rounds)), provenance(), torch.get_num_threads()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    values = {"provenance": source, "rounds": args.rounds, "threads": threads, "load": load, "rows": rows}
-    write_json(RESULTS / "hand_made.json", values)
-    lines = [
-        f"Times without a switch's code by times with it, medians of {args.rounds} rounds in turns, {threads} threads"
-        f"{'' if load is None else f'; other work was going on, at a load of {load:.0f}' if load > 3 else ''}. Where "
-        "compiled decoding has no hand-made LLVM, torch does it.",
-        "",
-        "| What | Without | on, ms | off, ms | gain | middle half | of the fastest |",
-        "|---|---|---:|---:|---:|---:|---:|",
-        *(
-            f"| {r['case']} | `{r['switch']}` | {r['on_ms']:.2f} | {r['off_ms']:.2f} | {r['gain']:.2f} | "
-            f"{r['half'][0]:.2f} to {r['half'][1]:.2f} | "
-            f"{r['gain_of_fastest']:.2f} |"
-            for r in rows
-        ),
-        "",
-        caption(source),
-        "",
-    ]
-    with atomic_write(RESULTS / "hand_made.md") as path:
-        path.write_text("\n".join(lines))
-    Console().print("\n".join(lines), markup=False)
+    if args.report_only:
+        value = read_results(args.out)
+    else:
+        source = require_clean(args.allow_dirty)
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        rows = summary(measure(args.rounds))
+        value = {"provenance": source, "rounds": args.rounds, "threads": torch.get_num_threads(), "load": load}
+        value["rows"] = rows
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
 
 
 if __name__ == "__main__":

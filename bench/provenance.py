@@ -1,4 +1,8 @@
-"""Where a number comes from: date, machine, versions, commit and command, stored beside every committed result."""
+"""Where a number comes from: date, machine, versions, commit and command, stored beside every committed result.
+
+`refuse` is the gate of every report: numbers of several commits, or of files that are in no commit, make no page. With
+``--allow-dirty`` they do, and the page says at its top that it is not to be committed.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,113 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from grace_opt._util.files import atomic_write
 from grace_opt.sweep.measure import cpu_name
 
 #: Lists what is changed, results and model cards aside: they are what is being measured.
 DIRTY = ("status", "--porcelain", "-uno", "--", ":/", ":!/docs/results", ":!/grace_opt/data")
+#: Lists code that no commit has: it can be imported, and so be part of what is measured.
+UNTRACKED = ("ls-files", "--others", "--exclude-standard", "--full-name", "--", ":/*.py")
 PACKAGES = ("numpy", "scipy", "torch", "numba", "transformers")
+#: Behind a commit whose files were changed, and in place of one where git knows none.
+CHANGED, NONE = "+", "none"
 
 
-def provenance() -> dict[str, Any]:
-    """What a stranger needs to judge and repeat a measurement; no names or paths of the machine."""
+class MixedError(SystemExit):
+    """Numbers that cannot stand on one page; says which, and what to do."""
+
+
+def provenance(command: str | None = None) -> dict[str, Any]:
+    """What a stranger needs to judge and repeat a measurement; no names or paths of the machine.
+
+    Parameters
+    ----------
+    command : str, optional
+        What was typed; by default the running module and its arguments.
+    """
+    given = "".join(f" {Path(a).name if '/' in a else a}" for a in sys.argv[1:])
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": "python -m " + module_name() + "".join(f" {Path(a).name if '/' in a else a}" for a in sys.argv[1:]),
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git(*DIRTY) else ""),
+        "command": command or f"python -m {module_name()}{given}",
+        "commit": commit(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
+        **{name: _version(name) for name in PACKAGES},
     }
+
+
+def commit() -> str:
+    """The commit that is checked out, with a plus if files differ from it."""
+    found = _git("rev-parse", "--short=7", "HEAD")
+    return (found + CHANGED * bool(_git(*DIRTY) or _git(*UNTRACKED))) if found else NONE
+
+
+def is_clean(source: Mapping[str, Any]) -> bool:
+    """Whether one commit, and nothing besides, has what was measured."""
+    name = str(source["commit"])
+    return name != NONE and CHANGED not in name and ", " not in name
+
+
+def require_clean(allow_dirty: bool) -> dict[str, Any]:
+    """The `provenance` of now; stops before anything is measured if its numbers could not be committed.
+
+    Raises
+    ------
+    MixedError
+    """
+    return refuse({"this run": provenance()}, allow_dirty)
+
+
+def refuse(sources: Mapping[str, Mapping[str, Any]], allow_dirty: bool = False) -> dict[str, Any]:
+    """One provenance of several, if all are of one clean commit; where else they differ, all values are named.
+
+    Parameters
+    ----------
+    sources : mapping
+        What was measured, in words or as a file's name, to its provenance. Records may hold only date and commit.
+    allow_dirty : bool
+        Take them all the same; `is_clean` of what is returned is then False.
+
+    Raises
+    ------
+    MixedError
+        Naming the commits and what is of each.
+
+    Examples
+    --------
+    >>> both = refuse({"a": {"commit": "1234567", "cores": 2}, "b": {"commit": "1234567", "cores": 4}})
+    >>> both["commit"], both["cores"]
+    ('1234567', '2; 4')
+    """
+    by_commit: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        by_commit.setdefault(str(source["commit"]), []).append(name)
+    dirty = [name for name in by_commit if not is_clean({"commit": name})]
+    if not allow_dirty and (dirty or len(by_commit) > 1):
+        found = "; ".join(f"{name}: {_some(of)}" for name, of in by_commit.items())
+        why = (
+            f"files are changed that commit {dirty[0].rstrip(CHANGED)} does not have: commit them"
+            if dirty and dirty[0] != NONE
+            else "git knows no commit here: measure in a checkout"
+            if dirty
+            else "numbers of several commits make no page: measure the older ones again"
+        )
+        raise MixedError(f"{why}, or write --allow-dirty to try it out. Numbers by commit: {found}")
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for source in sources.values() for name in source):
+        values = list(dict.fromkeys(source[name] for source in sources.values() if name in source))
+        joined = ", " if name == "commit" else "; "
+        merged[name] = values[0] if len(values) == 1 else joined.join(map(str, values))
+    if len(dates := sorted({str(source["date"]) for source in sources.values() if "date" in source})) > 1:
+        merged["date"] = f"{dates[0]} to {dates[-1]}"
+    return merged
 
 
 def module_name() -> str:
@@ -41,20 +129,35 @@ def module_name() -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write aside and rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(aside, path)
+    with atomic_write(path) as name:
+        name.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def caption(source: dict[str, Any]) -> str:
+def caption(source: Mapping[str, Any]) -> str:
     """One line under a table."""
-    packages = ", ".join(f"{name} {source[name]}" for name in PACKAGES)
+    packages = ", ".join(f"{name} {source[name]}" for name in PACKAGES if name in source)
     return (
         f"`{source['command']}`, {source['date']}, commit {source['commit']}, {source['cores']} cores of "
         f"{source['cpu']}, Python {source['python']}, {packages}."
     )
 
 
+def _some(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+        )
+    except FileNotFoundError:  # no git here
+        return ""
     return done.stdout.strip()

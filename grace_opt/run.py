@@ -97,6 +97,8 @@ class Run:
         Seconds after which searching an instance ends, unless a better choice was found; they begin anew with each.
     numbers : tuple of int, optional
         The numbers of these instances in the whole call; None: they are the whole call.
+    pace : float
+        How many times longer than it usually does a step takes now; more than 1 on a busy machine.
     """
 
     seed: int = 0
@@ -106,6 +108,7 @@ class Run:
     targets: tuple[float, ...] = ()
     patience: float = float("inf")
     numbers: tuple[int, ...] | None = None
+    pace: float = 1.0
     began: float = field(default_factory=time.monotonic)
     _stop: _Stop = field(default_factory=_Stop, repr=False)
     _found: _Found = field(default_factory=_Found, repr=False)
@@ -118,7 +121,7 @@ class Run:
         """Whether a step that cannot be cut short, and takes about this long, would end before the search has to."""
         if self._stop.asked:
             return False
-        then = time.monotonic() + seconds
+        then = time.monotonic() + seconds * self.pace
         return then < self.deadline and (not self.watches or self.numbers is None or any(self._open(then)))
 
     @property
@@ -177,6 +180,11 @@ class Run:
         self._stop.has_choice = True
 
     @property
+    def stopped(self) -> bool:
+        """Whether Ctrl-C, the callback or an error in another thread asked to stop."""
+        return self._stop.asked
+
+    @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C asked to stop."""
         return self._stop.by_ctrl_c
@@ -213,9 +221,19 @@ class Run:
         now = time.monotonic()
         return replace(self, deadline=now + share * (self.deadline - now), patience=share * self.patience)
 
+    def leaving(self, seconds: float) -> Run:
+        """The same run, over so many seconds earlier, for what comes afterwards; half of what remains at most."""
+        if self.deadline == float("inf"):
+            return self
+        return replace(self, deadline=self.deadline - min(seconds, 0.5 * max(0.0, self.deadline - time.monotonic())))
+
     def stop(self) -> None:
         """Let every part of the call see `expired`; for whoever has to end its threads."""
         self._stop.asked = True
+
+    def go_on(self) -> None:
+        """Take back what a callback or an error asked for, not Ctrl-C: for what comes after the method."""
+        self._stop.asked = self._stop.by_ctrl_c
 
     def report(self, instance: int, objective: float, lower_bound: float, mask: npt.NDArray[np.bool_]) -> None:
         """Note f of one instance's best choice and tell the callback; `expired` knows what came of it."""

@@ -60,6 +60,8 @@ class Result:
     objective : Tensor (...), float64, optional
         f, if a batched method knows it, rounded as sums in W's own precision are. With ``check=False`` it is taken as
         it is; otherwise f is always summed from W in float64.
+    certified : str, optional
+        The level of `grace_opt.bounds.certificate` that `lower_bound` holds already: `solve` need not compute it again.
     """
 
     mask: Tensor
@@ -67,6 +69,7 @@ class Result:
     limit: Tensor | None = None
     stats: Mapping[str, Any] = field(default_factory=dict)
     objective: Tensor | None = None
+    certified: str | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

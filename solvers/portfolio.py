@@ -1,11 +1,11 @@
 r"""Portfolio: the best answer within the time there is, with a certificate. What to use when in doubt.
 
-Without a time limit: both greedies, tabu search from the better one, and the fast certificate. With one: the same, then
-branch and bound for half of the time that is left (it ends early if it proves the optimum), then tabu search again
-until the limit; beyond 2000 vertices tabu search all the time. What does not fit into the time that is left is not
-begun, `drop_greedy` and the bound of large W included. Complexity: that of its parts; guarantee: never worse than
-`mies`, and, given the time, than `drop_greedy` or a local optimum of exchanges, and with a bound. Reference: Huberman,
-Lukose & Hogg, Science 275 (1997), for portfolios.
+Without a time limit: both greedies, tabu search from the better one, and `grace_opt.bounds.certificate` with that
+answer. With one: the same, then, where that proved nothing, branch and bound for half of the time that is left (it ends
+early if it proves the optimum), and tabu search again until the limit; beyond 2000 vertices tabu search all the time.
+What does not fit into the time that is left is not begun, `drop_greedy` and the bound of large W included. Complexity:
+that of its parts; guarantee: never worse than `mies`, and, given the time, than `drop_greedy` or a local optimum of
+exchanges, and with a bound. Reference: Huberman, Lukose & Hogg, Science 275 (1997), for portfolios.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from grace_opt import bounds, objective, registry
-from grace_opt.bounds.qcr import MOST_VERTICES, SECONDS
+from grace_opt.bounds.qcr import LARGEST_RELAXED, SECONDS_PER_CUBE
 from grace_opt.problem import Problem
 from grace_opt.registry import check_fields, choice, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result, proved
 
-#: What `drop_greedy` takes per entry of W, roughly; and by how much the tight bound takes longer than the fast one.
-SECONDS_TO_DROP, TIGHT_FACTOR = 2e-8, 100
+#: What `drop_greedy` takes per entry of W, roughly.
+SECONDS_TO_DROP = 2e-8
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PortfolioOptions:
     iterations : int or None
         Exchanges per instance of the first tabu search; None: 20 n, at least 1000.
     bound : {"fast", "tight"}
-        How the bound that comes with the answer is computed.
+        Level of `grace_opt.bounds.certificate`: the bound that comes with the answer.
     """
 
     iterations: int | None = None
@@ -64,31 +64,32 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
         still = torch.tensor(run.open(), device=mask.device) if run.targets else problem.k >= 0
         better = _better(problem, mask, _call("drop_greedy", problem, run).mask)
         mask = torch.where(still.unsqueeze(-1), better, mask)  # a choice that is good enough stays
-    # Before the searches, which know how to stop: a bound takes what it takes, and is left out where that is too long.
-    bound = bounds.row_bound_in_time(problem, run.beside_search())
-    seconds = SECONDS * problem.n * entries * (TIGHT_FACTOR if options.bound == "tight" else 1)
-    if problem.n <= bounds.MOST_FAST and run.beside_search().has_time(seconds):
-        # The plain relaxation, compiled as all else here is, is what the fast certificate computes in torch.
-        compute = bounds.plain_bound if options.bound == "fast" else bounds.tight_bound
-        bound = torch.maximum(bound, compute(problem))
     count = max(1000, 20 * problem.n) if options.iterations is None else options.iterations
-    first = _call("tabu", problem, run, start=mask, iterations=count)
+    search = run.leaving(bounds.seconds_to_certify(problem, options.bound))
+    first = _call("tabu", problem, search, start=mask, iterations=count)
     mask = _better(problem, mask, first.mask)
     stats = dict(first.stats)
-    limit = torch.zeros_like(problem.k, dtype=torch.bool)
+    bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
+    open_ = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
+    limit = torch.zeros_like(open_)
     if run.limited:
-        if problem.n <= MOST_VERTICES and run.has_time(SECONDS * problem.n**3):
-            exact = _call("branch_and_bound", problem, run.until(0.5), start=mask)
-            mask = _better(problem, mask, exact.mask)
-            bound = torch.maximum(bound, exact.lower_bound.to(bound))  # type: ignore[union-attr]
+        stats |= {"nodes": 0, "strong_bounds": 0}
+    if run.limited and bool(open_.any()):
+        rows = open_.nonzero().squeeze(-1)
+        part, told = problem.instances(rows), run.instances(rows.tolist())
+        if problem.n <= LARGEST_RELAXED and run.has_time(SECONDS_PER_CUBE * problem.n**3):
+            exact = _call("branch_and_bound", part, told.until(0.5), start=mask[rows])
+            mask[rows] = _better(part, mask[rows], exact.mask)
+            bound[rows] = torch.maximum(bound[rows], exact.lower_bound.to(bound))  # type: ignore[union-attr]
             stats |= exact.stats
         limit = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
         if bool(limit.any()) and not run.expired():
-            open_ = limit.nonzero().squeeze(-1)
-            last = _call("tabu", problem.instances(open_), run.instances(open_.tolist()), start=mask[open_])
-            mask[open_] = _better(problem.instances(open_), mask[open_], last.mask)
+            rows = limit.nonzero().squeeze(-1)
+            part = problem.instances(rows)
+            last = _call("tabu", part, run.instances(rows.tolist()), start=mask[rows])
+            mask[rows] = _better(part, mask[rows], last.mask)
             stats["iterations"] += last.stats["iterations"]
-    return Result(mask, bound, limit, stats)
+    return Result(mask, bound, limit, stats, certified=options.bound)
 
 
 def _call(name: str, problem: Problem, run: Run, **options: Any) -> Result:

@@ -116,11 +116,11 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
     fallback = np.argsort(np.diag(W), kind="stable")[:k]
     if run.expired() or run.deadline - time.monotonic() < SECONDS_TO_START * m**3:
         return result([_mask(m, fallback)], -math.inf, stats | {"solver_status": "no time left"}, limit=True)
-    found = _relax(W, k, options, run)
+    found = _relaxation_solved(W, k, options, run)
     if found.status == sdp_primal.INTERRUPTED:
         run.interrupt()
     # Without any multipliers the bound is k λ_min(W): better than what a solver stopped early may have.
-    bound = max(sdp_dual.dual_bound(W, k, each) for each in (found.multipliers, sdp_dual.Multipliers.zero(m)))
+    bound = max(sdp_dual.dual_bound(W, k, each) for each in (found.multipliers, sdp_dual.SdpMultipliers.zero(m)))
     value = None if math.isnan(found.value) else found.value * scale
     stats = {"relaxation": value, "solver": found.solver, "solver_status": found.status}
     return result(
@@ -144,12 +144,12 @@ def _trivial(W: np.ndarray[Any, Any], k: int) -> tuple[list[np.ndarray[Any, Any]
     return [~_mask(m, [int(left.argmin())])], float(left.min()) - margin
 
 
-def _relax(W: np.ndarray[Any, Any], k: int, options: SdpOptions, run: Run) -> sdp_primal.Relaxation:
+def _relaxation_solved(W: np.ndarray[Any, Any], k: int, options: SdpOptions, run: Run) -> sdp_primal.SdpSolution:
     """The first answer with multipliers; SolverError with every solver's status if there is none."""
     failures = []
     for solver in _order(len(W), options):
         try:
-            return sdp_primal.relax(
+            return sdp_primal.solve_sdp(
                 W,
                 k,
                 options.relaxation,

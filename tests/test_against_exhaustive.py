@@ -9,16 +9,16 @@ import math
 import os
 import time
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bench.provenance import caption, provenance, write_json
+from bench.pages_of_tests import test_deep as deep_page
+from bench.provenance import require_clean
+from bench.report import RESULTS, write_results
 from grace_opt import Status, registry, solve
-from grace_opt._util.files import write_file
 from grace_opt.bounds import LEVELS
 from grace_opt.problem import Problem
 from grace_opt.solution import OPTIMALITY_RTOL
@@ -32,7 +32,9 @@ SDP_WANTED = min(3000, max(300, WANTED // 10)) if DEEP else WANTED // 10
 SIZE, SDP_SIZE, MAX_N = 100 if DEEP else 25, 10, 14
 #: What an objective, and a bound above the optimum, may be off by, relative to themselves: their last digits.
 LAST_DIGITS = 4 * float(np.finfo(np.float64).eps)
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+ALLOW_DIRTY = bool(os.environ.get("GRACE_ALLOW_DIRTY"))
+#: Asked before the first instance is drawn: numbers that cannot be committed are not worth an hour.
+SOURCE = require_clean(ALLOW_DIRTY) | {"command": "make test-deep"} if DEEP else {}
 MORE_KINDS = ("rank deficient", "huge", "tiny", "massive", "negative", "twins", "k-cluster", "cancelling", "near ties")
 #: Weights that no one scale suits; in these, protected vertices are giants.
 ADVERSARIAL = (
@@ -292,6 +294,7 @@ def run_settings(count):
     return settings(**common)
 
 
+@pytest.mark.slow
 @run_settings(-(-WANTED // SIZE))
 @given(drawn_batches(SIZE))
 def test_every_method_against_the_optimum(batch):
@@ -316,6 +319,7 @@ def test_every_method_against_the_optimum(batch):
     case.done()
 
 
+@pytest.mark.slow
 @run_settings(-(-SDP_WANTED // SDP_SIZE))
 @given(drawn_batches(SDP_SIZE))
 def test_sdp_against_the_optimum(batch):
@@ -331,38 +335,17 @@ def test_the_deep_log():
     """Runs last: writes what the tests above drew and found, breaches included."""
     seconds = time.perf_counter() - RECORD.began
     log = {
-        "provenance": provenance() | {"command": f"GRACE_TEST_INSTANCES={WANTED} {provenance()['command']}"},
+        "provenance": SOURCE,
         "instances": RECORD.instances,
         "sdp_instances": RECORD.sdp_instances,
         "breaches": len(RECORD.breaches),
         "seconds": round(seconds, 1),
         "kinds": dict(sorted(RECORD.kinds.items())),
+        "rtol": OPTIMALITY_RTOL,
         "sizes": {str(n): RECORD.sizes[n] for n in sorted(RECORD.sizes)},
         "methods": {name: dict(RECORD.methods[name]) | RECORD.worst[name] for name in sorted(RECORD.methods)},
     }
-    write_json(RESULTS / "test_deep.json", log)
-    write_file(RESULTS / "test_deep.md", _markdown(log))
+    write_results(RESULTS / "test_deep", log, deep_page, allow_dirty=ALLOW_DIRTY)
     assert RECORD.instances >= WANTED
     assert RECORD.sdp_instances >= SDP_WANTED
     assert not RECORD.breaches, f"{len(RECORD.breaches)} breaches, printed above"
-
-
-def _markdown(log):
-    drawn = ", ".join(f"{name} {count}" for name, count in log["kinds"].items())
-    sizes = ", ".join(f"{n}: {count}" for n, count in log["sizes"].items())
-    rows = "\n".join(
-        f"| {name} | {m['instances']} | {100 * m['optimal'] / m['instances']:.2f} % | "
-        f"{100 * m['proved'] / m['instances']:.2f} % | {m['exact_off']:.1e} | {m['bound_above_optimum']:.1e} |"
-        for name, m in log["methods"].items()
-    )
-    return (
-        f"{log['instances']} instances ({log['sdp_instances']} more for sdp) of n = 1 to {MAX_N}, with k and protection"
-        f" of their own, against the enumerated optimum: **{log['breaches']} breaches** in {log['seconds']:.0f} s.\n\n"
-        "| method | instances | optimal | proved optimal | f above the optimum where proved, of what OPTIMAL allows |"
-        " bound above the optimum, of the optimum |\n|---|---:|---:|---:|---:|---:|\n"
-        f"{rows}\n\n"
-        "The last two are the worst seen. Optima and objectives are summed exactly. OPTIMAL allows"
-        f" max({OPTIMALITY_RTOL:g} |f|, 64 n eps Σ|W_ij| over the chosen entries), a bound the last digits of the"
-        f" optimum, {LAST_DIGITS:.1e}.\n\n"
-        f"Instances by kind: {drawn}. By n: {sizes}.\n\n{caption(log['provenance'])}\n"
-    )

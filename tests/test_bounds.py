@@ -1,13 +1,16 @@
 """Bounds never exceed the optimum, on anything; and they are tight where theory says so."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt import Problem, ProblemError, bounds, solve
-from grace_opt.bounds import batched
+import grace_opt
+from grace_opt import OptionError, Problem, ProblemError, bounds, solve
+from grace_opt.bounds import batched, convexity
 from grace_opt.instances import generators
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
@@ -16,7 +19,9 @@ ALL = {
     "eigenvalue": bounds.eigenvalue_bound,
     "continuous scaled": lambda p: bounds.continuous_bound(p, shift="scaled"),
     "continuous uniform": lambda p: bounds.continuous_bound(p, shift="uniform"),
+    "entry": bounds.entry_bound,
     "certificate": lambda p: bounds.certificate(p, "fast"),
+    "tight certificate": lambda p: bounds.certificate(p, "tight"),
     "one step": lambda p: bounds.continuous_bound(p, steps=1),
 }
 
@@ -118,20 +123,162 @@ def test_margins_scale_with_the_weights(scale):
         assert small / scale == pytest.approx(plain, rel=2e-3)
 
 
+SINGLE = {
+    "entry": bounds.entry_bound,
+    "row": bounds.row_bound,
+    "eigenvalue": bounds.eigenvalue_bound,
+    "continuous scaled": lambda p: bounds.continuous_bound(p, shift="scaled"),
+    "continuous uniform": lambda p: bounds.continuous_bound(p, shift="uniform"),
+    "plain": bounds.plain_bound,
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_tight_is_never_below_fast(kind):
-    """But for the gap that is left alone."""
+def test_a_certificate_is_never_below_any_cheap_bound(kind):
+    """But for the percent that is left alone; and tight is not below fast."""
     W = np.stack([instance(kind, 24, seed) for seed in range(4)])
     problem = Problem.of(W, 12).flatten()
-    tight, fast = (bounds.certificate(problem, level) for level in ("tight", "fast"))
-    scale = torch.from_numpy(np.abs(W).sum((-1, -2)))
-    assert (tight >= fast - 0.08 * solve(torch.from_numpy(W), 12, "tabu").objective.abs() - 1e-12 * scale).all()
+    best = solve(torch.from_numpy(W), 12, "tabu", certify="fast")
+    size = torch.from_numpy(np.abs(W).sum((-1, -2)))
+    fast = bounds.certificate(problem, "fast", incumbent=best.mask)
+    tight = bounds.certificate(problem, "tight", incumbent=best.mask)
+    left = 0.01 * best.objective.abs() + 1e-12 * size
+    for name, bound in SINGLE.items():
+        assert (fast >= bound(problem) - left - 1e-5 * bound(problem).abs()).all(), name
+    assert (tight >= fast - left).all()
+    assert (bounds.certificate(problem, "fast") <= best.objective + 1e-12 * size).all()  # by its own incumbent
 
 
-def test_tight_near_rank_one():
-    """There the eigenvalues say more than what is made for attention's W, whose bound is below zero."""
+def test_near_rank_one_the_certificate_is_as_good_as_the_eigenvalues():
+    """There the relaxations are not solved well enough to say more than that W is semidefinite."""
     W = np.stack([generators.cancellation(24, seed=seed, k=12).W for seed in range(4)])
     problem = Problem.of(W, 12).flatten()
-    tight, fast = (bounds.certificate(problem, level) for level in ("tight", "fast"))
-    assert (tight >= fast).all()
-    assert (fast > bounds.tight_bound(problem)).any()
+    for level in bounds.LEVELS:
+        assert (bounds.certificate(problem, level) >= bounds.eigenvalue_bound(problem)).all()
+
+
+def test_semidefinite_and_nonnegative_weights_have_bounds_that_are_not_negative():
+    """Both at a size where Cholesky proves it, and one of them too singular for eigenvalues alone."""
+    rng = np.random.default_rng(0)
+    G = rng.normal(size=(300, 20))
+    semidefinite = Problem.of(G @ G.T, 150).flatten()
+    assert abs(float(bounds.certificate(semidefinite))) <= 1e-7 * float(semidefinite.diagonal.sum())
+    W = np.abs(rng.normal(size=(300, 300)))
+    assert float(bounds.certificate(Problem.of(W + W.T, 150).flatten())) > 0
+    assert float(bounds.entry_bound(Problem.of((W + W.T).round(), 150).flatten())) >= 0
+
+
+@pytest.fixture
+def by_cholesky(monkeypatch):
+    """Lanczos and Cholesky from 12 vertices on, where choices can be enumerated."""
+    monkeypatch.setattr(convexity, "CHOLESKY_FROM", 12)
+    monkeypatch.setattr(convexity, "LANCZOS_BASIS", 11)
+    found = []
+    right = convexity._proved_by_cholesky
+    monkeypatch.setattr(convexity, "_proved_by_cholesky", lambda C: found.append(right(C)) or found[-1])
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("level", bounds.LEVELS)
+def test_certificates_by_cholesky_are_valid(kind, level, by_cholesky):
+    for seed in range(4):
+        W = instance(kind, 13, seed)
+        best = oracle.optimum(W, 6)
+        for scale in (1.0, 1e-150, 1e140):
+            problem = Problem.of(W * scale, 6).flatten()
+            slack = 1e-12 * np.abs(W).sum() * scale
+            assert float(bounds.certificate(problem, level)) <= best * scale + slack
+            assert float(bounds.plain_bound(problem)) <= best * scale + slack
+
+
+@given(st.integers(12, 40), st.integers(0, 2**32 - 1), st.integers(0, 2))
+def test_a_shift_proved_by_cholesky_makes_convex(m, seed, kind):
+    rng = np.random.default_rng(seed)
+    G = rng.normal(size=(m, m)) * 10.0 ** rng.uniform(-3, 3, size=(1 if kind else m, m))
+    C = (G + G.T) / 2 if kind == 1 else G[:, : m // 2] @ G[:, : m // 2].T
+    least = np.linalg.eigvalsh(C)[0]
+    size = np.linalg.norm(C)
+    for t in (-least * (1 - 1e-3) - 1e-6 * size, -least + 1e-13 * size, -least + 1e-3 * size):
+        proved = convexity._shift_if_convex(C, t)
+        assert proved is None or proved >= -least - 1e-14 * size
+    assert convexity._shift_if_convex(C, -least + 1e-3 * size) < -least + 2e-3 * size
+
+
+def semidefinite_exactly(C, shift):
+    """Whether C + shift I has no negative pivot, by fractions."""
+    rows = [[Fraction(x) for x in row] for row in C.tolist()]
+    for at in range(len(rows)):
+        rows[at][at] += Fraction(shift)
+    for at, row in enumerate(rows):
+        if row[at] <= 0:
+            return not any(row[at:])
+        for below in rows[at + 1 :]:
+            factor = below[at] / row[at]
+            below[at:] = [a - factor * b for a, b in zip(below[at:], row[at:], strict=True)]
+    return True
+
+
+def test_a_cholesky_factorisation_that_ends_proves_no_more_than_its_margin(monkeypatch):
+    """Singular matrices, which rounding makes indefinite half of the time: some factorisations end all the same."""
+
+    def proved(margin):
+        monkeypatch.setattr(convexity, "CHOLESKY_MARGIN", margin)
+        for seed in range(150):
+            G = np.random.default_rng(seed).normal(size=(7, 6))
+            C = np.tril(G @ G.T)
+            C += np.tril(C, -1).T
+            found = convexity._shift_if_convex(C, 0.0)
+            if found is not None:
+                yield semidefinite_exactly(C, found)
+
+    right = list(proved(8.0))
+    assert len(right) > 10
+    assert all(right)
+    assert not all(proved(-7.0))  # planted: m and the margin cancel, so that nothing is added
+
+
+@pytest.mark.parametrize("level", bounds.LEVELS)
+def test_certificates_of_a_batch_are_those_of_its_instances(level):
+    W = np.stack([instance(kind, 20, 1) for kind in KINDS])
+    whole = Problem.of(W, 8, protected=[3]).flatten()
+    masks = torch.as_tensor(solve(W, 8, "think", protected=[3]).mask)
+    together = bounds.certificate(whole, level, incumbent=masks)
+    for b in range(len(W)):
+        alone = bounds.certificate(whole.instances(torch.tensor([b])), level, incumbent=masks[b : b + 1])
+        assert float(alone) == float(together[b])
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(1, 5, dtype=torch.bool), torch.ones(5, dtype=torch.bool), torch.ones(1, 5), [[True] * 5]]
+)
+def test_an_incumbent_that_is_no_choice_is_refused(wrong):
+    problem = Problem.of(np.eye(5) - 0.1, 2).flatten()
+    with pytest.raises(OptionError, match="incumbent"):
+        bounds.certificate(problem, incumbent=wrong)
+    with pytest.raises(OptionError, match="level='loose'"):
+        bounds.certificate(problem, "loose")
+
+
+def test_a_certificate_is_computed_once_after_the_method_with_its_answer(monkeypatch):
+    asked, right = [], bounds.certificate
+
+    def noted(problem, level, *, incumbent, run):
+        asked.append((level, incumbent.clone()))
+        return right(problem, level, incumbent=incumbent, run=run)
+
+    monkeypatch.setattr(bounds, "certificate", noted)
+    W = np.stack([generators.k_cluster(24, seed, k=8).W for seed in range(3)])
+    sol = solve(W, 8, "tabu", certify="tight")
+    assert [level for level, _ in asked] == ["tight"]
+    assert (asked[0][1].numpy() == sol.mask).all()
+    asked.clear()
+    solve(W, 8, "portfolio", certify="fast")
+    assert len(asked) == 1  # its own
+    asked.clear()
+    solve(W, 8, "exhaustive", certify="tight", max_subsets=10**7)
+    assert not asked  # proved
+    both = grace_opt.compare(W, 8, ["think", "mies", "tabu"], certify="fast")
+    assert len(asked) == 1
+    assert (both[0].lower_bound == np.minimum(both[2].lower_bound, both[0].objective)).all()
+    assert (asked[0][1].numpy() == both.best.mask).all() or (both.best.objective == both[2].objective).all()

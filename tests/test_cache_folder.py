@@ -62,6 +62,7 @@ def python(code: str, env: dict[str, str]) -> tuple[str, str]:
     return out, err
 
 
+@pytest.mark.slow
 def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, str], tmp_path: Path) -> None:
     env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "file")}
     loops = (ROOT / "grace_opt" / "kernels").glob("*/cpu*")
@@ -74,6 +75,7 @@ def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, st
     assert "set NUMBA_CACHE_DIR in the environment to a folder" in err
 
 
+@pytest.mark.slow
 def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str], tmp_path: Path) -> None:
     env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
     assert python(SOLVE, env)[1] == ""
@@ -84,6 +86,7 @@ def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str]
     assert (out.split()[-1], err) == ("1", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 def test_damaged_files_are_replaced(sources: Path, tmp_path: Path, suffix: str) -> None:
     env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
@@ -98,6 +101,7 @@ def test_damaged_files_are_replaced(sources: Path, tmp_path: Path, suffix: str) 
     assert len(again.read_bytes()) > len(whole) // 2 + 1
 
 
+@pytest.mark.slow
 def test_a_folder_that_fills_up_or_turns_read_only(sources: Path, tmp_path: Path) -> None:
     """While the file is written: where one can be opened, writing to it may fail still."""
     full = """
@@ -115,6 +119,7 @@ IndexDataCacheFile._save_index = fails
     assert str(tmp_path) in err
 
 
+@pytest.mark.slow
 def test_a_change_in_one_file_is_seen_by_the_loops_that_call_into_it(sources: Path, tmp_path: Path) -> None:
     """numba looks at a function's own file alone: loops of another version would go on being used after an update."""
     shutil.copytree(sources / "grace_opt", tmp_path / "grace_opt")
@@ -133,6 +138,7 @@ print(sum(improve.stats.cache_hits.values()))
     assert python(code, env)[0].split()[-1] == "0"
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_and_files_that_took_each_others_names(sources: Path, tmp_path: Path) -> None:
     env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
     code = """

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench import cost_model
 from bench.cost_model import MODELS, Cost, Model, Rates
+from bench.report import si
 from grace_opt import interaction_matrix
 from grace_opt.hf import PrunedKeyCache
 
@@ -169,8 +170,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the script with these arguments; gives what it wrote."""
 
     def run(arguments: str) -> tuple[dict, str]:
-        monkeypatch.setattr(cost_model, "RESULTS", tmp_path)
-        monkeypatch.setattr(sys, "argv", ["cost_model", *arguments.split()])
+        where = ["--allow-dirty", "--out", str(tmp_path / "cost_model")]
+        monkeypatch.setattr(sys, "argv", ["cost_model", *arguments.split(), *where])
         cost_model.main()
         return json.loads((tmp_path / "cost_model.json").read_text()), (tmp_path / "cost_model.md").read_text()
 
@@ -225,4 +226,4 @@ def test_what_makes_no_sense_is_refused(start, arguments: str, message: str, cap
     [(0, "FLOP", "0 FLOP"), (15153, "s", "15,153 s"), (3e-7, "s", "0.3 µs"), (1.5e15, "FLOP", "1.5 PFLOP")],
 )
 def test_quantities_read_well(value: float, unit: str, words: str) -> None:
-    assert cost_model.si(value, unit) == words
+    assert si(value, unit) == words

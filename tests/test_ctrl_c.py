@@ -67,6 +67,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "n", "batch", "longest", "options"),
     [
@@ -233,6 +234,7 @@ def test_local_search_answers_the_same_in_stretches(monkeypatch):
     assert (once.mask == again.mask).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["solve", "compare"])
 def test_the_command_line_prints_the_choice(command, tmp_path):
     rng = np.random.default_rng(0)

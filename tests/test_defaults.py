@@ -74,6 +74,7 @@ def usual():
     return {name: answers(name) for name in METHODS} | {"others": others()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_the_default_dtype_changes_no_bit(dtype, usual):
     before = torch.get_default_dtype()
@@ -85,6 +86,7 @@ def test_the_default_dtype_changes_no_bit(dtype, usual):
     assert [name for name in usual if found[name] != usual[name]] == []
 
 
+@pytest.mark.slow
 def test_numpy_input_needs_no_default_device(usual):
     code = (
         "import torch; torch.set_default_device('meta')\n"

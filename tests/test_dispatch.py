@@ -27,6 +27,7 @@ from grace_opt.kernels.exchange import gpu as exchange  # noqa: E402
 from grace_opt.kernels.gather import gpu as gather  # noqa: E402
 from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402
 from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
+from tests import interpreter  # noqa: E402, F401  (cheaper launches)
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU can not play the GPU beside one")
 CPU = torch.device("cpu")

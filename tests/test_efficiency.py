@@ -23,7 +23,7 @@ from bench.experiments import __main__ as command
 from grace_opt.hf.models import POCKET_FOLDER
 from grace_opt.sweep import make_report
 
-TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5"]
+TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5", "--allow-dirty"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,7 @@ def rows(out: Path) -> list[dict]:
     return json.loads(out.with_suffix(".json").read_text())["rows"]
 
 
+@pytest.mark.slow
 def test_every_cache_is_measured(out: Path) -> None:
     efficiency.main([*TINY, "--ratio", "0.5", "0.6", "--attention", "sdpa", "eager", "--out", str(out)])
     found = rows(out)

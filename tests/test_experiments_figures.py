@@ -38,6 +38,7 @@ def settings(experiment: Experiment, size: str = "smoke", **changes: Any) -> Set
 # Every experiment, from cells to pictures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: e.name)
 def test_the_smoke_size_gives_a_report_with_its_pictures(experiment: Experiment, tmp_path: Path) -> None:
     asked = settings(experiment)

@@ -351,6 +351,7 @@ def reported(experiment: Experiment, asked: Settings, folder: Path) -> str:
     return make_report(folder)[1].read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: e.name)
 def test_smoke_size_runs_and_the_papers_models_are_not_run_here(experiment: Experiment, tmp_path: Path) -> None:
     few = {} if experiment is niah.EXPERIMENT else {"tasks": ("triviaqa", "samsum"), "budgets": (64,)}

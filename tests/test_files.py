@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -184,6 +185,7 @@ def test_special_files_are_never_replaced(suffix: str, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} <= {"fifo", "link", "socket"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_what_the_shell_has_opened_is_not_replaced(name: str, tmp_path: Path) -> None:
     if not os.path.exists(name):
@@ -316,7 +318,8 @@ def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path) -> None:
             assert run.stdout is not None
             run.stdout.readline()
             while not path.exists():
-                pass
+                assert run.poll() is None, "the writer ended before it wrote"
+                time.sleep(0.0005)
             with pytest.raises(subprocess.TimeoutExpired):
                 run.wait(delay)
             run.kill()

@@ -240,6 +240,40 @@ def test_resolve_asks_for_what_make_installs(dry_run: Callable[..., str]) -> Non
     assert named <= {version.rsplit(".", 1)[0] for version in pythons.split()}
 
 
+STEPS = {
+    "lint": "ruff",
+    "contracts": "lint-imports",
+    "types": "mypy",
+    "docs": "python -m sphinx",
+    "unit": "python -m pytest -n",
+    "oldest": "python -m pytest tests/hf",
+}
+
+
+@pytest.mark.parametrize("fails", [None, *STEPS])
+def test_make_test_runs_every_step_and_fails_with_any(fails: str | None, tmp_path: Path) -> None:
+    """Some of them beside others: what they say is shown, whoever fails."""
+    if shutil.which("make") is None:
+        pytest.skip("there is no make here")
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+        os.utime(tmp_path / name, (1, 1))
+    wrong = f'case "$said" in "{STEPS[fails]}"*) exit 3;; esac' if fails else ""
+    for environment in (".venv", ".venv-oldest"):
+        (tmp_path / environment / "bin").mkdir(parents=True)
+        for name in ("python", "ruff", "mypy", "lint-imports"):
+            tool = tmp_path / environment / "bin" / name
+            tool.write_text(f'#!/bin/sh\nsaid="{name} $*"; echo "said $said"; {wrong}\n')
+            tool.chmod(0o755)
+        for stamp in (".installed-demo", ".installed"):
+            (tmp_path / environment / stamp).touch()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    run = subprocess.run(["make", "test"], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60)
+    assert (run.returncode == 0) == (fails is None), run.stdout + run.stderr
+    said = [step for step, tool in STEPS.items() if f"said {tool}" in run.stdout]
+    assert said == list(STEPS) if fails is None else fails in said
+
+
 def python_blocks(path: Path) -> list[str]:
     """The Python examples of a Markdown file, in order."""
     return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -341,7 +375,7 @@ def test_the_readme_gives_figures_of_speed_as_the_tables_do() -> None:
     at_8192 = efficiency.split("**8,192 tokens", 1)[1]
     (share,) = re.findall(r"([\d.]+) × the time", readme)
     assert re.search(rf"^\| GRACE, K and V in 4 bits \| 0\.6 .* ms \| {share} \|", at_8192, re.M)
-    some = re.search(r"\*\*(\d+) of\*\* (\d+) layers", efficiency)
+    some = re.search(r"(\d+) of (\d+) layers", efficiency)
     assert some is not None
     told = [re.sub(r"\s+", " ", part) for part in re.split(r"\n\n|\n- ", readme) if "efficiency.md" in part]
     assert len(told) == 2

@@ -298,6 +298,6 @@ def test_fixed_vertices_of_a_problem_take_nothing_twice():
     problem = Problem.of(W, 2)
     with pytest.raises(OptionError, match="holds k"):
         fixed_vertices(problem, 1)
-    for seed in (True, 1.5):
-        with pytest.raises(OptionError, match="seed="):
-            fixed_vertices(problem, seed=seed)
+    for incumbent in ([True, False, False], [0, 1]):
+        with pytest.raises(OptionError, match="incumbent"):
+            fixed_vertices(problem, incumbent=incumbent)

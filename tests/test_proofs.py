@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from grace_opt import Status, compare, objective, registry, solve
 from grace_opt.bounds import LEVELS, tight
 from grace_opt.bounds.fixing import fixed_vertices
-from grace_opt.bounds.qcr import relax
+from grace_opt.bounds.qcr import solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.kernels.enumeration.cpu import pair_sum
 from grace_opt.problem import Problem
@@ -145,9 +145,9 @@ def test_portfolio_beside_a_protected_giant_claims_what_is_true():
 def test_bounds_are_raised_to_the_next_whole_number_and_no_further(size):
     W = np.diag(np.arange(size, size + 6.0))  # of steps of 1; the best of one vertex is `size`
     for below, expected in ((0.0, size), (0.4, size), (1.25, size - 1)):
-        made = tight._bounds(Problem.of(W, 1).flatten(), "random", partial(shifted_bound, size=size, below=below))
-        assert float(made[1]) > size  # the known choice is none of the best, and hides nothing
-        assert float(made[0]) == expected
+        worst = torch.arange(6)[None] == 5  # the known choice is none of the best, and hides nothing
+        made = tight.bound_each(Problem.of(W, 1).flatten(), worst, partial(shifted_bound, size=size, below=below))
+        assert float(made) == expected
 
 
 def shifted_bound(sub, value, size, below):
@@ -268,7 +268,7 @@ def test_leaves_are_looked_at_down_to_the_rounding():
     W = W + W.T
     best = oracle.optimum(W.tolist(), 4)
     sub, scale = Subproblem.of(Problem.of(W, 4))
-    loose = dataclasses.replace(relax(sub), rounding=1.0)
+    loose = dataclasses.replace(solve_relaxation(sub), rounding=1.0)
     search = DepthFirst(sub, loose)
     while search.top:
         search.advance(best / scale, 0.0, 1000)

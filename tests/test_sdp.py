@@ -13,8 +13,8 @@ import grace_opt
 from grace_opt import OptionError, SolverError, Status, UnknownSolverError, solve
 from grace_opt._util.arrays import power_of_two_scale
 from grace_opt.bounds import sdp_dual, sdp_primal
-from grace_opt.bounds.sdp_dual import Multipliers, dual_bound
-from grace_opt.bounds.sdp_primal import relax
+from grace_opt.bounds.sdp_dual import SdpMultipliers, dual_bound
+from grace_opt.bounds.sdp_primal import solve_sdp
 from grace_opt.testing import KINDS, check_solution, instance, instances
 from tests import oracle
 
@@ -25,17 +25,17 @@ def slack(W):
 
 
 def garbage(rng, m, kind, size):
-    """Multipliers of any sign and no relation to the instance."""
+    """SdpMultipliers of any sign and no relation to the instance."""
 
     def part():
         return rng.normal(size=(m, m)) * size
 
     return {
-        "equalities": lambda: Multipliers(rng.normal(size=m) * size, float(rng.normal() * size)),
-        "both": lambda: Multipliers(np.zeros(m), 0.0, both=part()),
-        "one": lambda: Multipliers(np.zeros(m), 0.0, one=part()),
-        "neither": lambda: Multipliers(np.zeros(m), 0.0, neither=part()),
-        "all": lambda: Multipliers(rng.normal(size=m) * size, float(rng.normal() * size), part(), part(), part()),
+        "equalities": lambda: SdpMultipliers(rng.normal(size=m) * size, float(rng.normal() * size)),
+        "both": lambda: SdpMultipliers(np.zeros(m), 0.0, both=part()),
+        "one": lambda: SdpMultipliers(np.zeros(m), 0.0, one=part()),
+        "neither": lambda: SdpMultipliers(np.zeros(m), 0.0, neither=part()),
+        "all": lambda: SdpMultipliers(rng.normal(size=m) * size, float(rng.normal() * size), part(), part(), part()),
     }[kind]()
 
 
@@ -107,13 +107,13 @@ lifted_row_minima = sdp_dual._row_minima
 def test_a_wrong_minimum_would_be_caught(monkeypatch, planted):
     monkeypatch.setattr(sdp_dual, "_row_minima", planted)
     # Good multipliers: with random ones the eigenvalue's part is so low that no mistake elsewhere shows.
-    found = [(W := instance("wishart", 7, s), relax(W, 3, "rlt").multipliers) for s in range(5)]
+    found = [(W := instance("wishart", 7, s), solve_sdp(W, 3, "rlt").multipliers) for s in range(5)]
     assert any(dual_bound(W, 3, given_) > oracle.optimum(W, 3) for W, given_ in found)
 
 
 def test_a_wrong_eigenvalue_would_be_caught(monkeypatch):
     monkeypatch.setattr(sdp_dual.np.linalg, "eigvalsh", lambda M: np.linalg.eigh(M)[0][1:])
-    found = [(W := instance("wishart", 7, s), relax(W, 3).multipliers) for s in range(5)]
+    found = [(W := instance("wishart", 7, s), solve_sdp(W, 3).multipliers) for s in range(5)]
     assert any(dual_bound(W, 3, given_) > oracle.optimum(W, 3) for W, given_ in found)
 
 
@@ -151,11 +151,11 @@ def test_the_certified_value_is_the_relaxation_s(kind, relaxation):
     W, k = instance(kind, 9, 4), 4
     W = W / np.abs(W).max()
     expected = lifted_value(W, k, relaxation)
-    found = relax(W, k, relaxation)
+    found = solve_sdp(W, k, relaxation)
     assert found.converged
     assert found.value == pytest.approx(expected, rel=1e-5, abs=1e-7)
     assert dual_bound(W, k, found.multipliers) == pytest.approx(found.value, rel=1e-6, abs=1e-7)
-    first_order = relax(W, k, relaxation, solver="scs", max_iters=50_000)
+    first_order = solve_sdp(W, k, relaxation, solver="scs", max_iters=50_000)
     assert dual_bound(W, k, first_order.multipliers) == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
@@ -193,7 +193,7 @@ def test_adding_a_constant_shifts_the_bound():
 
 @pytest.mark.parametrize("k", [0, 1, 6, 7])
 def test_forced_and_nearly_forced_choices_need_no_solver(monkeypatch, k):
-    monkeypatch.setattr(sdp_primal, "relax", None)
+    monkeypatch.setattr(sdp_primal, "solve_sdp", None)
     for kind in KINDS:
         W = instance(kind, 9, 1)
         sol = solve(W, k, "sdp", protected=[0, 8])
@@ -205,8 +205,8 @@ def test_forced_and_nearly_forced_choices_need_no_solver(monkeypatch, k):
 def test_multipliers_that_are_not_finite_give_no_bound():
     W = instance("wishart", 5, 0)
     for value in (np.nan, np.inf, 1e308):
-        assert dual_bound(W, 2, Multipliers(np.full(5, value), 0.0)) == -np.inf
-        assert dual_bound(W, 2, Multipliers(np.zeros(5), 0.0, both=np.full((5, 5), value))) == -np.inf
+        assert dual_bound(W, 2, SdpMultipliers(np.full(5, value), 0.0)) == -np.inf
+        assert dual_bound(W, 2, SdpMultipliers(np.zeros(5), 0.0, both=np.full((5, 5), value))) == -np.inf
 
 
 def test_equal_seeds_round_equally_and_no_rounding_is_an_option():
@@ -247,7 +247,7 @@ def test_the_status_of_a_failed_solver_is_passed_on(monkeypatch):
     def failing(*args, solver, **settings):
         raise SolverError(f"{solver} ended without a solution: NumericalError.")
 
-    monkeypatch.setattr(sdp_primal, "relax", failing)
+    monkeypatch.setattr(sdp_primal, "solve_sdp", failing)
     with pytest.raises(
         SolverError, match=r"clarabel .*NumericalError.* scs .*NumericalError.*local_search.*n = 8, k = 3"
     ):
@@ -255,14 +255,14 @@ def test_the_status_of_a_failed_solver_is_passed_on(monkeypatch):
 
 
 def test_auto_falls_back(monkeypatch):
-    right = sdp_primal.relax
+    right = sdp_primal.solve_sdp
 
     def fragile(*args, solver, **settings):
         if solver == "clarabel":
             raise SolverError("clarabel ended without a solution: NumericalError.")
         return right(*args, solver=solver, **settings)
 
-    monkeypatch.setattr(sdp_primal, "relax", fragile)
+    monkeypatch.setattr(sdp_primal, "solve_sdp", fragile)
     assert solve(instance("wishart", 8, 0), 3, "sdp").stats["solver"] == ["scs"]
 
 

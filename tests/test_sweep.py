@@ -62,6 +62,7 @@ def texts(directory: Path) -> dict[str, str]:
 # Killed and started again
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     run_sweep(worker.cells(), worker.work, tmp_path / "whole", progress=False)
@@ -72,6 +73,7 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
     assert set(texts(tmp_path / "killed")) == {cell.key for cell in worker.cells()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them")
 def test_killed_with_two_workers(tmp_path: Path) -> None:
     """First a worker, whose cell is made again; then the sweep, whose workers must end as well."""
@@ -108,6 +110,7 @@ def test_killed_with_two_workers(tmp_path: Path) -> None:
     assert {r.cell.config["n"]: r.rows[0]["value"] for r in found.values()} == {n: n * n for n in range(worker.COUNT)}
 
 
+@pytest.mark.slow
 def test_a_cell_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
     done = run_sweep(worker.cells(4), worker.dies, tmp_path, workers=2, progress=False, retries=1)
     assert (done.made, [failure.config["n"] for failure in done.failures]) == (3, [2])
@@ -115,6 +118,7 @@ def test_a_cell_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
     assert len(results(tmp_path)) == 3
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_that_loses_a_worker(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     cells = [Cell("work", {"n": n}) for n in range(24)]
@@ -488,15 +492,20 @@ def test_a_report_shows_ours_the_papers_and_what_is_missing(directory: Path) -> 
 
     _, first, second = (directory / "report" / f"{name}.md" for name in ("index", "first", "second"))
     text = first.read_text()
-    lines = {tuple(cell.strip() for cell in line.split("|")[1:4]): line for line in text.splitlines() if "|" in line}
-    assert "| 40 (Table 1) |  | 35.5 | 8 |" in lines["0.5", "think", "f"]
-    mies = lines["0.5", "mies", "f"]
-    assert "| 38.5 (Table 1) | -1.5 | 35 | 8 | -0.5 \\[-0.5" in mies
-    assert mies.rstrip().endswith("| better |  |")
-    missing = lines["0.9", "mies", "f"]
+    lines = {tuple(cell.strip() for cell in line.split("|")[1:3]): line for line in text.splitlines() if "|" in line}
+    assert "| 40 (Table 1) | 35.5 |" in lines["0.5", "think"]
+    mies = lines["0.5", "mies"]
+    assert "| 38.5 (Table 1), -1.5 | 35 (-0.5 \\[-0.5" in mies
+    assert ", better) |" in mies
+    missing = lines["0.9", "mies"]
     assert "| 12 (Table 1) |" in missing
     assert "| not run here |" in missing
     assert "`run --ratio 0.9`" in missing
+    assert text.index("![") < text.index("- **Asked**: ") < text.index("\n## ")
+    assert "- **Found**: Beside think: mies better in 1" in text
+    assert text.index("<details>") < text.index("1 of 2 cells done; 1 missing") < text.index("</details>")
+    page = (directory / "report" / "first.html").read_text()
+    assert page.count("<details><summary>Where this comes from</summary>") == page.count("</details>") == 1
     assert "16 of 16 not finite" in text
     assert "1 of 2 cells done; 1 missing, to fill them: `run it`; 1 records of other settings" in text
     assert "no GPU was found" in second.read_text()

@@ -306,6 +306,7 @@ def start(*arguments, **options):
     return subprocess.run(command, env=environment, timeout=300, stderr=subprocess.PIPE, **options)
 
 
+@pytest.mark.slow
 def test_the_plainest_locale(tmp_path):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0"}
     out = os.fsencode(tmp_path) + "/λ[x].dat".encode()
@@ -316,6 +317,7 @@ def test_the_plainest_locale(tmp_path):
     assert b"[x].dat: k_cluster, n = 8, k = 3, seed 0" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_a_full_disk_is_one_line(file, flags):
@@ -325,6 +327,7 @@ def test_a_full_disk_is_one_line(file, flags):
     assert done.stderr == b"error: the output cannot be written: No space left on device.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
 @pytest.mark.parametrize("flags", ["", "--json"])
 @pytest.mark.parametrize(
@@ -338,6 +341,7 @@ def test_closed_streams(file, flags, closed, code, told):
     assert bool(done.stdout) == (code == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="pipes are POSIX")
 def test_a_reader_that_has_seen_enough(file):
     """What is left in the buffer when the reader is gone ended in a traceback."""

@@ -53,6 +53,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls",
     [

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
 import pytest
 
 from grace_opt import Status, bounds, solve
-from grace_opt.bounds import fixing, qcr
-from grace_opt.bounds.qcr import shifted
+from grace_opt.bounds import convexity, fixing, qcr
+from grace_opt.bounds.qcr import qcr_relaxation
 from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.problem import Problem
 from grace_opt.run import Run
@@ -64,6 +65,7 @@ def test_nothing_of_cubic_cost_is_begun_without_time(method, monkeypatch):
     solve(hard(24), 12, method, time_limit=1)
     for name in ("eigvalsh", "eigh", "inv"):
         monkeypatch.setattr(np.linalg, name, begun)
+    monkeypatch.setattr(convexity, "_proved_by_cholesky", begun)
     monkeypatch.setattr(time, "monotonic", Clock(40))  # a thousandth of a second, whatever has been done
     sol = solve(problem, method=method, time_limit=1e-3)
     assert sol.status is Status.LIMIT
@@ -85,21 +87,21 @@ def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
 
     monkeypatch.setattr(shift, "ascend", slow)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    shifted(sub, 0.0, run=Run(deadline=10.0))
+    qcr_relaxation(sub, 0.0, run=Run(deadline=10.0))
     assert swept == list(range(10))
     swept.clear()
     now[0] = 0.0
-    monkeypatch.setattr(qcr, "SECONDS", 1.0 / 60**3)  # a relaxation takes a second
-    shifted(sub, 0.0, run=Run(deadline=10.0))
+    monkeypatch.setattr(qcr, "SECONDS_PER_CUBE", 1.0 / 60**3)  # a relaxation takes a second
+    qcr_relaxation(sub, 0.0, run=Run(deadline=10.0))
     assert len(swept) == 8
     swept.clear()
-    shifted(sub, 0.0, run=Run(deadline=11.0))  # a round takes three relaxations and more
+    qcr_relaxation(sub, 0.0, run=Run(deadline=11.0))  # a round takes three relaxations and more
     assert not swept
 
 
 def test_fixing_without_time_for_a_relaxation_says_nothing():
     sub, _ = Subproblem.of(Problem.of(hard(200), 100))
-    left, bound = fixing.narrowed(sub, 0.0, 0.0, Run(deadline=time.monotonic() + 1e-4))
+    left, bound = fixing.reduce_by_fixing(sub, 0.0, 0.0, Run(deadline=time.monotonic() + 1e-4))
     assert (left.m, bound) == (200, -np.inf)
 
 
@@ -107,7 +109,10 @@ def test_the_row_bound_is_left_out_where_it_takes_longer_than_there_is():
     small, large = (Problem.of(hard(n), n // 2).flatten() for n in (60, 1200))
     over = Run(deadline=time.monotonic() - 1)
     assert np.isfinite(float(bounds.row_bound_in_time(small, over)))
-    assert float(bounds.row_bound_in_time(large, over)) == -np.inf
+    entries = bounds.entry_bound(large)
+    assert float(bounds.row_bound_in_time(large, over)) == float(entries) < float(bounds.row_bound(large))
+    huge = dataclasses.replace(large, W=large.W.expand(20, -1, -1), k=large.k.expand(20))  # a pass takes long already
+    assert (bounds.row_bound_in_time(huge, over) == -np.inf).all()
     assert np.isfinite(float(bounds.row_bound_in_time(large, Run())))
 
 
@@ -116,3 +121,26 @@ def test_slices_of_exhaustive_do_not_grow_with_n(monkeypatch):
     monkeypatch.setattr(Run, "expired", lambda run: True)
     sol = solve(hard(2000), 1000, "exhaustive", max_subsets=10**700, time_limit=1)
     assert sol.stats["subsets"] <= 2**26 // 2000
+
+
+@pytest.mark.parametrize("method", ["mies", "tabu", "portfolio"])
+@pytest.mark.parametrize(("n", "limit"), [(1000, 0.5), (2500, 1.0), (2500, 3.0)])
+@pytest.mark.slow
+def test_the_certificate_is_part_of_the_time_limit(method, n, limit):
+    """What fits is computed, what does not is left out, and the time is kept to a tenth and 0.2 seconds."""
+    problem = Problem.of(hard(n), n // 2)
+    solve(hard(260), 130, method, certify=True, time_limit=30)  # compiled
+    began, worked = time.perf_counter(), time.process_time()
+    sol = solve(problem, method=method, certify=True, time_limit=limit)
+    taken, worked = time.perf_counter() - began, time.process_time() - worked
+    assert min(taken, worked) < 1.1 * limit + 0.2
+    assert np.isfinite(sol.lower_bound)
+
+
+def test_a_search_leaves_time_for_the_certificate():
+    run = Run(deadline=time.monotonic() + 10.0)
+    assert run.leaving(2.0).deadline == run.deadline - 2.0
+    assert run.leaving(60.0).deadline == pytest.approx(run.deadline - 5.0, abs=0.1)
+    assert Run().leaving(5.0).deadline == np.inf
+    sol = solve(hard(60), 30, "tabu", certify=True, time_limit=0.5)
+    assert sol.gap < 0.5

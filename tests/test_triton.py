@@ -20,6 +20,7 @@ triton = pytest.importorskip("triton")
 from grace_opt.kernels.exchange import gpu as exchange  # noqa: E402 (only after that)
 from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402
 from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
+from tests import interpreter  # noqa: E402, F401 (cheaper launches)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.float16, torch.bfloat16]
@@ -221,6 +222,7 @@ def test_exchanges_refuse():
         exchange.swap_refine(W, mask, mask, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -291,6 +293,7 @@ def test_interaction_matrix_is_exact_to_rounding(size, heads, group, observed, m
     check_interaction(*random_attention(size, heads, group, observed, observed + more, d, dtype, seed, padded))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "tile", "dtype"),
     [(128, 128, torch.float16), (200, 128, torch.bfloat16), (40, 32, torch.float32), (40, 32, torch.bfloat16)],

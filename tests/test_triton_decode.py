@@ -27,6 +27,7 @@ from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode import gpu as decode
 from grace_opt.kernels.decode.gpu import attend
+from tests import interpreter  # noqa: F401  (cheaper launches)
 from tests.mutants import mutant
 from tests.packed import packed_keys, packed_values
 
@@ -181,6 +182,7 @@ def cases(draw_from: st.DrawFn) -> Case:
     return masked(case, generator, kind, blind)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases())
 def test_equals_the_reference(case):
@@ -322,6 +324,7 @@ def in_few_bits(case: Case, generator: torch.Generator, **packings: Any) -> tupl
     return packed, dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(UNIT))
 @pytest.mark.parametrize(
     ("bits", "backend", "key_size", "value_size", "groups", "block"),

@@ -269,7 +269,20 @@ def test_truth_values_and_numbers_in_one_column(tmp_path: Path) -> None:
 
 def test_text_begins_no_markdown_and_no_tags(tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)> [x](javascript:alert(1)) `c` | ![y](z) **b** &lt;i&gt; \\"
-    starts = ("# h", "- l", "1. n", "2) n", "+ l", "=====", "~~~", "---", "> q", "* l", "```")
+    starts = (
+        "<details><summary>Where this comes from</summary>",
+        "# h",
+        "- l",
+        "1. n",
+        "2) n",
+        "+ l",
+        "=====",
+        "~~~",
+        "---",
+        "> q",
+        "* l",
+        "```",
+    )
     rows = [{"method": evil, "prompt": 0, "f": 1.0, "n": 1}]
     for at, start in enumerate(starts):
         about, cell = f"{start} {evil}", Cell(f"e{at}", {"n": 1})
@@ -279,9 +292,11 @@ def test_text_begins_no_markdown_and_no_tags(tmp_path: Path) -> None:
     for page in make_report(tmp_path):
         html = page.with_suffix(".html").read_text()
         body = html[html.index("</style>") :]
-        for tag in ("<img src=x", 'javascript:alert(1)"', "<em", "<strong", "<ul", "<ol", "<pre", "<blockquote", "<hr"):
+        for tag in ("<img src=x", 'javascript:alert(1)"', "<em", "<ol", "<pre", "<blockquote", "<hr"):
             assert tag not in body, (page.name, tag)
         assert body.count("<h1>") == 1
+        own = 0 if page.name == "index.md" else 1  # asked, found, how sure; and where it comes from
+        assert [body.count(tag) for tag in ("<ul", "<li", "<strong", "<details")] == [own, 3 * own, 3 * own, own]
         assert page.name == "index.md" or "onerror=alert(1)&gt;" in body
     for picture in (tmp_path / "report").glob("*.svg"):
         assert "<img" not in picture.read_text()

@@ -7,25 +7,22 @@ memory, or that something else stops, is noted as such, and the others go on.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench.cache_bytes import RECENT
-from bench.cost_model import RESULTS
 from bench.efficiency.measure import MEASURED, STOPPED, WARM_UP, Row, contenders, measure
 from bench.efficiency.methods import METHODS
-from bench.efficiency.plot import bandwidth, floors, save
+from bench.efficiency.plot import bandwidth, floors
 from bench.efficiency.report import page
 from bench.efficiency.subject import DTYPES, SHAPES, Subject, random_weights, real_weights
-from bench.provenance import caption, provenance, write_json
+from bench.provenance import require_clean
+from bench.report import add_options, read_results, write_results
 from grace_opt import MaskProvider
-from grace_opt._util.files import atomic_write
 from grace_opt.errors import GraceError
 from grace_opt.hf.models import disable_progress_bars
 
@@ -48,7 +45,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="that count, after one (default %(default)s)")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help=f"of {', '.join(METHODS)} (default: all)")
     parser.add_argument("--attention", nargs="+", default=["sdpa"], help="sdpa, eager or both (default: sdpa)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "efficiency", help="path of the results, without suffix")
+    add_options(parser, "efficiency")
     args = parser.parse_args(given)
     for option, names, known in (
         ("--shape", [args.shape], SHAPES),
@@ -113,34 +110,27 @@ def run(args: argparse.Namespace, subject: Subject, rows: list[Row]) -> None:
             bar.advance(task)
 
 
-def write(args: argparse.Namespace, subject: Subject, rows: Sequence[Row]) -> list[str]:
-    """The three files; returns the page."""
-    device_name = torch.cuda.get_device_name() if args.device == "cuda" else "the CPU"
+def results(args: argparse.Namespace, subject: Subject, rows: Sequence[Row], source: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the page is formed from."""
     about = {
         "words": subject.words,
         "shape": subject.shape,
         "layers": subject.sizes.layers,
         **{name: getattr(args, name) for name in ("device", "dtype", "rounds", "new_tokens")},
-        "device_name": device_name,
+        "device_name": torch.cuda.get_device_name() if args.device == "cuda" else "the CPU",
         "threads": torch.get_num_threads(),
         "bandwidth": bandwidth(subject.sizes, args.device),
     }
     least = floors(subject.sizes, rows, DTYPES[args.dtype].itemsize, about["bandwidth"])
-    lines, source = page(rows, about, least), provenance()
-    value = {"provenance": source, **about, "rows": [row.to_dict() for row in rows], "floors": least}
-    write_json(Path(f"{args.out}.json"), value)
-    with atomic_write(Path(f"{args.out}.md")) as path:
-        path.write_text("\n".join([*lines, caption(source), ""]))
-    if importlib.util.find_spec("matplotlib") is None:
-        print("no plot: matplotlib is not installed")
-    else:
-        title = f"{subject.words.replace('*', '')}, {args.dtype}, {device_name}"
-        save(rows, least, title, Path(f"{args.out}.png"))
-    return lines
+    return {"provenance": source, **about, "rows": [row.to_dict() for row in rows], "floors": least}
 
 
 def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    source = require_clean(args.allow_dirty)
     disable_progress_bars()
     # The pocket of memory that a cache keeps is the subject, not whether a prompt is worth pruning.
     warnings.filterwarnings("ignore", message="the prompt has .* tokens and the last")
@@ -158,7 +148,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if not any(row.status == MEASURED for row in rows):
         found = ", ".join(sorted({row.status for row in rows if row.status != STOPPED})) or "stopped"
         raise SystemExit(f"nothing was measured ({found}), and nothing is written")
-    print("\n".join(write(args, subject, rows)))
+    print(write_results(args.out, results(args, subject, rows, source), page, allow_dirty=args.allow_dirty))
     if stopped:
         raise SystemExit(f"stopped; what was measured is in {args.out.name}.json, .md and .png")
 

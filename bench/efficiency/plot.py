@@ -1,4 +1,4 @@
-"""Time per token against context, with the floor that the cost model puts under a step, as PNG.
+"""Time per token against context, with the floor that the cost model puts under a step.
 
 When: after a run with several contexts. Bytes of a step are those of `bench.cost_model`, the bandwidth is measured as
 there. Colours as in `bench.efficiency.methods`.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.cache_bytes import ITEM
 from bench.cost_model import PROBES, SINGLE, Model, decode, probes, timed
 from bench.efficiency.measure import MEASURED, Row
 from bench.efficiency.methods import METHODS
-from grace_opt._util.files import atomic_write
 
 
 def bandwidth(sizes: Model, device: str, rounds: int = 7) -> float:
@@ -46,7 +44,7 @@ def floors(sizes: Model, rows: Sequence[Row], item: int, rate: float) -> list[di
     return found
 
 
-def draw(figure: Any, rows: Sequence[Row], least: Sequence[Mapping[str, Any]]) -> None:
+def draw(figure: Any, rows: Sequence[Row], least: Sequence[Mapping[str, Any]], title: str) -> None:
     """A panel for each attention function, batch and λ.
 
     Parameters
@@ -55,7 +53,9 @@ def draw(figure: Any, rows: Sequence[Row], least: Sequence[Mapping[str, Any]]) -
     rows : sequence of Row
     least : sequence of mapping
         As `floors` gives them.
+    title : str
     """
+    figure.suptitle(title, fontsize=10)
     ratios: list[float | None] = list(dict.fromkeys(row.ratio for row in rows if row.ratio is not None)) or [None]
     sizes = list(dict.fromkeys((row.attention, row.batch) for row in rows))
     panels = [(*size, ratio) for size in sizes for ratio in ratios]
@@ -108,25 +108,3 @@ def _scales(axes: Any, contexts: Sequence[int]) -> None:
     axes.set_ylabel("ms per token (TPOT)")
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def save(rows: Sequence[Row], least: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw and write, atomically.
-
-    Parameters
-    ----------
-    rows, least
-        As in `draw`.
-    title : str
-    path : Path
-        Where the PNG goes.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure, rows, least)
-    figure.suptitle(title, fontsize=10)
-    with atomic_write(path) as name:
-        figure.savefig(name, dpi=150)

@@ -9,9 +9,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.cost_model import si
 from bench.efficiency.measure import MEASURED, WARM_UP, Row
 from bench.efficiency.methods import METHODS
+from bench.efficiency.plot import draw
+from bench.report import Page, si
 
 #: Time to first token and per token of Llama-3-8B, in seconds, by method and λ.
 PAPER = {
@@ -28,32 +29,82 @@ def by_size(rows: Sequence[Row]) -> list[tuple[tuple[str, int, int], list[Row]]]
     return [(size, list(of)) for size, of in groups]
 
 
-def page(rows: Sequence[Row], about: Mapping[str, Any], floors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Everything, as Markdown lines.
+def read_rows(value: Mapping[str, Any]) -> list[Row]:
+    """The rows of a JSON file, medians aside, which are computed."""
+    return [Row(**{name: part for name, part in row.items() if name != "median"}) for row in value["rows"]]
 
-    Parameters
-    ----------
-    rows : sequence of Row
-    about : mapping
-        ``words``, ``shape``, ``device``, ``dtype``, ``threads``, ``rounds``, ``new_tokens`` and ``bandwidth``.
-    floors : sequence of mapping
-        As `bench.efficiency.plot.floors` gives them.
-    """
-    threads = about["threads"]
-    where = f", {threads} thread{'s' * (threads > 1)}" if about["device"] == "cpu" else ""
-    lines = [
-        f"{about['words']}, {about['dtype']}, on {about['device_name']}{where}; medians of "
-        f"{about['rounds']} interleaved rounds, {about['new_tokens']} new tokens, of which the first ends the TTFT and "
-        f"the next {WARM_UP} are left out of the TPOT.",
-        "",
-    ]
+
+def page(value: Mapping[str, Any]) -> Page:
+    """What docs/results/efficiency.md says of the numbers."""
+    rows, floors, threads = read_rows(value), value["floors"], value["threads"]
+    where = f", {threads} thread{'s' * (threads > 1)}" if value["device"] == "cpu" else ""
+    on = f"{value['device_name']}{where}"
+    tables = []
     for (attention, batch, context), of_size in by_size(rows):
-        lines += [f"**{context:,} tokens × {batch}**, {attention} attention.", ""]
-        lines += table(of_size, paper=about["shape"] == "llama3-8b")
         least = [f for f in floors if (f["batch"], f["context"]) == (batch, context)]
         steps = ", ".join(f"{_name(f['ratio'])} {si(f['seconds'], 's')}" for f in least)
-        lines += [f"Floor of a step, by its bytes at {si(about['bandwidth'], 'B/s')}: {steps}.", ""]
-    return lines
+        tables += [f"**{context:,} tokens × {batch}**, {attention} attention; a step's floor: {steps}.", ""]
+        tables += table(of_size, paper=value["shape"] == "llama3-8b")
+    plain = value["words"].replace("*", "")
+    return Page(
+        title="Time to first token, time per token, memory",
+        picture="Time per token against the length of the prompt, by cache, above the floor that a step's bytes set",
+        draw=lambda figure: draw(figure, rows, floors, f"{plain}, {value['dtype']}, {value['device_name']}"),
+        asked="What does a pruned cache cost and save in time to the first token, time per token after it, and bytes?",
+        found=_found(rows),
+        sure=f"Medians of {value['rounds']} rounds, the caches taking turns, on {on}, with {plain}, {value['dtype']}: "
+        "compare columns of one table, and nothing here with a GPU, for which no number exists yet.",
+        tables=tables,
+        details=[("How it is counted", _counted(value))],
+    )
+
+
+def _found(rows: Sequence[Row]) -> str:
+    """GRACE beside dense at the longest context that both were measured at."""
+    done = [row for row in rows if row.status == MEASURED]
+    for (_, batch, context), of_size in sorted(by_size(done), key=lambda pair: pair[0][1:], reverse=True):
+        dense = next((row for row in of_size if row.method == "dense"), None)
+        ours = [row for row in of_size if row.method in ("grace", "grace+int4-kv")]
+        if dense is None or not ours:
+            continue
+        parts = []
+        for row in ours:
+            first, step = ((row.median(part) or 0) / (dense.median(part) or 1) for part in ("ttft_s", "tpot_s"))
+            size = (row.cache_bytes or 0) / (dense.cache_bytes or 1)
+            parts.append(
+                f"{METHODS[row.method].title} (λ = {row.ratio:g}) takes {first:.2f} times a dense cache's time to the "
+                f"first token and {step:.2f} times its time per token, and holds {size:.2f} times its bytes"
+            )
+        return f"At {context:,} tokens × {batch}, " + "; ".join(parts) + "."
+    return "No pruned cache was measured beside a dense one."
+
+
+def _counted(value: Mapping[str, Any]) -> list[str]:
+    return [
+        f"- *TTFT*: seconds from a prompt's tokens to the first of {value['new_tokens']} new ones: making the cache, "
+        "reading the prompt, choosing and packing channels. *Selection* is the share of it that choosing takes, W "
+        "included.",
+        f"- *TPOT*: seconds per token after that, the first {WARM_UP} left out; the median of a round's steps, then of "
+        "the rounds. Tokens are chosen greedily and fed by hand, so that nothing of `generate` is in it. Its *floor* "
+        f"is [the cost model's](cost_model.md): the bytes of weights and cache at {si(value['bandwidth'], 'B/s')}, "
+        "the rate of a copy.",
+        "- *Bytes*: what the cache holds after the last token, room to grow included. *Peak*: most that was allocated "
+        "at once, besides the weights; in a turn of its own, which is not timed.",
+        "- *× dense*: by the same column of the dense cache. Times and bytes do not depend on what weights say, so "
+        "that random ones serve. Fewer layers leave a larger share of a step to the embedding's and the logits' "
+        "matrices.",
+        *(
+            [
+                "- *Paper*: Table 4 of [GRACE](https://arxiv.org/abs/2604.16983), of an RTX 3090 and the whole model: "
+                "compare it in ratios."
+            ]
+            if value["shape"] == "llama3-8b"
+            else []
+        ),
+        "- *QuantizedCache* is what transformers offers for 4 bits, with its defaults; *ThinKPress* zeroes channels "
+        "and saves nothing. kvpress needs transformers older than 5.3: `make test-oldest` makes an environment that "
+        "has it.",
+    ]
 
 
 def table(rows: Sequence[Row], paper: bool) -> list[str]:

@@ -14,7 +14,8 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from bench.cost_model import MODELS, Model, si
+from bench.cost_model import MODELS, Model
+from bench.report import si
 from grace_opt.hf.models import ModelError, load_model
 
 TINY = Model("tiny", layers=2, kv_heads=2, query_heads=4, head_dim=16, hidden=64, intermediate=96, vocabulary=97)

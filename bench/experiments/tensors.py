@@ -4,6 +4,7 @@ When: an experiment measures what pruning does to attention itself, without deco
 
 - ``""`` or ``"pocket"``: the pocket model, on documents of its own grammar that it was not trained on;
 - a Hub id, a folder or a ``.gguf`` file: consecutive passages of the user's texts, a folder or a file given as `texts`;
+- ``smollm2-135m``, and ``canterbury`` as `texts`: weights and books that are fetched (`bench.material`);
 - a ``.npz`` or ``.safetensors`` file with captured tensors, ``q``, ``k`` and ``v`` (or ``queries``, ``keys`` and
   ``values``), each (layers, heads, tokens, width), after RoPE; optionally ``layers`` (their numbers) and ``scaling``.
 
@@ -27,6 +28,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from bench.experiments.registry import Settings
+from bench.material import BOOKS, books, model_path
 from bench.pocket.corpus import Documents
 from bench.real_model import read_text
 from grace_opt.errors import GraceError, OptionError
@@ -217,6 +219,8 @@ def token_ids(source: str, text: int, length: int, seed: int = 0, texts: str = "
 
 def text_files(texts: str) -> list[Path]:
     """The text files of a folder, by name; or the file."""
+    if texts == BOOKS:
+        return books()
     path = Path(texts)
     files = sorted(p for p in path.iterdir() if p.suffix in TEXT_FILES) if path.is_dir() else [path]
     if not files or not files[0].is_file():
@@ -260,7 +264,7 @@ def _full_attention(source: str) -> tuple[int, ...]:
 
 
 def _where(source: str) -> str:
-    return str(POCKET_FOLDER) if source in ("", "pocket") else source
+    return str(POCKET_FOLDER) if source in ("", "pocket") else model_path(source)
 
 
 # Files of tensors

@@ -1,29 +1,25 @@
 """Certified lower bounds: no k-vertex set weighs less, whatever rounding and early stopping did."""
 
-from .batched import (
-    LEVELS,
-    MOST_FAST,
-    certificate,
-    continuous_bound,
-    dnn_bound,
-    eigenvalue_bound,
-    plain_bound,
-    qcr_bound,
-    row_bound,
-    row_bound_in_time,
-    tight_bound,
-)
+from .batched import continuous_bound, eigenvalue_bound, entry_bound, row_bound, row_bound_in_time
+from .certificates import LEVELS, certificate, prepare, seconds_to_certify
+from .fixing import Fixing, fixed_vertices
+from .tight import dnn_bound, fast_bound, plain_bound, qcr_bound, tight_bound
 
 __all__ = [
     "LEVELS",
-    "MOST_FAST",
+    "Fixing",
     "certificate",
     "continuous_bound",
     "dnn_bound",
     "eigenvalue_bound",
+    "entry_bound",
+    "fast_bound",
+    "fixed_vertices",
     "plain_bound",
+    "prepare",
     "qcr_bound",
     "row_bound",
     "row_bound_in_time",
+    "seconds_to_certify",
     "tight_bound",
 ]

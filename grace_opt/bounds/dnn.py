@@ -5,7 +5,7 @@ semidefinite, entrywise nonnegative, with :math:`x_i \bar x_i = 0` and on the fa
 V R Vᵀ`` with R only m×m and trace R = m. The alternating direction method of multipliers splits it into the two
 projections: eigenvalues onto a simplex, and entries onto [0, 1]. What comes out are multipliers of :math:`x_i x_j \ge
 0`, :math:`x_i (1 - x_j) \ge 0` and :math:`(1 - x_i)(1 - x_j) \ge 0`; any nonnegative ones give a valid bound, so
-stopping early costs tightness, never validity, and `strengthened` proves its bound anew from them.
+stopping early costs tightness, never validity, and `dnn_relaxation` proves its bound anew from them.
 
 Sources: Burer (2010) and Oliveira, Wolkowicz & Xu (2018) for the facially reduced splitting; Sherali & Adams (1990) for
 the products. The complement block, which makes all products plain nonnegativity, is ours.
@@ -19,23 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from .qcr import SECONDS, Relaxation, shifted
+from .qcr import SECONDS_PER_CUBE, QuadraticRelaxation, qcr_relaxation
 from .subproblem import Array, Subproblem
 
 #: Over-relaxation of the multiplier step; anything below 1.618 converges.
 RELAXATION = 1.6
 #: Steps between two looks at the balance of the residuals, and the imbalance and factor of a change of penalty.
 BALANCE_EVERY, IMBALANCE, CHANGE = 20, 4.0, 1.5
-#: Multipliers that are larger than this times the weights are not started from.
+#: DnnMultipliers that are larger than this times the weights are not started from.
 OUTGROWN = 1e6
 #: Times m³: what a step takes on one core, roughly.
-SECONDS_PER_STEP = 8e-10
+SECONDS_PER_DNN_STEP = 8e-10
 #: Steps of a cold and of a warm start, unless the caller knows better.
 COLD_STEPS, WARM_STEPS = 150, 60
 
 
 @dataclass
-class Multipliers:
+class DnnMultipliers:
     """State of the method: the blocks of Y and of the multiplier Z (of the x, the mixed and the complement entries)."""
 
     Y: tuple[Array, Array, Array]
@@ -43,7 +43,7 @@ class Multipliers:
     penalty: float = 1.0
 
     @classmethod
-    def cold(cls, sub: Subproblem) -> Multipliers:
+    def cold(cls, sub: Subproblem) -> DnnMultipliers:
         """The uniform point, no multipliers."""
         m, k = sub.m, sub.k
         pairs = m * max(m - 1, 1)
@@ -55,16 +55,16 @@ class Multipliers:
         zero = np.zeros((m, m))
         return cls((X, M, N), (zero, zero.copy(), zero.copy()))
 
-    def restricted(self, free: Any) -> Multipliers:
+    def restricted(self, free: Any) -> DnnMultipliers:
         """What is left of it when only the `free` vertices remain."""
         at = np.ix_(free, free)
         X, M, N = (block[at] for block in self.Y)
-        return Multipliers((X, M, N), tuple(block[at] for block in self.Z), self.penalty)  # type: ignore[arg-type]
+        return DnnMultipliers((X, M, N), tuple(block[at] for block in self.Z), self.penalty)  # type: ignore[arg-type]
 
 
-def strengthened(
-    sub: Subproblem, incumbent: float, warm: Multipliers | None = None, *, steps: int | None = None, run: Any = None
-) -> tuple[Relaxation, Multipliers]:
+def dnn_relaxation(
+    sub: Subproblem, incumbent: float, warm: DnnMultipliers | None = None, *, steps: int | None = None, run: Any = None
+) -> tuple[QuadraticRelaxation, DnnMultipliers]:
     """A relaxation with products of pairs taken off, and the multipliers to start a smaller subproblem's from.
 
     Parameters
@@ -73,7 +73,7 @@ def strengthened(
         With ``0 < k < m``.
     incumbent : float
         Objective of a known choice.
-    warm : Multipliers, optional
+    warm : DnnMultipliers, optional
         Of the same vertices; from a subproblem that contained them.
     steps : int, optional
         Steps of the method; default 150 cold, 60 warm.
@@ -89,9 +89,9 @@ def strengthened(
     if warm is not None and max(float(np.abs(block).max()) for block in warm.Z) > OUTGROWN * size:
         warm = None  # what is left is of another size altogether: its parent's multipliers would only drown it
     count = steps if steps is not None else COLD_STEPS if warm is None else WARM_STEPS
-    state = Multipliers.cold(sub) if warm is None else warm
-    state = _iterate(full / size, sub.k, Multipliers(state.Y, _scaled(state.Z, 1 / size), state.penalty), count, run)
-    state = Multipliers(state.Y, _scaled(state.Z, size), state.penalty)
+    state = DnnMultipliers.cold(sub) if warm is None else warm
+    state = _iterate(full / size, sub.k, DnnMultipliers(state.Y, _scaled(state.Z, 1 / size), state.penalty), count, run)
+    state = DnnMultipliers(state.Y, _scaled(state.Z, size), state.penalty)
     X, M, N = state.Z
     off = 1.0 - np.eye(sub.m)
     both = np.maximum(0.5 * (sub.W + X + (sub.W + X).T), 0.0) * off
@@ -100,7 +100,7 @@ def strengthened(
     A = sub.W - both + one + one.T - none
     cuts = A, 2.0 * (none - one).T.copy(), none
     start = 2.0 * M.diagonal() - X.diagonal() - N.diagonal()
-    return shifted(sub, incumbent, cuts=cuts, start=start, weights=(0.004, 0.001), run=run), state
+    return qcr_relaxation(sub, incumbent, cuts=cuts, start=start, weights=(0.004, 0.001), run=run), state
 
 
 def _scaled(blocks: tuple[Array, Array, Array], factor: float) -> tuple[Array, Array, Array]:
@@ -108,7 +108,7 @@ def _scaled(blocks: tuple[Array, Array, Array], factor: float) -> tuple[Array, A
     return X * factor, M * factor, N * factor
 
 
-def _iterate(C: Array, k: int, state: Multipliers, steps: int, run: Any) -> Multipliers:
+def _iterate(C: Array, k: int, state: DnnMultipliers, steps: int, run: Any) -> DnnMultipliers:
     """The method itself, on weights C (node weights on the diagonal) of size about one."""
     m = len(C)
     p, q = k / m, 1 - k / m
@@ -118,16 +118,16 @@ def _iterate(C: Array, k: int, state: Multipliers, steps: int, run: Any) -> Mult
     h[0] += math.sqrt(m)
     h *= math.sqrt(2) / np.linalg.norm(h)  # the reflection I - hhᵀ takes the all-ones direction to the first axis
     (X, M, N), (ZX, ZM, ZN), b = state.Y, tuple(z.copy() for z in state.Z), state.penalty
-    lifted = np.empty((m, m))
+    reduced = np.empty((m, m))
     for step in range(1, steps + 1):
         # Vᵀ T V for T = Y + Z / b, block by block
         TX, TM, TN = X + ZX / b, M + ZM / b, N + ZN / b
-        lifted[1:, 1:] = 0.5 * _reflected(TX - TM - TM.T + TN, h)[1:, 1:]
-        lifted[0, 0] = (p * p * TX.sum() + 2 * p * q * TM.sum() + q * q * TN.sum()) / norm2
+        reduced[1:, 1:] = 0.5 * _reflected(TX - TM - TM.T + TN, h)[1:, 1:]
+        reduced[0, 0] = (p * p * TX.sum() + 2 * p * q * TM.sum() + q * q * TN.sum()) / norm2
         edge = p * (TX.sum(1) - TM.sum(0)) + q * (TM.sum(1) - TN.sum(1))
-        lifted[0, 1:] = lifted[1:, 0] = (edge - h * (h @ edge))[1:] / cross
+        reduced[0, 1:] = reduced[1:, 0] = (edge - h * (h @ edge))[1:] / cross
         try:
-            values, vectors = np.linalg.eigh(lifted)
+            values, vectors = np.linalg.eigh(reduced)
         except np.linalg.LinAlgError:  # entries too far apart: what is there holds all the same
             break
         weights = _onto_simplex(values, float(m))
@@ -157,9 +157,9 @@ def _iterate(C: Array, k: int, state: Multipliers, steps: int, run: Any) -> Mult
                 b *= CHANGE
             elif dual > IMBALANCE * primal:
                 b /= CHANGE
-        if run is not None and not run.has_time((SECONDS_PER_STEP + 2 * SECONDS) * m**3):
+        if run is not None and not run.has_time((SECONDS_PER_DNN_STEP + 2 * SECONDS_PER_CUBE) * m**3):
             break
-    return Multipliers((X, M, N), (ZX, ZM, ZN), b)
+    return DnnMultipliers((X, M, N), (ZX, ZM, ZN), b)
 
 
 def _reflected(S: Array, h: Array) -> Array:

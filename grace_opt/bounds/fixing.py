@@ -16,14 +16,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .. import registry
+from .._util.array_like import as_tensor
 from ..errors import OptionError
 from ..parallel import map_in_threads
 from ..problem import Problem
-from ..run import Run, checked_seed
+from ..run import Run
 from ..solution import OPTIMALITY_RTOL, rounding
-from .qcr import RTOL, SECONDS, STEPS_PER_VERTEX, Relaxation, linear_term, relax, shifted
-from .subproblem import Subproblem
+from .incumbents import checked_incumbent
+from .qcr import (
+    LARGEST_RELAXED,
+    RTOL,
+    STEPS_PER_VERTEX,
+    QuadraticRelaxation,
+    linear_term,
+    qcr_relaxation,
+    seconds_to_relax,
+    solve_relaxation,
+)
+from .subproblem import IN, OUT, Subproblem
 
 #: Probing stops refining where fewer than this share of the vertices was fixed by a round.
 WORTH_ANOTHER = 0.1
@@ -59,11 +69,11 @@ class Fixing:
         return ~(self.inside | self.outside)
 
 
-def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 0) -> Fixing:
+def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: Any = None) -> Fixing:
     r"""Vertices that are in every optimal set of an instance, and in none.
 
-    v is in none if :math:`\min \{f(S) : v \in S\} > f(S_0)` for a known :math:`S_0`, found by `tabu`; in every one if
-    the same holds for the sets without v. Both minima are replaced by lower bounds.
+    v is in none if :math:`\min \{f(S) : v \in S\} > f(S_0)` for a known :math:`S_0`; in every one if the same holds for
+    the sets without v. Both minima are replaced by lower bounds.
 
     Parameters
     ----------
@@ -73,8 +83,9 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
         How many vertices are chosen; leave out when W is a `Problem`.
     protected : array_like, optional
         As in `grace_opt.solve`.
-    seed : int
-        Of the search for the known choice.
+    incumbent : bool mask (n,), optional
+        The known choice, such as the ``mask`` of an answer: the better it is, the more is fixed. Default: a local
+        optimum of greedy and exchanges.
 
     Returns
     -------
@@ -107,9 +118,8 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
     problem = W if isinstance(W, Problem) else Problem.of(W, k, protected=protected)
     if problem.batch_shape:
         raise OptionError(f"W is a batch of shape {problem.batch_shape}: call fixed_vertices once per instance.")
-    run = Run(checked_seed(seed))
-    spec = registry.get("tabu")
-    mask = spec.solve(problem.flatten(), spec.make_options({}), run).mask[0].cpu().numpy()
+    known = None if incumbent is None else as_tensor(incumbent, "incumbent")[None]
+    mask = checked_incumbent(problem.flatten(), known)[0].cpu().numpy()
     W64 = problem.W.detach().to("cpu").double().numpy()
     objective = math.fsum(W64[np.ix_(mask, mask)].ravel().tolist())
     sub, scale = Subproblem.of(problem, mask)
@@ -118,16 +128,24 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, seed: int = 
         return Fixing(inside, outside, objective, -math.inf)
     # Ties must stay: only what costs clearly more than the known choice is ruled out.
     tie = (OPTIMALITY_RTOL * abs(objective) + float(rounding(problem, torch.from_numpy(mask)))) / scale
-    ((left, bound),) = map_in_threads(lambda part: narrowed(part, objective / scale, -tie, run), [sub])
+    ((left, bound),) = map_in_threads(lambda part: reduce_by_fixing(part, objective / scale, -tie), [sub])
     inside[left.chosen] = True
     outside |= ~inside & ~np.isin(np.arange(problem.n), left.vertices)
     return Fixing(inside, outside, objective, min(bound * scale, objective))
 
 
-def narrowed(
-    sub: Subproblem, incumbent: float, slack: float, run: Run | None = None, *, shifts: int = ROUNDS
+def reduce_by_fixing(
+    sub: Subproblem,
+    incumbent: float,
+    slack: float,
+    run: Run | None = None,
+    *,
+    first: QuadraticRelaxation | None = None,
+    shifts: int = ROUNDS,
+    largest_shifted: int = LARGEST_RELAXED,
+    largest_probed: int = LARGEST_RELAXED,
 ) -> tuple[Subproblem, float]:
-    """What probing leaves of a subproblem, and a lower bound on everything it left out and kept.
+    """What fixing leaves of a subproblem, and a lower bound on everything it left out and kept.
 
     Parameters
     ----------
@@ -137,9 +155,15 @@ def narrowed(
     slack : float
         Choices of ``incumbent - slack`` and more may be lost (negative: must be kept up to there).
     run : Run, optional
-        Probing stops when its time is over.
+        Fixing stops when its time is over.
+    first : QuadraticRelaxation, optional
+        The plain relaxation of `sub`, where it is known.
     shifts : int
-        Go on with the diagonal of `shifted`, at most so often, where the plain relaxation fixes no more.
+        Go on with the diagonal of `qcr_relaxation`, at most this many times, where the plain relaxation fixes no more.
+    largest_shifted : int
+        With more vertices than this `qcr_relaxation` is left out.
+    largest_probed : int
+        With more vertices than this only reduced costs are looked at, O(m²), and no vertex is probed, O(m³).
 
     Returns
     -------
@@ -148,16 +172,23 @@ def narrowed(
     bound : float
         At most the cutoff ``incumbent - slack``; equal to it if nothing below it exists.
     """
-    cutoff, bound = incumbent - slack, -math.inf
+    cutoff, bound = incumbent - slack, -math.inf if first is None else first.bound
     for tight, rounds in ((False, ROUNDS), (True, shifts)):
         for _ in range(rounds):
-            if sub.forced or (run is not None and not run.has_time(SECONDS * sub.m**3)):
-                return sub, min(cutoff, max(bound, value_if_forced(sub)))
-            relaxation = shifted(sub, incumbent, run=run) if tight else relax(sub)
+            if tight and sub.m > largest_shifted:
+                break
+            if sub.decided or (run is not None and not run.has_time(seconds_to_relax(sub.m))):
+                return sub, min(cutoff, max(bound, value_if_decided(sub)))
+            if tight:
+                relaxation = qcr_relaxation(sub, incumbent, run=run)
+            else:
+                relaxation, first = solve_relaxation(sub) if first is None else first, None
             bound = max(bound, relaxation.bound)
             if bound >= cutoff:
                 return sub, cutoff
-            verdict = probed(sub, relaxation, cutoff, run)
+            verdict = by_reduced_costs(sub, relaxation, cutoff)
+            if np.count_nonzero(verdict) < WORTH_ANOTHER * sub.m and sub.m <= largest_probed:
+                verdict = np.maximum(verdict, probed(sub, relaxation, cutoff, run))
             if not verdict.any():
                 break
             few = np.count_nonzero(verdict) < WORTH_ANOTHER * sub.m
@@ -166,10 +197,31 @@ def narrowed(
                 return sub, cutoff
             if few:
                 break
-    return sub, min(cutoff, max(bound, value_if_forced(sub)))
+    return sub, min(cutoff, max(bound, value_if_decided(sub)))
 
 
-def probed(sub: Subproblem, relaxation: Relaxation, cutoff: float, run: Run | None = None) -> npt.NDArray[np.int8]:
+def by_reduced_costs(sub: Subproblem, relaxation: QuadraticRelaxation, cutoff: float) -> npt.NDArray[np.int8]:
+    """What the tangent plane at the relaxation's solution decides: 1 = in, 2 = out, 0 = open, below `cutoff`.
+
+    The least of the plane over all choices takes the k smallest entries of the gradient; with another vertex instead of
+    the last of them, or the next one instead of one of them, it is larger by the difference.
+    """
+    c, k, x = linear_term(sub, relaxation.A, relaxation.F), sub.k, relaxation.x
+    Ax = relaxation.A @ x
+    gradient = c + 2.0 * Ax
+    order = np.argsort(gradient, kind="stable")
+    last, following = gradient[order[k - 1]], gradient[order[k]]
+    plane = float(gradient[order[:k]].sum() - x @ Ax)
+    target = cutoff - sub.constant - relaxation.pairs + relaxation.rounding
+    verdict = np.zeros(sub.m, np.int8)
+    verdict[order[k:]] = np.where(plane + (gradient[order[k:]] - last) >= target, OUT, 0)
+    verdict[order[:k]] = np.where(plane + (following - gradient[order[:k]]) >= target, IN, 0)
+    return verdict
+
+
+def probed(
+    sub: Subproblem, relaxation: QuadraticRelaxation, cutoff: float, run: Run | None = None
+) -> npt.NDArray[np.int8]:
     """What probing every vertex decides: 1 = in, 2 = out, 0 = open, for all choices below `cutoff`."""
     from ..kernels.relaxation.cpu import probe
 
@@ -186,9 +238,9 @@ def probed(sub: Subproblem, relaxation: Relaxation, cutoff: float, run: Run | No
     return verdict
 
 
-def value_if_forced(sub: Subproblem) -> float:
+def value_if_decided(sub: Subproblem) -> float:
     """The objective where nothing is left to decide, less what rounding may have added; -inf elsewhere."""
-    if not sub.forced:
+    if not sub.decided:
         return -math.inf
     value, size = sub.constant, sub.constant_size
     if sub.k:

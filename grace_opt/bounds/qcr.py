@@ -4,9 +4,9 @@ For 0/1 points with k ones,
 
 .. math:: x^\top W x + l^\top x = x^\top A x + (l - \mathrm{diag} A + E)^\top x + h + (\text{something} \ge 0),
 
-where A is convex on :math:`1^\perp`. Its diagonal comes from `shifted` (QCR by coordinate ascent); off the diagonal it
-differs from W where multiples of :math:`x_i x_j`, :math:`x_i (1 - x_j)` and :math:`(1 - x_i)(1 - x_j)`, all of them
-:math:`\ge 0`, were taken off (`strengthened`, with the multipliers of `doubly_nonnegative`).
+where A is convex on :math:`1^\perp`. Its diagonal comes from `qcr_relaxation` (QCR by coordinate ascent); off the
+diagonal it differs from W where multiples of :math:`x_i x_j`, :math:`x_i (1 - x_j)` and :math:`(1 - x_i)(1 - x_j)`,
+all of them :math:`\ge 0`, were taken off (`grace_opt.bounds.dnn.dnn_relaxation`).
 
 Every A is checked to be convex by an eigenvalue computation, and shifted by what that leaves open; `rounding` bounds
 what evaluating a bound can lose. Sources: Billionnet, Elloumi & Plateau (2009); Billionnet, Elloumi & Lambert (2012);
@@ -22,33 +22,27 @@ import numpy as np
 import numpy.typing as npt
 
 from .._util.arrays import least_eigenvalue
+from .convexity import CHOLESKY_FROM, NOTHING, PLANE_PENALTY, made_convex, penalise_leaving, start_diagonal
 from .subproblem import Array, Subproblem
 
 #: Above this, one relaxation alone takes minutes and gigabytes.
-MOST_VERTICES = 2000
-#: Computed extreme eigenvalues are off by at most this times m·eps·‖·‖_F.
-EIGENVALUE_MARGIN = 8.0
-#: Weight of the direction that leaves the plane ``sum x = k``, in unit-diagonal scale: moderate while the diagonal is
-#: sought (more slows the ascent down), and in multiples of the largest row sum where convexity on the plane is proved.
-LEAVING = 10.0
+LARGEST_RELAXED = 2000
 #: Accuracy of the relaxations' solutions; steps allowed per vertex.
 RTOL, STEPS_PER_VERTEX = 1e-6, 100
 #: Sweeps of a round of the ascent, and the share of the gap that a round has to close for another one to be made.
 SWEEPS, WORTH_ANOTHER_ROUND = 6, 0.02
 #: The diagonal has settled where a sweep changes no entry by more than this, in its own scale.
 SETTLED = 1e-2
-#: Times m³: what a relaxation takes on one core, roughly, and a sweep of the ascent. What does not fit into the time
-#: that is left is not begun.
-SECONDS, SECONDS_PER_SWEEP = 6e-10, 1e-9
+#: Times m³: what a small relaxation takes on one core, roughly, and a sweep of the ascent; times m²: what a large one
+#: takes, more so the larger.
+SECONDS_PER_CUBE, SECONDS_PER_SWEEP, SECONDS_PER_SQUARE = 6e-10, 1e-9, 1e-7
 #: Entries that the ascent changes between two looks at the clock.
 ASCENT_SLICE = 50_000_000
-#: Keeps scales away from the end of float64's range; W is of size about one where that matters.
-NOTHING = 1e-100
 _EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Relaxation:
+class QuadraticRelaxation:
     """A convex relaxation with its solution.
 
     Attributes
@@ -72,10 +66,10 @@ class Relaxation:
     bound: float
     rounding: float
 
-    def restricted(self, sub: Subproblem, free: npt.NDArray[np.bool_]) -> Relaxation:
+    def restricted(self, sub: Subproblem, free: npt.NDArray[np.bool_]) -> QuadraticRelaxation:
         """What is left of it for the `free` vertices, which are those of `sub`; the bound holds on."""
         A, F, H = (np.ascontiguousarray(M[np.ix_(free, free)]) for M in (self.A, self.F, self.H))
-        return Relaxation(A, F, H, self.x[free], self.bound, rounding_of(sub, A, F, H))
+        return QuadraticRelaxation(A, F, H, self.x[free], self.bound, rounding_of(sub, A, F, H))
 
     @property
     def pairs(self) -> float:
@@ -83,22 +77,40 @@ class Relaxation:
         return -float(self.H.sum())
 
 
-def relax(
-    sub: Subproblem, A: Array | None = None, F: Array | None = None, H: Array | None = None, x: Array | None = None
-) -> Relaxation:
+def solve_relaxation(
+    sub: Subproblem,
+    A: Array | None = None,
+    F: Array | None = None,
+    H: Array | None = None,
+    x: Array | None = None,
+    *,
+    rtol: float = RTOL,
+) -> QuadraticRelaxation:
     """Solve the relaxation given by A, F and H, or the plain one (`start_diagonal`). Requires ``0 < k < m``."""
     from ..kernels.relaxation import cpu as compiled
 
     m = sub.m
-    A = sub.W + np.diag(start_diagonal(sub, sub.W)) if A is None else A
-    F, H = (np.zeros((m, m)) if M is None else M for M in (F, H))
+    A = with_diagonal(sub.W, start_diagonal(sub, sub.W)) if A is None else A
+    F, H = (np.broadcast_to(0.0, (m, m)) if M is None else M for M in (F, H))  # takes no memory
     start = np.full(m, sub.k / m) if x is None else x.copy()
     compiled.repair(start, float(sub.k))
     c = linear_term(sub, A, F)
     gradient, ordered = np.empty(m), np.empty(m)
-    best, _, _ = compiled.minimise(A, c, sub.k, start, gradient, ordered, np.inf, RTOL, STEPS_PER_VERTEX * m)
+    best, _, _ = compiled.minimise(A, c, sub.k, start, gradient, ordered, np.inf, rtol, STEPS_PER_VERTEX * m)
     rounding = rounding_of(sub, A, F, H)
-    return Relaxation(A, F, H, start, best + sub.constant - float(H.sum()) - rounding, rounding)
+    return QuadraticRelaxation(A, F, H, start, best + sub.constant - float(H.sum()) - rounding, rounding)
+
+
+def seconds_to_relax(m: int) -> float:
+    """What `solve_relaxation` takes for m vertices on one core, roughly; what does not fit is not begun."""
+    return SECONDS_PER_CUBE * float(m**3) if m < CHOLESKY_FROM else SECONDS_PER_SQUARE * float(m**2) * (1 + m / 3000)
+
+
+def with_diagonal(W: Array, a: Array) -> Array:
+    """W with a added to its diagonal."""
+    A = W.copy()
+    np.einsum("ii->i", A)[:] += a
+    return A
 
 
 def linear_term(sub: Subproblem, A: Array, F: Array) -> Array:
@@ -110,24 +122,14 @@ def rounding_of(sub: Subproblem, A: Array, F: Array, H: Array) -> float:
     """What a bound can be off by: sums of m terms, and gradients updated in up to `STEPS_PER_VERTEX` m steps."""
     if not sub.m:
         return 0.0
-    rows = np.abs(A).sum(0) + np.abs(sub.W).sum(0) + np.abs(F).sum(0) + sub.linear_size
-    terms = sub.k * float(rows.max()) + float(np.abs(H).sum()) + sub.constant_size
-    return 8.0 * sub.m * _EPS * terms + 4.0 * STEPS_PER_VERTEX * sub.m * sub.k * _EPS * float(np.abs(A).max())
+    F_rows, H_sum = (np.abs(F).sum(0) if F.any() else 0.0), (float(np.abs(H).sum()) if H.any() else 0.0)
+    rows = np.abs(A).sum(0) + np.abs(sub.W).sum(0) + F_rows + sub.linear_size
+    terms = sub.k * float(rows.max()) + H_sum + sub.constant_size
+    largest = max(float(A.max()), -float(A.min()))
+    return 8.0 * sub.m * _EPS * terms + 4.0 * STEPS_PER_VERTEX * sub.m * sub.k * _EPS * largest
 
 
-def start_diagonal(sub: Subproblem, W: Array) -> Array:
-    """A diagonal that makes W convex: a multiple of the node weights if that is small enough, else of the row sums."""
-    if not W.any():
-        return np.zeros(sub.m)
-    if (sub.linear > 0).all():
-        a = _repaired(W, np.zeros(sub.m), np.sqrt(sub.linear))
-        if (a <= sub.linear * (1 + 1e-9)).all():  # W was positive semidefinite, and keeps its own scale
-            return a
-    rows = np.abs(W).sum(1)
-    return _repaired(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))
-
-
-def shifted(
+def qcr_relaxation(
     sub: Subproblem,
     incumbent: float,
     *,
@@ -135,7 +137,7 @@ def shifted(
     start: Array | None = None,
     weights: tuple[float, ...] = (0.02, 0.02, 0.004, 0.004, 0.001, 0.001),
     run: Any = None,
-) -> Relaxation:
+) -> QuadraticRelaxation:
     r"""The tightest relaxation found by coordinate ascent on the diagonal (QCR-CD).
 
     Parameters
@@ -160,26 +162,27 @@ def shifted(
     m = sub.m
     W, F, H = (sub.W, None, None) if cuts is None else cuts
     a = start_diagonal(sub, W)
-    best = relax(sub, W + np.diag(a), F, H)
+    best = solve_relaxation(sub, with_diagonal(W, a), F, H)
     if start is not None:
-        a2 = _repaired(W, start, np.ones(m))
-        other = relax(sub, W + np.diag(a2), F, H)
+        a2 = made_convex(W, start, np.ones(m))
+        other = solve_relaxation(sub, with_diagonal(W, a2), F, H)
         if other.bound > best.bound:
             a, best = a2, other
     if not W.any():  # linear already
         return best
     # Entries may be negative where convexity is needed on the plane only; the scale is not.
     scale = np.sqrt(np.maximum(a, 1e-9 * float(np.abs(a).max()) + NOTHING))
-    base, e = _lifted(W / np.outer(scale, scale), scale, LEAVING), a / scale**2
+    base, e = W / np.outer(scale, scale), a / scale**2
+    penalise_leaving(base, scale, PLANE_PENALTY)
     spread = np.maximum(best.x * (1 - best.x), 2e-3)
     for round_, weight in enumerate(weights):
-        if run is not None and not run.has_time((3 * SECONDS + SECONDS_PER_SWEEP) * m**3):
+        if run is not None and not run.has_time(3 * seconds_to_relax(m) + SECONDS_PER_SWEEP * m**3):
             break
         gap = max(incumbent - best.bound, 1e-3 * abs(incumbent), NOTHING)
-        least = least_eigenvalue(base + np.diag(e))
+        least = least_eigenvalue(with_diagonal(base, e))
         e += max(0.0, 1e-8 - least)
         try:
-            inverse = np.linalg.inv(base + np.diag(e))
+            inverse = np.linalg.inv(with_diagonal(base, e))
         except np.linalg.LinAlgError:  # entries so far apart that the best so far has to do
             break
         inverse = 0.5 * (inverse + inverse.T)
@@ -188,8 +191,8 @@ def shifted(
                 break
         if not np.isfinite(e).all():  # an inverse too inaccurate to go on with
             break
-        a = _repaired(W, e * scale**2, scale)
-        found = relax(sub, W + np.diag(a), F, H, best.x)
+        a = made_convex(W, e * scale**2, scale)
+        found = solve_relaxation(sub, with_diagonal(W, a), F, H, best.x)
         spread = 0.5 * spread + 0.5 * np.maximum(found.x * (1 - found.x), 2e-3)
         gain = found.bound - best.bound
         if gain > 0:
@@ -208,22 +211,6 @@ def _swept(inverse: Array, e: Array, spread: Array, mu: float, run: Any) -> bool
     for first in range(0, m, rows):
         change = ascend(inverse, e, spread, mu, first, min(m, first + rows))
         largest = max(largest, change)
-        if change < 0 or (run is not None and not run.has_time(2 * SECONDS * m**3)):
+        if change < 0 or (run is not None and not run.has_time(2 * seconds_to_relax(m))):
             return False
     return largest >= SETTLED
-
-
-def _lifted(C: Array, scale: Array, weight: float) -> Array:
-    """C with weight on the direction that leaves the plane."""
-    u = scale.min() / scale
-    u /= np.linalg.norm(u)
-    return np.asarray(C + weight * np.outer(u, u))
-
-
-def _repaired(W: Array, a: Array, scale: Array) -> Array:
-    """a plus the multiple of scale² that makes ``W + Diag a`` convex on the plane, rounding included."""
-    scale = np.where(scale > 0, scale, 1.0)
-    C = (W + np.diag(a)) / np.outer(scale, scale)
-    C = _lifted(0.5 * (C + C.T), scale, LEAVING * (1.0 + float(np.abs(C).sum(0).max())))
-    margin = EIGENVALUE_MARGIN * len(a) * _EPS * float(np.linalg.norm(C))
-    return np.asarray(a + (margin - least_eigenvalue(C)) * scale**2)

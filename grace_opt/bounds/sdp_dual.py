@@ -1,7 +1,7 @@
-r"""Semidefinite relaxations in lifted variables: lower bounds that hold whatever the conic solver returned.
+r"""Semidefinite relaxations in a matrix variable: lower bounds that hold whatever the conic solver returned.
 
-Use it for the strongest bounds here, through ``method="sdp"``, or directly: `grace_opt.bounds.sdp_primal.relax` solves
-a relaxation of one dense instance with cvxpy, `dual_bound` turns any multipliers into a certified bound.
+Use it for the strongest bounds here, through ``method="sdp"``, or directly: `grace_opt.bounds.sdp_primal.solve_sdp`
+solves a relaxation of one dense instance with cvxpy, `dual_bound` turns any multipliers into a certified bound.
 
 **The relaxation.** With Y = (1, x)(1, x)ᵀ for the indicator x of a k-vertex set, Shor's relaxation minimises ⟨W, X⟩
 over ``Y = [[1, xᵀ], [x, X]]`` positive semidefinite, diag X = x, 1ᵀx = k, X1 = kx. No such Y is positive definite:
@@ -45,8 +45,8 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Multipliers:
-    """Multipliers of the relaxation's constraints; any finite values give a valid bound.
+class SdpMultipliers:
+    """SdpMultipliers of the relaxation's constraints; any finite values give a valid bound.
 
     Attributes
     ----------
@@ -66,12 +66,12 @@ class Multipliers:
     neither: Array | None = None
 
     @classmethod
-    def zero(cls, m: int) -> Multipliers:
+    def zero(cls, m: int) -> SdpMultipliers:
         """No multipliers: M = W, and the bound is k times the least eigenvalue."""
         return cls(np.zeros(m))
 
 
-def dual_bound(W: Array, k: int, multipliers: Multipliers) -> float:
+def dual_bound(W: Array, k: int, multipliers: SdpMultipliers) -> float:
     r"""Certified lower bound on f over all k-vertex sets, valid for any multipliers.
 
     With u, y, B, C, H for ``square``, ``total``, ``both``, ``one``, ``neither``, every k-vertex set S has
@@ -89,7 +89,7 @@ def dual_bound(W: Array, k: int, multipliers: Multipliers) -> float:
     ----------
     W : (m, m) float64 array, symmetric
     k : int, 1 <= k < m
-    multipliers : Multipliers
+    multipliers : SdpMultipliers
 
     Returns
     -------
@@ -105,7 +105,7 @@ def dual_bound(W: Array, k: int, multipliers: Multipliers) -> float:
     Examples
     --------
     >>> W = np.array([[2.0, 1.0], [1.0, 2.0]])
-    >>> round(dual_bound(W, 1, Multipliers.zero(2)), 6), round(dual_bound(W, 1, Multipliers(np.ones(2), -1.0)), 6)
+    >>> round(dual_bound(W, 1, SdpMultipliers.zero(2)), 6), round(dual_bound(W, 1, SdpMultipliers(np.ones(2), -1.0)), 6)
     (1.0, 1.0)
     """
     m, scale = len(W), power_of_two_scale(W)

@@ -23,7 +23,7 @@ import psutil
 
 from .._util.arrays import power_of_two_scale
 from ..errors import SolverError, UnknownSolverError
-from .sdp_dual import Multipliers
+from .sdp_dual import SdpMultipliers
 
 Array = npt.NDArray[np.float64]
 
@@ -36,7 +36,7 @@ SCALING_RANGE = 1e3
 
 
 @dataclass(frozen=True)
-class Relaxation:
+class SdpSolution:
     """What a conic solver made of one instance: nothing in it is certified.
 
     Attributes
@@ -45,7 +45,7 @@ class Relaxation:
         The solver's objective. Not a bound: it may lie above the optimum. NaN if it was stopped before it had any.
     X : (m, m) array
         The approximate primal solution, or NaN.
-    multipliers : Multipliers
+    multipliers : SdpMultipliers
     solver, status : str
         Which solver, and its own words on how it ended.
     iterations : int
@@ -55,14 +55,14 @@ class Relaxation:
 
     value: float
     X: Array
-    multipliers: Multipliers
+    multipliers: SdpMultipliers
     solver: str
     status: str
     iterations: int
     converged: bool
 
 
-def relax(
+def solve_sdp(
     W: Array,
     k: int,
     relaxation: str = "shor",
@@ -72,7 +72,7 @@ def relax(
     max_iters: int | None = None,
     time_limit: float = math.inf,
     stopped: Callable[[], bool] = lambda: False,
-) -> Relaxation:
+) -> SdpSolution:
     """Solve one relaxation approximately with cvxpy.
 
     The rows and columns of X are scaled so that every row of the scaled W has largest entry about 1. First-order
@@ -107,7 +107,7 @@ def relax(
     --------
     >>> from grace_opt.bounds.sdp_dual import dual_bound
     >>> W = np.array([[2.0, 1, 0, 1], [1, 3, 1, 0], [0, 1, 2, 1], [1, 0, 1, 4]])
-    >>> found = relax(W, 2)
+    >>> found = solve_sdp(W, 2)
     >>> round(found.value, 4), round(dual_bound(W, 2, found.multipliers), 4)  # the optimum is 4
     (4.0, 4.0)
     """
@@ -156,11 +156,11 @@ def relax(
     if one is not None and neither is not None:
         one[i, j], one[j, i] = weights[1], weights[2]
         neither[i, j] = neither[j, i] = weights[3] / 2
-    multipliers = Multipliers(np.asarray(duals[0]) * (unit * s), float(duals[1]) * unit, both, one, neither)
+    multipliers = SdpMultipliers(np.asarray(duals[0]) * (unit * s), float(duals[1]) * unit, both, one, neither)
     primal = np.asarray(X.value, np.float64) / pairs
     count = int(model.solver_stats.num_iters or 0)
     converged = model.status == cp.OPTIMAL
-    return Relaxation(float(model.value) * unit, primal, multipliers, solver, status, count, converged)
+    return SdpSolution(float(model.value) * unit, primal, multipliers, solver, status, count, converged)
 
 
 def _cut_short(status: str) -> bool:
@@ -168,8 +168,8 @@ def _cut_short(status: str) -> bool:
     return "reached" in status or status == INTERRUPTED
 
 
-def _nothing(m: int, solver: str, status: str) -> Relaxation:
-    return Relaxation(math.nan, np.full((m, m), math.nan), Multipliers.zero(m), solver, status, 0, False)
+def _nothing(m: int, solver: str, status: str) -> SdpSolution:
+    return SdpSolution(math.nan, np.full((m, m), math.nan), SdpMultipliers.zero(m), solver, status, 0, False)
 
 
 def row_scaling(W: Array, k: int) -> Array:
@@ -185,7 +185,7 @@ def row_scaling(W: Array, k: int) -> Array:
 
 
 def memory_needed(m: int, relaxation: str, solver: str) -> float:
-    """Bytes that `relax` takes for m vertices, as a fit to measurements up to m = 96 (Clarabel) and 256 (SCS)."""
+    """Bytes that `solve_sdp` takes for m vertices, as a fit to measurements up to m = 96 (Clarabel) and 256 (SCS)."""
     entries, pairs = m * (m + 1) / 2, m * (m - 1) / 2
     if solver == "clarabel":
         return 64.0 * entries**2

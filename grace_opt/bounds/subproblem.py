@@ -94,7 +94,7 @@ class Subproblem:
         return len(self.linear)
 
     @property
-    def forced(self) -> bool:
+    def decided(self) -> bool:
         """Whether nothing is left to decide."""
         return self.k in (0, self.m)
 
@@ -114,7 +114,7 @@ class Subproblem:
             chosen=np.concatenate([self.chosen, self.vertices[inside]]),
         )
 
-    def lift(self, picked: npt.NDArray[np.bool_], n: int) -> npt.NDArray[np.bool_]:
+    def whole_mask(self, picked: npt.NDArray[np.bool_], n: int) -> npt.NDArray[np.bool_]:
         """The instance's mask (n,) of a choice among the free vertices."""
         mask = np.zeros(n, dtype=bool)
         mask[self.chosen] = True

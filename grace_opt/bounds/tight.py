@@ -1,12 +1,14 @@
 r"""Tighter certified bounds, instance by instance in threads: QCR by coordinate ascent, DNN + RLT, and both after
 fixing.
 
-* `plain_bound`: the convex relaxation with a diagonal shift that is a multiple of the node weights or row sums.
+* `plain_bound`: the convex relaxation with a diagonal shift that is a multiple of the node weights or row sums, or
+  constant.
 * `qcr_bound`: the convex relaxation with the best diagonal that coordinate ascent finds.
 * `dnn_bound`: products of pairs as well; what a semidefinite solver would give, at the price of some 100 eigenvalue
   problems.
-* `tight_bound`: what ``certify="tight"`` computes. Vertices that a known choice rules in or out are fixed first, which
-  mostly settles attention's W; then the two bounds above as far as they are needed.
+* `fast_bound` and `tight_bound`: what `grace_opt.bounds.certificate` computes. Vertices that a known choice rules in or
+  out are fixed first, which mostly settles attention's W; then the bounds above as far as they are needed, and, for the
+  fast one, as far as they are cheap.
 
 Every value is a bound whatever the iterations reached (`grace_opt.bounds.qcr` says why, and by what margins for
 rounding). Sources: as `grace_opt.bounds.qcr` and `grace_opt.bounds.dnn`.
@@ -16,37 +18,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import objective, registry
+from .. import objective
 from ..errors import SolverError
 from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import STEP_MARGIN
-from . import fixing
-from .dnn import strengthened
-from .qcr import MOST_VERTICES, relax, shifted
-from .subproblem import Subproblem, objective_step
+from .convexity import constant_diagonal, is_semidefinite, spectral_bound, start_diagonals
+from .dnn import dnn_relaxation
+from .fixing import reduce_by_fixing
+from .incumbents import checked_incumbent
+from .qcr import LARGEST_RELAXED, qcr_relaxation, seconds_to_relax, solve_relaxation, with_diagonal
+from .subproblem import Array, Subproblem, objective_step
 
-#: `tight_bound` probes so often with the shifted relaxation, and goes on to so many steps of the method of multipliers
-#: where the gap is still larger than this: chosen on attention's W for about 10 ms per instance.
-SHIFTS, ENOUGH, STEPS = 1, 0.08, 60
-#: Length of the search for the known choice.
-ITERATIONS_PER_VERTEX = 5
+#: Choices within this of the known one, relative to it, may be lost by fixing: the bound then is that much below it.
+FIXING_RTOL = 1e-10
 _EPS = torch.finfo(torch.float64).eps
 
 
-def plain_bound(problem: Problem) -> Tensor:
-    """Lower bound from the plain convex relaxation: `continuous_bound`, compiled and solved to the end.
+@dataclass(frozen=True)
+class Effort:
+    """How far a bound goes; chosen on attention's W, for some 5 and 20 milliseconds per instance of 64 vertices.
 
-    Parameters, returns and raises as `qcr_bound`.
+    Attributes
+    ----------
+    shifted, probed, paired : int
+        The most vertices for which the best diagonal is sought, every vertex is probed, and products of pairs are used.
+    gap_left : float
+        No further bound is tried where the gap to the known choice, relative to it, is at most this.
+    steps : int
+        Of the method of multipliers.
+    """
+
+    shifted: int
+    probed: int
+    paired: int
+    gap_left: float
+    steps: int
+
+
+FAST = Effort(shifted=128, probed=160, paired=64, gap_left=0.01, steps=20)
+TIGHT = Effort(shifted=LARGEST_RELAXED, probed=LARGEST_RELAXED, paired=LARGEST_RELAXED, gap_left=0.01, steps=60)
+
+
+def plain_bound(problem: Problem) -> Tensor:
+    """Lower bound from the plain convex relaxation, solved to the end, with the best of three simple diagonals.
+
+    Parameters, returns as `qcr_bound`; any n.
 
     Notes
     -----
-    O(n³) for the shift, O(n) per pairwise step.
+    O(n³) for the shift (one factorisation, for a few hundred vertices and more), O(n) per pairwise step. With all three
+    diagonals it is at least `continuous_bound` and `eigenvalue_bound`, but for 1e-6 of them.
 
     Examples
     --------
@@ -55,7 +84,7 @@ def plain_bound(problem: Problem) -> Tensor:
     >>> round(float(plain_bound(p)), 6)
     2.0
     """
-    return _bounds(problem, "mies", lambda sub, value: relax(sub).bound)[0]
+    return bound_each(problem, None, lambda sub, value: _best_plain(sub))
 
 
 def qcr_bound(problem: Problem) -> Tensor:
@@ -88,7 +117,8 @@ def qcr_bound(problem: Problem) -> Tensor:
     >>> round(float(qcr_bound(p)), 4)  # the optimum is 4
     4.0
     """
-    return _bounds(problem, "mies", lambda sub, value: shifted(sub, value).bound)[0]
+    _refuse_large(problem)
+    return bound_each(problem, None, lambda sub, value: max(_best_plain(sub), qcr_relaxation(sub, value).bound))
 
 
 def dnn_bound(problem: Problem) -> Tensor:
@@ -107,14 +137,26 @@ def dnn_bound(problem: Problem) -> Tensor:
     >>> bool(1.99 < dnn_bound(p) <= 2)  # the optimum is 2
     True
     """
-    return _bounds(problem, "mies", lambda sub, value: strengthened(sub, value)[0].bound)[0]
+    _refuse_large(problem)
+    return bound_each(problem, None, lambda sub, value: dnn_relaxation(sub, value)[0].bound)
 
 
-def tight_bound(problem: Problem) -> Tensor:
+def tight_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) -> Tensor:
     """Lower bound after fixing what a known choice rules out, by QCR-CD and, where a gap is left, DNN + RLT.
 
-    Parameters, returns and raises as `qcr_bound`. Where fixing leaves nothing to decide, or nothing better than the
-    known choice (found by `tabu`), the bound is the optimum to 1e-9.
+    Parameters
+    ----------
+    problem : Problem
+        A flattened batch of any n; beyond 2000 vertices the steps of O(n³) many times over are left out.
+    incumbent : Tensor (B, n), bool, optional
+        A known choice per instance, such as the answer of a search. Default: greedy and exchanges. Where fixing leaves
+        nothing better than this choice, the bound is its objective, to 1e-10.
+    run : Run, optional
+        What does not fit into its time is left out.
+
+    Returns
+    -------
+    Tensor, shape (B,), float64
 
     Notes
     -----
@@ -127,33 +169,42 @@ def tight_bound(problem: Problem) -> Tensor:
     >>> round(float(tight_bound(p)), 6)  # the optimum is 5
     5.0
     """
-
-    return open_bound(problem)[0]
-
-
-def open_bound(problem: Problem) -> tuple[Tensor, Tensor]:
-    """`tight_bound`, and where it leaves a gap to the choice that it knows: (B,) float64 and (B,) bool."""
-
-    def bound(sub: Subproblem, value: float) -> float:
-        left, best = fixing.narrowed(sub, value, 1e-10 * abs(value), shifts=SHIFTS)
-        if best < value - ENOUGH * abs(value) and 0 < left.k < left.m:
-            best = max(best, strengthened(left, value, steps=STEPS)[0].bound)
-        return min(best, value)
-
-    found, values = _bounds(problem, "tabu", bound)
-    return found, found < values - ENOUGH * values.abs()
+    return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, TIGHT, run))
 
 
-def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], float]) -> tuple[Tensor, Tensor]:
-    """`bound(sub, value)` of every instance, and value, f of a choice by method `known`, which forced ones get."""
-    if problem.n > MOST_VERTICES:
-        raise SolverError(
-            f"n = {problem.n} is beyond {MOST_VERTICES}, for which this bound takes O(n³) time many times over: use "
-            "certify='fast', or grace_opt.bounds.row_bound, which takes O(n²)."
-        )
-    spec = registry.get(known)
-    options = {"iterations": ITERATIONS_PER_VERTEX * problem.n} if known == "tabu" else {}
-    masks = spec.solve(problem, spec.make_options(options), Run()).mask
+def fast_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) -> Tensor:
+    """`tight_bound`, with steps of O(n³) many times over only where fixing leaves no more than about 100 vertices.
+
+    Parameters and returns as `tight_bound`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> p = Problem.of(np.array([[4.0, 1.0, -2.0], [1.0, 3.0, 0.0], [-2.0, 0.0, 5.0]]), 2).flatten()
+    >>> round(float(fast_bound(p)), 6)  # the optimum is 5
+    5.0
+    """
+    return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, FAST, run))
+
+
+def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, float], float]) -> Tensor:
+    """`bound(sub, value)` of every instance, in W's units and raised to whole steps; f where nothing is to decide.
+
+    Parameters
+    ----------
+    problem : Problem
+        A flattened batch.
+    incumbent : Tensor (B, n), bool, or None
+        A known choice per instance; `value` is its objective.
+    bound : callable
+        Of the candidates' part of W, scaled, where there is something to decide; at most `value` is believed.
+
+    Returns
+    -------
+    Tensor, shape (B,), float64
+        -inf for weights that are too far apart for float64.
+    """
+    masks = checked_incumbent(problem, incumbent)
     values = objective.evaluate(problem.W, masks).tolist()
 
     def one(b: int) -> float:
@@ -161,7 +212,7 @@ def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], f
         sub, scale = Subproblem.of(instance, masks[b].cpu().numpy())
         if sub is None:
             return -math.inf
-        if sub.forced:
+        if sub.decided:
             return float(values[b])
         value = float(values[b]) / scale
         found = min(value, bound(sub, value))
@@ -171,5 +222,57 @@ def _bounds(problem: Problem, known: str, bound: Callable[[Subproblem, float], f
             found = max(found, min(value, step * math.ceil(steps - STEP_MARGIN - 4.0 * _EPS * abs(steps))))
         return float(found * scale)
 
-    found = torch.tensor(map_in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
-    return found, found.new_tensor(values)
+    return torch.tensor(map_in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
+
+
+def _after_fixing(sub: Subproblem, value: float, effort: Effort, run: Run | None) -> float:
+    """The bound of one instance: fixing, pairs where that leaves a gap, and simple diagonals where that does."""
+
+    def leaves_a_gap() -> bool:
+        return best < value - effort.gap_left * abs(value)
+
+    if run is not None and not run.has_time(seconds_to_relax(sub.m)):
+        return -math.inf
+    first, *others = sorted(start_diagonals(sub, sub.W), key=lambda a: float(a.sum()))
+    left, best = reduce_by_fixing(
+        sub,
+        value,
+        FIXING_RTOL * abs(value),
+        run,
+        first=solve_relaxation(sub, with_diagonal(sub.W, first)),
+        shifts=1,
+        largest_shifted=effort.shifted,
+        largest_probed=effort.probed,
+    )
+    if leaves_a_gap() and 0 < left.k < left.m <= effort.paired:
+        best = max(best, dnn_relaxation(left, value, steps=effort.steps, run=run)[0].bound)
+    if leaves_a_gap():
+        best = max(best, _best_of(sub, first, others, run))
+    return min(best, value)
+
+
+def _best_plain(sub: Subproblem) -> float:
+    first, *others = start_diagonals(sub, sub.W)
+    return max(solve_relaxation(sub, with_diagonal(sub.W, first)).bound, _best_of(sub, first, others))
+
+
+def _best_of(sub: Subproblem, first: Array, others: list[Array], run: Run | None = None) -> float:
+    """The best plain relaxation with one of the other diagonals and, unless W is semidefinite, the constant one.
+
+    And `spectral_bound`, which a relaxation exceeds only where it is solved well: not where W nearly cancels.
+    """
+    best = spectral_bound(sub) if run is None or run.has_time(seconds_to_relax(sub.m)) else -math.inf
+    for a in others:
+        if run is None or run.has_time(seconds_to_relax(sub.m)):
+            best = max(best, solve_relaxation(sub, with_diagonal(sub.W, a)).bound)
+    if sub.W.any() and not is_semidefinite(sub, first) and (run is None or run.has_time(seconds_to_relax(sub.m))):
+        best = max(best, solve_relaxation(sub, with_diagonal(sub.W, constant_diagonal(sub.W))).bound)
+    return best
+
+
+def _refuse_large(problem: Problem) -> None:
+    if problem.n > LARGEST_RELAXED:
+        raise SolverError(
+            f"n = {problem.n} is beyond {LARGEST_RELAXED}, for which this bound takes O(n³) time many times over: use "
+            "certify='fast' or grace_opt.bounds.fast_bound, which take it once."
+        )

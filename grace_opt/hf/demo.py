@@ -198,7 +198,7 @@ def _interactions(model: PreTrainedModel, ids: Tensor, layers: tuple[int, ...]) 
 
 def _bound(W: Tensor, ratio: float) -> float:
     problem = Problem.of(W, prune_count(ratio, W.shape[-1])).flatten()
-    return float(bounds.certificate(problem, "fast").clamp_min(0.0).sum())  # W is positive semidefinite: f >= 0
+    return float(bounds.certificate(problem).clamp_min(0.0).sum())  # W is positive semidefinite: f >= 0
 
 
 @dataclass

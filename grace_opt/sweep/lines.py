@@ -1,5 +1,8 @@
 """The lines of a report's table: the paper's number, ours, the difference to the baseline, its interval, n, verdict.
 
+A line for each setting. Of one metric, each of these has a column; of several, each metric has one, in which difference
+and verdict stand behind our number.
+
 When: `make_report`. Nothing is called better or worse but by `paired_interval`.
 """
 
@@ -31,11 +34,14 @@ class Lines:
     body : list of list of str
         Commands are marked as such by backquotes.
     notes : list of str
+    verdicts : list of (str, str)
+        For everything that is compared, the value of `by` and what the comparison says.
     """
 
     head: list[str]
     body: list[list[str]]
     notes: list[str]
+    verdicts: list[tuple[str, str]]
 
 
 def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
@@ -61,7 +67,7 @@ def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
         paper, values = printed.get(place), measured.get(place)
         base = (rows, table.baseline, metric)
         line: dict[str, str] = {}
-        fixed = [*map(_text, rows), _text(by), *([metric] if len(table.metrics) > 1 else [])]
+        fixed = [*map(_text, rows), _text(by)]
         line["paper"] = f"{_number(paper.value, table)} ({paper.source})" if paper else ""
         against = printed.get(base)
         ratio = table.compare == "ratio"
@@ -77,13 +83,45 @@ def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
                 )
             kept = {key: value for key, value in values.items() if math.isfinite(value)}
             line |= _ours(table, place, kept, measured.get(base), interval, notes)
-        body.append((fixed, line))
-    left = [*table.rows, table.by, *(["metric"] if len(table.metrics) > 1 else [])]
-    names = ("paper", f"paper's {compared}", "ours", "n", interval, "verdict", "to fill it")
-    right = [name for name in names if any(line.get(name) for _, line in body)]
+        body.append((fixed, metric, line))
+    verdicts = [(fixed[-1], line["verdict"]) for fixed, _, line in body if line.get("verdict")]
+    left = [*table.rows, table.by]
     count = f"n ({', '.join(table.unit) or 'rows'})"  # says what is resampled, and is no column's name
+    if len(table.metrics) > 1:
+        return Lines(*_wide(table, left, body, count, interval), notes, verdicts)
+    names = ("paper", f"paper's {compared}", "ours", "n", interval, "verdict", "to fill it")
+    right = [name for name in names if any(line.get(name) for _, _, line in body)]
     head = [*left, *(count if name == "n" else name for name in right)]
-    return Lines(head, [[*fixed, *(line.get(name, "") for name in right)] for fixed, line in body], notes)
+    return Lines(head, [[*fixed, *(line.get(name, "") for name in right)] for fixed, _, line in body], notes, verdicts)
+
+
+def _wide(
+    table: Table, left: list[str], body: list[tuple[list[str], str, dict[str, str]]], count: str, interval: str
+) -> tuple[list[str], list[list[str]]]:
+    """Head and body with a column for each metric, and one for its paper's numbers, if there are any."""
+    together: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
+    for fixed, metric, line in body:
+        together.setdefault(tuple(fixed), {})[metric] = line
+    printed = [metric for metric in table.metrics if any(m == metric and line["paper"] for _, m, line in body)]
+    commands = any(line.get("to fill it") for _, _, line in body)
+    head = list(left)
+    for metric in table.metrics:
+        head += [f"{metric}, paper"] * (metric in printed) + [metric]
+    rows = []
+    for setting, found in together.items():
+        cells = list(setting)
+        for metric in table.metrics:
+            line = found.get(metric, {})
+            change = line.get(f"paper's {'ratio' if table.compare == 'ratio' else 'difference'}", "")
+            cells += [line.get("paper", "") + (f", {change}" if change else "")] * (metric in printed)
+            beside = ", ".join(line[name] for name in (interval, "verdict") if line.get(name))
+            cells.append(line.get("ours", "") + (f" ({beside})" if beside else ""))
+        counts = list(dict.fromkeys(line["n"] for line in found.values() if line.get("n")))
+        cells.append(" / ".join(counts))
+        if commands:
+            cells.append(next((line["to fill it"] for line in found.values() if line.get("to fill it")), ""))
+        rows.append(cells)
+    return [*head, count, *(["to fill it"] if commands else [])], rows
 
 
 def _ours(

@@ -1,5 +1,8 @@
 """`make_report`: the records of a results folder as Parquet, and as pages in Markdown and HTML with tables and plots.
 
+A page begins with its first plot and three sentences: what was asked, what was found (the verdicts, counted), and how
+sure that is. Where the numbers come from is folded away.
+
 When: after a sweep, or in its middle: what is missing is said to be. Nothing on a page is typed by hand: numbers come
 from the records, sentences from the `Description` beside them. Equal records give equal pages. Built on pandas,
 pyarrow, matplotlib and markdown-it-py.
@@ -20,9 +23,11 @@ from ..errors import OptionError
 from .cells import Record, SweepError, check_inside, read_cell
 from .lines import lines
 from .plots import save_plot
-from .views import Description, Table, check_columns, read_description
+from .views import Description, Plot, Table, check_columns, read_description
 
 REQUIRED_EXTRA = ("bench", "grace-opt report")
+#: Around what is folded away; the only HTML of a page.
+_OPEN, _CLOSE = "<details><summary>Where this comes from</summary>", "</details>"
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid #ccc; padding: .25rem .75rem; text-align: left; vertical-align: top }
@@ -119,32 +124,68 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
         write_file(
             check_inside(directory, directory / name / "results.parquet"), frame.to_parquet(index=False), SweepError
         )
-    parts = [f"# {_escape(description.title)}"]
-    if description.paper:
-        parts.append(f"The paper's {_escape(description.paper)}.")
-    parts.append(_paragraph(description.about))
+    parts, verdicts = [f"# {_escape(description.title)}"], list[tuple[str, str, str]]()  # of the first comparison
     if description.missing:
         parts.append(f"**Not run here**: {_escape(description.missing)}")
+    shown: list[tuple[bool, list[str]]] = []
     for at, view in enumerate(description.views, 1):
-        parts.append(f"## {_escape(view.title)}")
+        section = [f"## {_escape(view.title)}"]
+        shown.append((isinstance(view, Plot), section))
         if data and len(records) < len(paths) and not set(view.columns) <= set(frame.columns):
-            parts.append(_nothing(description))  # of what is there, no row has it yet
+            section.append(_nothing(description))  # of what is there, no row has it yet
             continue
         if data:
             check_columns(name, view, frame.columns)
         if isinstance(view, Table):
-            shown = lines(view, data, description.command)
-            body = [[_cell(text) for text in line] for line in shown.body]
-            parts.append(_markdown_table(shown.head, body) if body else _nothing(description))
-            parts += [_paragraph(note) for note in shown.notes]
+            table = lines(view, data, description.command)
+            verdicts = verdicts or [(str(view.baseline), by, said) for by, said in table.verdicts]
+            body = [[_cell(text) for text in line] for line in table.body]
+            section.append(_markdown_table(table.head, body) if body else _nothing(description))
+            section += [_paragraph(note) for note in table.notes]
         elif data:
             png, svg = save_plot(view, frame, out / f"{name}-{at}")
-            parts.append(f"![{_escape(view.title)}]({png.name})\n\n[as SVG]({svg.name})")
-            parts += [_paragraph(view.note)] if view.note else []
+            section.append(f"![{_escape(view.title)}]({png.name})\n\n[as SVG]({svg.name})")
+            section += [_paragraph(view.note)] if view.note else []
         else:
-            parts.append(_nothing(description))
-    parts += ["## Where this comes from", *_provenance(description, records, others)]
+            section.append(_nothing(description))
+    picture = next((section for is_plot, section in shown if is_plot and data), None)
+    parts += picture[1:] if picture else []
+    parts.append(_sentences(description, records, verdicts))
+    parts += [part for _, section in shown if section is not picture for part in section]
+    parts += [_OPEN, *_provenance(description, records, others), _CLOSE]
     return _write(out / name, description.title, "\n\n".join(parts)), len(records)
+
+
+def _sentences(description: Description, records: list[Record], verdicts: list[tuple[str, str, str]]) -> str:
+    """Asked, found, how sure. Of any experiment one can say what its first comparison found, counted."""
+    asked = _first_sentence(description.about)
+    of_paper = f" (The paper's {_escape(description.paper)}.)" if description.paper else ""
+    first = verdicts[0][0] if verdicts else ""
+    counts: dict[str, dict[str, int]] = {}
+    for _, by, verdict in verdicts:
+        of = counts.setdefault(by, {})
+        of[verdict] = of.get(verdict, 0) + 1
+    found = [
+        f"{_escape(by)} {', '.join(f'{verdict} in {number}' for verdict, number in of.items())} of {sum(of.values())}"
+        for by, of in counts.items()
+    ]
+    said = f"Beside {_escape(first)}: {'; '.join(found)}." if found else "Nothing is compared to a baseline; see below."
+    said = said if records else "Nothing yet: it was not run here."
+    left = len(description.keys) - len(records)
+    sure = (
+        "Intervals are 95 % bootstrap intervals (BCa) over the n units shown, and only one that excludes no "
+        f"difference, of at least 6 units, says better or worse; {len(records)} of {len(description.keys)} cells are "
+        "done" + ("." if not left else f", {left} are missing.")
+    )
+    lines = [f"- **Asked**: {_escape(asked)}{of_paper}", f"- **Found**: {said}", f"- **How sure**: {sure}"]
+    rest = description.about[len(asked) :].strip()
+    return "\n".join(lines) + (f"\n\n{_paragraph(rest)}" if rest else "")
+
+
+def _first_sentence(text: str) -> str:
+    """Up to the first full stop before a capital."""
+    end = re.search(r"[.?!](?= +[A-Z])", text)
+    return text[: end.end()] if end else text
 
 
 def _nothing(description: Description) -> str:
@@ -162,10 +203,6 @@ def _provenance(description: Description, records: list[Record], others: int) ->
     parts = [f"{counts}. Measured in {seconds:.3g} s in all." if records else f"{counts}."]
     if seeds:
         parts.append(f"Seeds: {_escape(', '.join(seeds[:20]))}{' and more' if len(seeds) > 20 else ''}.")
-    parts.append(
-        "Intervals are 95 % bootstrap intervals (BCa) over the n units shown; a difference is called better or worse "
-        "only where its interval excludes none, and n is at least 6."
-    )
     facts: dict[str, list[str]] = {}
     for record in records:
         for key, value in record.provenance.items():
@@ -180,7 +217,10 @@ def _provenance(description: Description, records: list[Record], others: int) ->
 def _write(stem: Path, title: str, markdown: str) -> Path:
     """Write ``stem.md`` and ``stem.html``."""
     parser = require("markdown_it", *REQUIRED_EXTRA).MarkdownIt("commonmark", {"html": False}).enable("table")
-    body = re.sub(r'(<a href="[^"/:]+)\.md"', r'\1.html"', parser.render(markdown))
+    body = parser.render(markdown)
+    for tag in (_OPEN, _CLOSE):  # ours are the last; what else looks like HTML is shown as it is written
+        body = tag.join(body.rsplit(f"<p>{html.escape(tag)}</p>", 1))
+    body = re.sub(r'(<a href="[^"/:]+)\.md"', r'\1.html"', body)
     page = (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
         f"<style>\n{STYLE}\n</style>\n{body}</html>\n"

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from ...bounds.qcr import Relaxation
+from ...bounds.qcr import QuadraticRelaxation
 from ...bounds.subproblem import Subproblem
 
 
@@ -23,13 +23,14 @@ class DepthFirst:
     ----------
     sub : Subproblem
         With ``0 < k < m``.
-    relaxation : Relaxation
+    relaxation : QuadraticRelaxation
         Of the same vertices.
     """
 
-    def __init__(self, sub: Subproblem, relaxation: Relaxation) -> None:
+    def __init__(self, sub: Subproblem, relaxation: QuadraticRelaxation) -> None:
         m, depth = sub.m, sub.m + 8
         self.sub, self.relaxation, self.top = sub, relaxation, 1
+        self.F, self.H = np.ascontiguousarray(relaxation.F), np.ascontiguousarray(relaxation.H)
         self.status = np.zeros((depth, m), np.int8)
         self.x, self.linear, self.pairs = (np.zeros((depth, m)) for _ in range(3))
         self.constants, self.bounds = np.zeros((depth, 3)), np.full(depth, -np.inf)
@@ -49,7 +50,18 @@ class DepthFirst:
 
         r, began = self.relaxation, time.perf_counter()
         self.top, best, used, leaf = search(
-            *(self.sub.W, r.A, r.F, r.H, self.status, self.x, self.linear, self.pairs, self.constants, self.bounds),
+            *(
+                self.sub.W,
+                r.A,
+                self.F,
+                self.H,
+                self.status,
+                self.x,
+                self.linear,
+                self.pairs,
+                self.constants,
+                self.bounds,
+            ),
             *(self.top, value, self.best_x, slack - r.rounding, self.weight, count),
         )
         self.leaf = min(self.leaf, leaf)

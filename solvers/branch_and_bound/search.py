@@ -29,8 +29,14 @@ import torch
 from grace_opt import bounds, objective, registry
 from grace_opt._util.arrays import count_true
 from grace_opt.bounds import fixing
-from grace_opt.bounds.dnn import SECONDS_PER_STEP, Multipliers, strengthened
-from grace_opt.bounds.qcr import MOST_VERTICES, SECONDS, Relaxation, relax, shifted
+from grace_opt.bounds.dnn import SECONDS_PER_DNN_STEP, DnnMultipliers, dnn_relaxation
+from grace_opt.bounds.qcr import (
+    LARGEST_RELAXED,
+    QuadraticRelaxation,
+    qcr_relaxation,
+    seconds_to_relax,
+    solve_relaxation,
+)
 from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
 from grace_opt.errors import OptionError, SolverError
 from grace_opt.parallel import map_in_threads
@@ -93,9 +99,9 @@ class BranchAndBoundOptions:
 )
 def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run) -> Result:
     """Prove the optimum by relaxations, fixing and search, or stop at a limit with a valid bound."""
-    if problem.n > MOST_VERTICES:
+    if problem.n > LARGEST_RELAXED:
         raise SolverError(
-            f"branch_and_bound: n = {problem.n} is beyond {MOST_VERTICES}: a relaxation would take O(n³) time and "
+            f"branch_and_bound: n = {problem.n} is beyond {LARGEST_RELAXED}: a relaxation would take O(n³) time and "
             f"{8 * 12 * problem.n**2 / 2**30:.1f} GiB. Use method='portfolio' or 'tabu'; certify=True brings a bound."
         )
     masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
@@ -129,7 +135,7 @@ class _Open:
     age: int
     sub: Subproblem = field(compare=False)
     pairs: bool = field(compare=False, default=False)
-    warm: Multipliers | None = field(compare=False, default=None)
+    warm: DnnMultipliers | None = field(compare=False, default=None)
 
 
 class _Tree:
@@ -188,8 +194,8 @@ class _Tree:
 
     def grow(self) -> None:
         """Search until nothing is left, or a limit is reached."""
-        if self.sub is None or self.sub.forced or self.known_bound >= self.cutoff:
-            self.at_work = self.known_bound if self.sub is None or not self.sub.forced else math.inf
+        if self.sub is None or self.sub.decided or self.known_bound >= self.cutoff:
+            self.at_work = self.known_bound if self.sub is None or not self.sub.decided else math.inf
             return
         self.run.begin()
         before = math.inf
@@ -209,10 +215,10 @@ class _Tree:
         return self.lower_bound >= (self.value - (0.0 if self.step else 2 * self.slack)) * self.scale
 
     def _grow(self, sub: Subproblem) -> None:
-        sub, bound = fixing.narrowed(sub, self.value, self.slack, self.run)
+        sub, bound = fixing.reduce_by_fixing(sub, self.value, self.slack, self.run)
         bound = max(bound, self.known_bound)
-        if not self.step and 0 < sub.k < sub.m and self.run.has_time(SECONDS * sub.m**3):
-            self.rounding = relax(sub).rounding
+        if not self.step and 0 < sub.k < sub.m and self.run.has_time(seconds_to_relax(sub.m)):
+            self.rounding = solve_relaxation(sub).rounding
         self._report(bound)
         self._push(_Open(bound, 0, sub, self.options.bound == "sdp"))
         self.at_work = math.inf
@@ -242,7 +248,7 @@ class _Tree:
         """Keep a part, unless it is closed or decided."""
         if part.bound >= self.cutoff or not 0 <= part.sub.k <= part.sub.m:
             return
-        if part.sub.forced:
+        if part.sub.decided:
             self._offer(part.sub, np.full(part.sub.m, part.sub.k > 0))
             return
         heapq.heappush(self.open, part)
@@ -289,16 +295,18 @@ class _Tree:
 
     def _seconds(self, sub: Subproblem, pairs: bool) -> float:
         """What the least of `_relaxed` takes, roughly."""
-        return (2 * SECONDS + SECONDS_PER_STEP * pairs) * float(sub.m**3)
+        return 2 * seconds_to_relax(sub.m) + SECONDS_PER_DNN_STEP * pairs * float(sub.m**3)
 
-    def _relaxed(self, sub: Subproblem, pairs: bool, warm: Multipliers | None) -> tuple[Relaxation, Multipliers | None]:
+    def _relaxed(
+        self, sub: Subproblem, pairs: bool, warm: DnnMultipliers | None
+    ) -> tuple[QuadraticRelaxation, DnnMultipliers | None]:
         if not pairs:
-            return shifted(sub, self.value, run=self.run), None
+            return qcr_relaxation(sub, self.value, run=self.run), None
         self.strong += 1
-        return strengthened(sub, self.value, warm, run=self.run)
+        return dnn_relaxation(sub, self.value, warm, run=self.run)
 
     def _depth_first(
-        self, sub: Subproblem, relaxation: Relaxation, budget: int
+        self, sub: Subproblem, relaxation: QuadraticRelaxation, budget: int
     ) -> tuple[float, npt.NDArray[np.float64]]:
         """Search a part for at most `budget` nodes. Returns the least bound left (inf: none), and the root's x."""
         search = DepthFirst(sub, relaxation)
@@ -318,7 +326,7 @@ class _Tree:
         limit = self.options.node_limit
         return 2**62 if limit is None else max(1, limit - self.nodes)
 
-    def _branch(self, sub: Subproblem, bound: float, warm: Multipliers | None, x: npt.NDArray[np.float64]) -> None:
+    def _branch(self, sub: Subproblem, bound: float, warm: DnnMultipliers | None, x: npt.NDArray[np.float64]) -> None:
         """Two parts: the vertex that the relaxation is least sure of in, and out."""
         share = x if warm is None else np.clip(warm.Y[0].diagonal(), 0.0, 1.0)
         vertex = int(np.argmax(share * (1 - share)))
@@ -331,7 +339,7 @@ class _Tree:
 
     def _offer(self, sub: Subproblem, picked: npt.NDArray[np.bool_]) -> None:
         """Take a choice as the incumbent if it is better, by its objective computed afresh."""
-        mask = sub.lift(picked, self.problem.n)
+        mask = sub.whole_mask(picked, self.problem.n)
         value, allowed = self._exact(mask)
         if value < self.value:
             self.floor = min(self.floor, self.cutoff)

@@ -32,6 +32,7 @@ def compiled(tiny, monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "settings"), [(2, {}), (4, {"fused": False, "evict": SnapKV(budget=20, window=4)})])
 def test_needs_few_graphs_however_many_layers(layers, settings, compiled, tiny, prompt):
     """A prompt, a step, a step of any length: three, as with a dense cache."""
@@ -51,6 +52,7 @@ def test_needs_few_graphs_however_many_layers(layers, settings, compiled, tiny, 
     assert len(graphs) <= len(as_dense)
 
 
+@pytest.mark.slow
 def test_of_candidates_beside_the_prompt_writes_the_greedy_text(compiled, prompt):
     ids = torch.cat([prompt[:1, :30], prompt[:1, 10:22]], dim=1)
     model, _ = compiled()

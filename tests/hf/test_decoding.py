@@ -28,7 +28,9 @@ def kernel(request, monkeypatch):
         if torch.cuda.is_available():
             pytest.skip("the CPU can not play the GPU beside one")
         from grace_opt.kernels.decode import gpu as decode
+        from tests import interpreter  # noqa: F401  (cheaper launches)
 
+        # Decoding alone: channels are chosen by the references; tests/test_dispatch.py has the kernels for that.
         passed = {(kernel.name, torch.device("cpu")): True for kernel in kernels.OPERATION.gpu}
         for name, value in (("DEVICE_TYPE", "cpu"), ("_verdicts", passed), ("_machines", {}), ("_said", set())):
             monkeypatch.setattr(dispatch, name, value)
@@ -54,6 +56,7 @@ def test_steps_by_kernel_equal_zeroing_by_hand(kernel, family, tiny, prune, padd
     assert close(found, zeroed(model, cache.channel_mask(), prompt, continuation, mask))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("changes", [{"sink_tokens": 3}, {"evict": SnapKV(20, window=6)}, {"tail_block": 4}], ids=str)
 def test_steps_by_kernel_are_the_reference_s(
@@ -70,6 +73,7 @@ def test_steps_by_kernel_are_the_reference_s(
     assert used == (width == 1 or dispatch.DEVICE_TYPE == "cpu")
 
 
+@pytest.mark.slow
 def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, tiny, prune, padded, generate, monkeypatch):
     model = tiny()
     found = generate(model, prune(model, "grace", 0.5), *padded)
@@ -78,6 +82,7 @@ def test_generation_by_kernel_gives_the_reference_s_tokens(kernel, tiny, prune, 
     assert torch.equal(found, generate(model, prune(model, "grace", 0.5), *padded))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quantize", "changes"),
     [

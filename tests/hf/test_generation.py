@@ -218,6 +218,7 @@ def test_batch_repeat_select_and_reorder(tiny, prune, padded, continuation, clos
     assert close(next_logits(cache, [0, 1, 1]), expected[[0, 1, 1]])
 
 
+@pytest.mark.slow
 def test_the_decode_step_compiles_in_one_piece(tiny, prune, prompt, continuation, close):
     model = tiny(num_hidden_layers=1)
     compiled = torch.compile(model.forward, backend="eager", fullgraph=True)

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
-from grace_opt import CacheError, OptionError, instances, interaction_matrix
+from grace_opt import CacheError, OptionError, instances, interaction_matrix, solve
 from grace_opt.cli.app import app
 from grace_opt.hf import PrunedKeyCache, attention_implementation, capture
 from grace_opt.hf.demo import run_demo
@@ -147,3 +147,12 @@ def test_prompts_too_short_for_their_facts():
     _, tokenizer = pocket()
     with pytest.raises(OptionError, match="at least that"):
         make_prompt(20, 0.5, count=lambda text: len(tokenizer(text).input_ids))
+
+
+def test_the_default_certificate_of_a_head_leaves_a_gap_below_one_percent():
+    model, _ = pocket()
+    _, ids = needle_ids(400, 0.5, 3)
+    heads = [interaction_matrix(c.queries[0], c.keys[0]) for _, c in sorted(capture(model, ids).items())]
+    W = torch.stack(heads).double()
+    best = solve(W, W.shape[-1] // 2, "portfolio").verify()
+    assert best.gap.median() <= 0.01

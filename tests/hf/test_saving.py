@@ -156,6 +156,7 @@ class TestRoundTrip:
         assert close(found, expected)
         assert {n: t.shape for n, t in tensors_of(loaded).items()} == {n: t.shape for n, t in tensors_of(cache).items()}
 
+    @pytest.mark.slow
     def test_gives_them_in_another_process(self, filled, tmp_path, close):
         expected = {}
         for number, name in enumerate(KINDS):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from contextlib import suppress
 
 import pytest
@@ -22,6 +23,12 @@ from tests.hf.test_saving import filled, go_on, kind, same_bits  # noqa: F401  (
 
 KINDS = ["plain", "evicted", kind("all at once"), "sliding and full", "empty"]
 VALUES = (None, True, -1, 0, 7, 10**30, 0.5, math.nan, math.inf, "", "x", [], {}, [[]])
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """Thousands of files are read back at once, by this process: none has to survive a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture
@@ -77,6 +84,7 @@ def changed_at(about, at, change):
     return about
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [kind("all at once"), "sliding and full"], indirect=True)
 def test_whatever_changes_without_the_digest_is_told(saved):
     model, cache, path = saved
@@ -155,6 +163,7 @@ def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
     assert refused > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", KINDS, indirect=True)
 def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved):
     model, _, path = saved

@@ -101,6 +101,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_first_use_from_sixteen_threads_with_a_block_each():
     """In a process of its own, where nothing has been imported, tried or compiled by an earlier test."""
     root = Path(__file__).parents[2]

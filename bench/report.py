@@ -1,0 +1,229 @@
+"""The form of a page of results: a picture, three sentences, wide tables, and what few need folded away.
+
+`page(value)` of a benchmark makes a `Page` from what its JSON file holds, and nothing else, so that ``--report-only``
+can form a page again without measuring again. `write_results` writes the JSON file, the picture and the page.
+
+When: every script that writes to docs/results. Pictures by matplotlib, in Okabe and Ito's colours, which
+colour-blind readers can tell apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.provenance import CHANGED, NONE, caption, is_clean, refuse, write_json
+from bench.results import COMMANDS
+from grace_opt._util.files import atomic_write
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK, GREY = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999",
+)  # fmt: skip
+#: At the top of a page whose numbers are of changed files or of several commits.
+MARK = "**Not to be committed**: "
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says, provenance aside.
+
+    Attributes
+    ----------
+    title : str
+    picture : str
+        What the picture shows, for those who cannot see it.
+    draw : callable
+        Draws on a matplotlib figure.
+    asked, found, sure : str
+        A sentence each: what was asked, what was found, how sure that is.
+    tables : sequence of str
+        Markdown lines.
+    details : sequence of (str, sequence of str)
+        Summary and Markdown lines of what is folded away.
+    """
+
+    title: str
+    picture: str
+    draw: Callable[[Any], None]
+    asked: str
+    found: str
+    sure: str
+    tables: Sequence[str] = ()
+    details: Sequence[tuple[str, Sequence[str]]] = ()
+
+
+def add_options(parser: argparse.ArgumentParser, out: str) -> None:
+    """``--out``, ``--report-only`` and ``--allow-dirty``, alike in all scripts."""
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / out, help=f"path of the results, without suffix (docs/results/{out})"
+    )
+    parser.add_argument(
+        "--report-only", action="store_true", help="form the page again from its JSON file; nothing is measured"
+    )
+    parser.add_argument(
+        "--allow-dirty",
+        action="store_true",
+        help="also with changed files or records of several commits; the page says that it is not to be committed",
+    )
+
+
+def read_results(out: Path) -> dict[str, Any]:
+    """What ``--report-only`` starts from."""
+    path = out.with_name(out.name + ".json")
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SystemExit(f"--report-only: there is no {path.name}: leave the option out to measure") from None
+    return value
+
+
+def write_results(
+    out: Path,
+    value: Mapping[str, Any],
+    page: Callable[[dict[str, Any]], Page],
+    *,
+    allow_dirty: bool = False,
+    measured: bool = True,
+) -> str:
+    """Write ``out.json`` (if something was measured), ``out.png`` and ``out.md``.
+
+    Parameters
+    ----------
+    out : Path
+        Without suffix.
+    value : mapping
+        With its ``provenance``.
+    page : callable
+        Given `value` as it is read back from JSON, so that a page does not depend on when it is formed.
+    allow_dirty : bool
+    measured : bool
+        False leaves the JSON file as it is.
+
+    Returns
+    -------
+    str
+        The page.
+    """
+    source = refuse({out.name: value["provenance"]}, allow_dirty)
+    if measured:
+        write_json(out.with_name(out.name + ".json"), value)
+    formed = page(json.loads(json.dumps(value)))
+    save(formed.draw, out.with_name(out.name + ".png"))
+    text = markdown(formed, source, out.name)
+    with atomic_write(out.with_name(out.name + ".md")) as path:
+        path.write_text(text, encoding="utf-8")
+    return text
+
+
+def markdown(page: Page, source: Mapping[str, Any], name: str) -> str:
+    """The page; its picture lies beside it as ``name.png``."""
+    command = COMMANDS.get(name, source["command"])
+    lines = [f"# {page.title}", ""]
+    if not is_clean(source):
+        lines += [MARK + _unclean(str(source["commit"])), ""]
+    lines += [f"![{page.picture}]({name}.png)", ""]
+    said = (("Asked", page.asked), ("Found", page.found), ("How sure", page.sure))
+    lines += [*(f"- **{word}**: {sentence}" for word, sentence in said), "", *page.tables, ""]
+    for summary, inside in page.details:
+        lines += folded(summary, inside)
+    other = (
+        f"Make this page again by `{command}`. Its numbers are from " if source["command"] != command else "Made by "
+    )
+    lines += [other + caption(source), ""]
+    return "\n".join(lines).replace("\n\n\n", "\n\n")
+
+
+def folded(summary: str, inside: Sequence[str]) -> list[str]:
+    """Markdown lines that a browser shows on a click."""
+    return [f"<details><summary>{summary}</summary>", "", *inside, "", "</details>", ""]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
+    """Markdown lines of a table: the first `words` columns stand left, numbers right."""
+    rule = "|".join("---" if place < words else "---:" for place in range(len(head)))
+    first, *rest = (f"| {' | '.join(line)} |" for line in (head, *rows))
+    return [first, f"|{rule}|", *rest, ""]
+
+
+def small(interval: str) -> str:
+    """An interval beside its number."""
+    return f"<small>{interval}</small>"
+
+
+def save(draw: Callable[[Any], None], path: Path) -> None:
+    """Draw a figure of a page's width and write it as PNG, equal bytes for equal numbers.
+
+    Parameters
+    ----------
+    draw : callable
+        Draws on a matplotlib figure, and may change its size.
+    path : Path
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style = {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": "0.9",
+        "font.size": 9,
+        "axes.titlesize": 10,
+        "legend.frameon": False,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context(style):
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        with atomic_write(path) as name:
+            figure.savefig(name, dpi=130, metadata={"Software": None})
+
+
+def si(value: float, unit: str) -> str:
+    """A quantity in three digits with a prefix.
+
+    Examples
+    --------
+    >>> si(0.00123, "s"), si(4.8e12, "B/s")
+    ('1.23 ms', '4.8 TB/s')
+    """
+    prefixes = {1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k", 1.0: "", 1e-3: "m", 1e-6: "µ"}
+    sizes = [size for size in prefixes if size <= 1 or unit != "s"]
+    size = next((size for size in sizes if value >= size), 1.0 if value == 0 else 1e-6)
+    number = value / size
+    return f"{number:,.0f} {prefixes[size]}{unit}" if number >= 100 else f"{number:.3g} {prefixes[size]}{unit}"
+
+
+def bars(axes: Any, names: Sequence[str], values: Sequence[float], texts: Sequence[str], colours: Any) -> None:
+    """Horizontal bars, the first on top, each with its number behind it.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+    names, values, texts : sequence
+        Of each bar.
+    colours : str or sequence of str
+    """
+    places = range(len(names))
+    axes.barh(places, values, color=colours, height=0.7)
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    for place, value, text in zip(places, values, texts, strict=True):
+        axes.annotate(text, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def _unclean(commit: str) -> str:
+    if ", " in commit:
+        return f"these numbers are of several commits, {commit}."
+    if commit == NONE:
+        return "these numbers are of no commit."
+    return f"these numbers were measured with changed files, on top of commit {commit.rstrip(CHANGED)}."

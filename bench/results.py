@@ -1,0 +1,111 @@
+"""The commands that make the pages of docs/results, and all of them in a row: ``make results``.
+
+``python -m bench.results`` runs them in order, on one clean commit, and says how long each took. What fails does not
+stop the others. Names pick some: ``python -m bench.results selection real_heads``; ``--list`` shows the commands.
+``--report-only`` forms the pages again from their JSON files, in seconds.
+
+When: before a release, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+#: Page below docs/results, without suffix, to the one command that makes it; in the order of `make results`.
+COMMANDS = {
+    "selection": "python -m bench.selection",
+    "cost_model": "python -m bench.cost_model",
+    "cache_bytes": "python -m bench.cache_bytes",
+    "real_heads": "python -m bench.real_heads",
+    "decode_cpu": "python -m bench.decode",
+    "hand_made": "python -m bench.hand_made",
+    "efficiency": "python -m bench.efficiency",
+    "answers": "python -m bench.answers",
+    "real_model": "python -m bench.real_model",
+    "adapter_matrix": "make test-matrix",
+    "test_deep": "make test-deep",
+    "solvers": "python -m bench.solvers all",
+    "experiments/pocket/index": "python -m bench.experiments.pages pocket",
+    "experiments/smollm2/index": "python -m bench.experiments.pages smollm2",
+    "at_a_glance": "python -m bench.at_a_glance",
+}
+#: Pages whose command has no ``--report-only``: their numbers are those of a test.
+TESTS = ("adapter_matrix", "test_deep")
+#: Pages that are formed from records alone, not from their JSON files: ``--report-only`` leaves them out.
+FROM_RECORDS = ("solvers",)
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, checked."""
+    parser = argparse.ArgumentParser(prog="python -m bench.results", description="Make the pages of docs/results.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="pages (default: all)")
+    parser.add_argument("--list", action="store_true", help="show pages and commands, and run nothing")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="NAME", help="pages to leave out")
+    parser.add_argument("--report-only", action="store_true", help="form pages from their JSON files again")
+    parser.add_argument("--allow-dirty", action="store_true", help="also with changed files, to try it out")
+    args = parser.parse_args(given)
+    if unknown := [name for name in (*args.names, *args.skip) if not chosen([name])]:
+        parser.error(f"no page is called {unknown[0]}: there are {', '.join(COMMANDS)}")
+    return args
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The pages of these names; a folder names all pages in it."""
+    return [page for page in COMMANDS if any(page == name or page.startswith(f"{name}/") for name in names)]
+
+
+def command_of(page: str, report_only: bool, allow_dirty: bool) -> list[str]:
+    """What to run, with the Python that runs this."""
+    command = COMMANDS[page]
+    if report_only and page in TESTS:
+        command = f"python -m bench.pages_of_tests {page}"
+    first, *rest = shlex.split(command)
+    words = [sys.executable if first == "python" else first, *rest]
+    if first == "make":
+        return [*words, *(["ALLOW_DIRTY=1"] if allow_dirty else [])]
+    words += ["--report-only"] if report_only and page != "at_a_glance" and page not in TESTS else []
+    return words + (["--allow-dirty"] if allow_dirty else [])
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; 1 if a command failed."""
+    args, console = arguments(given), Console()
+    pages = [page for page in chosen(args.names or list(COMMANDS)) if page not in chosen(args.skip)]
+    if args.report_only:
+        pages = [page for page in pages if page not in FROM_RECORDS]
+    if args.list:
+        for page in pages:
+            print(f"{page:<28} {COMMANDS[page]}")
+        return 0
+    if not args.report_only:
+        from bench.provenance import require_clean
+
+        require_clean(args.allow_dirty)  # rather than after hours
+    shown, failed, all_of = Table("page", "command", "minutes", "exit code"), 0, time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    for number, page in enumerate(pages, 1):
+        console.rule(f"{number} of {len(pages)}: {COMMANDS[page]}")
+        words = command_of(page, args.report_only, args.allow_dirty)
+        began = time.perf_counter()
+        code = subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
+        failed += code != 0
+        shown.add_row(page, COMMANDS[page], f"{(time.perf_counter() - began) / 60:.1f}", str(code))
+    shown.add_section()
+    shown.add_row("all", "", f"{(time.perf_counter() - all_of) / 60:.1f}", f"{failed} failed")
+    console.print(shown)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

