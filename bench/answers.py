@@ -14,8 +14,6 @@ docs/results/answers.{json,md,png}.
 
 The model, SmolLM2-135M-Instruct in 4 bits, is fetched where it is missing (`bench.material`); ``--model`` takes a Hub
 id, a folder or a ``.gguf`` file instead.
-
-Source: ours.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from bench.real_model import digest, read_record
 from bench.report import add_options, read_results, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, attention_implementation
-from grace_opt.hf.models import load_model, quiet
+from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.
@@ -262,7 +260,7 @@ def main() -> None:
         return
     source = require_clean(args.allow_dirty)
     sources = read_questions(args.questions)
-    quiet()
+    disable_progress_bars()
     where = model_path(args.model)
     model, tokenizer = load_model(where)
     texts = [prompts(text, tokenizer, args.tokens, args.seed) for text in sources]

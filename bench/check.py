@@ -4,7 +4,7 @@ Ratios of things that take turns, not times: a slower or busier machine changes 
 its baseline by more than its margin is measured once more before it is called worse; then the exit status is 1. What is
 better is said too, and no reason to fail: ``--update`` writes bench/baselines.json anew.
 
-When: before a release, or after work on a hot path; on a quiet machine, so not in CI. Source: ours.
+When: before a release, or after work on a hot path; on a quiet machine, so not in CI.
 """
 
 from __future__ import annotations

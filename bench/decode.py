@@ -31,8 +31,8 @@ from bench.cost_model import MODELS, PROBES, Model, probes, timed
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, GREY, ORANGE, SKY, Page, add_options, read_results, table, write_results
 from grace_opt.attention.weights import prune_count
+from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.quantization import QuantizedTokens
-from grace_opt.hf.segments import segmented_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode.host import decode_attention
 from grace_opt.kernels.decode.packed import PackedKeys
@@ -110,7 +110,7 @@ def pruned_contenders(layers: Layers, q: Tensor, ratio: float, few_bits: bool) -
         def run(i: int) -> Any:
             sinks, tail, values, tail_values = rest[i]
             stored = Compressed(old, sinks, keys[i], kept, values)
-            return segmented_attention(torch.nn.Identity(), q, tail, tail_values, None, stored)[0]
+            return pruned_attention(torch.nn.Identity(), q, tail, tail_values, None, stored)[0]
 
         return run
 

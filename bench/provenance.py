@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.sweep.measure import cpu_name
 
 #: Lists what is changed, results and model cards aside: they are what is being measured.
@@ -129,7 +129,7 @@ def module_name() -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write aside and rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with aside(path) as name:
+    with atomic_write(path) as name:
         name.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 

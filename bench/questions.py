@@ -3,8 +3,6 @@
 When: `bench.answers` asks a model. A set is a TOML file, ``questions.toml`` beside this one by default: texts, each a
 title and facts, and each fact a sentence, a question about it and what counts as its answer. A text becomes a prompt of
 a wanted length by sentences between the facts that hold none: each takes one part of every list of the set's `filler`.
-
-Source: ours.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ def heads(model_name: str, text: Path, tokens: int = TOKENS, observed: int = OBS
         W is made of so many last queries.
     """
     from grace_opt.hf import capture
-    from grace_opt.hf.models import load_model, quiet
+    from grace_opt.hf.models import disable_progress_bars, load_model
 
-    quiet()
+    disable_progress_bars()
     model, tokenizer = load_model(model_name)
     ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False, return_tensors="pt").input_ids
     if ids.shape[1] < tokens:

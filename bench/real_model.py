@@ -10,8 +10,6 @@ again if its text, the weights, the settings or the commit have changed. Writes 
 
 The model, SmolLM2-135M-Instruct in 4 bits, and the texts are fetched where they are missing (`bench.material`);
 ``--model`` takes a Hub id, a folder or a ``.gguf`` file instead, ``--text`` books as plain text.
-
-Source: ours.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from bench.provenance import refuse, require_clean, write_json
 from bench.real_model_page import METHODS, OBSERVED, RATIOS, RECENT, page, summary
 from bench.report import add_options, read_results, write_results
 from grace_opt.hf import PrunedKeyCache, attention_implementation
-from grace_opt.hf.models import load_model, quiet
+from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent
 _HEADER = re.compile(r"^\W*(title|author|year):\s*(.*\S)\s*$", re.IGNORECASE)
@@ -266,7 +264,7 @@ def main() -> None:
     if missing := [str(path) for path in args.text or [] if not path.is_file()]:
         raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
     source = require_clean(args.allow_dirty)
-    quiet()
+    disable_progress_bars()
     where = model_path(args.model)
     model, tokenizer = load_model(where)
     sizes = {"prompts": args.prompts, "tokens": args.tokens, "new_tokens": args.new_tokens}

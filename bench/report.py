@@ -3,7 +3,7 @@
 `page(value)` of a benchmark makes a `Page` from what its JSON file holds, and nothing else, so that ``--report-only``
 can form a page again without measuring again. `write_results` writes the JSON file, the picture and the page.
 
-When: every script that writes to docs/results. Source: ours; pictures by matplotlib, in Okabe and Ito's colours, which
+When: every script that writes to docs/results. Pictures by matplotlib, in Okabe and Ito's colours, which
 colour-blind readers can tell apart.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.provenance import CHANGED, NONE, caption, is_clean, refuse, write_json
 from bench.results import COMMANDS
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK, GREY = (
@@ -115,7 +115,7 @@ def write_results(
     formed = page(json.loads(json.dumps(value)))
     save(formed.draw, out.with_name(out.name + ".png"))
     text = markdown(formed, source, out.name)
-    with aside(out.with_name(out.name + ".md")) as path:
+    with atomic_write(out.with_name(out.name + ".md")) as path:
         path.write_text(text, encoding="utf-8")
     return text
 
@@ -183,7 +183,7 @@ def save(draw: Callable[[Any], None], path: Path) -> None:
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
-        with aside(path) as name:
+        with atomic_write(path) as name:
             figure.savefig(name, dpi=130, metadata={"Software": None})
 
 

@@ -1,6 +1,6 @@
 """The public calls: `solve` one problem by one method, `compare` several methods on it, `methods` to see what there is.
 
-Source: ours; the problem and the methods' references stand with each solver.
+References for the problem and the methods stand with each solver.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from . import bounds, objective, registry
-from ._util.array_like import read
-from ._util.arrays import count
+from ._util.array_like import as_tensor
+from ._util.arrays import count_true
 from ._util.parameters import number, shown
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
 from .problem import Problem
 from .registry import MethodOptions, SolverSpec
-from .registry.result_checks import sound
+from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
 from .solution import Result, Solution, Status, check_mask, proved, relative_gap
 
 #: Seconds that `compare` gives each method where neither methods nor a limit were named.
-DEFAULT_LIMIT = 10.0
+DEFAULT_COMPARE_SECONDS = 10.0
 
 Certify = bool | Literal["fast", "tight"]
 
@@ -190,7 +190,7 @@ def compare(
         interrupted or failed has none.
     time_limit : float, optional
         As in `solve`, for each method, and for the certificate once more. Default: none for methods that were named;
-        `DEFAULT_LIMIT` seconds each where none was, since some of them would search for hours.
+        `DEFAULT_COMPARE_SECONDS` each where none was, since some of them would search for hours.
     progress : bool, optional
         A progress bar on stderr; default: where stderr is a terminal and it takes longer than a second or two.
 
@@ -232,7 +232,7 @@ def compare(
             f"options= names {stray[0]!r}, which is not among the names of methods compared: {', '.join(names)}."
         )
     cap = methods is None and time_limit is None
-    stopping = _Stopping.of(problem, DEFAULT_LIMIT if cap else time_limit, target, patience)
+    stopping = _Stopping.of(problem, DEFAULT_COMPARE_SECONDS if cap else time_limit, target, patience)
     plan, left_out = [], {}
     for each in given:
         try:
@@ -321,7 +321,9 @@ def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: s
         value = objective.evaluate_fast(flat.W, result.mask)
     bound = result.lower_bound
     if bound is not None:
-        bound = sound(flat, result.mask, value, bound, spec.name) if check else torch.minimum(bound, value)
+        bound = (
+            bound_within_rounding(flat, result.mask, value, bound, spec.name) if check else torch.minimum(bound, value)
+        )
     return _Answer(spec, options, run, result, value, bound, time.perf_counter() - began)
 
 
@@ -390,7 +392,7 @@ def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any])
 def _lower_bound(problem: Problem, value: Tensor, found: Tensor | None) -> Tensor:
     """The bound found, or what is known of forced choices; at most f."""
     bound = torch.full_like(value, -math.inf) if found is None else torch.minimum(found, value)
-    forced = (problem.k == 0) | (problem.k == count(problem.candidates))
+    forced = (problem.k == 0) | (problem.k == count_true(problem.candidates))
     return torch.where(forced, value, bound)
 
 
@@ -451,7 +453,7 @@ def _targets(problem: Problem, target: Any) -> tuple[float, ...]:
         return (number("target", target, infinite=True),) * math.prod(shape)
     wanted = f"a number, or one for each instance, of shape {shape}"
     try:
-        given = read(target, "target", wanted)
+        given = as_tensor(target, "target", wanted)
         if given.dtype == torch.bool or bool(given.isnan().any()):
             raise OptionError(f"target={shown(target)}: give {wanted}.")
         return tuple(given.to("cpu", torch.float64).expand(shape).flatten().tolist())

@@ -1,7 +1,7 @@
-"""`in_threads`: one function on every instance of a batch, in as many threads as torch has, with one BLAS thread each.
+"""`map_in_threads`: one function on every instance of a batch, in torch's number of threads, with one BLAS thread each.
 
 For compiled loops, which release the interpreter, and for small dense algebra: at these sizes BLAS gains nothing from a
-second thread, and on a busy machine loses many times over by waiting for it. Source: ours, on threadpoolctl.
+second thread, and on a busy machine loses many times over by waiting for it. Built on threadpoolctl.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-def in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: Run | None = None) -> list[Answer]:
+def map_in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: Run | None = None) -> list[Answer]:
     """The answers of `work`, in the order of the items.
 
     The first error in any thread, or Ctrl-C in this one, stops `run`, so that the others end, and is raised.

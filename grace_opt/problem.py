@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._util.array_like import read
-from ._util.arrays import Backend, backend_of, real, to_tensor, working_dtype
-from ._util.inputs import candidates_mask, check_room, counts, from_graph
+from ._util.array_like import as_tensor
+from ._util.arrays import Backend, backend_of, to_float_tensor, to_floats, working_dtype
+from ._util.inputs import candidates_mask, check_enough_candidates, from_graph, k_per_instance
 from .errors import ProblemError
 from .kernels.extremes import extremes
 
@@ -87,8 +87,8 @@ class Problem:
         if hasattr(W, "adjacency") and hasattr(W, "nodes"):
             W, protected, labels = from_graph(W, protected)
         backend = backend_of(W, k, protected)
-        given = read(W, "W")
-        integer, tensor = not given.dtype.is_floating_point, real(given, "W")
+        given = as_tensor(W, "W")
+        integer, tensor = not given.dtype.is_floating_point, to_floats(given, "W")
         if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
             raise ProblemError(
                 f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n)."
@@ -99,10 +99,10 @@ class Problem:
         if check:
             tensor = _checked_weights(tensor)
         tensor = tensor.to(working_dtype(tensor.dtype))
-        k_tensor, k_max = counts(k, tuple(batch), n, tensor.device)
+        k_tensor, k_max = k_per_instance(k, tuple(batch), n, tensor.device)
         candidates = candidates_mask(protected, tuple(batch), n, tensor.device)
         if check:
-            check_room(k_tensor, candidates, n)
+            check_enough_candidates(k_tensor, candidates, n)
         return cls(tensor, k_tensor, candidates, k_max, backend, integer, labels)
 
     @property
@@ -168,7 +168,7 @@ def symmetrize(W: Any) -> Any:
     >>> symmetrize([[0, 2], [0, 0]]).tolist()
     [[0.0, 1.0], [1.0, 0.0]]
     """
-    tensor = to_tensor(W, "W")
+    tensor = to_float_tensor(W, "W")
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
         raise ProblemError(f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n).")
     return backend_of(W).export(_mean(tensor))

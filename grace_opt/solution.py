@@ -1,7 +1,7 @@
 """`Status`, `Result` and `Solution`: what a solver hands back, and what a user gets.
 
 A solver returns a `Result` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, which carries
-the objective in float64, the certified bound, the gap and an honest status, and can verify itself. Source: ours.
+the objective in float64, the certified bound, the gap and an honest status, and can verify itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import objective as f
-from ._util.arrays import count
+from ._util.arrays import count_true
 from .errors import SolverError
 from .problem import Problem
 
@@ -28,7 +28,7 @@ ROUNDING = 64.0
 #: Below this, gaps are relative to this times Σ|W_ij| over the chosen entries instead of |f|.
 GAP_FLOOR = 1e-9
 #: Integers up to here are float64s, with the next half between them.
-EXACT_INTEGER = 2.0**52
+MAX_INTEGER_WITH_HALVES = 2.0**52
 #: A bound within a step of a whole f proves it, but for this much of the step.
 STEP_MARGIN = 1e-6
 _EPS = torch.finfo(torch.float64).eps
@@ -163,10 +163,10 @@ def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
             f"{method} returned a mask of dtype {mask.dtype} and shape {tuple(mask.shape)}; "
             f"expected bool {tuple(problem.candidates.shape)}."
         )
-    size = count(mask)
+    size = count_true(mask)
     if bool((size != problem.k).any()):
         raise SolverError(f"{method} chose {size.tolist()} vertices where k = {problem.k.tolist()}.")
-    if bool((count(mask & ~problem.candidates)).any()):
+    if bool((count_true(mask & ~problem.candidates)).any()):
         raise SolverError(f"{method} chose protected vertices.")
 
 
@@ -177,7 +177,9 @@ def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:
     For whole-number dtypes a whole step, less a millionth, as long as f is exact, and beyond that nothing.
     """
     if problem.integer:
-        return torch.full_like(objective, 1.0 - STEP_MARGIN).masked_fill_(objective.abs() >= EXACT_INTEGER, 0.0)
+        return torch.full_like(objective, 1.0 - STEP_MARGIN).masked_fill_(
+            objective.abs() >= MAX_INTEGER_WITH_HALVES, 0.0
+        )
     return torch.maximum(OPTIMALITY_RTOL * objective.abs(), rounding(problem, mask))
 
 

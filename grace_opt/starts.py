@@ -1,7 +1,4 @@
-"""`starting_masks`: what ``start=`` means, for every method that improves a given choice.
-
-Source: ours.
-"""
+"""`starting_masks`: what ``start=`` means, for every method that improves a given choice."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import objective, registry
-from ._util.array_like import read
+from ._util.array_like import as_tensor
 from .errors import OptionError
 from .problem import Problem
 from .run import Run
@@ -60,7 +57,7 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     wanted = f"a method's name, vertices by number from 0 to {n - 1}, or a bool mask (..., {n})"
     if problem.labels is not None:
         wanted += "; the numbers count list(graph.nodes), as Solution.indices does"
-    given = read(start, "start", wanted)
+    given = as_tensor(start, "start", wanted)
     if given.dtype != torch.bool:
         if given.dtype.is_floating_point and given.numel():  # an empty list has no numbers to tell a kind by
             kind = str(given.dtype).removeprefix("torch.")

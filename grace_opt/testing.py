@@ -3,7 +3,7 @@
 ``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first breach of the
 contract: exactly k vertices, none protected; honest objective; a bound at most f and the optimum; batch = loop;
 per-instance k; reproducible; input untouched; dtypes and edge cases. Our own tests run it over the whole registry.
-Needs ``pip install "grace-opt[dev]"`` for hypothesis. Source: ours.
+Needs ``pip install "grace-opt[dev]"`` for hypothesis.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from hypothesis import strategies as st
 
 from . import api, registry
-from ._util.array_like import read
-from .comparison.values import array
+from ._util.array_like import as_tensor
+from .comparison.json_values import to_numpy
 from .errors import SolverError
 from .solution import OPTIMALITY_RTOL, ROUNDING, Solution, Status
 
@@ -83,15 +83,15 @@ def batches(
 
 def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) -> None:
     """Check one answer against the instance it is for: size, protection, objective, bound, gap, status, indices."""
-    mask = array(solution.mask)
-    W = array(read(W, "W").to(torch.float64))
+    mask = to_numpy(solution.mask)
+    W = to_numpy(as_tensor(W, "W").to(torch.float64))
     n, shape = W.shape[-1], W.shape[:-2]
     ks = np.broadcast_to(np.asarray(k), shape)
     blocked = np.zeros((*shape, n), bool)
     if protected is not None:
-        protected = array(protected)
+        protected = to_numpy(protected)
         blocked = blocked | (protected if protected.dtype == bool else np.isin(np.arange(n), protected))
-    indices = array(solution.indices)
+    indices = to_numpy(solution.indices)
     for at in np.ndindex(*shape):
         chosen = np.flatnonzero(mask[at])
         assert mask[at].dtype == bool, f"{solution.method}: the mask is not bool"
@@ -103,7 +103,7 @@ def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) ->
         )
         exact = W[at][np.ix_(chosen, chosen)]
         size = np.abs(exact).sum()
-        objective, bound = (float(array(v)[at]) for v in (solution.objective, solution.lower_bound))
+        objective, bound = (float(to_numpy(v)[at]) for v in (solution.objective, solution.lower_bound))
         value = math.fsum(exact.ravel().tolist())
         assert abs(objective - value) <= 1e-9 * size, f"{solution.method}: objective {objective}, recomputed {value}"
         assert bound <= objective, f"{solution.method}: the bound {bound} is above f = {objective}"

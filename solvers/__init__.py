@@ -1,9 +1,14 @@
 """The solvers, one algorithm a file. The folder ``solvers/`` of a checkout is installed as ``grace_opt.solvers``.
 
-Options as a whole, ``solve(W, k, TabuOptions(iterations=500))``, are objects of the classes named here, so that editors
-complete them; a method that is not listed works as well, with the class of its own file.
-Why it stands at the top level, and what makes both names work: ``docs/adr/0001-layout.md``.
+Importing the package imports every file and folder in it, by name, so that a new file registers its method by being
+there; one whose name begins with an underscore is left to those that need it. Options as a whole,
+``solve(W, k, TabuOptions(iterations=500))``, are objects of the classes named here, so that editors complete them; a
+method that is not named works as well, with the class of its own file. Why the folder stands at the top level, and what
+makes both names work: ``docs/adr/0001-layout.md``.
 """
+
+import importlib
+import pkgutil
 
 if __name__ != "grace_opt.solvers":
     # Run from a checkout's root, `import solvers` finds this folder under a second name; every solver would then be
@@ -13,7 +18,12 @@ if __name__ != "grace_opt.solvers":
         "write `import grace_opt.solvers`, or just call grace_opt.solve(W, k, method=...)"
     )
 
-from . import beam, branch_and_bound, drop_greedy, exhaustive, local_search, mies, portfolio, random, sdp, tabu, think
+_modules = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+for _name in _modules:
+    importlib.import_module(f"{__name__}.{_name}")
+
+# ruff: noqa: E402 (below the loop, so that methods are registered and listed by name)
+# Named once more for editors and type checkers, which do not run the loop.
 from .beam import BeamOptions
 from .branch_and_bound.search import BranchAndBoundOptions
 from .drop_greedy import DropGreedyOptions
@@ -34,15 +44,5 @@ __all__ = [
     "PortfolioOptions",
     "SdpOptions",
     "TabuOptions",
-    "beam",
-    "branch_and_bound",
-    "drop_greedy",
-    "exhaustive",
-    "local_search",
-    "mies",
-    "portfolio",
-    "random",
-    "sdp",
-    "tabu",
-    "think",
 ]
+__all__ += _modules

@@ -26,8 +26,8 @@ from grace_opt.solution import Result
 
 #: What completing takes per vertex looked at, roughly.
 SECONDS_PER_SCORE = 1e-9
-#: About so many bytes of partial sets at a time; the batch is cut to fit.
-MEMORY = 1 << 28
+#: Number of bytes that partial sets take at a time, roughly; the batch is cut to fit.
+MAX_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Closed:
 def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
     """Greedy that keeps several partial sets at once, ranked by f or by what greedy makes of them."""
     pool = options.width * max(1, options.lookahead)
-    share = max(1, MEMORY // (64 * problem.n * (options.width + pool)))
+    share = max(1, MAX_BYTES // (64 * problem.n * (options.width + pool)))
     size = problem.W.shape[0]
     parts = [
         _search(problem.W[at], problem.candidates[at], problem.k[at], options, run.instances(range(size)[at]))

@@ -28,9 +28,9 @@ from grace_opt.run import Run
 from grace_opt.solution import Result
 
 #: A sum of which this part is left is nothing but rounding, to a few digits.
-DWARFS = 2.0**36
-#: So many rows of W are looked through at a time.
-ROWS = 64
+DWARFING_RATIO = 2.0**36
+#: Number of rows of W that are looked through at a time.
+ROWS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,13 @@ def _suspects(W: Tensor, candidates: Tensor) -> Tensor:
     """Instances in which some weights may dwarf the sum of others; a look at all that leaves hardly any."""
     least = W.diagonal(dim1=-2, dim2=-1).abs().masked_fill(~candidates, torch.inf).amin(-1).double()
     spread = W.shape[-1] * torch.maximum(W.amax((-1, -2)), -W.amin((-1, -2))).double()
-    if (spread > DWARFS * least).any():  # no diagonal, say: then the least weight that is not 0, some rows at a time
-        sizes = (W[:, at : at + ROWS].abs() for at in range(0, W.shape[-1], ROWS))
+    if (
+        spread > DWARFING_RATIO * least
+    ).any():  # no diagonal, say: then the least weight that is not 0, some rows at a time
+        sizes = (W[:, at : at + ROWS_AT_A_TIME].abs() for at in range(0, W.shape[-1], ROWS_AT_A_TIME))
         parts = [size.masked_fill_(size == 0, torch.inf).amin((-1, -2)) for size in sizes]
         least = least.maximum(torch.stack(parts).amin(0))
-    return spread > DWARFS * least
+    return spread > DWARFING_RATIO * least
 
 
 def _carefully(W: npt.NDArray[np.float64], left: npt.NDArray[np.bool_], count: int) -> list[int]:
@@ -99,7 +101,7 @@ def _carefully(W: npt.NDArray[np.float64], left: npt.NDArray[np.bool_], count: i
     rest = np.full(len(W), np.inf)
     scores = np.full(len(W), np.inf)
     for step in range(count):
-        if step == 0 or (held[left] / DWARFS > np.maximum(rest[left], grain)).any():
+        if step == 0 or (held[left] / DWARFING_RATIO > np.maximum(rest[left], grain)).any():
             scores = np.where(left, W.diagonal() - 2 * W[left].sum(0), np.inf)
             held = rest = sizes[left].sum(0)
         worst = int(scores.argmin())

@@ -29,9 +29,9 @@ from grace_opt.run import Run
 from grace_opt.solution import Result
 
 #: Subsets times n between two looks at the clock.
-SLICE = 1 << 26
+WORK_BETWEEN_CLOCK_CHECKS = 1 << 26
 #: What sums in pairs may be off by, relative to the sum of the absolute weights.
-PAIR_DIGITS = 2.0**-96
+PAIR_SUM_ERROR = 2.0**-96
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
         limit[b] = not finished
         visited += seen
     # Sets that differ by less than the sums tell may have been taken for equal.
-    untold = PAIR_DIGITS * objective.magnitude(problem.W, mask)
+    untold = PAIR_SUM_ERROR * objective.magnitude(problem.W, mask)
     bound = torch.where(limit, -torch.inf, objective.evaluate(problem.W, mask) - untold)
     return Result(mask, lower_bound=bound, limit=limit, stats={"subsets": visited})
 
@@ -106,7 +106,7 @@ def _search(W: np.ndarray[Any, Any], k: int, run: Run) -> tuple[np.ndarray[Any, 
     c = np.append(np.arange(k), n)  # current subset, ascending, and Knuth's sentinel
     best, best_value, visited, finished = c[:k].copy(), np.array([np.inf, 0.0]), 0, False
     while not finished:
-        seen, finished = advance(W, c, best, best_value, max(1, SLICE // n))
+        seen, finished = advance(W, c, best, best_value, max(1, WORK_BETWEEN_CLOCK_CHECKS // n))
         visited += seen
         run.note([float(best_value[0])])
         if not finished and run.expired():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from grace_opt import objective, registry
-from grace_opt._util.arrays import power_of_two
+from grace_opt._util.arrays import power_of_two_scale
 from grace_opt.bounds import sdp_dual, sdp_primal
 from grace_opt.errors import SolverError
 from grace_opt.problem import Problem
@@ -30,8 +30,8 @@ from grace_opt.registry import check_fields, choice, flag, integer, number, regi
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
-#: "auto" takes Clarabel up to so many candidates: there it is the faster one, and always the more accurate.
-CLARABEL_UP_TO = 12
+#: "auto" takes Clarabel up to this number of candidates: there it is the faster one, and always the more accurate.
+CLARABEL_MAX_CANDIDATES = 12
 #: Times m³: what building the model and the first steps of SCS take, so that a shorter limit is not overrun.
 SECONDS_TO_START = 4e-8
 SOLVERS = ("auto", "clarabel", "scs")
@@ -100,7 +100,7 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
     """One instance: relax the candidates' part of W, certify, round, polish; mask, bound, limit, stats."""
     vertices, k = problem.candidates.nonzero().squeeze(-1), problem.k_max
     part = problem.W[vertices][:, vertices].to("cpu", torch.float64).numpy()
-    scale, m = power_of_two(part), len(vertices)
+    scale, m = power_of_two_scale(part), len(vertices)
     W = part / scale
 
     def result(choices: Any, bound: float, stats: dict[str, Any], limit: bool = False) -> tuple[Any, ...]:
@@ -170,7 +170,7 @@ def _relaxation_solved(W: np.ndarray[Any, Any], k: int, options: SdpOptions, run
 def _order(m: int, options: SdpOptions) -> tuple[str, ...]:
     if options.solver != "auto":
         return (options.solver,)
-    return ("clarabel", "scs") if m <= CLARABEL_UP_TO else ("scs",)
+    return ("clarabel", "scs") if m <= CLARABEL_MAX_CANDIDATES else ("scs",)
 
 
 def _round(X: np.ndarray[Any, Any], k: int, count: int, seed: int) -> np.ndarray[Any, Any]:

@@ -22,7 +22,7 @@ import torch
 
 from grace_opt import objective
 from grace_opt.errors import OptionError
-from grace_opt.parallel import in_threads
+from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem
 from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
@@ -30,11 +30,11 @@ from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
 #: Sets kept to join at restarts; and iterations without a limit, and before a restart, per vertex.
-ELITES, ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 8, 20, 2
+ELITE_SETS, ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 8, 20, 2
 #: Vertices rest for this many iterations, and for as many again by lot, unless k or n - k is small.
 TENURE = 10
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
-SLICE = 2_000_000
+WORK_BETWEEN_CLOCK_CHECKS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     searches = [_Search(problem.instance(b), start[b], options, run.instance(b)) for b in range(len(start))]
     waiting = searches
     while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
-        in_threads(_Search.advance, waiting, run)
+        map_in_threads(_Search.advance, waiting, run)
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
     limit = torch.tensor([not search.done for search in searches], device=problem.W.device)
     return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
@@ -103,7 +103,7 @@ class _Search:
         self.W = np.ascontiguousarray(W if m == problem.n else W[np.ix_(alive, alive)])
         self.x, self.sums, self.until = self.best.copy(), np.empty(m), np.zeros(m, np.int64)
         self.values = np.full(4, np.inf)
-        self.elites, self.elite_values = np.zeros((ELITES, m), bool), np.zeros(ELITES)
+        self.elites, self.elite_values = np.zeros((ELITE_SETS, m), bool), np.zeros(ELITE_SETS)
         self.state = np.zeros(4, np.int64)
         entropy = np.random.SeedSequence(run.seed).generate_state(1, np.uint64)
         self.random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
@@ -123,7 +123,7 @@ class _Search:
             value, self.values[3] = compiled.fill_sums(self.W, self.x, self.sums)
             self.values[:3] = value
         m, before = len(self.free), self.values[1]
-        count = min(self.budget - self.spent, max(16, SLICE // (self.k * (m - self.k) + 8 * m)))
+        count = min(self.budget - self.spent, max(16, WORK_BETWEEN_CLOCK_CHECKS // (self.k * (m - self.k) + 8 * m)))
         compiled.run(
             *(self.W, self.top, self.heavy, self.grain, self.k, self.x, self.sums, self.until, self.best, self.values),
             *(self.elites, self.elite_values, self.state, self.random, count, self.restart_after, self.tenure),

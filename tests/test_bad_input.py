@@ -290,12 +290,14 @@ def test_mask_files(tmp_path):
     (tmp_path / "none").write_bytes(b"")
     save_file({"weight": torch.ones(3)}, tmp_path / "foreign")
     save_file({"pruned": torch.ones(3, 3)}, tmp_path / "later", {"format": "grace_opt.channel_mask", "version": "9"})
-    seal = grace_opt.attention.masks.SEAL
-    seal.write(tmp_path / "json", {"pruned": torch.eye(3, dtype=torch.bool)}, {"fingerprint": [1]})
-    seal.write(tmp_path / "floats", {"pruned": torch.eye(3)}, {"fingerprint": {}})
-    seal.write(tmp_path / "flat", {"pruned": torch.ones(3, dtype=torch.bool)}, {"fingerprint": {}})
-    seal.write(tmp_path / "hollow", {"pruned": torch.ones(0, 3, dtype=torch.bool)}, {"fingerprint": {}})
-    seal.write(tmp_path / "more", {"pruned": torch.eye(3, dtype=torch.bool), "x": torch.ones(1)}, {"fingerprint": {}})
+    mask_file = grace_opt.attention.masks.FILE_FORMAT
+    mask_file.write(tmp_path / "json", {"pruned": torch.eye(3, dtype=torch.bool)}, {"fingerprint": [1]})
+    mask_file.write(tmp_path / "floats", {"pruned": torch.eye(3)}, {"fingerprint": {}})
+    mask_file.write(tmp_path / "flat", {"pruned": torch.ones(3, dtype=torch.bool)}, {"fingerprint": {}})
+    mask_file.write(tmp_path / "hollow", {"pruned": torch.ones(0, 3, dtype=torch.bool)}, {"fingerprint": {}})
+    mask_file.write(
+        tmp_path / "more", {"pruned": torch.eye(3, dtype=torch.bool), "x": torch.ones(1)}, {"fingerprint": {}}
+    )
     (tmp_path / "folder").mkdir()
     messages = {
         "cut": "cannot be read",

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import torch
 
 from bench import cache_bytes, real_model, real_model_page
-from grace_opt.hf.models import POCKET
+from grace_opt.hf.models import POCKET_FOLDER
 from grace_opt.hf.needle import filler
 
 SMALL = cache_bytes.Shape("small", layers=1, kv_heads=2, query_heads=4, head_dim=20)
@@ -71,7 +71,9 @@ def start(tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark on two prompts, as from the command line."""
 
     def run(*changes: str) -> None:
-        arguments = f"--model {POCKET} --text {book} --prompts 2 --tokens 128 --new-tokens 4 --allow-dirty".split()
+        arguments = (
+            f"--model {POCKET_FOLDER} --text {book} --prompts 2 --tokens 128 --new-tokens 4 --allow-dirty".split()
+        )
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
         monkeypatch.setattr(sys, "argv", ["real_model", *arguments, *folders, *changes])
         real_model.main()

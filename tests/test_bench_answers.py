@@ -19,7 +19,7 @@ from bench.efficiency.methods import held_bytes
 from bench.report import RESULTS, read_results
 from grace_opt.hf import attention_implementation
 from grace_opt.hf.demo import ADVICE, RATIOS
-from grace_opt.hf.models import POCKET, load_model, load_pocket
+from grace_opt.hf.models import POCKET_FOLDER, load_model, load_pocket
 from grace_opt.hf.needle import fact, filler, question
 
 pytest.importorskip("optimum.quanto")
@@ -56,7 +56,7 @@ def start(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark as from the command line."""
 
     def run(*changes: str) -> dict:
-        arguments = f"--model {POCKET} --questions {asked} --tokens 300 --new-tokens 2 --allow-dirty".split()
+        arguments = f"--model {POCKET_FOLDER} --questions {asked} --tokens 300 --new-tokens 2 --allow-dirty".split()
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
         monkeypatch.setattr(sys, "argv", ["answers", *arguments, *folders, *changes])
         answers.main()
@@ -159,7 +159,7 @@ def test_what_counts_as_an_answer(answer: str, right: bool) -> None:
 
 @pytest.mark.parametrize("name", [n for n, s in answers.SETTINGS.items() if s.pruning is not None])
 def test_bytes_are_those_of_the_report_at_either_width(name: str, asked: Path) -> None:
-    model, tokenizer = load_model(str(POCKET))
+    model, tokenizer = load_model(str(POCKET_FOLDER))
     prompt = questions.prompts(questions.read_questions(asked)[0], tokenizer, 300)[0]
     ids, found = torch.tensor([prompt.ids]), {}
     for width, dtype in ((4, torch.float32), (2, torch.bfloat16)):

@@ -16,7 +16,7 @@ from grace_opt.testing import instance
 @pytest.fixture
 def run(monkeypatch):
     monkeypatch.setattr("grace_opt.cli.app.console.width", 200)
-    monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.5)
+    monkeypatch.setattr("grace_opt.api.DEFAULT_COMPARE_SECONDS", 0.5)
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 
 

@@ -165,7 +165,7 @@ def test_defaults_leave_out_what_cannot_and_say_why(register, monkeypatch):
 
     register("refuses", refuses)
     register("missing", first, requires=("no_such_module:peers",))
-    monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.5)
+    monkeypatch.setattr("grace_opt.api.DEFAULT_COMPARE_SECONDS", 0.5)
     all_ = compare(W3, 2)
     assert all_.left_out["refuses"] == "would need 5 PB"
     assert "grace-opt[peers]" in all_.left_out["missing"]
@@ -177,7 +177,7 @@ def test_defaults_leave_out_what_cannot_and_say_why(register, monkeypatch):
 
 
 def test_an_error_of_a_method_asked_for_keeps_what_is_done(register, monkeypatch):
-    monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.5)
+    monkeypatch.setattr("grace_opt.api.DEFAULT_COMPARE_SECONDS", 0.5)
 
     def fails(problem, options, run):
         raise SolverError("status: numerical trouble")
@@ -208,7 +208,7 @@ def test_the_limit_is_each_methods_and_has_a_default(register, monkeypatch):
         return first(problem, options, run)
 
     register("patient", patient, batched=True)
-    monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.5)
+    monkeypatch.setattr("grace_opt.api.DEFAULT_COMPARE_SECONDS", 0.5)
     compare(W3, 2)
     compare(W3, 2, ["patient"], time_limit=7.0)
     compare(W3, 2, ["patient"])
@@ -396,12 +396,12 @@ def test_progress(register, capsys, monkeypatch):
     compare(W3, 2, ["mies"], progress=True)
     assert "mies" in capsys.readouterr().err
     register("sleeps", lambda p, o, r: (time.sleep(0.3), first(p, o, r))[1])
-    monkeypatch.setattr(progress_module, "DELAY", 0.05)
+    monkeypatch.setattr(progress_module, "SECONDS_BEFORE_BAR", 0.05)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     compare(W3, 2, ["sleeps"])
     assert "sleeps" in capsys.readouterr().err
     compare(W3, 2, ["sleeps"], progress=False)
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(progress_module, "DELAY", 30.0)
+    monkeypatch.setattr(progress_module, "SECONDS_BEFORE_BAR", 30.0)
     compare(W3, 2, ["sleeps"])
     assert capsys.readouterr() == ("", "")  # quick enough to need none

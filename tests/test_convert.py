@@ -21,7 +21,7 @@ def choices(n, k, protected):
     return itertools.combinations([i for i in range(n) if i not in protected], k)
 
 
-@pytest.mark.parametrize("form", convert.FORMS)
+@pytest.mark.parametrize("form", convert.OBJECTIVE_FORMS)
 @given(drawn=instances(max_n=6))
 @settings(max_examples=20)
 def test_cvxpy_objective_is_f_on_every_choice(form, drawn):

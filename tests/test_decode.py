@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.segments import segmented_attention
+from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode import host as decode
 from grace_opt.kernels.decode.packed import PLANE, SCALE, STEP, ZERO, PackedKeys, PackedValues
@@ -166,7 +166,7 @@ def test_equals_the_definition_in_torch(kind, generator):
     case = draw(generator, batch=2, heads=2, group=3, length=4, sinks=3, pruned=90, tail=20, softcap=3.0)
     case = case if kind == "none" else masked(case, generator, kind)
     old = Compressed(case.old_values.shape[2], case.sink_keys, case.pruned_keys, case.kept_indices, case.old_values)
-    expected, _ = segmented_attention(
+    expected, _ = pruned_attention(
         torch.nn.Identity(),
         case.query,
         case.tail_keys,

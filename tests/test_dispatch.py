@@ -13,7 +13,7 @@ from grace_opt import MaskProvider, interaction_matrix, solve
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
 from grace_opt.hf.masking import kept_channels
-from grace_opt.hf.segments import segmented_attention
+from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels.gather import gather_channels
@@ -263,5 +263,5 @@ class TestNothingWaits:
         )
         query, tail, values = (self.tensor(2, heads, tokens, 16, **half) for heads, tokens in ((4, 1), (2, 5), (2, 5)))
         shown = None if mask is None else self.tensor(2, 1, 1, 35, dtype=mask)
-        output, _ = segmented_attention(torch.nn.Identity(), query, tail, values, shown, stored)
+        output, _ = pruned_attention(torch.nn.Identity(), query, tail, values, shown, stored)
         assert output.shape == (2, 1, 4, 16)

@@ -20,7 +20,7 @@ from bench.efficiency.methods import METHODS, held_bytes, missing
 from bench.efficiency.subject import TINY as SIZES
 from bench.efficiency.subject import check_fits, random_weights
 from bench.experiments import __main__ as command
-from grace_opt.hf.models import POCKET
+from grace_opt.hf.models import POCKET_FOLDER
 from grace_opt.sweep import make_report
 
 TINY = ["--shape", "tiny", "--context", "384", "--rounds", "2", "--new-tokens", "5", "--allow-dirty"]
@@ -82,7 +82,7 @@ def test_every_cache_is_measured(out: Path) -> None:
 
 
 def test_a_real_model(out: Path) -> None:
-    efficiency.main([*TINY[2:], "--model", str(POCKET), "--methods", "dense", "grace", "--out", str(out)])
+    efficiency.main([*TINY[2:], "--model", str(POCKET_FOLDER), "--methods", "dense", "grace", "--out", str(out)])
     assert [row["status"] for row in rows(out)] == ["measured"] * 2
 
 

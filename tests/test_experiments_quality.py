@@ -221,9 +221,9 @@ def test_the_pocket_model_brings_its_own_texts() -> None:
 
 def test_passages_of_texts_take_turns(tmp_path: Path) -> None:
     """The pocket model's folder, as if it were a user's checkpoint."""
-    from grace_opt.hf.models import POCKET
+    from grace_opt.hf.models import POCKET_FOLDER
 
-    model = str(POCKET.parent / "." / "pocket") + "/"
+    model = str(POCKET_FOLDER.parent / "." / "pocket") + "/"
     words = [f"the {colour} {animal} ." for colour in ("red", "blue", "green") for animal in ("fox", "bear")]
     (tmp_path / "a.txt").write_text(" ".join(words))  # 24 tokens
     (tmp_path / "b.md").write_text(" ".join(reversed(words)))

@@ -129,7 +129,7 @@ def test_a_disk_that_refuses_to_clean_up_as_well(
     monkeypatch.setattr(os, step, refuse)
     monkeypatch.setattr(Path, "unlink", refuse_to_clean)
     with pytest.raises(FileError) as caught:
-        files.write(tmp_path / "x", "new")
+        files.write_file(tmp_path / "x", "new")
     told = f"cannot write {tmp_path / 'x'}: {os.strerror(code)}. "
     help_ = "Make room, or choose another place." if code == errno.ENOSPC else "Choose another place."
     assert str(caught.value) == told + help_
@@ -190,7 +190,7 @@ def test_special_files_are_never_replaced(suffix: str, tmp_path: Path) -> None:
 def test_what_the_shell_has_opened_is_not_replaced(name: str, tmp_path: Path) -> None:
     if not os.path.exists(name):
         pytest.skip("there is none here")
-    code = f"import sys; from grace_opt._util import files; print('before', flush=True); files.write({name!r}, 'x')"
+    code = f"from grace_opt._util import files; print('before', flush=True); files.write_file({name!r}, 'x')"
     with (tmp_path / "out").open("w") as out:
         run = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert "a file can not replace" in run.stderr
@@ -221,14 +221,14 @@ def test_links_are_followed_as_by_open(tmp_path: Path) -> None:
     link = tmp_path / "near" / "link.json"
     link.symlink_to(Path("..") / "far" / "file.json")
     for text in ("made", "made again"):  # first of all where the link dangles
-        files.write(link, text)
+        files.write_file(link, text)
         assert link.is_symlink()
         assert (tmp_path / "far" / "file.json").read_text() == text
     assert len(list(tmp_path.rglob("*"))) == 4
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(FileError, match=r"cannot write .*loop"):
-        files.write(loop, "x")
+        files.write_file(loop, "x")
     assert loop.is_symlink()
 
 
@@ -248,15 +248,15 @@ def test_targets_that_are_none(name: str, message: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match=f"(?i){message}"):
-        files.write(name, "x")
+        files.write_file(name, "x")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     with pytest.raises(grace_opt.OptionError, match="path=3"):
-        files.write(3, "x")  # type: ignore[arg-type]
+        files.write_file(3, "x")  # type: ignore[arg-type]
 
 
 def test_names_as_long_as_the_system_has_them(tmp_path: Path) -> None:
     for name in ("a" * 250 + ".json", "a." + "b" * 253, "λ" * 127):
-        files.write(tmp_path / name, "x")
+        files.write_file(tmp_path / name, "x")
         assert (tmp_path / name).read_text() == "x"
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -272,7 +272,7 @@ def test_what_may_not_be_written_is_not(tmp_path: Path) -> None:
             pytest.skip("this user may write everywhere")
         for target in (path, tmp_path / "closed" / "x.json"):
             with pytest.raises(FileError, match="Permission denied"):
-                files.write(target, "new")
+                files.write_file(target, "new")
         assert path.read_text() == "old"
     finally:
         (tmp_path / "closed").chmod(0o755)
@@ -295,7 +295,7 @@ def test_interrupts_and_errors_at_every_step(
 
     monkeypatch.setattr(os, name, hit)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else FileError):
-        files.write(path, "new")
+        files.write_file(path, "new")
     monkeypatch.undo()
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
@@ -310,7 +310,7 @@ def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path) -> None:
         print("ready", flush=True)
         at = 0
         while True:
-            files.write(sys.argv[1], f"{at}\\n" * 50_000)
+            files.write_file(sys.argv[1], f"{at}\\n" * 50_000)
             at += 1
     """
     for delay in (0.0, 0.003, 0.02):

@@ -7,7 +7,7 @@ import torch
 
 from grace_opt import MaskProvider, methods, solve
 from grace_opt.hf.decoding import fused_attention
-from grace_opt.hf.segments import segmented_attention
+from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels.gather import gather_channels
@@ -69,7 +69,7 @@ def test_decoding_can_be_captured_as_a_graph(mask):
     query, tail, values = draw(2, 8, 1, 64), draw(2, 2, 37, 64), draw(2, 2, 37, 64)
     shown = None if mask is None else torch.rand(2, 1, 1, 337, device="cuda") < 0.8
     arguments = (torch.nn.Identity(), query, tail, values, shown, stored)
-    expected = segmented_attention(*arguments)[0]
+    expected = pruned_attention(*arguments)[0]
     fused_attention(*arguments, False)  # the kernel's trial
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -205,7 +205,7 @@ def test_beam_in_small_parts_is_the_same(monkeypatch):
     W = np.stack([instance(kind, 12, 3) for kind in ("wishart", "attention", "indefinite", "ties", "integer")])
     k = [1, 3, 12, 5, 0]
     whole = solve(W, k, "beam", width=4, lookahead=2)
-    monkeypatch.setattr(beam_module, "MEMORY", 1)
+    monkeypatch.setattr(beam_module, "MAX_BYTES", 1)
     assert (solve(W, k, "beam", width=4, lookahead=2).mask == whole.mask).all()
 
 

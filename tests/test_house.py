@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -9,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-import types
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import grace_opt
+from grace_opt import registry
 from tests import rooms
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -290,18 +291,51 @@ def test_quickstart_runs() -> None:
         exec(compile(block, "quickstart.md", "exec"), names)
 
 
-def test_the_solver_of_the_walk_through_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    from grace_opt import registry, testing
-
+def test_the_solver_of_the_walk_through_is_found_and_conforms(tmp_path: Path) -> None:
+    """One file in `solvers/`, and nothing else: what CONTRIBUTING tells, in a copy of the library."""
     solver, check = python_blocks(ROOT / "CONTRIBUTING.md")
-    module = types.ModuleType("anticlique_of_contributing")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
-    try:
-        exec(compile(solver, "CONTRIBUTING.md", "exec"), module.__dict__)
-        assert "check_solver" in check
-        testing.check_solver("anticlique")
-    finally:
-        registry.unregister("anticlique")
+    for folder in ("grace_opt", "solvers"):
+        skip = shutil.ignore_patterns("__pycache__", "data")
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=skip)
+    (tmp_path / "solvers" / "anticlique.py").write_text(solver, encoding="utf-8")
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import grace_opt
+        from grace_opt import registry, testing
+        assert grace_opt.__file__.startswith({str(tmp_path)!r})
+        ours = [name for name in registry.specs() if registry.get(name).solver.__module__.startswith("grace_opt.")]
+        assert "anticlique" in ours and ours == sorted(ours), ours
+    """
+    run = python(code + "\n" + check, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
+def test_every_solver_has_a_page_and_every_page_a_solver() -> None:
+    from grace_opt import solvers
+
+    pages = {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")}
+    files = {name for name in solvers.__all__ if inspect.ismodule(getattr(solvers, name))}
+    assert pages == {"index", *files}
+    assert files <= set(registry.specs())
+
+
+def test_the_list_of_methods_finds_a_new_page(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    shutil.copytree(ROOT / "docs" / "methods", tmp_path / "methods")
+    (tmp_path / "methods" / "anticlique.md").write_text("# Anticlique\n", encoding="utf-8")
+    (tmp_path / "index.md").write_text("# Docs\n\n```{toctree}\nmethods/index\n```\n", encoding="utf-8")
+    (tmp_path / "conf.py").write_text('extensions = ["myst_parser"]\n', encoding="utf-8")
+    code = """if True:
+        from sphinx.application import Sphinx
+        site = Sphinx(".", ".", "built", "built", "dummy", status=None, warning=None)
+        site.build()
+        print(*sorted(site.env.toctree_includes["methods/index"]))
+    """
+    run = python(code, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    pages = sorted(f"methods/{page.stem}" for page in (tmp_path / "methods").glob("*.md") if page.stem != "index")
+    assert run.stdout.split() == pages
 
 
 def test_links_to_headings_work_on_github_as_well_as_in_the_built_pages() -> None:

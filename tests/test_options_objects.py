@@ -37,11 +37,19 @@ def other():
     registry.unregister("other")
 
 
+#: A new solver works without its class being listed; these have been listed and stay.
+LISTED = "Beam BranchAndBound DropGreedy Exhaustive LocalSearch Mies Portfolio Sdp Tabu".split()
+
+
+@pytest.mark.parametrize("name", [f"{method}Options" for method in LISTED])
+def test_the_classes_of_our_methods_are_at_hand(name):
+    assert getattr(solvers, name) in [spec.options for spec in methods()]
+    assert name in solvers.__all__
+
+
 @pytest.mark.parametrize("spec", [s for s in methods() if s.options is not NoOptions], ids=lambda spec: spec.name)
-def test_every_class_is_at_hand_and_knows_its_method(spec):
-    kind = getattr(solvers, spec.options.__name__)
-    assert kind is spec.options
-    assert kind.__name__ in solvers.__all__
+def test_every_class_knows_its_method(spec):
+    kind = spec.options
     by_name, whole = solve(W[:6, :6], 3, spec.name), solve(W[:6, :6], 3, kind())
     assert (by_name.mask == whole.mask).all()
     assert (whole.method, whole.options) == (spec.name, by_name.options)

@@ -256,7 +256,7 @@ def test_a_leaf_in_doubt_is_no_proof(monkeypatch):
     doubted = solve(W, 12, "branch_and_bound")
     assert claims(doubted)  # by trying all
     assert doubted.objective == proof.objective
-    monkeypatch.setattr(branch_and_bound, "ENUMERATED", 0)
+    monkeypatch.setattr(branch_and_bound, "MAX_ENUMERATED_SUBSETS", 0)
     doubted = solve(W, 12, "branch_and_bound")
     assert doubted.status is Status.FEASIBLE
     assert doubted.lower_bound < proof.objective

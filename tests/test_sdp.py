@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import OptionError, SolverError, Status, UnknownSolverError, solve
-from grace_opt._util.arrays import power_of_two
+from grace_opt._util.arrays import power_of_two_scale
 from grace_opt.bounds import sdp_dual, sdp_primal
 from grace_opt.bounds.sdp_dual import SdpMultipliers, dual_bound
 from grace_opt.bounds.sdp_primal import solve_sdp
@@ -76,7 +76,7 @@ def test_without_the_eigenvalue_the_bound_is_the_separable_minimum(monkeypatch, 
     seen = {}
     monkeypatch.setattr(sdp_dual.np.linalg, "eigvalsh", lambda M: seen.update(M=M) or np.zeros(1))
     separable = dual_bound(W, k, given_)
-    M, zero = seen["M"] * power_of_two(W), np.zeros((m, m))
+    M, zero = seen["M"] * power_of_two_scale(W), np.zeros((m, m))
     B, C, H = (
         zero if part is None else part * ~np.eye(m, dtype=bool) for part in (given_.both, given_.one, given_.neither)
     )

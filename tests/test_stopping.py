@@ -91,7 +91,7 @@ def test_every_method_takes_them(method):
 def test_an_exhaustive_search_stops_between_its_slices(monkeypatch):
     from grace_opt.solvers import exhaustive
 
-    monkeypatch.setattr(exhaustive, "SLICE", 2000)
+    monkeypatch.setattr(exhaustive, "WORK_BETWEEN_CLOCK_CHECKS", 2000)
     W = hard(20)
     greedy = float(solve(W, 10, "mies").objective)
     whole, early = solve(W, 10, "exhaustive"), solve(W, 10, "exhaustive", target=greedy)

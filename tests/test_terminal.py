@@ -57,7 +57,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(monkeypatch):
-    monkeypatch.setattr("grace_opt.api.DEFAULT_LIMIT", 0.3)
+    monkeypatch.setattr("grace_opt.api.DEFAULT_COMPARE_SECONDS", 0.3)
     return Terminal(monkeypatch)
 
 

@@ -21,7 +21,7 @@ from grace_opt import registry, solve
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels._shared import threads as kernel_threads
 from grace_opt.kernels.exchange import KERNEL
-from grace_opt.parallel import in_threads
+from grace_opt.parallel import map_in_threads
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
@@ -76,7 +76,7 @@ def test_first_use_by_many_threads_at_once(calls):
 @pytest.fixture
 def forget(monkeypatch):
     monkeypatch.setattr(registry.methods, "_REGISTRY", dict(registry.specs()))
-    monkeypatch.setattr(registry.methods, "_broken", {})
+    monkeypatch.setattr(registry.methods, "_broken_entry_points", {})
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_an_error_in_any_thread_ends_the_others(monkeypatch):
         ended.append(run.expired())
 
     with pytest.raises(ZeroDivisionError, match="planted"):
-        in_threads(work, range(9), run)
+        map_in_threads(work, range(9), run)
     assert ended
     assert all(ended)
 
@@ -232,9 +232,9 @@ def test_the_number_of_blas_threads_is_as_before_when_calls_overlap():
     with threadpoolctl.threadpool_limits(2, user_api="blas"), ThreadPoolExecutor(2) as pool:
         before = counts()  # some libraries can have one thread only
         assert 2 in before
-        one = pool.submit(in_threads, first, [0])
+        one = pool.submit(map_in_threads, first, [0])
         assert first_in.wait(10)
-        two = pool.submit(in_threads, second, [0])
+        two = pool.submit(map_in_threads, second, [0])
         one.result(10)
         first_out.set()
         two.result(10)

@@ -1,6 +1,6 @@
 """The decoding kernels compute what the torch reference defines; without a GPU they run in Triton's interpreter.
 
-The reference is ``segmented_attention`` in float64 on the same numbers, rounded ones included. With ``u`` half a unit
+The reference is ``pruned_attention`` in float64 on the same numbers, rounded ones included. With ``u`` half a unit
 in the last place of 1 (2^-11 in float16, 2^-8 in bfloat16), each output may be off by ``4 u max|V|``: shares and output
 are rounded once each, by at most ``u`` or, where the interpreter cuts digits off, ``2 u``; the rest is float32 and gets
 ``1e-5 max|V|``. The wrong versions at the end show that this notices.
@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.segments import segmented_attention
+from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode import gpu as decode
 from grace_opt.kernels.decode.gpu import attend
@@ -69,7 +69,7 @@ class Case:
         old = Compressed(
             self.old_values.shape[2], wide["sink_keys"], wide["pruned_keys"], self.kept_indices, wide["old_values"]
         )
-        output, _ = segmented_attention(
+        output, _ = pruned_attention(
             torch.nn.Identity(),
             wide["query"],
             wide["tail_keys"],

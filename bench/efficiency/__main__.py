@@ -1,7 +1,7 @@
 """The command line of the efficiency benchmark: ``python -m bench.efficiency``.
 
 Writes docs/results/efficiency.{json,md,png}, or ``--out``. Ctrl-C keeps what is measured; a cache that runs out of
-memory, or that something else stops, is noted as such, and the others go on. Source: ours.
+memory, or that something else stops, is noted as such, and the others go on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.provenance import require_clean
 from bench.report import add_options, read_results, write_results
 from grace_opt import MaskProvider
 from grace_opt.errors import GraceError
-from grace_opt.hf.models import quiet
+from grace_opt.hf.models import disable_progress_bars
 
 ATTENTION = ("sdpa", "eager")
 DESCRIPTION = "Time to first token, time per token and memory of key caches, side by side."
@@ -131,7 +131,7 @@ def main(given: Sequence[str] | None = None) -> None:
         print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
         return
     source = require_clean(args.allow_dirty)
-    quiet()
+    disable_progress_bars()
     # The pocket of memory that a cache keeps is the subject, not whether a prompt is worth pruning.
     warnings.filterwarnings("ignore", message="the prompt has .* tokens and the last")
     if args.model is None:

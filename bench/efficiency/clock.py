@@ -1,6 +1,6 @@
 """Marks in time: of the processor, or of the CUDA stream, which is waited for once, at the end.
 
-When: several durations of one run are wanted and asking for each of them must not stop the GPU. Source: ours.
+When: several durations of one run are wanted and asking for each of them must not stop the GPU.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A turn makes a cache, reads the prompt, and then feeds the likeliest token by hand, so that nothing of ``generate`` is
 timed. The first turn of every cache warms it up and is used for peak memory alone: on a CPU that needs the profiler.
 
-When: `bench.efficiency` runs it; `bench.check` uses `turn` for one ratio. Source: ours.
+When: `bench.efficiency` runs it; `bench.check` uses `turn` for one ratio.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time per token against context, with the floor that the cost model puts under a step.
 
 When: after a run with several contexts. Bytes of a step are those of `bench.cost_model`, the bandwidth is measured as
-there. Source: ours; colours as in `bench.efficiency.methods`.
+there. Colours as in `bench.efficiency.methods`.
 """
 
 from __future__ import annotations

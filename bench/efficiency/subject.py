@@ -7,10 +7,10 @@ Source: shapes as in `bench.cost_model`; longest contexts from the models' ``con
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
@@ -94,12 +94,7 @@ def random_weights(shape: str, layers: int | None, device: str, dtype: str) -> S
 def check_fits(sizes: Model, device: str, dtype: str) -> None:
     """Stop, rather than be killed, if the weights are more than there is memory."""
     fixed, item = 2 * sizes.head_weights, DTYPES[dtype].itemsize
-    if device == "cuda":
-        memory = torch.cuda.mem_get_info()[0]
-    elif "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        return
+    memory = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().total
     weights = (fixed + sizes.layers * sizes.layer_weights) * item
     if weights > memory:
         fit = (memory // item - fixed) // sizes.layer_weights

@@ -3,7 +3,7 @@
 A ratio alone does not say whether pruning is worth it: who needs smaller keys may as well store each in 4 bits. A cell
 is one text with every way of storing, so that pairs are complete. Quantisation is the plain one: per channel, groups of
 32 tokens, between the group's least and largest value, with a scale and a zero of 16 bits each.
-Source: ours; the grouping is KIVI's (arXiv 2402.02750).
+Source: the grouping is KIVI's (arXiv 2402.02750).
 """
 
 from __future__ import annotations

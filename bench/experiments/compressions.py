@@ -1,8 +1,8 @@
 """What a user may do to a key-value cache, in families with one knob each, and what it does to attention.
 
 When: `pareto` compares pruning, eviction, quantisation and their combinations at equal bytes. Everything is done by the
-library's own cache (`grace_opt.hf`), in 16 bits, so that bytes are those of tensors. Source: ours; the methods' papers
-are named in `grace_opt.hf.eviction` and `grace_opt.hf.quantization`.
+library's own cache (`grace_opt.hf`), in 16 bits, so that bytes are those of tensors. The methods' papers are named
+in `grace_opt.hf.eviction` and `grace_opt.hf.quantization`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grace_opt.hf import H2O, PruningConfig, Quantization, SnapKV, StreamingLLM
 from grace_opt.hf.compression import compress
 from grace_opt.hf.plan import LayerPlan
 from grace_opt.hf.prompt import Observation
-from grace_opt.hf.segments import widened
+from grace_opt.hf.pruned_attention import scatter_channels
 
 DENSE = "dense"
 EVICTIONS = {"SnapKV": SnapKV, "H2O": H2O, "StreamingLLM": StreamingLLM}
@@ -151,7 +151,7 @@ class DenseAttention:
         before = torch.arange(old.length, device=self.keys.device)[None, None]
         before = (before if old.positions is None else old.positions.long())[0].expand(heads, -1)
         places = torch.cat([before, after], dim=-1)
-        keys, values = widened(old, self.keys[:, :, old.length :], self.values[:, :, old.length :])
+        keys, values = scatter_channels(old, self.keys[:, :, old.length :], self.values[:, :, old.length :])
         log_p, output = self._attend(keys[0], values[0], places)
         index = places[:, None, None].expand(*log_p.shape)
         # Of what is not visible yet, both logarithms are about -1e30 and p is 0.

@@ -3,7 +3,7 @@
 When: `pareto` compares caches at the level of a model. The prompt but for its last token is read with dense attention,
 the cache is compressed, and the continuation is fed, teacher-forced: so no difference adds up. An answer of a needle
 prompt counts as found if each of its tokens is the likeliest; that is when greedy decoding would give it.
-Source: ours; the prompts are those of `grace_opt.hf.needle`.
+The prompts are those of `grace_opt.hf.needle`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache
 
 from bench.experiments.tensors import TensorError, token_ids
 from grace_opt.hf import PrunedKeyCache, PruningConfig, attention_implementation
-from grace_opt.hf.models import POCKET, load_model, quiet
+from grace_opt.hf.models import POCKET_FOLDER, disable_progress_bars, load_model
 from grace_opt.hf.needle import filler, make_prompt, question
 
 
@@ -70,8 +70,8 @@ class Reading:
 @functools.lru_cache(maxsize=1)
 def half_model(source: str, device: str) -> tuple[Any, Any]:
     """The model in 16 bits, in which caches are mostly kept, and its tokenizer."""
-    quiet()
-    model, tokenizer = load_model(str(POCKET) if source in ("", "pocket") else source)
+    disable_progress_bars()
+    model, tokenizer = load_model(str(POCKET_FOLDER) if source in ("", "pocket") else source)
     kept = model.config.dtype if device != "cpu" else None  # what the checkpoint came in, where that is fast
     return model.to(device, torch.bfloat16 if kept == torch.bfloat16 else torch.float16), tokenizer
 

@@ -1,7 +1,7 @@
 """How long a choice of channels lasts: the loss of later queries by their distance from the prompt's end.
 
 A cell is one text. Channels are chosen once, from the prompt's last queries; queries further on may want others. The
-last recent tokens and all later ones are dense, as in the cache. Source: ours.
+last recent tokens and all later ones are dense, as in the cache.
 """
 
 from __future__ import annotations

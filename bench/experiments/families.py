@@ -1,7 +1,7 @@
 """Matrices with a parameter that decides how hard greedy finds them, and how large the paper's bound is.
 
 When: `bounds`. `simplex` is where greedy is provably as bad as an arbitrary set; `equicorrelated` varies how much
-channels correlate; `ridged` hides an optimum of known size. Source: ours; docs/theory/approximation.md has the proof.
+channels correlate; `ridged` hides an optimum of known size. docs/theory/approximation.md has the proof.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from bench.material import BOOKS, MODEL
 from bench.provenance import caption, is_clean, refuse, require_clean
 from bench.report import MARK, RESULTS
 from bench.results import COMMANDS
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.sweep import make_report
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def spread(files: dict[str, str], folder: Path) -> None:
         if folder.resolve() not in path.parents:
             raise SystemExit(f"records.json.gz: {name} leads out of its folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with aside(path) as target:
+        with atomic_write(path) as target:
             target.write_text(text, encoding="utf-8")
 
 
@@ -82,7 +82,7 @@ def report(name: str, files: dict[str, str], out: Path, allow_dirty: bool) -> li
     title, table = index.read_text(encoding="utf-8").split("\n", 1)
     made = f"Made again by `{COMMANDS[f'experiments/{name}/index']}`. Its numbers are from {caption(source)}"
     text = f"{title} {SETS[name][1]}\n\n{mark}{table.strip()}\n\n{made}\n"
-    with aside(index) as target:
+    with atomic_write(index) as target:
         target.write_text(text, encoding="utf-8")
     return pages
 
@@ -113,7 +113,7 @@ def main(given: Sequence[str] | None = None) -> int:
         files = gather(folder)
     pages = report(args.name, files, out, args.allow_dirty)
     if not args.report_only:
-        with aside(records) as target:  # without a date: equal records, equal bytes
+        with atomic_write(records) as target:  # without a date: equal records, equal bytes
             target.write_bytes(gzip.compress(json.dumps(files).encode(), mtime=0))
     print(f"{len(pages)} pages in {out.name}/")
     return code

@@ -3,7 +3,7 @@
 A cell is one prompt, with every setting on it, at one of two levels: attention of later queries (``attention``), or the
 next-token distributions over the true continuation, of needle prompts (``needle``) or of texts (``text``). A setting is
 on the Pareto front of a prompt if no other is as small and as good, and better in one of the two.
-Source: ours; the methods are those of `grace_opt.hf`.
+The methods are those of `grace_opt.hf`.
 """
 
 from __future__ import annotations

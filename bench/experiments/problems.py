@@ -1,7 +1,7 @@
 """Instances for the combinatorial experiments, named by a config: a model's heads, files, generators, families.
 
 When: `bounds` and `shootout` make their cells from what `from_heads`, `from_files` and `generated` list, and `make`
-builds the matrices where a cell is measured. Source: ours; W of a head as in GRACE (arXiv 2604.16983), section 3.
+builds the matrices where a cell is measured. W of a head is made as in GRACE (arXiv 2604.16983), section 3.
 """
 
 from __future__ import annotations
@@ -160,10 +160,10 @@ def _heads(config: Config) -> list[Named]:
 
 @functools.lru_cache(maxsize=1)
 def _model(where: str, device: str) -> tuple[Any, Any]:
-    from grace_opt.hf.models import POCKET, load_model, quiet
+    from grace_opt.hf.models import POCKET_FOLDER, disable_progress_bars, load_model
 
-    quiet()
-    model, tokenizer = load_model(where or str(POCKET))
+    disable_progress_bars()
+    model, tokenizer = load_model(where or str(POCKET_FOLDER))
     return model.to(device), tokenizer
 
 

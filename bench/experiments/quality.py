@@ -11,8 +11,8 @@ For each KV head, with the stored keys K' in place of K, logits Z = Q Kᵀ and Z
 - *attention KL*: Σ p (ln p - ln p'), nats, p = softmax(scaling Z), mean over later queries and query heads;
 - *output error*: ‖p V - p' V‖ / ‖p V‖, mean over the same.
 
-All in float64. Cost: O(H_q n L (d + d_v)) for each set of keys, n later queries. Source: ours; the first measure, on
-observed queries and without windows, is f(S) / f(all) of GRACE (arXiv 2604.16983).
+All in float64. Cost: O(H_q n L (d + d_v)) for each set of keys, n later queries. The first measure, on observed
+queries and without windows, is f(S) / f(all) of GRACE (arXiv 2604.16983).
 """
 
 from __future__ import annotations

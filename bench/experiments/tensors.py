@@ -9,7 +9,7 @@ When: an experiment measures what pruning does to attention itself, without deco
   ``values``), each (layers, heads, tokens, width), after RoPE; optionally ``layers`` (their numbers) and ``scaling``.
 
 Models and the latest text are kept in memory, so that cells of one text run the model once.
-Source: ours, on `grace_opt.hf.capture`.
+Built on `grace_opt.hf.capture`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bench.pocket.corpus import Documents
 from bench.real_model import read_text
 from grace_opt.errors import GraceError, OptionError
 from grace_opt.hf import capture
-from grace_opt.hf.models import POCKET, ModelError, load_model, quiet
+from grace_opt.hf.models import POCKET_FOLDER, ModelError, disable_progress_bars, load_model
 
 #: Documents of training have seeds below a thousand.
 FIRST_SEED, MOST_FILLER = 10_000_000, 0.5
@@ -170,7 +170,7 @@ def _cut(tensors: LayerTensors, length: int, device: str) -> LayerTensors:
 @functools.lru_cache(maxsize=1)
 def model_and_tokenizer(source: str, device: str) -> tuple[Any, Any]:
     """The model of a source, kept in memory."""
-    quiet()
+    disable_progress_bars()
     model, tokenizer = load_model(_where(source))
     return model.to(device), tokenizer
 
@@ -196,7 +196,7 @@ def _captured(
 def token_ids(source: str, text: int, length: int, seed: int = 0, texts: str = "", device: str = "cpu") -> Tensor:
     """The tokens of a text, (1, length)."""
     _, tokenizer = model_and_tokenizer(source, device)
-    if _where(source) == str(POCKET):
+    if _where(source) == str(POCKET_FOLDER):
         made = Documents(tokenizer.backend_tokenizer, FIRST_SEED + 1000 * seed + text)
         return torch.tensor([made.document(length, MOST_FILLER)[0]])
     if not texts:
@@ -264,7 +264,7 @@ def _full_attention(source: str) -> tuple[int, ...]:
 
 
 def _where(source: str) -> str:
-    return str(POCKET) if source in ("", "pocket") else model_path(source)
+    return str(POCKET_FOLDER) if source in ("", "pocket") else model_path(source)
 
 
 # Files of tensors

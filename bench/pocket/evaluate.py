@@ -17,7 +17,7 @@ import torch
 from rich.progress import track
 
 from bench.provenance import caption, provenance, write_json
-from grace_opt.hf.models import POCKET, load_model
+from grace_opt.hf.models import POCKET_FOLDER, load_model
 from grace_opt.hf.needle import make_prompt
 
 LENGTHS, DEPTHS, SEEDS = (256, 512, 768, 1024), (0.0, 0.25, 0.5, 0.75, 1.0), 10
@@ -68,7 +68,7 @@ def recall(model: Any, tokenizer: Any, seeds: int) -> dict[tuple[int, float], li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=POCKET)
+    parser.add_argument("--model", type=Path, default=POCKET_FOLDER)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     args = parser.parse_args()
     model, tokenizer = load_model(str(args.model))

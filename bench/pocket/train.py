@@ -2,7 +2,7 @@
 
 A small Llama (head_dim 64, grouped-query attention, RoPE) learns to recall passwords over a curriculum of lengths; it
 moves to the next length when it recalls 90 % of the targets, and the last length is trained with the rate decaying to
-zero. Every `--save-every` steps the state goes to ``--out`` (safetensors and JSON, written aside and renamed); starting
+zero. Every `--save-every` steps the state goes to ``--out`` (safetensors and JSON, written atomically); starting
 the command again continues there. Batches depend only on the seed and the step, so a resumed run sees the same
 documents.
 
@@ -16,18 +16,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from pathlib import Path
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bench.pocket.corpus import PAD, Documents, build_tokenizer
 from bench.pocket.muon import Muon
+from grace_opt._util.files import write_file, write_tensors
 
 LENGTHS = (128, 256, 512, 1152)
 MOST_FILLER = (0.0, 0.5, 0.9, 0.95)  # per length: at first nothing but facts
@@ -82,13 +82,6 @@ def look_back(model: LlamaForCausalLM, frequencies: int = 8, sharpness: float = 
             attention.q_proj.weight[group * kv * d + f + d // 2, 0] -= strength * math.sin(angle)
 
 
-def replace(path: Path, write: object) -> None:
-    """Write through a temporary neighbour and rename, so that a kill leaves the old file whole."""
-    aside = path.with_suffix(path.suffix + ".tmp")
-    write(aside)  # type: ignore[operator]
-    os.replace(aside, path)
-
-
 class Run:
     """Model, optimiser and curriculum state of one training run, kept in a folder."""
 
@@ -122,8 +115,8 @@ class Run:
         for n, p in self.named.items():
             for key, value in (*self.adam.state[p].items(), *self.muon.state[p].items()):
                 tensors[f"state.{n}.{key}"] = value
-        replace(self.out / "checkpoint.safetensors", lambda p: save_file(tensors, p))
-        replace(self.out / "state.json", lambda p: p.write_text(json.dumps(self.state)))
+        write_tensors(self.out / "checkpoint.safetensors", tensors, {})
+        write_file(self.out / "state.json", json.dumps(self.state))
 
     def rate(self) -> float:
         """Factor on both learning rates."""
@@ -164,7 +157,7 @@ class Run:
         """The shipped form: float16 weights, config, tokenizer, and how it was trained."""
         folder.mkdir(parents=True, exist_ok=True)
         done = {name: self.state[name] for name in ("step", "seconds", "seed")}
-        replace(folder / "training.json", lambda p: p.write_text(json.dumps(done) + "\n"))
+        write_file(folder / "training.json", json.dumps(done) + "\n")
         fast = PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, pad_token=PAD, unk_token="<unk>")
         fast.save_pretrained(folder)
         self.model.half().save_pretrained(folder)

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.solvers.checks import Array, spread
 from bench.solvers.sets import CAPTURED, COLLECTIONS, Collection, Published, lines_digest, published
-from grace_opt._util.files import aside, make_folder, write
+from grace_opt._util.files import atomic_write, make_folder, write_file
 from grace_opt.errors import FileError, GraceError
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -110,7 +110,7 @@ def _unpack(archive: Path, folder: Path, wanted: list[Published]) -> None:
                     raise FetchError(
                         f"{one.file} in the archive is not the published file (SHA-256 of its lines differs)."
                     )
-                write(folder / one.file, text, FetchError)
+                write_file(folder / one.file, text, FetchError)
     except (zipfile.BadZipFile, zlib.error) as error:
         raise FetchError(f"what was downloaded is no whole zip file ({error}).") from None
 
@@ -124,7 +124,7 @@ def download(address: str, path: Path, say: Say) -> None:
     try:
         with (
             urllib.request.urlopen(address, timeout=PATIENCE) as reply,
-            aside(path, FetchError) as name,
+            atomic_write(path, FetchError) as name,
             name.open("wb") as file,
         ):
             size, done, told = int(reply.headers.get("Content-Length") or 0), 0, 0
@@ -148,9 +148,9 @@ def capture_heads(data: Path, model: str, say: Say) -> None:
 
     from grace_opt.attention.weights import interaction_matrix
     from grace_opt.hf import capture
-    from grace_opt.hf.models import load_model, load_pocket, quiet
+    from grace_opt.hf.models import disable_progress_bars, load_model, load_pocket
 
-    quiet()
+    disable_progress_bars()
     say(f"heads, pairs: from {model}")
     network, tokenizer = load_pocket() if model == "pocket" else load_model(model)
     ids = tokenizer(TEXT.read_text(encoding="utf-8"), add_special_tokens=False, return_tensors="pt").input_ids
@@ -174,5 +174,5 @@ def capture_heads(data: Path, model: str, say: Say) -> None:
         if matrices is not None:
             content = io.BytesIO()
             np.savez(content, W=matrices, source=np.array(source))
-            write(data / CAPTURED[name], content.getvalue(), FetchError)
+            write_file(data / CAPTURED[name], content.getvalue(), FetchError)
             say(f"{name}: {len(matrices)} matrices, {matrices.shape[-1]} × {matrices.shape[-1]}")

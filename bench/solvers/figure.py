@@ -9,7 +9,7 @@ from typing import Any
 from bench.solvers.evidence import Evidence, seconds
 from bench.solvers.suites import EXACT
 from bench.solvers.tables import NAMES, OURS, PROVING, TITLES, batches
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.sweep.plots import MARKERS, PALETTE
 
 
@@ -30,7 +30,7 @@ def draw(evidence: Evidence, path: Path) -> None:
     proofs, quality = figure.subplots(1, 2, width_ratios=(1.5, 1))
     _proofs(evidence, proofs)
     _quality(evidence, quality)
-    with aside(path) as name:
+    with atomic_write(path) as name:
         figure.savefig(name, dpi=130, format="png")
 
 

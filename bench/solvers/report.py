@@ -13,7 +13,7 @@ from bench.solvers.figure import draw
 from bench.solvers.peers import PEERS
 from bench.solvers.suites import SUITES
 from bench.solvers.tables import FOLDED, OURS, PROVING, TABLES, Line
-from grace_opt._util.files import make_folder, write
+from grace_opt._util.files import make_folder, write_file
 from grace_opt.errors import FileError, OptionError
 from grace_opt.sweep import Record
 from grace_opt.sweep.cells import encode
@@ -60,9 +60,9 @@ def write_report(runs: Path, results: Path, *, allow_dirty: bool = False) -> str
     }
     make_folder(results, FileError)
     draw(evidence, results / "solvers.png")
-    write(results / "solvers.json", json.dumps(encode(content, "report"), indent=2, allow_nan=False) + "\n")
+    write_file(results / "solvers.json", json.dumps(encode(content, "report"), indent=2, allow_nan=False) + "\n")
     text = page(content, allow_dirty)
-    write(results / "solvers.md", text)
+    write_file(results / "solvers.md", text)
     return text
 
 

@@ -1,8 +1,8 @@
-"""`read`: whatever users have as an array, as a plain torch tensor of numbers or bools; the one gate for all of them.
+"""`as_tensor`: whatever users have as an array, as a plain torch tensor of numbers or bools; the one gate for all.
 
 Here stands what may come in and what may not, for W, k, protected=, start=, queries and keys alike: nothing that numpy
 or torch would turn into other numbers without a word (masks of masked arrays, True among numbers, large integers among
-fractions) gets past. What the numbers mean is the caller's to check. Source: ours.
+fractions) gets past. What the numbers mean is the caller's to check.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 from ..errors import ProblemError
 
 #: The largest integer below which every integer is a float64.
-EXACT_INTEGER = 2**53
+MAX_EXACT_INTEGER = 2**53
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
-def read(value: Any, name: str, wanted: str = "") -> Tensor:
+def as_tensor(value: Any, name: str, wanted: str = "") -> Tensor:
     """An array_like as a strided tensor of float16, bfloat16, float32, float64, int64 or bool, shared where possible.
 
     Parameters
@@ -44,7 +44,7 @@ def read(value: Any, name: str, wanted: str = "") -> Tensor:
 
     Examples
     --------
-    >>> read([[1, 2]], "k")
+    >>> as_tensor([[1, 2]], "k")
     tensor([[1, 2]])
     """
     if isinstance(value, Tensor):
@@ -54,14 +54,14 @@ def read(value: Any, name: str, wanted: str = "") -> Tensor:
     if tensor.dtype in _SIGNED or tensor.dtype in _UNSIGNED:
         whole = tensor.to(torch.int64)
         if tensor.dtype == torch.uint64 and whole.numel() and (least := int(whole.min())) < 0:
-            raise too_large(name, least + 2**64, wanted)  # beyond int64 it wraps around
+            raise too_large_error(name, least + 2**64, wanted)  # beyond int64 it wraps around
         return whole
     if tensor.dtype in FLOATS or tensor.dtype == torch.bool:
         return tensor
-    raise wrong_dtype(name, tensor.dtype, wanted)
+    raise wrong_dtype_error(name, tensor.dtype, wanted)
 
 
-def wrong_dtype(name: str, dtype: Any, wanted: str = "") -> ProblemError:
+def wrong_dtype_error(name: str, dtype: Any, wanted: str = "") -> ProblemError:
     """The error for entries that are no real numbers of a known precision, or not what is `wanted` instead of those."""
     kind = str(dtype).removeprefix("torch.")
     if wanted:
@@ -77,12 +77,12 @@ def wrong_dtype(name: str, dtype: Any, wanted: str = "") -> ProblemError:
     )
 
 
-def too_large(name: str, worst: int, wanted: str = "") -> ProblemError:
+def too_large_error(name: str, worst: int, wanted: str = "") -> ProblemError:
     """The error for an integer that float64 does not hold."""
     if wanted:
         return ProblemError(f"{name} holds the integer {worst}: give {wanted}.")
     return ProblemError(
-        f"{name} holds the integer {worst}, beyond 2**53 = {EXACT_INTEGER}, where float64 stops being exact: "
+        f"{name} holds the integer {worst}, beyond 2**53 = {MAX_EXACT_INTEGER}, where float64 stops being exact: "
         "divide by a common factor, or convert to float64 yourself if rounding is fine."
     )
 
@@ -130,9 +130,9 @@ def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
     if array.ndim == 0 and array.dtype == object and array is not value:  # an iterator or a set, say, as one thing
         raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}.")
     if array.dtype.kind == "f" and len(parts) > 1:  # numpy rounds integers that stand among fractions
-        large = (p for p in parts if isinstance(p, numbers.Integral) and abs(int(p)) > EXACT_INTEGER)
+        large = (p for p in parts if isinstance(p, numbers.Integral) and abs(int(p)) > MAX_EXACT_INTEGER)
         if (worst := next(large, None)) is not None:
-            raise too_large(name, int(worst), wanted)
+            raise too_large_error(name, int(worst), wanted)
     return array
 
 
@@ -156,7 +156,7 @@ def _from_numpy(array: np.ndarray[Any, Any], name: str, wanted: str) -> Tensor:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind not in "iufb":
-        raise wrong_dtype(name, array.dtype, wanted)
+        raise wrong_dtype_error(name, array.dtype, wanted)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)  # longdouble
     # Torch shares memory, can not walk backwards, and warns of read-only arrays; nothing here writes into its input.

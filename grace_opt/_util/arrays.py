@@ -1,9 +1,8 @@
 """The one place that tells numpy from torch: everything inside the library is a torch tensor, results go back as they
 came.
 
-`to_tensor` takes what users have (numpy arrays, nested lists, torch tensors, scipy.sparse matrices) as real numbers,
-and `backend_of` says which kind it was, so that `Backend.export` can return the same kind on the same device.
-Source: ours.
+`to_float_tensor` takes what users have (numpy arrays, nested lists, torch tensors, scipy.sparse matrices) as real
+numbers, and `backend_of` says which kind it was, so that `Backend.export` can return the same kind on the same device.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
-from .array_like import EXACT_INTEGER, FLOATS, read, too_large, wrong_dtype
+from .array_like import FLOATS, MAX_EXACT_INTEGER, as_tensor, too_large_error, wrong_dtype_error
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def backend_of(*arrays: Any) -> Backend:
     return Backend(bool(tensors), devices.pop() if devices else torch.device("cpu"))
 
 
-def to_tensor(value: Any, name: str) -> Tensor:
+def to_float_tensor(value: Any, name: str) -> Tensor:
     """A real-valued array as a torch tensor, without a copy where possible; integers become float64, exactly.
 
     Parameters
@@ -67,22 +66,22 @@ def to_tensor(value: Any, name: str) -> Tensor:
     Raises
     ------
     ProblemError
-        For bool, complex and object entries, for integers beyond 2**53, and for what `array_like.read` refuses.
+        For bool, complex and object entries, for integers beyond 2**53, and for what `array_like.as_tensor` refuses.
     """
-    return real(read(value, name), name)
+    return to_floats(as_tensor(value, name), name)
 
 
-def real(tensor: Tensor, name: str) -> Tensor:
-    """What `read` gave as floats; integers become float64, exactly."""
+def to_floats(tensor: Tensor, name: str) -> Tensor:
+    """What `as_tensor` gave as floats; integers become float64, exactly."""
     if tensor.dtype in FLOATS:
         return tensor
     if tensor.dtype == torch.bool:
-        raise wrong_dtype(name, tensor.dtype)
+        raise wrong_dtype_error(name, tensor.dtype)
     if tensor.numel():
         # Not through abs(): the least int64 has no positive counterpart.
         worst = max(int(tensor.max()), int(tensor.min()), key=abs)
-        if abs(worst) > EXACT_INTEGER:
-            raise too_large(name, worst)
+        if abs(worst) > MAX_EXACT_INTEGER:
+            raise too_large_error(name, worst)
     return tensor.to(torch.float64)
 
 
@@ -101,19 +100,19 @@ def first_argmin(tensor: Tensor) -> Tensor:
     return tensor.argmin(-1)
 
 
-def count(mask: Tensor) -> Tensor:
+def count_true(mask: Tensor) -> Tensor:
     """How many are True along the last dimension, int64.
 
     On the CPU by numpy: torch wakes its threads for it, and they spin for a while where compiled loops want to run.
     """
     if mask.ndim > 1 and not any(mask.stride()[:-1]):  # one row, expanded
-        return count(mask[(0,) * (mask.ndim - 1)]).expand(mask.shape[:-1])
+        return count_true(mask[(0,) * (mask.ndim - 1)]).expand(mask.shape[:-1])
     if mask.device.type == "cpu":
         return torch.from_numpy(np.asarray(mask.numpy().sum(-1)))
     return mask.sum(-1)
 
 
-def power_of_two(W: Any) -> float:
+def power_of_two_scale(W: Any) -> float:
     """A power of two near max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow."""
     largest = float(abs(W).max()) if len(W) else 0.0
     return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0

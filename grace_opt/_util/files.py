@@ -1,11 +1,11 @@
-"""The one place that writes files: aside, synced to disk, then renamed; and how text files are read as a whole.
+"""The one place that writes files, atomically: under another name, synced to disk, renamed; and reads text files whole.
 
 A reader never sees half a file, whatever fails leaves the old one in place and nothing beside it, and what has its
 name survives a loss of power. The rest is as with `open`: symbolic links are followed, a new file's mode follows the
 umask, an old one's stays, and a file that may not be written is not. Devices, pipes and folders are refused. A hard
 link is left behind with the old content, as the file is a new one.
 
-When: for every file that the library writes; tests/test_files.py holds that no other module does. Source: ours;
+When: for every file that the library writes; tests/test_files.py holds that no other module does.
 `os.replace` is atomic within one folder on every system that Python runs on.
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Names that lead to what the shell has opened, and must not be replaced even where that is a file.
-OPENED = ("/dev/std", "/dev/fd/", "/proc/")
+STREAM_PATHS = ("/dev/std", "/dev/fd/", "/proc/")
 #: What the system says where there is no room left.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def aside(path: str | os.PathLike[str], error: type[GraceError] = FileError) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str], error: type[GraceError] = FileError) -> Iterator[Path]:
     """An empty file in the folder of `path`, with its suffix, to write to; renamed to `path` if the block succeeds.
 
     Parameters
@@ -57,7 +57,7 @@ def aside(path: str | os.PathLike[str], error: type[GraceError] = FileError) -> 
     --------
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "note.txt"
-    >>> with aside(path) as name:
+    >>> with atomic_write(path) as name:
     ...     _ = name.write_text("hello")
     >>> path.read_text(), len(list(path.parent.iterdir()))
     ('hello', 1)
@@ -79,7 +79,7 @@ def aside(path: str | os.PathLike[str], error: type[GraceError] = FileError) -> 
             with suppress(OSError):  # a read-only file system refuses this as well; what it refused first is told
                 name.unlink()
         if isinstance(failure, OSError) and not isinstance(failure, GraceError):
-            raise error(f"cannot write {os.fspath(path)}: {reason(failure)}") from failure
+            raise error(f"cannot write {os.fspath(path)}: {os_error_advice(failure)}") from failure
         raise
 
 
@@ -102,7 +102,7 @@ def make_folder(path: Path, error: type[GraceError]) -> list[Path]:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
-        raise error(f"cannot make the folder {path}: {reason(failure)}") from failure
+        raise error(f"cannot make the folder {path}: {os_error_advice(failure)}") from failure
     except ValueError:
         raise error(f"cannot make the folder {str(path)!r}: there is a null character in the name.") from None
     return missing
@@ -137,22 +137,22 @@ def new_folder(path: Path, error: type[GraceError] = FileError) -> Iterator[None
         raise
 
 
-def reason(failure: OSError) -> str:
+def os_error_advice(failure: OSError) -> str:
     """What the system says, and what would help, as the end of a sentence.
 
     Examples
     --------
-    >>> reason(OSError(errno.EROFS, "Read-only file system"))
+    >>> os_error_advice(OSError(errno.EROFS, "Read-only file system"))
     'Read-only file system. Choose another place.'
     """
     said = failure.strerror or str(failure)
     if failure.errno in (errno.EINVAL, errno.ENOENT):
         return f"{said}."
-    return f"{said}. {'Make room, or choose' if failure.errno in FULL else 'Choose'} another place."
+    return f"{said}. {'Make room, or choose' if failure.errno in NO_SPACE_ERRORS else 'Choose'} another place."
 
 
-def write(path: str | os.PathLike[str], content: str | bytes, error: type[GraceError] = FileError) -> None:
-    """Write text (UTF-8, its line ends as they are) or bytes to a file, aside and renamed; see `aside`.
+def write_file(path: str | os.PathLike[str], content: str | bytes, error: type[GraceError] = FileError) -> None:
+    """Write text (UTF-8, its line ends as they are) or bytes to a file, as `atomic_write` does.
 
     Parameters
     ----------
@@ -165,11 +165,11 @@ def write(path: str | os.PathLike[str], content: str | bytes, error: type[GraceE
     --------
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "note.txt"
-    >>> write(path, "λ")
+    >>> write_file(path, "λ")
     >>> path.read_bytes()
     b'\\xce\\xbb'
     """
-    with aside(path, error) as name, name.open("wb") as file:
+    with atomic_write(path, error) as name, name.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -179,7 +179,7 @@ def write_tensors(
     metadata: Mapping[str, str],
     error: type[GraceError] = FileError,
 ) -> None:
-    """Write a safetensors file, aside and renamed; see `aside`.
+    """Write a safetensors file, as `atomic_write` does.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def write_tensors(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with aside(path, error) as name:
+    with atomic_write(path, error) as name:
         try:
             save_file(dict(tensors), name, dict(metadata))
         except SafetensorError as failure:
@@ -248,7 +248,7 @@ def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
             hint = "; ~ is not expanded here, write Path(...).expanduser()" if text.startswith("~") else ""
             raise OSError(errno.ENOENT, f"there is no folder {target.parent}{hint}") from None
         return target, None
-    if not stat.S_ISREG(found.st_mode) or os.path.abspath(text).startswith(OPENED):
+    if not stat.S_ISREG(found.st_mode) or os.path.abspath(text).startswith(STREAM_PATHS):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
         raise OSError(errno.EINVAL, f"it is {kind}, which a file can not replace; give the name of a file")
     os.close(os.open(target, os.O_WRONLY))  # whether it may be written, and if not, why not

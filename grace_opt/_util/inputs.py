@@ -1,6 +1,6 @@
 """What users give beside W, made uniform: k per instance, protected vertices as a mask, networkx graphs as matrices.
 
-`Problem.of` calls these; every way to get them wrong has its own message. Source: ours.
+`Problem.of` calls these; every way to get them wrong has its own message.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
-from .array_like import EXACT_INTEGER, read, too_large
-from .arrays import count
+from .array_like import MAX_EXACT_INTEGER, as_tensor, too_large_error
+from .arrays import count_true
 
 
-def counts(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tuple[Tensor, int]:
+def k_per_instance(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tuple[Tensor, int]:
     """One k per instance, (...) int64, and the largest of them."""
     if isinstance(k, numbers.Integral) and not isinstance(k, bool | np.bool_):
         if not 0 <= int(k) <= n:
@@ -27,7 +27,7 @@ def counts(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tupl
         return torch.full(batch, int(k), dtype=torch.int64, device=device), int(k)
     is_array = isinstance(k, list | tuple) or hasattr(k, "dtype")
     wanted = f"an int, or an integer array with one k per instance, e.g. k={n // 2}"
-    tensor = read(k, "k", wanted) if is_array else None
+    tensor = as_tensor(k, "k", wanted) if is_array else None
     if tensor is None or tensor.dtype != torch.int64:
         kind = type(k).__name__ if tensor is None else str(tensor.dtype).removeprefix("torch.")
         raise ProblemError(f"k = {k!r} ({kind}): give {wanted}.")
@@ -54,7 +54,7 @@ def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
             raise ProblemError(f"protected is a set of bools, which has no order: give a list, a bool mask (..., {n}).")
     shapes = " or ".join(map(str, dict.fromkeys([(n,), (*batch, n)])))
     wanted = f"a list of vertices by number, from 0 to {n - 1}, or a bool mask of shape {shapes}"
-    tensor = read(protected, "protected", wanted).to(device)
+    tensor = as_tensor(protected, "protected", wanted).to(device)
     if tensor.dtype == torch.bool:
         try:
             if tensor.shape[-1:] != (n,):
@@ -78,21 +78,21 @@ def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
         raise ProblemError(
             f"protected holds vertex {int(tensor[(tensor < 0) | (tensor >= n)][0])}: vertices are 0 to {n - 1}."
         )
-    _refuse_twice(tensor.tolist(), n)
+    _check_distinct(tensor.tolist(), n)
     mask = torch.ones(n, dtype=torch.bool, device=device)
     mask[tensor] = False
     return mask.expand(*batch, n)
 
 
-def _refuse_twice(vertices: list[Any], n: int) -> None:
+def _check_distinct(vertices: list[Any], n: int) -> None:
     if len(set(vertices)) < len(vertices):
         hint = " It looks like a 0/1 mask: pass it as bool." if len(vertices) == n else ""
         raise ProblemError(f"protected names a vertex twice.{hint}")
 
 
-def check_room(k: Tensor, candidates: Tensor, n: int) -> None:
+def check_enough_candidates(k: Tensor, candidates: Tensor, n: int) -> None:
     """Raise unless every instance has k unprotected vertices."""
-    room = count(candidates)
+    room = count_true(candidates)
     if bool((short := k > room).any()):
         at = short.nonzero()[0].tolist()
         have, want = int(room[tuple(at)]), int(k[tuple(at)])
@@ -132,11 +132,11 @@ def _nodes_mask(protected: Any, place: dict[Any, int]) -> np.ndarray[Any, Any]:
         protected = protected.tolist()  # names
     elif hasattr(protected, "dtype"):
         wanted = f"a list of nodes of the graph, or a bool mask of shape ({len(place)},)"
-        tensor = read(protected, "protected", wanted).cpu()
+        tensor = as_tensor(protected, "protected", wanted).cpu()
         if tensor.dtype == torch.bool:
             return np.asarray(tensor.numpy())
         protected = tensor.tolist()
-    if isinstance(protected, str) or _found(protected, place) is not None:
+    if isinstance(protected, str) or _position(protected, place) is not None:
         raise ProblemError(f"protected={protected!r}: give a list of nodes, protected=[{protected!r}].")
     if not isinstance(protected, Iterable):
         raise ProblemError(f"protected={protected!r}: give a list of nodes of the graph, or a bool mask.")
@@ -151,17 +151,17 @@ def _nodes_mask(protected: Any, place: dict[Any, int]) -> np.ndarray[Any, Any]:
         return np.array(nodes, dtype=bool)
     labels = list(place)
     for node, is_bool in zip(nodes, bools, strict=True):
-        at = _found(node, place)
+        at = _position(node, place)
         # True is equal to 1 and finds it, but is no name for it, nor 1 for a node called True.
         if at is None or is_bool != isinstance(labels[at], bool | np.bool_):
             raise ProblemError(f"protected names {node!r}, which is no node of the graph.")
-    _refuse_twice(nodes, len(place))
+    _check_distinct(nodes, len(place))
     mask = np.zeros(len(place), dtype=bool)
     mask[[place[node] for node in nodes]] = True
     return mask
 
 
-def _found(node: Any, place: dict[Any, int]) -> int | None:
+def _position(node: Any, place: dict[Any, int]) -> int | None:
     try:
         return place.get(node)
     except TypeError:  # a list, say, is nobody's name
@@ -172,8 +172,8 @@ def _weight(data: Any, default: float, where: str) -> float:
     value = data.get("weight", default)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ProblemError(f"the weight of {where} is {value!r}: give a real number.")
-    if isinstance(value, numbers.Integral) and abs(int(value)) > EXACT_INTEGER:
-        raise too_large(f"the weight of {where}", int(value))
+    if isinstance(value, numbers.Integral) and abs(int(value)) > MAX_EXACT_INTEGER:
+        raise too_large_error(f"the weight of {where}", int(value))
     try:
         weight = float(value)
     except OverflowError:  # a Fraction, say

@@ -1,7 +1,4 @@
-"""Libraries that are not always installed, imported where they are used; if one is missing, the pip extra is named.
-
-Source: ours.
-"""
+"""Libraries that are not always installed, imported where they are used; if one is missing, the pip extra is named."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A progress bar on stderr that shows itself only where somebody is waiting.
 
-Source: ours, on rich.
+Built on rich.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import OptionError
 
 #: Seconds after which a bar appears by itself.
-DELAY = 1.5
+SECONDS_BEFORE_BAR = 1.5
 
 
 @contextmanager
@@ -24,7 +24,8 @@ def progress_bar(wanted: bool | None, total: int) -> Iterator[Callable[[str, int
     Parameters
     ----------
     wanted : bool or None
-        None: if the block takes longer than `DELAY` and stderr is a terminal; True: at once, wherever stderr goes.
+        None: if the block takes longer than `SECONDS_BEFORE_BAR` and stderr is a terminal; True: at once, wherever
+        stderr goes.
     total : int
         Number of steps.
 
@@ -64,7 +65,7 @@ def progress_bar(wanted: bool | None, total: int) -> Iterator[Callable[[str, int
     def show(description: str, completed: int) -> None:
         bar.update(task, description=description, completed=completed)
 
-    timer: Any = threading.Timer(DELAY, start)
+    timer: Any = threading.Timer(SECONDS_BEFORE_BAR, start)
     timer.daemon = True
     if wanted:
         start()

@@ -1,7 +1,7 @@
 """What a terminal can show: plain letters where its encoding lacks others, and tables that fit it or become lists.
 
 When: whatever the command line prints, and every table. Text from elsewhere (names, paths, what a model wrote) is never
-read as rich's markup. Source: ours, on rich.
+read as rich's markup. Built on rich.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 #: Our own letters beyond ASCII, for where there is no room for them.
-PLAIN = dict(
+ASCII_SPELLINGS = dict(
     zip(
         "λ Σ √ ∞ ≤ ≥ × · → ² ³ ᵀ ‖ − – — … ‘ ’ “ ”".split(),
         "lambda sum sqrt inf <= >= x . -> ^2 ^3 ^T || - - - ... ' ' \" \"".split(),
@@ -28,19 +28,19 @@ PLAIN = dict(
 )
 
 
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    """An error handler for codecs: what `PLAIN` says, or as many question marks as the letter is wide."""
+def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """An error handler for codecs: what `ASCII_SPELLINGS` says, or as many question marks as the letter is wide."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
     wide = {letter: "?" * (2 if unicodedata.east_asian_width(letter) in "WF" else 1) for letter in lacking}
-    return "".join(PLAIN.get(letter, wide[letter]) for letter in lacking), error.end
+    return "".join(ASCII_SPELLINGS.get(letter, wide[letter]) for letter in lacking), error.end
 
 
-codecs.register_error("grace_opt.plain", _plain)
+codecs.register_error("grace_opt.plain", _spell_in_ascii)
 
 
-def show_plainly(stream: TextIO) -> None:
+def use_ascii_fallback(stream: TextIO) -> None:
     """From now on, write what the encoding of `stream` lacks in plain letters, instead of failing.
 
     Parameters
@@ -52,7 +52,7 @@ def show_plainly(stream: TextIO) -> None:
     --------
     >>> import io
     >>> stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    >>> show_plainly(stream)
+    >>> use_ascii_fallback(stream)
     >>> _ = stream.write("λ ≤ 0.5, 東京"), stream.flush()
     >>> stream.buffer.getvalue()
     b'lambda <= 0.5, ????'
@@ -61,13 +61,13 @@ def show_plainly(stream: TextIO) -> None:
         stream.reconfigure(errors="grace_opt.plain")
 
 
-def named(text: str, stream: TextIO) -> str:
+def escape_path(text: str, stream: TextIO) -> str:
     """Text that names files: letters that `stream` lacks as Python would write them, which can be told from others.
 
     Examples
     --------
     >>> import io
-    >>> print(named("gλ.dat ≤", io.TextIOWrapper(io.BytesIO(), encoding="ascii")))
+    >>> print(escape_path("gλ.dat ≤", io.TextIOWrapper(io.BytesIO(), encoding="ascii")))
     g\\u03bb.dat ≤
     """
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -79,7 +79,7 @@ def named(text: str, stream: TextIO) -> str:
 
 
 #: A rule below the names, of a letter that every terminal has.
-RULE = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
+HEADER_RULE = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
 
 
 class FittingTable(Table):
@@ -116,7 +116,7 @@ class FittingTable(Table):
             title=Text(title, style="italic") if title else None,
             caption=Text(caption, style="dim") if caption else None,
             caption_justify="left",
-            box=RULE,
+            box=HEADER_RULE,
             show_edge=False,
             collapse_padding=True,
             pad_edge=False,

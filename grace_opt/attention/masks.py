@@ -1,7 +1,7 @@
 """`ChannelMask`: which key channels are pruned, per KV head, for one layer or a whole model; saved as safetensors.
 
-Use it to carry a selection from where it was made to where it is applied. Source: ours; format documented at
-`ChannelMask.save`.
+Use it to carry a selection from where it was made to where it is applied. The format is
+documented at `ChannelMask.save`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from .._util.parameters import check_fields, integer
-from .._util.sealed import Seal
+from .._util.tensor_files import TensorFormat
 from ..errors import MaskError
 from ..objective import indices_from_mask
 
-SEAL = Seal("grace_opt.channel_mask", "1", "a channel mask", MaskError)
+FILE_FORMAT = TensorFormat("grace_opt.channel_mask", "1", "a channel mask", MaskError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,14 +127,14 @@ class ChannelMask:
         """Write a safetensors file: tensor ``pruned`` (bool), and metadata ``format``, ``version``, ``about`` (JSON,
         with the ``fingerprint``) and a ``digest`` of it all.
 
-        The file is written aside and renamed, so a crash leaves no half of it.
+        The file is written atomically: a crash leaves no half of it.
 
         Raises
         ------
         MaskError
             If the file can not be written there.
         """
-        SEAL.write(path, {"pruned": self.pruned}, {"fingerprint": dict(self.fingerprint)})
+        FILE_FORMAT.write(path, {"pruned": self.pruned}, {"fingerprint": dict(self.fingerprint)})
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> ChannelMask:
@@ -145,7 +145,7 @@ class ChannelMask:
         MaskError
             If the file is missing, truncated, corrupt, changed, not a channel mask, or of a later format version.
         """
-        about, tensors = SEAL.read(path)
+        about, tensors = FILE_FORMAT.read(path)
         fingerprint = about.get("fingerprint")
         if set(tensors) != {"pruned"} or set(about) != {"fingerprint"} or not is_fingerprint(fingerprint):
             raise MaskError(

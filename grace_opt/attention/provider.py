@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import registry
-from .._util.arrays import to_tensor
+from .._util.arrays import to_float_tensor
+from .._util.names import nearest_name
 from .._util.parameters import choice, integer
 from ..errors import ProblemError, UnknownSolverError
 from ..problem import Problem
@@ -89,7 +90,7 @@ class MaskProvider:
             presets = ", ".join(
                 f"{name!r} (protection of salient channels, then {m!r})" for name, (m, _) in PRESETS.items()
             )
-            near = registry.nearest(method, PRESETS)
+            near = nearest_name(method, PRESETS)
             meant = f" Did you mean {near!r}?" if near is not None else ""
             raise UnknownSolverError(f"{error} Here, {presets} is known as well.{meant}") from None
         self._options = replace(self._spec, name=method).make_options(options)  # a message names what was written
@@ -125,7 +126,7 @@ class MaskProvider:
 
     def problem(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> Problem:
         """The instance that `__call__` solves, one per KV head: for certificates and experiments."""
-        q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
+        q, k = to_float_tensor(queries, "queries"), to_float_tensor(keys, "keys")
         W = WEIGHTS[self.weight](q, k, attention_mask)
         protected = None
         if self.protect is not None:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._util.array_like import read
-from .._util.arrays import backend_of, to_tensor, working_dtype
+from .._util.array_like import as_tensor
+from .._util.arrays import backend_of, to_float_tensor, working_dtype
 from .._util.parameters import integer, number
 from ..errors import OptionError, ProblemError
 from ..kernels.interaction import interaction_matrix as kernel
@@ -93,7 +93,7 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     (2, 16, 16)
     """
     backend = backend_of(queries, keys, attention_mask)
-    q, k = to_tensor(queries, "queries"), to_tensor(keys, "keys")
+    q, k = to_float_tensor(queries, "queries"), to_float_tensor(keys, "keys")
     _check_shapes(q, k)
     valid = None if attention_mask is None else _valid_tokens(attention_mask, k)
     return backend.export(kernel(q, k, valid, _refuse_out_of_range))
@@ -163,7 +163,7 @@ def salient_channels(
     """
     check_protection((low, high))
     backend = backend_of(keys, attention_mask)
-    k = to_tensor(keys, "keys")
+    k = to_float_tensor(keys, "keys")
     if k.ndim < 2:
         raise ProblemError(f"keys has shape {tuple(k.shape)}: expected (..., L, d).")
     k = k.to(working_dtype(k.dtype))
@@ -216,7 +216,7 @@ def _check_shapes(q: Tensor, k: Tensor) -> None:
 def _valid_tokens(attention_mask: Any, keys: Tensor) -> Tensor:
     expected = (*keys.shape[:-3], keys.shape[-2])
     wanted = f"a mask of shape {expected}: True (or 1) for real tokens, False for padding"
-    given = read(attention_mask, "attention_mask", wanted).to(keys.device)
+    given = as_tensor(attention_mask, "attention_mask", wanted).to(keys.device)
     valid = given != 0
     if given.dtype.is_floating_point and not bool((given >= 0).all()):
         raise ProblemError(

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .._util.array_like import read
+from .._util.array_like import as_tensor
 from ..errors import OptionError
-from ..parallel import in_threads
+from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import OPTIMALITY_RTOL, rounding
@@ -118,7 +118,7 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: A
     problem = W if isinstance(W, Problem) else Problem.of(W, k, protected=protected)
     if problem.batch_shape:
         raise OptionError(f"W is a batch of shape {problem.batch_shape}: call fixed_vertices once per instance.")
-    known = None if incumbent is None else read(incumbent, "incumbent")[None]
+    known = None if incumbent is None else as_tensor(incumbent, "incumbent")[None]
     mask = checked_incumbent(problem.flatten(), known)[0].cpu().numpy()
     W64 = problem.W.detach().to("cpu").double().numpy()
     objective = math.fsum(W64[np.ix_(mask, mask)].ravel().tolist())
@@ -128,7 +128,7 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: A
         return Fixing(inside, outside, objective, -math.inf)
     # Ties must stay: only what costs clearly more than the known choice is ruled out.
     tie = (OPTIMALITY_RTOL * abs(objective) + float(rounding(problem, torch.from_numpy(mask)))) / scale
-    ((left, bound),) = in_threads(lambda part: reduce_by_fixing(part, objective / scale, -tie), [sub])
+    ((left, bound),) = map_in_threads(lambda part: reduce_by_fixing(part, objective / scale, -tie), [sub])
     inside[left.chosen] = True
     outside |= ~inside & ~np.isin(np.arange(problem.n), left.vertices)
     return Fixing(inside, outside, objective, min(bound * scale, objective))

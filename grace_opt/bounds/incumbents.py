@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._util.array_like import read
+from .._util.array_like import as_tensor
 from ..errors import OptionError
 from ..kernels._shared.threads import split_batch
 from ..kernels.exchange.rounding import tolerance
@@ -30,7 +30,7 @@ def checked_incumbent(problem: Problem, incumbent: Any) -> Tensor:
     """
     if incumbent is None:
         return local_optimum(problem)
-    mask = read(incumbent, "incumbent").to(problem.W.device)
+    mask = as_tensor(incumbent, "incumbent").to(problem.W.device)
     if mask.dtype != torch.bool or mask.shape != problem.candidates.shape:
         raise OptionError(
             f"incumbent has dtype {mask.dtype} and shape {tuple(mask.shape)}: give bool masks of shape "

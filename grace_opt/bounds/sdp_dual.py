@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .._util.arrays import least_eigenvalue, power_of_two
+from .._util.arrays import least_eigenvalue, power_of_two_scale
 
 Array = npt.NDArray[np.float64]
 
@@ -108,7 +108,7 @@ def dual_bound(W: Array, k: int, multipliers: SdpMultipliers) -> float:
     >>> round(dual_bound(W, 1, SdpMultipliers.zero(2)), 6), round(dual_bound(W, 1, SdpMultipliers(np.ones(2), -1.0)), 6)
     (1.0, 1.0)
     """
-    m, scale = len(W), power_of_two(W)
+    m, scale = len(W), power_of_two_scale(W)
     off = ~np.eye(m, dtype=bool)
     parts = (multipliers.both, multipliers.one, multipliers.neither)
     with np.errstate(all="ignore"):  # overflow ends as -inf below

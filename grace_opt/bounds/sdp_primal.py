@@ -11,18 +11,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
-from .._util.arrays import power_of_two
+from .._util.arrays import power_of_two_scale
 from ..errors import SolverError, UnknownSolverError
 from .sdp_dual import SdpMultipliers
 
@@ -175,7 +174,7 @@ def _nothing(m: int, solver: str, status: str) -> SdpSolution:
 
 def row_scaling(W: Array, k: int) -> Array:
     """Positive s, 1 for the k-th smallest, with ``max_j |W_ij| / (s_i s_j)`` about equal for all i (Ruiz, 2001)."""
-    A = np.abs(W) / power_of_two(W)
+    A = np.abs(W) / power_of_two_scale(W)
     s = np.ones(len(W))
     for _ in range(10):  # converges like 2^-t
         largest = (A / s / s[:, None]).max(1)  # not by their product, which may vanish
@@ -194,16 +193,8 @@ def memory_needed(m: int, relaxation: str, solver: str) -> float:
 
 
 def free_memory() -> float:
-    """Bytes that may be allocated, infinite where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024.0 * float(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
-    except (OSError, StopIteration, ValueError):
-        pass  # not Linux
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, OSError, ValueError):
-        return math.inf
+    """Bytes that may be allocated without swapping."""
+    return float(psutil.virtual_memory().available)
 
 
 def _settings(solver: str, eps: float | None, max_iters: int | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@ r"""`Subproblem`: what is left of one instance once some vertices are in and oth
 .. math:: f(S) = c_0 + \sum_{i \in T} l_i + \sum_{i \ne j \in T} W_{ij},\quad T \subseteq \text{free vertices},\ |T| = k
 
 Exact methods and certificates work on it, in numpy and float64; the node weights live in l, so W has a zero diagonal.
-Source: ours.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._util.arrays import power_of_two
+from .._util.arrays import power_of_two_scale
 from ..problem import Problem
 
 Array = npt.NDArray[np.float64]
@@ -80,7 +79,7 @@ class Subproblem:
         if known is not None:
             vertices = vertices[~_too_heavy(W, vertices, int(problem.k), known)]
         full = W[np.ix_(vertices, vertices)]
-        scale = power_of_two(full)
+        scale = power_of_two_scale(full)
         sizes = np.abs(full)
         if (sizes[sizes > 0] / scale < TINY).any():
             return None, 1.0

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .. import objective
 from ..errors import SolverError
-from ..parallel import in_threads
+from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import STEP_MARGIN
@@ -222,7 +222,7 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
             found = max(found, min(value, step * math.ceil(steps - STEP_MARGIN - 4.0 * _EPS * abs(steps))))
         return float(found * scale)
 
-    return torch.tensor(in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
+    return torch.tensor(map_in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
 
 
 def _after_fixing(sub: Subproblem, value: float, effort: Effort, run: Run | None) -> float:

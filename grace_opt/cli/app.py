@@ -1,7 +1,7 @@
 """The command line, ``grace-opt``: demo, solve, compare, generate, methods, report, doctor.
 
 Text is printed as it is: what comes from users, files and models is never read as rich's markup. The exit codes are
-those of `Exit`. Source: ours, on typer and rich.
+those of `Exit`. Built on typer and rich.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from .. import api, instances
-from .._util.files import FULL, new_folder
-from .._util.terminal import FittingTable, named, show_plainly
+from .._util.files import NO_SPACE_ERRORS, new_folder
+from .._util.terminal import FittingTable, escape_path, use_ascii_fallback
 from ..comparison import Comparison, ComparisonError
-from ..comparison.values import solution_values, to_text
+from ..comparison.json_values import solution_to_dict, to_json_text
 from ..errors import GraceError, OptionError, SolverError
 from ..instances import generators
 from ..solution import Solution
@@ -52,7 +52,7 @@ console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=F
 
 
 #: Values of options that are no JSON as Python spells them.
-PYTHONS = {"True": True, "False": False, "None": None}
+PYTHON_LITERALS = {"True": True, "False": False, "None": None}
 
 
 class Exit(IntEnum):
@@ -102,7 +102,7 @@ def main(
 
 
 @contextmanager
-def _reporting() -> Iterator[None]:
+def _errors_as_exit_codes() -> Iterator[None]:
     """Turn our errors and Ctrl-C into one line and an exit code; anything else is a bug and keeps its traceback."""
     try:
         yield
@@ -125,7 +125,7 @@ def _is_memory(error: Exception) -> bool:
 
 
 def _fail(what: str, why: object, code: Exit) -> NoReturn:
-    errors.print(Text.assemble((f"{what}:", "red"), f" {named(str(why), sys.stderr)}"), soft_wrap=True)
+    errors.print(Text.assemble((f"{what}:", "red"), f" {escape_path(str(why), sys.stderr)}"), soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -137,14 +137,14 @@ def run() -> None:
         errors.print("error: the output cannot be written: it is closed.", soft_wrap=True)
         sys.exit(Exit.OUTPUT)
     for stream in (sys.stdout, sys.stderr):
-        show_plainly(stream)
+        use_ascii_fallback(stream)
     try:
         try:
             app()
         finally:
             sys.stdout.flush()  # not at the interpreter's end, where nobody could say what went wrong
     except OSError as error:
-        if error.errno not in (*FULL, errno.EIO, errno.EPIPE):
+        if error.errno not in (*NO_SPACE_ERRORS, errno.EIO, errno.EPIPE):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail once more
         if error.errno != errno.EPIPE:  # who reads along, such as head, has seen enough
@@ -199,14 +199,14 @@ def solve(
 
     Example: grace-opt solve W.npy -k 39 --method local_search --option start=think --certify
     """
-    with _reporting():
+    with _errors_as_exit_codes():
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
         common = _common(protected, seed, (time_limit, target, patience), "tight" if tight else certify)
         with redirect_stdout(sys.stderr):  # what libraries print, as SCS does at Ctrl-C, is no answer
             solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
     if as_json:
-        _print_json([solution_values(solution)])
+        _print_json([solution_to_dict(solution)])
     else:
         console.print(solution_table(solution, _in_source_terms(instance, solution)))
     _exit_unless_finished({status.name for status in np.ravel(np.asarray(solution.status, dtype=object))})
@@ -234,7 +234,7 @@ def compare(
 
     Example: grace-opt compare W.npz -k 39 --method think --method mies --method local_search
     """
-    with _reporting():
+    with _errors_as_exit_codes():
         instance = instances.read(file)
         common = _common(protected, seed, (time_limit, target, patience), "tight" if tight else certify)
         try:
@@ -272,7 +272,7 @@ def generate(
 
     Example: grace-opt generate k_cluster -n 40 -k 10 --option density=0.25 --out graph.dat
     """
-    with _reporting():
+    with _errors_as_exit_codes():
         make = generators.GENERATORS.get(kind)
         if make is None:
             raise OptionError(f"no kind is called {kind!r}; there are {', '.join(generators.GENERATORS)}.")
@@ -283,11 +283,11 @@ def generate(
         if kind == "planted" and k is None:
             raise OptionError(f"k is missing: say how many vertices to plant, e.g. -k {max(1, n // 2)}.")
         made = make(n, seed=seed, **given)
-        has_room = out.suffix.lower() in instances.HOLD_K
+        has_room = out.suffix.lower() in instances.SUFFIXES_WITH_K
         instances.write(out, made.W, made.k if has_room else None)
     # Where the file has no room for k, the reader of this line has.
     stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
-    console.print(f"wrote {named(str(out), sys.stdout)}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True)
+    console.print(f"wrote {escape_path(str(out), sys.stdout)}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True)
     if made.planted is not None:
         console.print(f"planted: {' '.join(map(str, made.planted))}", soft_wrap=True)
 
@@ -309,10 +309,10 @@ def demo(
     Hides a password in a long text, lets the model answer from a dense cache and from pruned ones, and compares f,
     logits, bytes and text.
     """
-    with _reporting():
+    with _errors_as_exit_codes():
         try:
             from ..hf.demo import RATIOS, providers, run_demo
-            from ..hf.models import POCKET, load_model, quiet
+            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
             from .figures import save_demo
         except ImportError as error:
             raise OptionError(
@@ -329,8 +329,8 @@ def demo(
         with Progress(*columns, console=errors, transient=True) as progress:
             bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)))
             if model is None:
-                quiet()  # nothing to wait for: the pocket model is on disk
-            loaded, tokenizer = load_model(model or str(POCKET))
+                disable_progress_bars()  # nothing to wait for: the pocket model is on disk
+            loaded, tokenizer = load_model(model or str(POCKET_FOLDER))
             report = run_demo(
                 loaded,
                 tokenizer,
@@ -342,8 +342,8 @@ def demo(
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
     print_demo(console, report)  # first, so that it is not lost where the files can not be written
-    with _reporting(), new_folder(out):
-        to_text(report.to_dict(), out / "demo.json")
+    with _errors_as_exit_codes(), new_folder(out):
+        to_json_text(report.to_dict(), out / "demo.json")
         save_demo(report, out / "demo.png")
     console.print(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", soft_wrap=True)
 
@@ -364,7 +364,7 @@ def report(
     """
     from ..sweep import make_report
 
-    with _reporting():
+    with _errors_as_exit_codes():
         pages = make_report(directory, out)
     count = f"{len(pages) - 1} experiment{'s' if len(pages) > 2 else ''}"
     console.print(f"wrote {pages[0].with_suffix('.html')}: {count}", soft_wrap=True)
@@ -385,7 +385,7 @@ def doctor(
     """
     from ..kernels.doctor import examine, show
 
-    with _reporting(), errors.status("trying what runs here ...") as status:
+    with _errors_as_exit_codes(), errors.status("trying what runs here ...") as status:
         report = examine(not quick, lambda step: status.update(f"trying {step} ..."))
     if as_json:
         _print_json(report.to_dict())
@@ -428,8 +428,8 @@ def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise OptionError(f"--option {text!r}: write name=value, for instance --option start=think.")
-    if value in PYTHONS:
-        return name, PYTHONS[value]
+    if value in PYTHON_LITERALS:
+        return name, PYTHON_LITERALS[value]
     try:
         if re.fullmatch(r"-?\d+(,-?\d+)+", value):
             return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
@@ -458,4 +458,4 @@ def _vertices(text: str | None) -> list[int] | None:
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(to_text(value))
+    sys.stdout.write(to_json_text(value))

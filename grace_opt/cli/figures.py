@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._util.files import write
+from .._util.files import write_file
 
 if TYPE_CHECKING:
     from ..hf.demo import DemoReport
@@ -37,7 +37,7 @@ def draw_demo(figure: Any, report: DemoReport) -> None:
 
 
 def save_demo(report: DemoReport, path: Path) -> None:
-    """Draw a demo's report and write it as PNG, aside and renamed.
+    """Draw a demo's report and write it as PNG, atomically.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def save_demo(report: DemoReport, path: Path) -> None:
     FigureCanvasAgg(figure)
     picture = BytesIO()
     figure.savefig(picture, format="png")
-    write(path, picture.getvalue())
+    write_file(path, picture.getvalue())
 
 
 def _reconstruction(axes: Any, report: DemoReport) -> None:

@@ -1,6 +1,6 @@
 """What the command line shows: a solution and the demo's report as tables for people.
 
-Source: ours, on rich.
+Built on rich.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from .._util.terminal import FittingTable
+from ..comparison.table import MAX_INSTANCES_SHOWN
 from ..solution import Solution
 
 if TYPE_CHECKING:
     from ..hf.demo import DemoReport
-
-#: Instances of a batch that the tables show; JSON gives all.
-SHOWN = 20
 
 
 def print_demo(console: Console, report: DemoReport) -> None:
@@ -74,8 +72,10 @@ def solution_table(s: Solution, note: str | None = None) -> RenderableType:
     """One instance's solution as a list, a batch's as rows, with the chosen vertices; `note` goes below."""
     status = np.ravel(np.asarray(s.status, dtype=object))
     size = len(status)
-    rows = list(zip(np.ravel(s.objective), np.ravel(s.lower_bound), np.ravel(s.gap), strict=True))[:SHOWN]
-    chosen = [" ".join(str(i) for i in row if i >= 0) for row in np.asarray(s.indices).reshape(size, -1)[:SHOWN]]
+    rows = list(zip(np.ravel(s.objective), np.ravel(s.lower_bound), np.ravel(s.gap), strict=True))[:MAX_INSTANCES_SHOWN]
+    chosen = [
+        " ".join(str(i) for i in row if i >= 0) for row in np.asarray(s.indices).reshape(size, -1)[:MAX_INSTANCES_SHOWN]
+    ]
     time = f"{s.stats['time']:.3g} s"
     if np.ndim(s.status) == 0:
         told = dict(zip(("objective", "lower bound", "gap"), _numbers(*rows[0]), strict=True))
@@ -86,7 +86,7 @@ def solution_table(s: Solution, note: str | None = None) -> RenderableType:
         for name, value in ({"method": s.method} | told | ({"note": note} if note else {})).items():
             listed.add_row(Text(name, "bold"), Text(value))
         return listed
-    shown = f", the first {SHOWN} shown; --json gives all" if size > SHOWN else ""
+    shown = f", the first {MAX_INSTANCES_SHOWN} shown; --json gives all" if size > MAX_INSTANCES_SHOWN else ""
     table = FittingTable(
         "instance", caption=f"{s.method}: {size} instances in {time}{shown}{f'; {note}' if note else ''}"
     )

@@ -1,7 +1,7 @@
 """`Comparison`: what `compare` returns, several methods' answers to one problem, as a table, a DataFrame or JSON.
 
 All methods solve the same instance, so a lower bound that one of them proved holds for all: gaps here are to the best
-bound of all methods, while `Solution.gap` is to the method's own. Source: ours; tables on rich.
+bound of all methods, while `Solution.gap` is to the method's own. Tables are built on rich.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..errors import OptionError, SolverError, UnknownSolverError
 from ..objective import magnitude
 from ..problem import Problem
 from ..solution import OPTIMALITY_RTOL, Solution, Status, relative_gap, tolerance
-from .values import array, plain, solution_values, to_text
+from .json_values import solution_to_dict, to_json_text, to_jsonable, to_numpy
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -202,7 +202,7 @@ class Comparison(Sequence[Solution]):
         """
         from .table import comparison_table
 
-        nodes = [None if (c := s.stats.get("nodes")) is None else int(array(c).sum()) for s in self.solutions]
+        nodes = [None if (c := s.stats.get("nodes")) is None else int(to_numpy(c).sum()) for s in self.solutions]
         return comparison_table(self.rows(), self._labels(), nodes, self._notes(), per_instance=per_instance)
 
     def _labels(self) -> list[str]:
@@ -225,7 +225,7 @@ class Comparison(Sequence[Solution]):
             return rows
         for solution, objectives, gaps in zip(self.solutions, self._flat, self._gaps, strict=True):
             nodes = solution.stats.get("nodes")
-            counts = np.ravel(array(nodes)) if nodes is not None else np.array([])
+            counts = np.ravel(to_numpy(nodes)) if nodes is not None else np.array([])
             for b, (f, gap) in enumerate(zip(objectives.tolist(), gaps.tolist(), strict=True)):
                 rows.append(
                     {
@@ -234,7 +234,7 @@ class Comparison(Sequence[Solution]):
                         "n": self._problem.n,
                         "k": int(self._problem.k[b]),
                         "objective": f,
-                        "lower_bound": float(np.ravel(array(solution.lower_bound))[b]),
+                        "lower_bound": float(np.ravel(to_numpy(solution.lower_bound))[b]),
                         "best_bound": float(self._bound[b]),
                         "gap": gap,
                         "optimal": gap == 0,
@@ -265,23 +265,23 @@ class Comparison(Sequence[Solution]):
         bound = self._export(self._bound) if self.solutions else None
         return {
             "solutions": [
-                solution_values(s) | {"gap_to_best_bound": plain(self._export(gaps))}
+                solution_to_dict(s) | {"gap_to_best_bound": to_jsonable(self._export(gaps))}
                 for s, gaps in zip(self.solutions, self._gaps if self.solutions else (), strict=True)
             ],
-            "best_bound": plain(bound),
+            "best_bound": to_jsonable(bound),
             "left_out": dict(self.left_out),
             "interrupted": self.interrupted,
         }
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """`values` as JSON text, null for infinities; also written to `path` (aside, then renamed) if there is one.
+        """`values` as JSON text, null for infinities; also written to `path`, atomically, if there is one.
 
         Raises
         ------
         FileError
             If the file cannot be written there.
         """
-        return to_text(self.values(), path)
+        return to_json_text(self.values(), path)
 
     @cached_property
     def _problem(self) -> Problem:
@@ -295,7 +295,7 @@ class Comparison(Sequence[Solution]):
 
     @cached_property
     def _flat(self) -> list[Tensor]:
-        return [torch.from_numpy(np.array(array(s.objective), dtype=np.float64).reshape(-1)) for s in self.solutions]
+        return [torch.from_numpy(np.array(to_numpy(s.objective), dtype=np.float64).reshape(-1)) for s in self.solutions]
 
     @cached_property
     def _bound(self) -> Tensor:
@@ -320,7 +320,7 @@ class Comparison(Sequence[Solution]):
         return torch.as_tensor(solution.mask, device=self._problem.W.device).reshape(-1, self._problem.n)
 
     def _picked(self, name: str, pick: Tensor) -> Any:
-        stacked = np.stack([array(getattr(s, name)).reshape(len(pick), -1) for s in self.solutions])
+        stacked = np.stack([to_numpy(getattr(s, name)).reshape(len(pick), -1) for s in self.solutions])
         chosen = stacked[pick.numpy(), np.arange(len(pick))]
         return self._export(torch.from_numpy(chosen), *np.shape(getattr(self.solutions[0], name))[len(self._shape) :])
 
@@ -330,6 +330,6 @@ class Comparison(Sequence[Solution]):
 
 def _claim(solution: Solution) -> Tensor:
     """What a solution says that no answer is below: its bound, and its objective where that is proved optimal."""
-    bound = np.array(array(solution.lower_bound), dtype=np.float64).reshape(-1)
+    bound = np.array(to_numpy(solution.lower_bound), dtype=np.float64).reshape(-1)
     optimal = np.array([s is Status.OPTIMAL for s in np.ravel(np.asarray(solution.status, dtype=object))])
-    return torch.from_numpy(np.where(optimal, np.maximum(bound, np.ravel(array(solution.objective))), bound))
+    return torch.from_numpy(np.where(optimal, np.maximum(bound, np.ravel(to_numpy(solution.objective))), bound))

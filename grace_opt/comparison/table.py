@@ -1,6 +1,6 @@
 """The table of a `Comparison`: one row per method, over all instances of a batch or for each of the first.
 
-Source: ours, on rich.
+Built on rich.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from .._util.terminal import FittingTable
 
-#: Instances of a batch that are shown one by one.
-SHOWN = 20
+#: Instances of a batch that tables show one by one; JSON gives all.
+MAX_INSTANCES_SHOWN = 20
 
 
 def comparison_table(
@@ -35,8 +35,8 @@ def comparison_table(
     notes = [_gap_note(rows, size), *notes]
     if summed:
         notes.insert(0, f"{size} instances; best: in how many of them no method found a smaller objective")
-    elif size > SHOWN:
-        notes.insert(0, f"{size} instances, the first {SHOWN} shown")
+    elif size > MAX_INSTANCES_SHOWN:
+        notes.insert(0, f"{size} instances, the first {MAX_INSTANCES_SHOWN} shown")
     table = FittingTable(caption=". ".join(notes) + ".")
     has_nodes = any(count is not None for count in nodes)
     names = ("method", *(("mean objective", "best", "median gap", "worst gap") if summed else ("objective", "gap")))
@@ -62,7 +62,7 @@ def comparison_table(
                 *([_count(nodes[at])] if has_nodes else []),
             )
             continue
-        for row in mine[:SHOWN]:
+        for row in mine[:MAX_INSTANCES_SHOWN]:
             first = row["instance"] == 0
             table.add_row(
                 method if first else "",

@@ -1,12 +1,11 @@
 """Arguments that nothing here has, and objects that only hold a model: what their writer most likely meant.
 
 When: somebody knows another library's names, mistypes ours, or gives a pipeline where a model is wanted. An error then
-says what to write instead. Source: ours; nearest names are ``difflib``'s.
+says what to write instead.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
+from .._util.names import nearest_name
 from ..errors import OptionError
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ _BITS, _TOKENS = "write quantize=Quantization(keys=4)", "write evict=SnapKV(budg
 _GENERATE, _TYPE = "pass it to generate()", "leave it out: a cache has the type of the keys that come in"
 
 #: What settings of a cache are called elsewhere, or what is often looked for among them.
-SETTINGS_ELSEWHERE: Mapping[str, str] = {
+OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("compression_ratio", "key_channel_compression_ratio", "lam", "lambda", "sparsity"), _RATIO),
     **dict.fromkeys(("pruning_ratio", "prune_ratio"), _RATIO),
     "keep_ratio": "write ratio=, the share that goes: 1 - keep_ratio",
@@ -54,13 +54,13 @@ def advice(unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str,
 
     Examples
     --------
-    >>> advice(["lambda_", "recent_windw"], ["recent_window"], SETTINGS_ELSEWHERE)
-    ' For lambda_, write ratio=. For recent_windw, write recent_window=.'
+    >>> advice(["lambda_", "Recent_Windw"], ["recent_window"], OTHER_NAMES_OF_SETTINGS)
+    ' For lambda_, write ratio=. For Recent_Windw, write recent_window=.'
     """
     names, sentences = list(known), []
     for name in unknown:
-        near = difflib.get_close_matches(name, names, 1, cutoff=0.75)
-        meant = elsewhere.get(name.strip("_").lower()) or (f"write {near[0]}=" if near else None)
+        near = nearest_name(name, names, similarity=0.75)
+        meant = elsewhere.get(name.strip("_").lower()) or (f"write {near}=" if near is not None else None)
         if meant is not None:
             sentences.append(f" For {name}, {meant}.")
     return "".join(sentences)
@@ -99,7 +99,7 @@ def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable
     return decorate
 
 
-def held_model(given: Any, call: str) -> Any:
+def unwrap_model(given: Any, call: str) -> Any:
     """The model that ``torch.compile`` wrapped, or what was given.
 
     Parameters

@@ -6,11 +6,9 @@ decoding need nothing declared, and calls from several threads share nothing. A 
 one of ours in which nothing is pruned yet is told where the prompt ends.
 
 What is changed on the model, and put back when the block ends, also by an exception, or with the last call that is then
-still running in another thread (:mod:`grace_opt.hf.calls`): its attention implementation
-(:mod:`grace_opt.hf.implementation`), and an attribute ``generate`` of this one instance (:mod:`grace_opt.hf.hook`).
-Nothing of transformers is patched.
-
-Source: ours.
+still running in another thread (:mod:`grace_opt.hf.running_calls`): its attention implementation
+(:mod:`grace_opt.hf.implementation`), and an attribute ``generate`` of this one instance
+(:mod:`grace_opt.hf.generate_hook`). Nothing of transformers is patched.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from transformers import PreTrainedModel
 from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
 from ..registry import MethodOptions
-from .arguments import held_model
+from .arguments import unwrap_model
 from .cache import PrunedKeyCache
-from .calls import Calls
-from .hook import GenerateHook, close_block, open_block
-from .implementation import Choice, base_for
+from .generate_hook import GenerateHook, close_block, open_block
+from .implementation import ImplementationOverride, base_for
 from .layer import PrunedKeyLayer
+from .running_calls import RunningCalls
 
 
 class Attached(ContextDecorator):
@@ -44,8 +42,8 @@ class Attached(ContextDecorator):
     def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
         self._model, self._arguments = model, dict(arguments)
         self.new_cache()  # wrong arguments are told now
-        self._choice: Choice | None = None
-        self._calls = Calls()
+        self._override: ImplementationOverride | None = None
+        self._calls = RunningCalls()
         self._latest: PrunedKeyCache | None = None
         self._of_thread = threading.local()
         self._used = False
@@ -77,7 +75,7 @@ class Attached(ContextDecorator):
 
     def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model's own ``generate``, with a cache unless the call has one or works without."""
-        with self._calls.one_more() as belongs:  # False: the block ended just now
+        with self._calls.counted() as belongs:  # False: the block ended just now
             return self._pruned(plain, args, kwargs) if belongs else plain(*args, **kwargs)
 
     def _pruned(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,15 +120,15 @@ class Attached(ContextDecorator):
     # ------------------------------------------------------------ the block
 
     def __enter__(self) -> Attached:
-        if self._choice is not None and self._choice.is_open:
+        if self._override is not None and self._override.is_open:
             raise OptionError(
                 "this block is open already, or calls in it are still running; write attach(model, ...) again for "
                 "another one"
             )
         self._used = True
         try:
-            self._choice = Choice(self._model, f"grace_{base_for(self._model)}")
-            self._choice.make()
+            self._override = ImplementationOverride(self._model, f"grace_{base_for(self._model)}")
+            self._override.apply()
             self._calls.begin()
             open_block(self._model, self)
             return self
@@ -147,8 +145,8 @@ class Attached(ContextDecorator):
 
     def _close(self) -> None:
         close_block(self)
-        if self._choice is not None:
-            self._calls.end(self._choice.undo)
+        if self._override is not None:
+            self._calls.end(self._override.restore)
 
     def _recreate_cm(self) -> Attached:
         """A block for every call of a function that is decorated with it."""
@@ -213,7 +211,7 @@ def attach(
     """
     if "prompt_length" in settings:
         raise OptionError("leave out prompt_length: each generate() inside the block knows its own prompt")
-    found = held_model(model, "attach")
+    found = unwrap_model(model, "attach")
     if not isinstance(found, PreTrainedModel):
         raise OptionError(f"model must be a transformers model, not {type(found).__name__}; write attach(model, ...)")
     if not callable(getattr(found, "generate", None)):

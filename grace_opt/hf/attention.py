@@ -4,12 +4,12 @@ Prompt: the base function (sdpa, or the model's own eager one) runs on dense key
 post-RoPE queries and the padding that it saw, and compresses itself when the prompt is over. Nothing is re-projected,
 so query norms, biases and scaling are right by construction.
 
-Decoding: the two-segment attention of :mod:`grace_opt.hf.segments`, by a kernel where one suits
+Decoding: the two-segment attention of :mod:`grace_opt.hf.pruned_attention`, by a kernel where one suits
 (:mod:`grace_opt.hf.decoding`). For many new tokens at once (a further turn of a
 conversation) its logits would take as much memory as eager attention's, so above ``MAX_FUSED_QUERIES`` the keys are
 widened with zeros, one layer at a time, and the base function does the work: the same numbers by another route.
 
-A key tensor without a hand-off (another cache, a sliding layer, no cache) goes straight to the base function; only
+A key tensor without such a context (another cache, a sliding layer, no cache) goes straight to the base function; only
 soft-capped logits, which sdpa can not do, are refused whatever the cache.
 
 Source: ``sdpa_attention_forward`` and ``eager_attention_forward`` of transformers, whose call they share.
@@ -30,21 +30,27 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..errors import CacheError
 from ..kernels.decode.reference import causal_mask
 from .decoding import fused_attention
-from .handoff import pinned
+from .layer_context import context_of
 from .prompt import Observation
-from .segments import check_covers, check_covers_all, in_sequence, stored_columns, widened
+from .pruned_attention import (
+    check_mask_covers_cache,
+    check_mask_length,
+    gather_mask_columns,
+    scatter_channels,
+    weights_in_sequence,
+)
 from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]
 AttentionFunction = Callable[..., Attended]
 
-BASES = ("sdpa", "eager")
+BASE_IMPLEMENTATIONS = ("sdpa", "eager")
 MAX_FUSED_QUERIES = 32
 
 
 def register_attention() -> None:
     """Register ``"grace_sdpa"`` and ``"grace_eager"`` with transformers."""
-    for base in BASES:
+    for base in BASE_IMPLEMENTATIONS:
         register(f"grace_{base}", pruning_function(base), base)
 
 
@@ -106,15 +112,15 @@ def pruning_function(base_name: str) -> AttentionFunction:
                 f"{type(module).__name__} soft-caps its attention logits, which sdpa can not do (old transformers "
                 'leave it out silently); write model.set_attn_implementation("grace_eager")'
             )
-        handoff = pinned(key)
-        if handoff is None:
+        context = context_of(key)
+        if context is None:
             return base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
-        if pinned(value) is None:
+        if context_of(value) is None:
             raise CacheError(
                 f"{type(module).__name__} changes its values between cache and attention, so the stored ones would be "
                 "used wrongly; this model can not be pruned"
             )
-        layer, old = handoff.layer, handoff.compressed
+        layer, old = context.layer, context.compressed
         layer.attended()
         if layer.plan.config.fused:
             _refuse_unsupported(module, kwargs)
@@ -159,9 +165,9 @@ def _decoded(
     if fused and query.shape[2] <= MAX_FUSED_QUERIES:
         return fused_attention(module, query, tail, value, attention_mask, old, base_name == "eager", **kwargs)
     if attention_mask is not None:
-        check_covers_all(module, attention_mask, old, tail.shape[2])
-        attention_mask = stored_columns(attention_mask, old, query.shape[1])
-    keys, values = widened(old, tail, value)
+        check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
+        attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
+    keys, values = scatter_channels(old, tail, value)
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
 
 
@@ -190,7 +196,7 @@ def _candidates(
     output = torch.cat([output[:, :shown], rows], dim=1)
     if dense_weights is None or weights is None:
         return output, None
-    return output, torch.cat([dense_weights[:, :, :shown], in_sequence(weights, old)], dim=2)
+    return output, torch.cat([dense_weights[:, :, :shown], weights_in_sequence(weights, old)], dim=2)
 
 
 def key_validity(attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:
@@ -210,7 +216,7 @@ def key_validity(attention_mask: Tensor | None, batch: int, length: int) -> Tens
     """
     if attention_mask is None:
         return None
-    check_covers(attention_mask, length)
+    check_mask_length(attention_mask, length)
     last = attention_mask[:, 0, -1]
     # Additive masks say "never" with the smallest number of their type or, in old code, with -1e4.
     return (last if last.dtype == torch.bool else last > -1e4).expand(batch, length)

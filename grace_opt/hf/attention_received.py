@@ -49,7 +49,7 @@ def attention_received(
     return total.float()
 
 
-def finish(older: Tensor, keys: Tensor, valid: Tensor | None, always: int) -> Tensor:
+def finished_scores(older: Tensor, keys: Tensor, valid: Tensor | None, always: int) -> Tensor:
     """Scores of all tokens from those of the older ones: the others are always kept, and padding never wanted."""
     scores = functional.pad(older, (0, min(always, keys.shape[2])), value=torch.inf)
     return scores if valid is None else scores.masked_fill(~valid[:, None], -torch.inf)

@@ -28,7 +28,7 @@ from ..attention.masks import ChannelMask
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..errors import CacheError, GraceError, OptionError
 from ..registry import MethodOptions
-from .arguments import held_model
+from .arguments import unwrap_model
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
 from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
@@ -100,7 +100,7 @@ class PrunedKeyCache(Cache):
         **settings: Any,
     ) -> None:
         if not isinstance(model, PreTrainedConfig):
-            model = held_model(model, "PrunedKeyCache")
+            model = unwrap_model(model, "PrunedKeyCache")
         text = _text_config(model)
         if offloading and not torch.cuda.is_available():
             raise CacheError(
@@ -297,7 +297,7 @@ class PrunedKeyCache(Cache):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything that is cached to a safetensors file, for `load` in another process.
 
-        The file is written aside and renamed, so a crash leaves no half of it. A cache that was made from the model
+        The file is written atomically: a crash leaves no half of it. A cache that was made from the model
         rather than from its configuration also records which weights the keys came from.
         """
         self._pruned_layers()
@@ -335,7 +335,7 @@ class PrunedKeyCache(Cache):
             If the file can not be read, or was saved for another model.
         """
         if not isinstance(model, PreTrainedConfig):
-            model = held_model(model, "PrunedKeyCache")
+            model = unwrap_model(model, "PrunedKeyCache")
         about, tensors = load_about(path)
         here = fingerprint(model if isinstance(model, PreTrainedModel) else _text_config(model))
         there = about["fingerprint"]

@@ -28,9 +28,9 @@ from ..problem import Problem
 from ..registry import MethodOptions
 from .cache import PrunedKeyCache
 from .capture import capture
-from .choosing import everything_kept, keeps_all, require_usable
+from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
 from .config import PruningConfig
-from .masking import computes_on, fingerprint
+from .masking import execution_device, fingerprint
 
 #: Settings of a cache that say nothing about which channels are chosen from whole texts.
 _NOT_ASKED = frozenset(("recent_window", "sink_tokens", "tail_block", "fused", "evict", "quantize"))
@@ -110,7 +110,7 @@ def calibrate(
         PruningConfig(observation_window=observation_window)  # checks the range
     # The same checks, layers and settings as the cache that will use the masks.
     cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
-    device = computes_on(model.get_input_embeddings()) or torch.device("cpu")
+    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
     kept: dict[int, ChannelMask] = {}
@@ -118,11 +118,11 @@ def calibrate(
         ids = _tokens(text, tokenizer, done).to(device)
         captured = capture(model, ids, layers=cache.prunable_layers)
         for layer, seen in captured.items():
-            if keeps_all(cache.pruning.provider(layer), seen.keys):
-                kept[layer] = everything_kept(seen.keys[:1]).layer(0)
+            if prunes_nothing(cache.pruning.provider(layer), seen.keys):
+                kept[layer] = mask_that_prunes_nothing(seen.keys[:1]).layer(0)
                 continue
             queries = seen.queries if observation_window is None else seen.queries[:, :, -observation_window:]
-            require_usable(layer, queries, seen.keys)
+            check_usable(layer, queries, seen.keys)
             share = 1 / (len(texts) * ids.shape[1])
             W = WEIGHTS[cache.pruning.weight](queries[0], seen.keys[0], None) * share
             squared = seen.keys[0].float().square().sum(-2) * share

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CacheError, OptionError
-from .attention import BASES, Attended, AttentionFunction, key_validity, pruning_function, register
+from .attention import BASE_IMPLEMENTATIONS, Attended, AttentionFunction, key_validity, pruning_function, register
 from .implementation import attention_implementation, base_for
 
 Recorder = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None], None]
@@ -125,7 +125,7 @@ def capture(
 
 def register_capture() -> None:
     """Register the attention functions that :func:`capture` switches to."""
-    for base in BASES:
+    for base in BASE_IMPLEMENTATIONS:
         register(f"grace_capture_{base}", _recording(base), base)
 
 

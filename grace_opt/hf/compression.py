@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ..kernels.gather import gather_channels
-from .choosing import choose
+from .channel_choice import choose_channels
 from .eviction import kept_tokens
 from .masking import kept_channels
 from .plan import LayerPlan
 from .prompt import Observation
-from .storage import Compressed, Stored
+from .storage import Compressed, StoredTensor
 
 
 @torch.no_grad()
@@ -61,10 +61,10 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
         if valid is not None:  # padded entries are the same in every head: see kept_tokens
             valid = torch.cat([valid[:, :old].gather(-1, order[:, 0]), valid[:, old:]], dim=-1)
     observed = over.queries[:, :, -min(config.observation_window, seen.shape[2]) :]
-    kept = kept_channels(choose(plan, observed, seen, valid), seen)
+    kept = kept_channels(choose_channels(plan, observed, seen, valid), seen)
     channels = gather_channels(stored_keys[:, :, sinks:], kept)
-    pruned: Stored
-    kept_values: Stored
+    pruned: StoredTensor
+    kept_values: StoredTensor
     pruned, kept_values = channels, stored_values
     if config.quantize is not None:
         pruned, kept_values = config.quantize.apply(channels, stored_values)

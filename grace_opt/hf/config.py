@@ -20,12 +20,12 @@ from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
 from ..registry import MethodOptions
-from .arguments import SETTINGS_ELSEWHERE, advice, explains_arguments
+from .arguments import OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
 
-@explains_arguments(SETTINGS_ELSEWHERE, ' Options of a method are written options={"name": value}.')
+@explains_arguments(OTHER_NAMES_OF_SETTINGS, ' Options of a method are written options={"name": value}.')
 @dataclass(frozen=True)
 class PruningConfig:
     """How a key cache is pruned.
@@ -144,7 +144,7 @@ class PruningConfig:
             if "Did you mean" in str(error):
                 raise
             names = [f.name for f in fields(self)]
-            meant = advice(self.options, names, SETTINGS_ELSEWHERE)
+            meant = advice(self.options, names, OTHER_NAMES_OF_SETTINGS)
             raise OptionError(f"{error} Settings of a cache are {', '.join(names)}.{meant}") from None
 
     def ratios(self, layers: int | None = None) -> tuple[float, ...]:

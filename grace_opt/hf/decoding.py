@@ -1,10 +1,9 @@
 """Which code decodes on pruned keys: a kernel where one suits, and is faster, else the two-segment attention in torch.
 
-On a GPU Triton's kernel, on the CPU the compiled one; both compute what :func:`grace_opt.hf.segments.
-segmented_attention` defines, which does the work where attention weights, dropout or gradients are asked for, and while
-``torch.compile`` is tracing. What is quantised is read where it lies, unless it is packed in 3 bits.
-
-Source: ours.
+On a GPU Triton's kernel, on the CPU the compiled one; both compute what
+:func:`grace_opt.hf.pruned_attention.pruned_attention` defines, which does the work where attention weights, dropout or
+gradients are asked for, and while ``torch.compile`` is tracing. What is quantised is read where it lies, unless it is
+packed in 3 bits.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..kernels import decode as kernels
+from .pruned_attention import decoding_mask, pruned_attention
 from .quantization import QuantizedTokens
-from .segments import decoding_mask, segmented_attention
 from .storage import Compressed
 
 
@@ -34,7 +33,7 @@ def fused_attention(
     Parameters
     ----------
     module, query, tail, value, attention_mask, old
-        As in :func:`~grace_opt.hf.segments.segmented_attention`.
+        As in :func:`~grace_opt.hf.pruned_attention.pruned_attention`.
     want_weights : bool
         Whether the attention weights are needed.
     **kwargs
@@ -51,7 +50,7 @@ def fused_attention(
         output = _by_kernel(module, query, tail, value, attention_mask, old, **kwargs)
         if output is not None:
             return output, None
-    output, weights = segmented_attention(module, query, tail, value, attention_mask, old, **kwargs)
+    output, weights = pruned_attention(module, query, tail, value, attention_mask, old, **kwargs)
     return output, weights if want_weights else None
 
 

@@ -36,7 +36,7 @@ ADVICE = (
     f"Start with ratio={RATIOS[0]:g}: with a real model, larger ratios soon lose answers; 4 bits without pruning keep "
     "about as many as that, and save more (the README has a table of it)."
 )
-OBSERVED = 32
+OBSERVED_QUERIES = 32
 
 
 def providers(ratio: float) -> dict[str, MaskProvider]:
@@ -192,7 +192,7 @@ def _interactions(model: PreTrainedModel, ids: Tensor, layers: tuple[int, ...]) 
     """W of every prunable layer and KV head, (layers, H_kv, d, d), as the cache will see it."""
     captured = capture(model, ids[:, :-1], layers=layers)
     return torch.stack(
-        [interaction_matrix(c.queries[0, :, -OBSERVED:], c.keys[0]) for _, c in sorted(captured.items())]
+        [interaction_matrix(c.queries[0, :, -OBSERVED_QUERIES:], c.keys[0]) for _, c in sorted(captured.items())]
     ).to(torch.float64)
 
 

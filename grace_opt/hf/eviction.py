@@ -28,7 +28,7 @@ from torch.nn import functional
 from .._util.parameters import check_fields, choice, integer
 from ..errors import OptionError
 from .arguments import explains_arguments
-from .attention_received import attention_received, check_valid, finish
+from .attention_received import attention_received, check_valid, finished_scores
 
 
 class TokenEviction(Protocol):
@@ -65,7 +65,7 @@ class TokenEviction(Protocol):
 
 
 _BUDGET = "write budget=, a number of tokens"
-_ELSEWHERE: Mapping[str, str] = {
+_OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("max_capacity_prompt", "max_capacity_prompts", "capacity", "max_tokens"), _BUDGET),
     **dict.fromkeys(("compression_ratio", "ratio", "heavy_ratio", "heavy_budget"), _BUDGET),
     **dict.fromkeys(("window_size", "recent_size", "recent_budget", "local_window"), "write window="),
@@ -88,7 +88,7 @@ class _Budget:
         return min(length, self.budget)
 
 
-@explains_arguments(_ELSEWHERE)
+@explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class SnapKV(_Budget):
     """Keep what the last queries attend to: their attention, summed, pooled along the tokens, one mean per group.
@@ -140,10 +140,10 @@ class SnapKV(_Budget):
             else:
                 rows = functional.avg_pool1d(rows, self.kernel, stride=1, padding=side)
             older = rows.view(older.shape)
-        return finish(older.mean(2), keys, valid, self.window)
+        return finished_scores(older.mean(2), keys, valid, self.window)
 
 
-@explains_arguments(_ELSEWHERE)
+@explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
     """SnapKV with more tokens in early layers: falling linearly, on average `budget` of them.
@@ -187,7 +187,7 @@ class PyramidKV(SnapKV):
         return self.window + round(most - layer * step)
 
 
-@explains_arguments(_ELSEWHERE)
+@explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class H2O(_Budget):
     """Keep the heavy hitters, the tokens that received most attention, and the last ones.
@@ -232,10 +232,10 @@ class H2O(_Budget):
     ) -> Tensor:
         """See `TokenEviction.scores`."""
         received = attention_received(queries, keys, valid, scaling, softcap, self.observed).mean(2)
-        return finish(received[..., : max(keys.shape[2] - self.recent, 0)], keys, valid, self.recent)
+        return finished_scores(received[..., : max(keys.shape[2] - self.recent, 0)], keys, valid, self.recent)
 
 
-@explains_arguments(_ELSEWHERE)
+@explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class StreamingLLM(_Budget):
     """Keep the first tokens, the attention sinks, and the last ones, whatever the model attends to.
@@ -273,7 +273,7 @@ class StreamingLLM(_Budget):
         real = torch.ones(batch, length, dtype=torch.bool, device=keys.device) if valid is None else valid
         number = real.cumsum(-1)
         row = (number - 1).float().masked_fill(number <= self.sinks, torch.inf)
-        return finish(row[:, None].repeat(1, heads, 1), keys, valid, 0)
+        return finished_scores(row[:, None].repeat(1, heads, 1), keys, valid, 0)
 
 
 def kept_tokens(

@@ -6,7 +6,7 @@ end in another order than last in, first out, and may belong to different thread
 configuration, and one that ends before a later one hands that down to it. So the last one that ends puts back what the
 first one found.
 
-Source: ours; ``set_attn_implementation`` of transformers does the choosing.
+``set_attn_implementation`` of transformers does the choosing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import CacheError
 
-#: Choices that have not been undone, the oldest first.
-_OPEN: list[Choice] = []
+#: Overrides that have not been restored, the oldest first.
+_ACTIVE: list[ImplementationOverride] = []
 _LOCK = threading.RLock()
 
 
-class Choice:
-    """One choice of an attention implementation: `make` it, `undo` it once or several times.
+class ImplementationOverride:
+    """Another attention implementation for a model: `apply` it, `restore` what was there, once or several times.
 
     Parameters
     ----------
@@ -43,14 +43,14 @@ class Choice:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was made, and not undone since."""
-        return self in _OPEN
+        """Whether it was applied, and not restored since."""
+        return self in _ACTIVE
 
-    def make(self) -> None:
+    def apply(self) -> None:
         """Select the implementation; raises `CacheError` if the model does not let its attention be chosen."""
         with _LOCK:
             self.found = {id(each): (each, each._attn_implementation) for each in _configurations(self._model)}
-            _OPEN.append(self)
+            _ACTIVE.append(self)
             self._model.set_attn_implementation(self._name)
             if self._model.config._attn_implementation != self._name:
                 raise CacheError(
@@ -58,24 +58,24 @@ class Choice:
                     "it; use a model whose attention goes through transformers' attention interface"
                 )
 
-    def undo(self) -> None:
-        """Put back what was found, or leave that to the choice that was made next and has not been undone."""
+    def restore(self) -> None:
+        """Put back what was found, or leave that to the override that was applied next and is open still."""
         with _LOCK:
-            if self not in _OPEN:
+            if self not in _ACTIVE:
                 return
-            later = _OPEN[_OPEN.index(self) + 1 :]
+            later = _ACTIVE[_ACTIVE.index(self) + 1 :]
             for key, (config, implementation) in self.found.items():
-                heir = next((choice for choice in later if key in choice.found), None)
+                heir = next((each for each in later if key in each.found), None)
                 if heir is not None:
                     heir.found[key] = config, implementation
                 else:
                     # What set_attn_implementation itself writes; the property would overwrite sub-configurations too.
                     config._attn_implementation_internal = implementation
-            _OPEN.remove(self)
+            _ACTIVE.remove(self)
 
 
-def undo_in_copy(copies: Mapping[int, Any]) -> None:
-    """Put back, in copied configurations, what stood in the originals before any choice that is open.
+def restore_in_copy(copies: Mapping[int, Any]) -> None:
+    """Put back, in copied configurations, what stood in the originals before any override that is open.
 
     Parameters
     ----------
@@ -83,8 +83,8 @@ def undo_in_copy(copies: Mapping[int, Any]) -> None:
         From the id of an original to its copy, as ``copy.deepcopy`` keeps them.
     """
     with _LOCK:
-        for choice in reversed(_OPEN):  # the oldest has the last word
-            for key, (_, implementation) in choice.found.items():
+        for override in reversed(_ACTIVE):  # the oldest has the last word
+            for key, (_, implementation) in override.found.items():
                 if key in copies:
                     copies[key]._attn_implementation_internal = implementation
 
@@ -110,12 +110,12 @@ def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None
     >>> model.config._attn_implementation
     'sdpa'
     """
-    choice = Choice(model, name)
+    override = ImplementationOverride(model, name)
     try:
-        choice.make()
+        override.apply()
         yield
     finally:
-        choice.undo()
+        override.restore()
 
 
 def base_for(model: PreTrainedModel) -> str:

@@ -30,13 +30,13 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
-from .choosing import check_numbers, raise_unless_usable
+from .channel_choice import check_numbers, raise_for_verdict
 from .compression import compress
-from .handoff import Handoff, pin
+from .layer_context import LayerContext, with_context
 from .plan import LayerPlan
 from .prompt import Observation, Prompt
-from .segments import widened
-from .storage import Compressed, Stored, Tail
+from .pruned_attention import scatter_channels
+from .storage import Compressed, StoredTensor, Tail
 
 _CROP_IS_RELATIVE = crop_is_relative()
 
@@ -108,10 +108,10 @@ class PrunedKeyLayer(DynamicLayer):
         self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
         tail, old = self._stored(), self.compressed
         if old is not None and not self.needs_our_attention:
-            return widened(old, tail.keys, tail.values)  # which suits any attention function
+            return scatter_channels(old, tail.keys, tail.values)  # which suits any attention function
         self._awaits_attention = True
-        handoff = Handoff(self, old)
-        return pin(tail.keys, handoff), pin(tail.values, handoff)
+        context = LayerContext(self, old)
+        return with_context(tail.keys, context), with_context(tail.values, context)
 
     @property
     def needs_our_attention(self) -> bool:
@@ -151,7 +151,7 @@ class PrunedKeyLayer(DynamicLayer):
         """Raise if the channels were chosen from numbers that are none to choose by; may wait for the device, once."""
         if self._verdict is not None and not torch.compiler.is_compiling():
             verdict, self._verdict = self._verdict, None
-            raise_unless_usable(self.plan.index, verdict.tolist())
+            raise_for_verdict(self.plan.index, verdict.tolist())
 
     def attended(self) -> None:
         """Note that the attention function has received what ``update`` handed out."""
@@ -251,9 +251,9 @@ class PrunedKeyLayer(DynamicLayer):
         """No maximum, under the name that old transformers use."""
         return -1
 
-    def stored_parts(self) -> dict[str, Stored]:
+    def stored_parts(self) -> dict[str, StoredTensor]:
         """All that the layer keeps alive, by name; the tail's buffers have room to grow."""
-        parts: dict[str, Stored] = {} if self.compressed is None else self.compressed.parts()
+        parts: dict[str, StoredTensor] = {} if self.compressed is None else self.compressed.parts()
         if self.tail is not None:
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
         return parts
@@ -283,7 +283,7 @@ class PrunedKeyLayer(DynamicLayer):
     def full_width(self) -> tuple[Tensor, Tensor]:
         """All stored keys at full width, pruned channels as zeros, and all values; costs one dense layer."""
         tail = self._stored()
-        return widened(self.compressed, tail.keys, tail.values)
+        return scatter_channels(self.compressed, tail.keys, tail.values)
 
     # --------------------------------------- shrinking, re-ordering, moving
 

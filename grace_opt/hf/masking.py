@@ -8,7 +8,7 @@ before keys are cut by it.
 Under tensor parallelism every process ("rank") computes some of the KV heads and caches only those. Masks are per KV
 head, so nothing has to cross ranks; a static mask of all heads is cut to the rank's own.
 
-Source: ours; LeanK's static channel masks are the use that :func:`static_sources` serves.
+LeanK's static channel masks are the use that :func:`static_sources` serves.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ def _rank() -> int:
     return dist.get_rank() if _ranks() > 1 else 0
 
 
-SAMPLED = 16
+DIGEST_ENTRIES_PER_PARAMETER = 16
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """SHA-256 over names, shapes and ``SAMPLED`` evenly spread entries of every parameter, as bfloat16."""
+    """SHA-256 over names, shapes and some evenly spread entries of every parameter, as bfloat16."""
     sampled = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().reshape(-1)
         sampled.update(f"{name} {tuple(parameter.shape)}".encode())
-        count = min(SAMPLED, flat.numel())
+        count = min(DIGEST_ENTRIES_PER_PARAMETER, flat.numel())
         # In integers: float32 can not count the entries of a large embedding.
         places = torch.arange(count) * (flat.numel() - 1) // max(count - 1, 1)
         sampled.update(flat[places.to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
@@ -99,15 +99,15 @@ def layer_devices(model: PreTrainedModel | PreTrainedConfig, layers: int) -> dic
     cpu = torch.device("cpu")
     if not isinstance(model, PreTrainedModel):
         return dict.fromkeys(range(layers), cpu)
-    found = dict.fromkeys(range(layers), computes_on(model) or cpu)
+    found = dict.fromkeys(range(layers), execution_device(model) or cpu)
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
         if isinstance(index, int):
-            found[index] = computes_on(module) or found[index]
+            found[index] = execution_device(module) or found[index]
     return found
 
 
-def computes_on(module: nn.Module) -> torch.device | None:
+def execution_device(module: nn.Module) -> torch.device | None:
     """Where a module computes: what accelerate's hooks say, as offloaded weights are elsewhere; else by its weights."""
     for part in module.modules():
         hook = getattr(part, "_hf_hook", None)

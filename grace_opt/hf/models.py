@@ -16,14 +16,14 @@ from transformers.utils import logging
 from ..errors import GraceError
 
 #: Where the pocket model lies in the installed package.
-POCKET = Path(__file__).parent.parent / "data" / "pocket"
+POCKET_FOLDER = Path(__file__).parent.parent / "data" / "pocket"
 
 
 class ModelError(GraceError, OSError):
     """A model could not be loaded from where the user pointed."""
 
 
-def quiet() -> None:
+def disable_progress_bars() -> None:
     """Turn transformers' own progress bars off."""
     logging.disable_progress_bar()
 
@@ -43,7 +43,7 @@ def load_pocket() -> tuple[PreTrainedModel, Any]:
     >>> model.config.head_dim
     64
     """
-    return load_model(str(POCKET))
+    return load_model(str(POCKET_FOLDER))
 
 
 def load_model(where: str) -> tuple[PreTrainedModel, Any]:

@@ -1,7 +1,7 @@
 """Groups of numbers in a few bits, by optimum-quanto or hqq: what one block of `QuantizedTokens` holds.
 
-Everything that knows the libraries is here. Source: ours; see docs/adr/0005-quantised-storage.md for what is taken from
-which library, and what is not.
+Everything that knows the libraries is here. See docs/adr/0005-quantised-storage.md for what is taken from which
+library, and what is not.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .._util.optional import require
 from .._util.parameters import integer, shown
 from ..errors import OptionError
 
-BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SUPPORTED_BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
+SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MODULES = {"quanto": "optimum.quanto", "hqq": "hqq.core.quantize"}
 
-PARTS = ("packed", "scale", "zero")
+BLOCK_TENSORS = ("packed", "scale", "zero")
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class TokenBlock:
     """Consecutive tokens of one sequence; each tensor owns exactly its bytes."""
 
     tokens: int
@@ -34,12 +34,12 @@ class Block:
     zero: Tensor
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """In the order of `PARTS`."""
+        """In the order of `BLOCK_TENSORS`."""
         return self.packed, self.scale, self.zero
 
 
 @dataclass(frozen=True)
-class Form:
+class BlockFormat:
     """What all blocks have in common: how ``(H, S, C)`` becomes rows of groups, and back."""
 
     heads: int
@@ -54,8 +54,8 @@ class Form:
         check_options(self.bits, self.group_size, self.backend)
         if self.grouping not in ("tokens", "channels"):
             raise OptionError(f'grouping={self.grouping!r} is unknown; write "tokens" or "channels"')
-        if self.dtype not in DTYPES:
-            allowed = ", ".join(map(dtype_name, DTYPES))
+        if self.dtype not in SUPPORTED_DTYPES:
+            allowed = ", ".join(map(dtype_name, SUPPORTED_DTYPES))
             raise OptionError(
                 f"{dtype_name(self.dtype)} numbers can not be quantised; convert them to one of {allowed}"
             )
@@ -67,7 +67,7 @@ class Form:
             return self.channels
         return self.group_size
 
-    def encode(self, tensor: Tensor) -> Block:
+    def encode(self, tensor: Tensor) -> TokenBlock:
         """Quantise ``(H, S, C)``."""
         tokens = tensor.shape[1]
         if self.grouping == "tokens":
@@ -84,9 +84,9 @@ class Form:
         groups = torch.cat([groups, groups[-1:].expand(extra, -1)])
         parameters = self.dtype if self.dtype.itemsize < 4 else torch.float32
         with torch.no_grad():
-            return Block(tokens, *_CODECS[self.backend][0](groups, self.bits, parameters))
+            return TokenBlock(tokens, *_CODECS[self.backend][0](groups, self.bits, parameters))
 
-    def decode(self, block: Block) -> Tensor:
+    def decode(self, block: TokenBlock) -> Tensor:
         """``(H, S, C)`` again."""
         with torch.no_grad():
             groups = _CODECS[self.backend][1](*block.tensors(), self.bits)
@@ -96,7 +96,7 @@ class Form:
             return grouped.transpose(2, 3).reshape(self.heads, block.tokens, self.channels)
         return groups.reshape(self.heads, block.tokens, self.channels)
 
-    def table(self, blocks: Sequence[Block]) -> list[tuple[int, ...]]:
+    def table(self, blocks: Sequence[TokenBlock]) -> list[tuple[int, ...]]:
         """Where the blocks of one sequence lie, as :mod:`grace_opt.kernels.decode.packed` has it."""
         rows, start = [], 0
         for block in blocks:
@@ -190,12 +190,14 @@ def library(backend: str) -> Any:
 
 def check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> tuple[int, int]:
     """`bits` and `group_size` as plain integers; an `OptionError` unless the back end offers this."""
-    if not isinstance(backend, str) or backend not in BITS:
-        raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, BITS))}")
-    offered = f'backend="{backend}" offers {", ".join(map(str, BITS[backend]))}'
+    if not isinstance(backend, str) or backend not in SUPPORTED_BITS:
+        raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, SUPPORTED_BITS))}")
+    offered = f'backend="{backend}" offers {", ".join(map(str, SUPPORTED_BITS[backend]))}'
     bits = integer(name, bits, hint=offered)
-    if bits not in BITS[backend]:
-        others = [f'backend="{other}"' for other in BITS if other != backend and bits in BITS[other]]
+    if bits not in SUPPORTED_BITS[backend]:
+        others = [
+            f'backend="{other}"' for other in SUPPORTED_BITS if other != backend and bits in SUPPORTED_BITS[other]
+        ]
         hint = "".join(f"; {other} has {bits}" for other in others)
         raise OptionError(f"{name}={shown(bits)}: {offered}{hint}")
     return bits, integer("group_size", group_size, at_least=1)

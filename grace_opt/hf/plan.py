@@ -1,6 +1,6 @@
 """How a layer is to be pruned: who chooses the channels, which tokens stay dense, and when the prompt is over.
 
-A plan is frozen and belongs to one layer, so layers of one cache may be pruned differently. Source: ours.
+A plan is frozen and belongs to one layer, so layers of one cache may be pruned differently.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The first forward pass of several tokens is the prompt, unless something says ot
 * a chunk size (the model's ``generation_config.prefill_chunk_size``): a pass of exactly that many tokens may be
   followed by more of the prompt, and whether it is shows in the next pass.
 
-Source: ours; ``_prefill`` and ``_assisted_decoding`` of transformers' ``generation/utils.py`` are what it has to tell
+``_prefill`` and ``_assisted_decoding`` of transformers' ``generation/utils.py`` are what it has to tell
 apart.
 """
 

@@ -27,13 +27,13 @@ from torch import Tensor
 from ..errors import CacheError, OptionError
 from ..kernels.decode.packed import PackedKeys, PackedValues
 from .arguments import explains_arguments
-from .packing import BITS, PARTS, Block, Form, check_options, dtype_name, library
+from .packing import BLOCK_TENSORS, SUPPORTED_BITS, BlockFormat, TokenBlock, check_options, dtype_name, library
 
 _FORMAT = 1
-#: At most about so many tokens are quantised at once.
-BLOCK = 512
+#: Number of tokens that are quantised at once, at most, roughly.
+MAX_BLOCK_TOKENS = 512
 
-_ELSEWHERE: Mapping[str, str] = {
+_OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("nbits", "bits", "n_bits", "num_bits", "w_bits"), "write keys=4 and, if you like, values=4"),
     **dict.fromkeys(("k_bits", "key_bits", "k"), "write keys="),
     **dict.fromkeys(("v_bits", "value_bits", "v"), "write values="),
@@ -43,7 +43,7 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 
 
-@explains_arguments(_ELSEWHERE)
+@explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class Quantization:
     """In how many bits old tokens are stored.
@@ -80,7 +80,7 @@ class Quantization:
             if getattr(self, name) is not None:
                 bits, _ = check_options(getattr(self, name), self.group_size, self.backend, name)
                 object.__setattr__(self, name, bits)
-        known = BITS.get(self.backend, (0,)) if isinstance(self.backend, str) else (0,)
+        known = SUPPORTED_BITS.get(self.backend, (0,)) if isinstance(self.backend, str) else (0,)
         _, size = check_options(known[0], self.group_size, self.backend)
         object.__setattr__(self, "group_size", size)
 
@@ -119,7 +119,7 @@ class QuantizedTokens:
     Made by `quantize` or `from_tensors`.
     """
 
-    def __init__(self, form: Form, rows: list[list[Block]]) -> None:
+    def __init__(self, form: BlockFormat, rows: list[list[TokenBlock]]) -> None:
         self._form, self._rows = form, rows
 
     @classmethod
@@ -154,9 +154,9 @@ class QuantizedTokens:
                 f"a tensor of shape {tuple(tensor.shape)} can not be quantised; it must be (batch, heads, tokens, "
                 "channels), none of them zero"
             )
-        form = Form(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
+        form = BlockFormat(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
         # In blocks, because the libraries compute in float32 and need several times what they are given.
-        step = max(BLOCK // group_size, 1) * group_size
+        step = max(MAX_BLOCK_TOKENS // group_size, 1) * group_size
         return cls(form, [[form.encode(part) for part in row.split(step, dim=1)] for row in tensor.detach()])
 
     def append(self, tensor: Tensor) -> QuantizedTokens:
@@ -276,7 +276,7 @@ class QuantizedTokens:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> QuantizedTokens:
         """The same on another device; what sequences share stays shared."""
         moved = {
-            key: Block(block.tokens, *(t.to(device, non_blocking=non_blocking) for t in block.tensors()))
+            key: TokenBlock(block.tokens, *(t.to(device, non_blocking=non_blocking) for t in block.tensors()))
             for key, block in self._blocks().items()
         }
         return QuantizedTokens(self._form, [[moved[id(block)] for block in row] for row in self._rows])
@@ -286,7 +286,7 @@ class QuantizedTokens:
         return {
             f"{number}.{name}": tensor
             for number, block in enumerate(self._blocks().values())
-            for name, tensor in zip(PARTS, block.tensors(), strict=True)
+            for name, tensor in zip(BLOCK_TENSORS, block.tensors(), strict=True)
         }
 
     def meta(self) -> dict[str, Any]:
@@ -312,8 +312,8 @@ class QuantizedTokens:
         try:
             if meta["format"] != _FORMAT:
                 raise CacheError(f"quantised tokens of format {meta['format']} can not be read, only of {_FORMAT}")
-            values = {f.name: meta[f.name] for f in fields(Form)}
-            form = Form(**{**values, "dtype": getattr(torch, values["dtype"])})
+            values = {f.name: meta[f.name] for f in fields(BlockFormat)}
+            form = BlockFormat(**{**values, "dtype": getattr(torch, values["dtype"])})
             counts = [form.heads, form.channels, *meta["tokens"]]
             if any(type(count) is not int or count < 1 for count in counts):
                 raise CacheError(f"quantised tokens can not be counted by {counts}, only by integers of at least 1")
@@ -321,13 +321,13 @@ class QuantizedTokens:
                 raise CacheError("the sequences of quantised tokens must be lists of blocks, numbered from 0")
             blocks = []
             for number, tokens in enumerate(meta["tokens"]):
-                parts = [tensors[f"{number}.{name}"].clone() for name in PARTS]
+                parts = [tensors[f"{number}.{name}"].clone() for name in BLOCK_TENSORS]
                 found, expected = [tuple(part.shape) for part in parts], form.stored_shapes(tokens)
                 if found != expected:
                     raise CacheError(f"block {number} of quantised tokens has shapes {found} instead of {expected}")
                 if not form.can_store(tuple(part.dtype for part in parts)):
                     raise CacheError(f"block {number} of quantised tokens has types {[p.dtype for p in parts]}")
-                blocks.append(Block(tokens, *parts))
+                blocks.append(TokenBlock(tokens, *parts))
             rows = [[blocks[number] for number in row] for row in meta["rows"]]
         except (KeyError, IndexError, TypeError, AttributeError, OptionError) as error:
             raise CacheError(f"these are not the tensors and meta of quantised tokens: {error}") from error
@@ -335,7 +335,7 @@ class QuantizedTokens:
             raise CacheError("the sequences of these quantised tokens differ in length, or there are none")
         return cls(form, rows)
 
-    def _blocks(self) -> dict[int, Block]:
+    def _blocks(self) -> dict[int, TokenBlock]:
         return {id(block): block for row in self._rows for block in row}
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ Both ratios are always given, because keys are only half of a cache: 60 % off K 
 counted with the keys. Room to grow, which is made for 64 tokens at once, is part of the total and stands on a line of
 its own: in the long run it is nothing, and of a short prompt's ratio it would be most.
 
-Source: ours; peers' users ask for real memory instead of zeros.
+Users of other libraries ask for real memory instead of zeros.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One layer of a saved cache, checked: what a file says about it, before anything is built on it.
 
 When: `grace_opt.hf.saving.restore_layers`. Every field and every tensor is either what a layer of a cache can hold, and
-fits all others, or a `CacheError` that names it. Source: ours.
+fits all others, or a `CacheError` that names it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ..errors import CacheError
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
-from .storage import Compressed, Stored, Tail
+from .storage import Compressed, StoredTensor, Tail
 
 _FIELDS = {"kind", "filled"}
 _DENSE = ("sink_keys", "kept_indices")
@@ -40,7 +40,7 @@ class SavedLayer:
 
     number: int
     description: Mapping[str, Any]
-    parts: dict[str, Stored]
+    parts: dict[str, StoredTensor]
     batch: int
     tokens: int
 
@@ -139,7 +139,7 @@ class _Check:
             return SavedLayer(self.number, said, {}, 0, 0)
         if not compressed:
             self.names(said, fields, found, ("tail_keys", "tail_values"))
-        parts = self.put_together(said, found) if compressed else dict[str, Stored](found)
+        parts = self.put_together(said, found) if compressed else dict[str, StoredTensor](found)
         keys, values = found["tail_keys"], found["tail_values"]
         self.tokens_of("tail_keys", keys, keys.shape[:3])
         self.tokens_of("tail_values", values, keys.shape[:3], keys.dtype)
@@ -148,7 +148,7 @@ class _Check:
         length = said["length"] if compressed else 0
         return SavedLayer(self.number, said, parts, keys.shape[0], length + keys.shape[2])
 
-    def put_together(self, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, Stored]:
+    def put_together(self, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, StoredTensor]:
         """The tensors, quantised ones made whole."""
         quantized = said.get("quantized", {})
         self.require(isinstance(quantized, dict) and set(quantized) <= set(_STORED), "what is quantised is unknown")
@@ -157,12 +157,12 @@ class _Check:
         inner = {name: [key for key in found if key.startswith(f"{name}.")] for name in quantized}
         fields = {*_FIELDS, "declared", "length", *(["quantized"] if quantized else [])}
         self.names(said, fields, found, (*plain, *optional, *(key for keys in inner.values() for key in keys)))
-        parts: dict[str, Stored] = {name: found[name] for name in (*plain, *optional)}
+        parts: dict[str, StoredTensor] = {name: found[name] for name in (*plain, *optional)}
         for name, meta in quantized.items():
             parts[name] = QuantizedTokens.from_tensors({k[len(name) + 1 :]: found[k] for k in inner[name]}, meta)
         return parts
 
-    def compressed(self, length: Any, parts: dict[str, Stored], keys: Tensor, values: Tensor) -> None:
+    def compressed(self, length: Any, parts: dict[str, StoredTensor], keys: Tensor, values: Tensor) -> None:
         """Whether the older part fits itself and the tail."""
         kept, sinks, pruned, old = (parts[name] for name in ("kept_indices", "sink_keys", "pruned_keys", "old_values"))
         positions, (batch, heads, _, width) = parts.get("positions"), keys.shape
@@ -195,7 +195,9 @@ class _Check:
             more = ", ".join(f"{self.number}.{name}" for name in sorted(have - want))
             self.require(not more, f"it has {what} that do not belong there: {more}")
 
-    def tokens_of(self, name: str, part: Stored, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    def tokens_of(
+        self, name: str, part: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> None:
         """Whether keys or values are floating numbers (B, H, S, ...) of this beginning."""
         fits = len(part.shape) == 4 and tuple(part.shape[: len(shape)]) == tuple(shape)
         sizes = fits and min(part.shape[0], part.shape[1], part.shape[3]) > 0

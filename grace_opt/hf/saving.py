@@ -2,8 +2,8 @@
 
 One safetensors file: every stored tensor under ``<layer>.<part>``, and JSON metadata with the settings, the model's
 fingerprint and what the tensors mean. What is loaded is checked before it is used (:mod:`grace_opt.hf.saved_layer`): a
-file that was damaged or edited raises here, and not in the middle of generating. Source: ours; what kvpress' users ask
-for (a saved compressed prefill).
+file that was damaged or edited raises here, and not in the middle of generating. Users of kvpress ask for this
+(a saved compressed prefill).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from .._util.sealed import Seal
+from .._util.tensor_files import TensorFormat
 from ..attention.masks import is_fingerprint
 from ..errors import CacheError
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
 from .saved_layer import SavedLayer
-from .storage import Stored
+from .storage import StoredTensor
 
-SEAL = Seal("grace_opt.pruned_key_cache", "1", "a saved cache", CacheError)
+FILE_FORMAT = TensorFormat("grace_opt.pruned_key_cache", "1", "a saved cache", CacheError)
 CHOSEN_BY = ("method", "provider or masks")
 
 
@@ -34,7 +34,7 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
     Parameters
     ----------
     path : path
-        Written aside and renamed.
+        Written atomically.
     layers : list
         All layers of the cache.
     about : mapping
@@ -51,7 +51,7 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
             else:
                 tensors[f"{number}.{name}"] = part
         described.append(description)
-    SEAL.write(path, tensors, {**about, "layers": described})
+    FILE_FORMAT.write(path, tensors, {**about, "layers": described})
 
 
 def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -62,7 +62,7 @@ def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     CacheError
         If the file is missing, truncated, changed, something else, or of a later version.
     """
-    about, tensors = SEAL.read(path)
+    about, tensors = FILE_FORMAT.read(path)
     kinds = {
         "fingerprint": is_fingerprint,
         "pruning": _is_dict,
@@ -127,7 +127,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _taken_apart(number: int, layer: Any) -> tuple[dict[str, Stored], dict[str, Any]]:
+def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
     description: dict[str, Any] = {"kind": type(layer).__name__, "filled": bool(layer.is_initialized)}
     if isinstance(layer, PrunedKeyLayer):
         description["declared"] = layer.prompt.declared
@@ -138,7 +138,7 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, Stored], dict[str, 
             return {}, {**description, "filled": False}
         if layer.prompt.waiting:
             raise CacheError("the prompt is still coming in chunks; save the cache when it is over")
-        parts: dict[str, Stored] = {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
+        parts: dict[str, StoredTensor] = {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
         if layer.compressed is not None:
             parts.update(layer.compressed.parts())
             description["length"] = layer.compressed.length

@@ -4,7 +4,7 @@ Both are plain containers without policy (when to compress, and what, is :mod:`g
 tensors own exactly their bytes: slices are copied, because a view keeps the whole original alive and the memory report
 would lie.
 
-Source: ours. The two segments are ThinK's (arXiv 2407.21018), the residual block of quantised storage KIVI's (arXiv
+Source: the two segments are ThinK's (arXiv 2407.21018), the residual block of quantised storage KIVI's (arXiv
 2402.02750).
 """
 
@@ -20,11 +20,11 @@ from ..errors import CacheError
 from ..kernels.gather import gather_channels
 from .quantization import QuantizedTokens
 
-#: Room for so many more tokens is made at once.
-CHUNK = 64
+#: Number of tokens for which room is made at once.
+TAIL_GROWTH = 64
 
 #: A tensor (B, H, S, C), or one that is stored in fewer bits.
-Stored = Tensor | QuantizedTokens
+StoredTensor = Tensor | QuantizedTokens
 
 
 class Tail:
@@ -55,7 +55,7 @@ class Tail:
         return self._keys, self._values
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Add tokens: into the room that there is, or into new room for ``CHUNK`` tokens more."""
+        """Add tokens: into the room that there is, or into new room for ``TAIL_GROWTH`` tokens more."""
         new = self.length + keys.shape[-2]
         # Written in place, a step that autograd follows would spoil the graph of the step before.
         follows = torch.is_grad_enabled() and (keys.requires_grad or self._keys.requires_grad)
@@ -64,7 +64,7 @@ class Tail:
             self._values = torch.cat([self.values, values], dim=-2)
         else:
             if new > self._keys.shape[-2] or self._frozen():
-                self._keys, self._values = (_roomier(t, self.length, new + CHUNK) for t in self.buffers)
+                self._keys, self._values = (_with_room(t, self.length, new + TAIL_GROWTH) for t in self.buffers)
             self._keys[:, :, self.length : new] = keys
             self._values[:, :, self.length : new] = values
         self.length = new
@@ -88,7 +88,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Compressed:
-    """The older part of what is cached; never changed in place, so that a hand-off of it stays what it was.
+    """The older part of what is cached; never changed in place, so that whoever was given it still has what it was.
 
     Attributes
     ----------
@@ -108,9 +108,9 @@ class Compressed:
 
     length: int
     sink_keys: Tensor
-    pruned_keys: Stored
+    pruned_keys: StoredTensor
     kept_indices: Tensor
-    values: Stored
+    values: StoredTensor
     positions: Tensor | None = None
 
     @property
@@ -118,7 +118,7 @@ class Compressed:
         """Number of tokens stored per KV head."""
         return self.sink_keys.shape[-2] + self.pruned_keys.shape[-2]
 
-    def parts(self) -> dict[str, Stored]:
+    def parts(self) -> dict[str, StoredTensor]:
         """All that is kept alive, by name."""
         named = {
             "sink_keys": self.sink_keys,
@@ -140,7 +140,7 @@ class Compressed:
     def select(self, rows: Tensor) -> Compressed:
         """These sequences of the batch, in this order, as often as named."""
 
-        def pick(part: Stored) -> Stored:
+        def pick(part: StoredTensor) -> StoredTensor:
             return part.select(rows) if isinstance(part, QuantizedTokens) else part[rows.to(part.device)]
 
         return self._changed(pick)
@@ -149,7 +149,7 @@ class Compressed:
         """The same on another device; does not wait for the copy."""
         return self._changed(lambda part: part.to(device, non_blocking=True))
 
-    def _changed(self, change: Callable[[Stored], Stored]) -> Compressed:
+    def _changed(self, change: Callable[[StoredTensor], StoredTensor]) -> Compressed:
         changed = {"values" if name == "old_values" else name: change(part) for name, part in self.parts().items()}
         return replace(self, **changed)  # type: ignore[arg-type]
 
@@ -194,12 +194,12 @@ class Compressed:
         )
 
 
-def dense(part: Stored) -> Tensor:
+def dequantized(part: StoredTensor) -> Tensor:
     """The numbers of what is stored."""
     return part.dequantize() if isinstance(part, QuantizedTokens) else part
 
 
-def _joined(old: Stored, new: Tensor) -> Stored:
+def _joined(old: StoredTensor, new: Tensor) -> StoredTensor:
     if isinstance(old, QuantizedTokens):
         return old.append(new)
     return torch.cat([old, new], dim=-2)
@@ -209,7 +209,7 @@ def _own(view: Tensor) -> Tensor:
     return view.clone(memory_format=torch.contiguous_format)
 
 
-def _roomier(tensor: Tensor, used: int, room: int) -> Tensor:
+def _with_room(tensor: Tensor, used: int, room: int) -> Tensor:
     larger = tensor.new_empty(*tensor.shape[:2], room, tensor.shape[-1])
     larger[:, :, :used] = tensor[:, :, :used]
     return larger

@@ -21,7 +21,7 @@ from .._util.parameters import number
 from ..errors import OptionError, ProblemError
 from ..problem import Problem
 
-FORMS = ("linear", "quadratic")
+OBJECTIVE_FORMS = ("linear", "quadratic")
 #: The shifted W is PSD to this, relative to its largest entry and n, in spite of rounding in the eigenvalue.
 SHIFT_MARGIN = 1e-12
 
@@ -70,8 +70,8 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
     (5.0, [True, False, True])
     """
     cp = require("cvxpy", "peers", "to_cvxpy()")
-    if form not in FORMS:
-        raise OptionError(f"form={form!r}: give {' or '.join(map(repr, FORMS))}.")
+    if form not in OBJECTIVE_FORMS:
+        raise OptionError(f"form={form!r}: give {' or '.join(map(repr, OBJECTIVE_FORMS))}.")
     problem = _single(W, k, protected)
     weights, n = _array(problem), problem.n
     x = cp.Variable(n, boolean=True, name="x")

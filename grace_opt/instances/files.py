@@ -42,9 +42,13 @@ from . import formats, matrix_market
 Array = npt.NDArray[Any]
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".mtx", ".dat", ".txt", ".clq", ".col")
 #: Formats with room for k.
-HOLD_K = (".npz", ".safetensors", ".dat", ".txt")
+SUFFIXES_WITH_K = (".npz", ".safetensors", ".dat", ".txt")
 #: What an objective counts in the terms of the source: how often, and of what.
-TERMS = {"k-cluster": (-0.5, "edges"), "MDPLIB": (-0.5, "dispersion"), "DIMACS": (0.5, "edges missing from a clique")}
+OBJECTIVE_TERMS = {
+    "k-cluster": (-0.5, "edges"),
+    "MDPLIB": (-0.5, "dispersion"),
+    "DIMACS": (0.5, "edges missing from a clique"),
+}
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,9 @@ class Instance:
         >>> Instance(np.zeros((2, 2)), 1, "k-cluster").describe(-58.0)
         'edges: 29'
         """
-        if self.source not in TERMS:
+        if self.source not in OBJECTIVE_TERMS:
             return None
-        factor, name = TERMS[self.source]
+        factor, name = OBJECTIVE_TERMS[self.source]
         return f"{name}: {0.0 + factor * float(objective):.12g}"
 
 
@@ -128,7 +132,7 @@ def read(path: str | os.PathLike[str]) -> Instance:
 
 
 def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
-    """Write W (and k, where the format has room for it) in the format that the suffix names, aside and renamed.
+    """Write W (and k, where the format has room for it) in the format that the suffix names, atomically.
 
     Parameters
     ----------
@@ -159,7 +163,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
-    if k is not None and suffix not in HOLD_K:
+    if k is not None and suffix not in SUFFIXES_WITH_K:
         raise ProblemError(f"{path}: {suffix} has no room for k; write .npz or .safetensors.")
     if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
         raise ProblemError(f"W has shape {W.shape}: give a square matrix (n, n) or a batch (..., n, n).")
@@ -169,7 +173,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
         raise ProblemError(f"W has dtype {W.dtype}: give real numbers of at most 64 bits.")
     if k is not None and (k := np.asarray(k)).dtype.kind not in "iu":
         raise ProblemError(f"k has dtype {k.dtype}: give an integer, or an array of integers with one k per instance.")
-    files.write(path, _content(path, suffix, W, k), ProblemError)
+    files.write_file(path, _content(path, suffix, W, k), ProblemError)
 
 
 def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
@@ -181,7 +185,7 @@ def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
     if suffix == ".mtx":
         return matrix_market.matrix_text(W)
     if suffix == ".csv":
-        return "".join(f"{','.join(formats.numbers_text(row))}\n" for row in W)
+        return "".join(f"{','.join(formats.format_numbers(row))}\n" for row in W)
     arrays = {"W": np.ascontiguousarray(W)} | ({} if k is None else {"k": k})
     if suffix == ".safetensors":
         from safetensors.numpy import save
@@ -249,7 +253,7 @@ def _numbers(path: Path, name: str, value: Any) -> Array:
     try:
         return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
     except TypeError:
-        raise ProblemError(f"{path}: {array_like.wrong_dtype(name, value.dtype)}") from None
+        raise ProblemError(f"{path}: {array_like.wrong_dtype_error(name, value.dtype)}") from None
 
 
 def _whole(path: Path, k: Array | None) -> Any:
@@ -270,7 +274,9 @@ def _csv(path: Path) -> Instance:
             raise ProblemError(
                 f"{path}: {len(rows)} rows, and one of {len(row)} numbers: W is square. Are rows missing (truncated)?"
             )
-    return Instance(formats.numbers(path, [text for row in rows for text in row]).reshape(len(rows), -1), None, "csv")
+    return Instance(
+        formats.parse_numbers(path, [text for row in rows for text in row]).reshape(len(rows), -1), None, "csv"
+    )
 
 
 def _mtx(path: Path) -> Instance:

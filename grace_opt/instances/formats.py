@@ -40,7 +40,7 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
         If lines are missing, or vertices do not exist, stand twice or are counted from the wrong end.
     """
     rows = [line.split() for line in read_lines(path, ProblemError) if line.strip()]
-    if len(rows[0]) not in (2, 3) or not all(map(integer_text, rows[0])):
+    if len(rows[0]) not in (2, 3) or not all(map(is_integer_text, rows[0])):
         raise ProblemError(f"{path}: the first line must be 'n k m' (k-cluster) or 'n m' (MDPLIB).")
     header = [int(v) for v in rows[0]]
     is_cluster = len(header) == 3
@@ -55,13 +55,13 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
         raise ProblemError(
             f"{path}: the {source} header promises {expected} lines 'i j weight', found {len(whole)}: {few}"
         )
-    given = reals(path, [text for row in whole for text in row[:2]]).reshape(expected, 2)
-    weight = numbers(path, [row[2] for row in whole])
+    given = parse_floats(path, [text for row in whole for text in row[:2]]).reshape(expected, 2)
+    weight = parse_numbers(path, [row[2] for row in whole])
     infinite = ~(np.isfinite(given).all(axis=1) & np.isfinite(weight))
     if infinite.any():
         raise ProblemError(f"{path}: edge {_first(infinite) + 1} holds a value that is not finite.")
     ends = _ends(path, given, n, base, source)
-    if (again := twice(np.sort(ends, axis=1), n)) is not None:
+    if (again := first_duplicate(np.sort(ends, axis=1), n)) is not None:
         i, j = ends[again] + base
         raise ProblemError(f"{path}: the {source} pair {i} {j} stands twice: give each pair once, in one direction.")
     weight = np.ones(expected) if is_cluster else weight
@@ -84,7 +84,7 @@ def read_dimacs(path: Path) -> tuple[Array, None, str]:
         kind, *words = line.split() or ["c"]
         if kind == "c":
             continue
-        if kind == "p" and promised < 0 and len(words) == 3 and all(map(integer_text, words[1:])):
+        if kind == "p" and promised < 0 and len(words) == 3 and all(map(is_integer_text, words[1:])):
             n, promised = int(words[1]), int(words[2])
         elif kind == "e" and promised >= 0 and len(words) == 2:
             pairs.append(words)
@@ -95,13 +95,13 @@ def read_dimacs(path: Path) -> tuple[Array, None, str]:
             )
     if promised < 0 or n < 1:
         raise ProblemError(f"{path}: a DIMACS graph needs the line 'p edge n m', with n >= 1, before its edges.")
-    ends = _ends(path, reals(path, [word for pair in pairs for word in pair]).reshape(-1, 2), n, 1, "DIMACS")
+    ends = _ends(path, parse_floats(path, [word for pair in pairs for word in pair]).reshape(-1, 2), n, 1, "DIMACS")
     A = -_matrix(n, ends, -np.ones(len(ends)))
     edges = int(A.sum()) // 2
     # Some files of the collection list every edge in both directions; the header counts either.
     if promised not in (len(pairs), edges):
         raise ProblemError(f"{path}: the DIMACS header promises {promised} edges, found {len(pairs)}: truncated?")
-    if twice(ends, n) is not None or len(pairs) not in (edges, 2 * edges):
+    if first_duplicate(ends, n) is not None or len(pairs) not in (edges, 2 * edges):
         raise ProblemError(
             f"{path}: {len(pairs)} lines name {edges} DIMACS edges: give each edge once, or each in both directions."
         )
@@ -133,28 +133,28 @@ def dimacs_text(W: Array) -> str:
     return _lines(f"{comment}\np edge {len(W)} {len(i)}", (f"e {a + 1} {b + 1}" for a, b in zip(i, j, strict=True)))
 
 
-def integer_text(text: str) -> bool:
+def is_integer_text(text: str) -> bool:
     """Whether a text is a plain integer; Python's int() takes ``1_0`` and the digits of other scripts as well."""
     return re.fullmatch(r"[+-]?[0-9]{1,4000}", text) is not None
 
 
-def numbers(path: Path, texts: list[str]) -> Array:
-    """int64 (or uint64) where all texts are integers of 64 bits, which float64 would round; else `reals`."""
-    if all(map(integer_text, texts)):
+def parse_numbers(path: Path, texts: list[str]) -> Array:
+    """int64 (or uint64) where all texts are integers of 64 bits, which float64 would round; else `parse_floats`."""
+    if all(map(is_integer_text, texts)):
         whole = list(map(int, texts))
         for kind in (np.int64, np.uint64):
             if not whole or (min(whole) >= np.iinfo(kind).min and max(whole) <= np.iinfo(kind).max):
                 return np.array(whole, dtype=kind)
-    return reals(path, texts)
+    return parse_floats(path, texts)
 
 
-def numbers_text(values: Array) -> list[str]:
+def format_numbers(values: Array) -> list[str]:
     """Every number as text that reads as the same number: ``1`` is an integer, ``1.0`` is not."""
     plain = values.astype(np.float64) if values.dtype.kind == "f" else values.astype(object)
     return [repr(value) if isinstance(value, float) else str(int(value)) for value in plain.tolist()]
 
 
-def reals(path: Path, texts: list[str]) -> Array:
+def parse_floats(path: Path, texts: list[str]) -> Array:
     """The numbers as float64."""
     for text in texts:
         if not _REAL.fullmatch(text):
@@ -162,7 +162,7 @@ def reals(path: Path, texts: list[str]) -> Array:
     return np.array([float(text) for text in texts], dtype=np.float64)
 
 
-def twice(pairs: Array, n: int) -> int | None:
+def first_duplicate(pairs: Array, n: int) -> int | None:
     """The place of a pair (m, 2) of numbers from 0 to n - 1 that has stood before; None if all differ."""
     codes = pairs[:, 0] * n + pairs[:, 1]
     order = np.argsort(codes, kind="stable")

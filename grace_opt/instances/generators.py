@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from .._util.array_like import EXACT_INTEGER
+from .._util.array_like import MAX_EXACT_INTEGER
 from .._util.parameters import choice, integer, number
 from ..errors import OptionError, ProblemError
 from .files import Instance
 
 #: What has rows or columns, and how many an n by n array of 64 bits can have on any machine.
-SIZES, LARGEST = ("n", "queries", "keys", "rank", "massive", "classes", "levels"), 2**30 - 1
+SIZE_PARAMETERS, MAX_SIZE = ("n", "queries", "keys", "rank", "massive", "classes", "levels"), 2**30 - 1
 DISTANCES = ("uniform", "integer", "euclidean")
 
 
@@ -138,7 +138,7 @@ def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: i
     length = max(2, n // 4) if rank is None else _count("rank", rank, 1)
     # Centred, an entry is at most twice as large and a step; W's are sums of `length` products, which must stay exact.
     spread = _count("spread", spread, 1)
-    if length * (2 * spread + 2) ** 2 > EXACT_INTEGER:
+    if length * (2 * spread + 2) ** 2 > MAX_EXACT_INTEGER:
         raise OptionError(f"spread={spread!r}: weights would leave the whole numbers that float64 holds; give less.")
     V = rng.integers(-spread, spread + 1, (n, length))
     P = np.sort(rng.choice(n, size, replace=False))
@@ -311,7 +311,7 @@ def _begun(kind: str, n: Any, seed: Any) -> tuple[int, np.random.Generator]:
 
 def _count(name: str, value: Any, least: int) -> int:
     count = integer(name, value, at_least=least)
-    return integer(name, count, at_most=LARGEST, hint="no array holds more") if name in SIZES else count
+    return integer(name, count, at_most=MAX_SIZE, hint="no array holds more") if name in SIZE_PARAMETERS else count
 
 
 def _k(k: Any, n: int) -> int | None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .._util.files import read_lines
 from ..errors import ProblemError
-from .formats import integer_text, numbers, numbers_text, reals, twice
+from .formats import first_duplicate, format_numbers, is_integer_text, parse_floats, parse_numbers
 
 Array = npt.NDArray[Any]
 FIELDS = ("real", "double", "integer", "unsigned-integer", "pattern")
@@ -51,7 +51,7 @@ def read_matrix(path: Path) -> Array:
         start += 1
     rows = [line.split() for line in lines[start:] if line.strip()]
     names = "rows columns entries" if layout == "coordinate" else "rows columns"
-    if not rows or len(rows[0]) != len(names.split()) or not all(map(integer_text, rows[0])):
+    if not rows or len(rows[0]) != len(names.split()) or not all(map(is_integer_text, rows[0])):
         raise ProblemError(f"{path}: the line of sizes, {names!r}, is missing after the header (truncated?).")
     n, columns, *count = map(int, rows[0])
     if n != columns or n < 1:
@@ -65,14 +65,14 @@ def matrix_text(W: Array) -> str:
     field = "real" if W.dtype.kind == "f" else "integer"
     listed = W.T[np.triu_indices(len(W))] if symmetric else W.T.reshape(-1)  # column by column
     header = f"%%MatrixMarket matrix array {field} {'symmetric' if symmetric else 'general'}\n{len(W)} {len(W)}\n"
-    return header + "".join(f"{text}\n" for text in numbers_text(listed))
+    return header + "".join(f"{text}\n" for text in format_numbers(listed))
 
 
 def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str, count: int) -> Array:
     _count(path, len(rows), count, "a coordinate matrix of so many entries")
     width = 2 if field == "pattern" else 3
     for row in rows:
-        if len(row) != width or not (integer_text(row[0]) and integer_text(row[1])):
+        if len(row) != width or not (is_integer_text(row[0]) and is_integer_text(row[1])):
             what = "'row column'" if width == 2 else "'row column value'"
             raise ProblemError(f"{path}: {' '.join(row)[:40]!r} is no entry of a {field} matrix, {what}.")
     ends = np.array([row[:2] for row in rows], dtype=object).reshape(-1, 2)
@@ -82,7 +82,7 @@ def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry:
     at = at.astype(np.int64)
     if symmetry != "general":
         at = np.sort(at, axis=1)[:, ::-1]  # some writers list the upper half, which is the same
-    if (again := twice(at, n)) is not None:
+    if (again := first_duplicate(at, n)) is not None:
         i, j = at[again] + 1
         raise ProblemError(f"{path}: entry {i} {j} stands twice: give each once, of a symmetric matrix one half.")
     if symmetry == "skew-symmetric" and (at[:, 0] == at[:, 1]).any():
@@ -112,7 +112,7 @@ def _filled(n: int, at: Array, values: Array, symmetry: str) -> Array:
 
 
 def _values(path: Path, texts: list[str], field: str) -> Array:
-    found = numbers(path, texts) if "integer" in field else reals(path, texts)
+    found = parse_numbers(path, texts) if "integer" in field else parse_floats(path, texts)
     if "integer" in field and found.dtype.kind == "f" and len(found):
         raise ProblemError(f"{path}: the field is {field}, and an entry is none of 64 bits: write real.")
     return found

@@ -1,19 +1,18 @@
 """The solver registry: `register` adds a method by name, `get` finds one, entry points bring other packages' solvers.
 
 A solver is a function ``solve(problem, options, run) -> Result``. With ``batched=True`` the problem has exactly one
-batch dimension; otherwise it is called once per instance, without a batch dimension. Source: ours.
+batch dimension; otherwise it is called once per instance, without a batch dimension.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Protocol
@@ -21,17 +20,18 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from .. import objective
+from .._util.names import nearest_name
 from .._util.parameters import shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import COMPILE_FROM
 from ..problem import Problem
 from ..run import Run
 from ..solution import Result
-from .result_checks import checked, copied, refuse_overwritten
+from .result_checks import checked_result, copy_of_problem, refuse_overwritten
 
 ENTRY_POINT_GROUP = "grace_opt.solvers"
-#: From so many vertices on everything is compiled.
-LARGE = math.isqrt(COMPILE_FROM) + 1
+#: From this number of vertices on everything is compiled.
+ALWAYS_COMPILED_FROM = math.isqrt(COMPILE_FROM) + 1
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,10 @@ class SolverSpec:
                 small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
                 self.solver(Problem.of(small[None], 12), self.options(), Run(0))
                 # Where W is large, greedy passes and f are compiled as well.
-                large = Problem.of(torch.zeros(1, LARGE, LARGE, dtype=torch.float64, device="cpu"), LARGE // 2)
+                large = Problem.of(
+                    torch.zeros(1, ALWAYS_COMPILED_FROM, ALWAYS_COMPILED_FROM, dtype=torch.float64, device="cpu"),
+                    ALWAYS_COMPILED_FROM // 2,
+                )
                 for spec in (get(name) for name in ("mies", "drop_greedy")):
                     objective.evaluate(large.W, spec.solve(large, spec.options(), Run(0)).mask)
                 _prepared.add(self.solver)
@@ -106,7 +109,7 @@ class SolverSpec:
         accepted = [field.name for field in dataclasses.fields(self.options)]
         for name in given:
             if name not in accepted:
-                near = nearest(name, accepted)
+                near = nearest_name(name, accepted)
                 hint = f" Did you mean {near!r}?" if near is not None else ""
                 takes = f"accepts {', '.join(accepted)}" if accepted else "takes no options"
                 raise OptionError(f"method {self.name!r} has no option {name!r}; it {takes}.{hint}")
@@ -118,7 +121,7 @@ class SolverSpec:
         Solvers of other packages get a copy and are refused if they write into it, unless `check` is False.
         """
         theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"
-        given = copied(problem) if theirs else problem
+        given = copy_of_problem(problem) if theirs else problem
         if run.numbers is None:
             run = run.instances(range(problem.W.shape[0]))
         result = self._solved(given, options, run)
@@ -128,12 +131,12 @@ class SolverSpec:
 
     def _solved(self, problem: Problem, options: Any, run: Run) -> Result:
         if self.batched:
-            return checked(self.solver(problem, options, run), problem, self.name)
+            return checked_result(self.solver(problem, options, run), problem, self.name)
         results = []
         for b in range(problem.W.shape[0]):
             one, its = problem.instance(b), run.instance(b)
             its.begin()
-            results.append(checked(self.solver(one, options, its), one, self.name))
+            results.append(checked_result(self.solver(one, options, its), one, self.name))
         device = problem.W.device
         unknown = torch.tensor(-torch.inf, dtype=torch.float64, device=device)
         false = torch.tensor(False, device=device)
@@ -158,9 +161,9 @@ _REGISTRY: dict[str, SolverSpec] = {}
 _prepared: set[Solver] = set()
 _preparing = threading.RLock()  # preparing a method calls others
 _loaded = False
-_here = threading.local()  # `loading`: this thread is at it
+_this_thread = threading.local()  # `loading`: this thread is at it
 #: Entry points that could not be loaded, and why.
-_broken: dict[EntryPoint, str] = {}
+_broken_entry_points: dict[EntryPoint, str] = {}
 
 
 def register(
@@ -239,20 +242,20 @@ def specs() -> dict[str, SolverSpec]:
     # No lock of ours: whoever holds it and waits for an import could meet one who imports and waits for the lock.
     # Importing has its own locks, and importing twice is harmless.
     global _loaded
-    if not _loaded and not getattr(_here, "loading", False):
-        _here.loading = True
+    if not _loaded and not getattr(_this_thread, "loading", False):
+        _this_thread.loading = True
         try:
             importlib.import_module("grace_opt.solvers")
             for point in entry_points(group=ENTRY_POINT_GROUP):
                 _load(point)
             _loaded = True  # not before: until then other threads load, too
         finally:
-            _here.loading = False
+            _this_thread.loading = False
     return dict(_REGISTRY)
 
 
 def _load(point: EntryPoint) -> None:
-    if point in _broken:
+    if point in _broken_entry_points:
         return
     try:
         point.load()
@@ -261,25 +264,12 @@ def _load(point: EntryPoint) -> None:
             if f"{spec.solver.__module__}.".startswith(f"{point.module}."):
                 unregister(name)
         why = f"{type(error).__name__}: {error}"
-        if _broken.setdefault(point, why) is why:
+        if _broken_entry_points.setdefault(point, why) is why:
             warnings.warn(
                 f"the methods of entry point {point.name} = {point.value} are missing, it could not be loaded: {why}",
                 RuntimeWarning,
                 stacklevel=3,
             )
-
-
-def nearest(name: Any, known: Iterable[str]) -> str | None:
-    """The known name that was most likely meant, in whatever case it was written.
-
-    Examples
-    --------
-    >>> nearest("Drop-Greedy", ["mies", "drop_greedy"]), nearest("MIES", ["mies"]), nearest("x", ["mies"])
-    ('drop_greedy', 'mies', None)
-    """
-    lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(str(name).lower(), lower, 1)
-    return lower[near[0]] if near else None
 
 
 def get(name: str) -> SolverSpec:
@@ -293,11 +283,13 @@ def get(name: str) -> SolverSpec:
     known = specs()
     spec = known.get(name) if isinstance(name, str) else None
     if spec is None:
-        near = nearest(name, known)
+        near = nearest_name(name, known)
         hint = f" Did you mean {near!r}?" if near is not None else ""
         if name == "grace":
             hint = " 'grace' is a preset of MaskProvider and PrunedKeyCache: salient channels protected, then 'mies'."
-        lost = "".join(f" Not loaded: {point.name} = {point.value} ({why})." for point, why in _broken.items())
+        lost = "".join(
+            f" Not loaded: {point.name} = {point.value} ({why})." for point, why in _broken_entry_points.items()
+        )
         raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.{lost}")
     for requirement in spec.requires:
         module, _, extra = requirement.partition(":")

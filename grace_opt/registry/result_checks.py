@@ -1,7 +1,7 @@
 """What a solver hands back is checked here before anybody believes it: its form, its bound, and that W is as it was.
 
 Methods come from other packages as well; whatever they get wrong ends as a `SolverError` that names them, never as an
-answer. `registry.SolverSpec.solve` and `api.solve` call these. Source: ours.
+answer. `registry.SolverSpec.solve` and `api.solve` call these.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from .. import objective
-from .._util.array_like import read
+from .._util.array_like import as_tensor
 from ..errors import ProblemError, SolverError
 from ..problem import Problem
 from ..solution import Result
 
 
-def checked(result: Any, problem: Problem, name: str) -> Result:
+def checked_result(result: Any, problem: Problem, name: str) -> Result:
     """The result of `problem`, if it is one, with tensors on W's device and bounds in float64; reads no data.
 
     Raises
@@ -61,7 +61,7 @@ def _per_instance(value: Any, dtype: torch.dtype, problem: Problem, name: str) -
     expected = problem.batch_shape
     wanted = f"{'bools' if dtype == torch.bool else 'numbers'} of shape {expected}, one per instance"
     try:
-        tensor = read(value, name, wanted)
+        tensor = as_tensor(value, name, wanted)
     except ProblemError as error:
         raise SolverError(str(error)) from None
     if tuple(tensor.shape) != expected or (tensor.dtype == torch.bool) != (dtype == torch.bool):
@@ -69,7 +69,7 @@ def _per_instance(value: Any, dtype: torch.dtype, problem: Problem, name: str) -
     return tensor.to(problem.W.device, dtype)
 
 
-def copied(problem: Problem) -> Problem:
+def copy_of_problem(problem: Problem) -> Problem:
     """The same problem in memory of its own, for a solver that may write where it should only read."""
     own = problem.W.clone(), problem.k.clone(), problem.candidates.clone()
     return replace(problem, W=own[0], k=own[1], candidates=own[2])
@@ -88,7 +88,7 @@ def refuse_overwritten(given: Problem, left: Problem, name: str) -> None:
         raise SolverError(f"{name} wrote into {what} (a copy; yours is as it was): a solver works on a clone().")
 
 
-def sound(problem: Problem, mask: Tensor, value: Tensor, bound: Tensor, name: str) -> Tensor:
+def bound_within_rounding(problem: Problem, mask: Tensor, value: Tensor, bound: Tensor, name: str) -> Tensor:
     """`bound`, lowered to f where it lies above by no more than f's own rounding.
 
     Raises

@@ -2,7 +2,7 @@
 
 When: for every claim that one method is better than another. Bias-corrected and accelerated intervals (BCa), pairs
 resampled with replacement; for a ratio, numerator and denominator together. Cost: `RESAMPLES` means of n numbers.
-Guarantee: none for small n, where bootstrap intervals are too narrow; below `FEWEST` pairs no verdict is given.
+Guarantee: none for small n, where bootstrap intervals are too narrow; below `MIN_PAIRS` pairs no verdict is given.
 Source: Efron, Better bootstrap confidence intervals, JASA 82 (1987); `scipy.stats.bootstrap`.
 """
 
@@ -21,7 +21,7 @@ from ..errors import OptionError
 
 RESAMPLES = 9999
 #: With fewer pairs not even their signs, all alike, would be rare by chance: 2 / 2**5 = 6 %, 2 / 2**6 = 3 %.
-FEWEST = 6
+MIN_PAIRS = 6
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Interval:
         Pairs, or values.
     verdict : str
         "better" or "worse" if the interval excludes no difference, else "no difference shown"; "too few pairs" if n is
-        below `FEWEST`, "too few differ" if so few pairs are not equal, whose signs could all be alike by chance; empty
-        where nothing is compared.
+        below `MIN_PAIRS`, "too few differ" if so few pairs are not equal, whose signs could all be alike by chance;
+        empty where nothing is compared.
     """
 
     estimate: float
@@ -101,11 +101,11 @@ def paired_interval(
     else:
         raise OptionError(f'compare={compare!r}: say "difference" or "ratio".')
     low, high = _ends(samples, estimate, confidence, resamples, seed)
-    if len(a) < FEWEST:
+    if len(a) < MIN_PAIRS:
         verdict = "too few pairs"
     elif low <= none <= high:
         verdict = "no difference shown"
-    elif np.count_nonzero(a != b) < FEWEST:
+    elif np.count_nonzero(a != b) < MIN_PAIRS:
         verdict = "too few differ"
     else:
         verdict = "better" if (high < none) == (better == "lower") else "worse"

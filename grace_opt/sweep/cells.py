@@ -1,8 +1,8 @@
 """`Cell`, one measurement of a sweep, and its record: one JSON file, named after what was asked for.
 
-When: whenever results are to survive whatever stops the program. A record is written aside, synced to disk and renamed,
+When: whenever results are to survive whatever stops the program. A record is written atomically and synced to disk,
 so that it is there as a whole or not at all, and it carries a digest of itself. One that is cut short, was edited, or
-is of another version is an error that names the file: it is neither used nor overwritten. Source: ours.
+is of another version is an error that names the file: it is neither used nor overwritten.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from .._util.files import make_folder, write
+from .._util.files import make_folder, write_file
 from ..errors import GraceError, OptionError
 
 #: Version of the files that a sweep writes. A change of it changes every key, so that no old record is taken for a new.
 FORMAT = 1
 #: JSON has no NaN and no infinities; they are written as ``{"$float": "nan"}``.
-MARK = "$float"
+NONFINITE_KEY = "$float"
 
 
 class SweepError(GraceError, RuntimeError):
@@ -104,7 +104,7 @@ class Record:
 
 
 def write_cell(directory: str | os.PathLike[str], record: Record) -> Path:
-    """Write a record aside, sync it to disk, and rename it.
+    """Write a record atomically, and sync it to disk.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def write_cell(directory: str | os.PathLike[str], record: Record) -> Path:
         "seconds": record.seconds,
         "provenance": encode(record.provenance, "provenance"),
     }
-    put(path, json.dumps({**content, "digest": _digest(content)}, indent=1, allow_nan=False) + "\n")
+    write_sweep_file(path, json.dumps({**content, "digest": _digest(content)}, indent=1, allow_nan=False) + "\n")
     return path
 
 
@@ -157,9 +157,9 @@ def read_cell(path: str | os.PathLike[str]) -> Record:
     """
     path = Path(path)
     content = read_json(path)
-    with trusted(path):
+    with content_errors(path):
         if content.pop("digest", None) != _digest(content):
-            raise SweepError(f"{path} was changed after it was measured: its digest differs. {REMEDY}")
+            raise SweepError(f"{path} was changed after it was measured: its digest differs. {REPAIR_HINT}")
         cell = Cell(content["experiment"], decode(content["config"]))
         rows = check_rows(decode(content["rows"]), cell.config)
         seconds, provenance = content["seconds"], decode(content["provenance"])
@@ -169,12 +169,12 @@ def read_cell(path: str | os.PathLike[str]) -> Record:
             raise OptionError(f"provenance={provenance!r} is no object.")
         record = Record(cell, rows, float(seconds), provenance)
     if cell.key != path.stem:
-        raise SweepError(f"{path} holds another cell, {cell.key}. Rename it back, or: {REMEDY}")
+        raise SweepError(f"{path} holds another cell, {cell.key}. Rename it back, or: {REPAIR_HINT}")
     return record
 
 
 #: What to do about a file that can not be used.
-REMEDY = "Move it away or delete it, and start the sweep again: that one is made anew, all others stay."
+REPAIR_HINT = "Move it away or delete it, and start the sweep again: that one is made anew, all others stay."
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -189,19 +189,19 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SweepError(f"cannot read {path}: {error}.") from None
     except (ValueError, RecursionError) as error:  # JSON that is none, or too deep, and bytes that are no text
-        raise SweepError(f"{path} is cut short or not JSON ({error}). {REMEDY}") from None
+        raise SweepError(f"{path} is cut short or not JSON ({error}). {REPAIR_HINT}") from None
     if not isinstance(content, dict) or "format" not in content:
-        raise SweepError(f"{path} is not a file of a sweep. {REMEDY}")
+        raise SweepError(f"{path} is not a file of a sweep. {REPAIR_HINT}")
     if content["format"] != FORMAT:
         raise SweepError(
             f"{path} has format {content['format']!r}, this version of grace_opt reads {FORMAT}. Read it with the "
-            f"version that wrote it, or give another results folder. {REMEDY}"
+            f"version that wrote it, or give another results folder. {REPAIR_HINT}"
         )
     return content
 
 
 @contextmanager
-def trusted(path: Path) -> Iterator[None]:
+def content_errors(path: Path) -> Iterator[None]:
     """Turn whatever the content of a file leads to, when it is not what a sweep writes, into a `SweepError`."""
     try:
         yield
@@ -209,10 +209,10 @@ def trusted(path: Path) -> Iterator[None]:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise SweepError(f"{path} is not what a sweep writes: {what} {REMEDY}") from error
+        raise SweepError(f"{path} is not what a sweep writes: {what} {REPAIR_HINT}") from error
 
 
-def inside(directory: Path, path: Path) -> Path:
+def check_inside(directory: Path, path: Path) -> Path:
     """The path; a `SweepError` if a symbolic link makes it lead out of the folder, which may be somebody else's."""
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory)):
         raise SweepError(
@@ -222,10 +222,10 @@ def inside(directory: Path, path: Path) -> Path:
     return path
 
 
-def put(path: Path, text: str) -> None:
+def write_sweep_file(path: Path, text: str) -> None:
     """Write a file of a sweep, and its folders."""
     make_folder(path.parent, SweepError)
-    write(path, text, SweepError)
+    write_file(path, text, SweepError)
 
 
 def check_rows(rows: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -256,12 +256,12 @@ def encode(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {MARK: str(value)}
+        return value if math.isfinite(value) else {NONFINITE_KEY: str(value)}
     if isinstance(value, list | tuple):
         return [encode(inner, where) for inner in value]
     if isinstance(value, Mapping):
-        if bad := [name for name in value if not isinstance(name, str) or name == MARK]:
-            raise OptionError(f"{where}: {bad[0]!r} can not be a name; use strings other than {MARK!r}.")
+        if bad := [name for name in value if not isinstance(name, str) or name == NONFINITE_KEY]:
+            raise OptionError(f"{where}: {bad[0]!r} can not be a name; use strings other than {NONFINITE_KEY!r}.")
         return {name: encode(inner, f"{where}[{name!r}]") for name, inner in value.items()}
     raise OptionError(
         f"{where}: {type(value).__name__} is nothing that JSON can hold; use numbers, text, lists, dicts."
@@ -273,11 +273,11 @@ def decode(value: Any) -> Any:
     if isinstance(value, list):
         return [decode(inner) for inner in value]
     if isinstance(value, dict):
-        if set(value) != {MARK}:
+        if set(value) != {NONFINITE_KEY}:
             return {name: decode(inner) for name, inner in value.items()}
-        if value[MARK] not in ("nan", "inf", "-inf"):
-            raise OptionError(f"{MARK}: {value[MARK]!r} is none of nan, inf and -inf.")
-        return float(value[MARK])
+        if value[NONFINITE_KEY] not in ("nan", "inf", "-inf"):
+            raise OptionError(f"{NONFINITE_KEY}: {value[NONFINITE_KEY]!r} is none of nan, inf and -inf.")
+        return float(value[NONFINITE_KEY])
     return value
 
 

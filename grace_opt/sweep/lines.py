@@ -3,7 +3,7 @@
 A line for each setting. Of one metric, each of these has a column; of several, each metric has one, in which difference
 and verdict stand behind our number.
 
-When: `make_report`. Nothing is called better or worse but by `paired_interval`. Source: ours.
+When: `make_report`. Nothing is called better or worse but by `paired_interval`.
 """
 
 from __future__ import annotations

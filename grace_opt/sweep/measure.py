@@ -1,7 +1,6 @@
 """`measure`: one cell, in whatever process it is made; what comes back is plain data, errors included.
 
 When: `run_sweep`. Exceptions of other libraries do not all survive being sent to another process, text does.
-Source: ours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The plots of a report, by matplotlib without a display, as PNG and SVG.
 
 When: `make_report`. Lines and bars carry 95 % bootstrap intervals of their means. Colours are Okabe and Ito's, which
-colour-blind readers can tell apart; lines differ in dash and marker as well. Source: ours; Okabe and Ito, Color
-Universal Design (2008).
+colour-blind readers can tell apart; lines differ in dash and marker as well. Source: Okabe and Ito, Color Universal
+Design (2008).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from .._util.files import write
+from .._util.files import write_file
 from .._util.optional import require
 from ..errors import OptionError
 from .bootstrap import mean_interval
-from .cells import SweepError, inside
+from .cells import SweepError, check_inside
 from .views import Plot
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -26,11 +26,11 @@ DASHES, MARKERS = ("-", "--", ":", "-."), "osD^vPX*"
 #: Enough for an error bar.
 RESAMPLES = 999
 #: Panels in one row.
-ACROSS = 3
+PANELS_PER_ROW = 3
 
 
 def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
-    """Draw `plot` and write ``path.png`` and ``path.svg``, each aside and renamed.
+    """Draw `plot` and write ``path.png`` and ``path.svg``, each atomically.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
             raise OptionError(f"plot {plot.title!r}: column {name!r} holds text ({text[0]!r}), not numbers.")
     frame = frame[frame[numeric].notna().all(axis=1)]
     panels = list(dict.fromkeys(frame[plot.facet].tolist())) if plot.facet else [None]
-    across = max(1, min(len(panels), ACROSS))
+    across = max(1, min(len(panels), PANELS_PER_ROW))
     down = math.ceil(len(panels) / across) or 1
     size = (6.4, 4.2) if len(panels) < 2 else (3.6 * across + 0.8, 3.2 * down)
     limits = _limits(plot, [frame if p is None else frame[frame[plot.facet] == p] for p in panels])
@@ -80,7 +80,7 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
                 raise OptionError(
                     f"plot {plot.title!r} can not be drawn: {error}. Are its numbers that large?"
                 ) from error
-            write(inside(file.parent, file), picture.getvalue(), SweepError)
+            write_file(check_inside(file.parent, file), picture.getvalue(), SweepError)
     return drawn
 
 

@@ -4,7 +4,7 @@ A page begins with its first plot and three sentences: what was asked, what was 
 sure that is. Where the numbers come from is folded away.
 
 When: after a sweep, or in its middle: what is missing is said to be. Nothing on a page is typed by hand: numbers come
-from the records, sentences from the `Description` beside them. Equal records give equal pages. Source: ours, on pandas,
+from the records, sentences from the `Description` beside them. Equal records give equal pages. Built on pandas,
 pyarrow, matplotlib and markdown-it-py.
 """
 
@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .._util.files import new_folder, reason, write
+from .._util.files import new_folder, os_error_advice, write_file
 from .._util.optional import require
 from ..errors import OptionError
-from .cells import Record, SweepError, inside, read_cell
+from .cells import Record, SweepError, check_inside, read_cell
 from .lines import lines
 from .plots import save_plot
 from .views import Description, Plot, Table, check_columns, read_description
 
-NEEDS = ("bench", "grace-opt report")
+REQUIRED_EXTRA = ("bench", "grace-opt report")
 #: Around what is folded away; the only HTML of a page.
 _OPEN, _CLOSE = "<details><summary>Where this comes from</summary>", "</details>"
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
@@ -57,8 +57,8 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
     """
     directory = Path(directory)
     # What is in the folder may be anybody's: names and links in it lead nowhere else.
-    out = inside(directory, directory / "report") if out is None else Path(out)
-    found = [read_description(inside(directory, path)) for path in sorted(directory.glob("*/experiment.json"))]
+    out = check_inside(directory, directory / "report") if out is None else Path(out)
+    found = [read_description(check_inside(directory, path)) for path in sorted(directory.glob("*/experiment.json"))]
     if not found:
         raise OptionError(
             f"{directory} holds no experiments (NAME/experiment.json). Give the folder that a sweep wrote to, as in: "
@@ -74,7 +74,7 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
             index = "# Experiments\n\n" + _markdown_table(["experiment", "paper", "cells done"], rows)
             return [_write(out / "index", "Experiments", index), *(page for page, _ in pages)]
     except OSError as error:  # a folder that can not be listed, say
-        raise SweepError(f"cannot make the report: {error.filename}: {reason(error)}") from error
+        raise SweepError(f"cannot make the report: {error.filename}: {os_error_advice(error)}") from error
 
 
 def merge(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -115,13 +115,15 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
     name = description.name
     folder = directory / name / "cells"
     paths = [folder / f"{key}.json" for key in description.keys]
-    records = [read_cell(inside(directory, path)) for path in paths if os.path.lexists(path)]
+    records = [read_cell(check_inside(directory, path)) for path in paths if os.path.lexists(path)]
     others = sum(not path.name.startswith(".") for path in folder.glob("*.json")) - len(records)
     data = merge(records)
-    frame = require("pandas", *NEEDS).DataFrame(data)
+    frame = require("pandas", *REQUIRED_EXTRA).DataFrame(data)
     if data:
-        require("pyarrow", *NEEDS)
-        write(inside(directory, directory / name / "results.parquet"), frame.to_parquet(index=False), SweepError)
+        require("pyarrow", *REQUIRED_EXTRA)
+        write_file(
+            check_inside(directory, directory / name / "results.parquet"), frame.to_parquet(index=False), SweepError
+        )
     parts, verdicts = [f"# {_escape(description.title)}"], list[tuple[str, str, str]]()  # of the first comparison
     if description.missing:
         parts.append(f"**Not run here**: {_escape(description.missing)}")
@@ -214,7 +216,7 @@ def _provenance(description: Description, records: list[Record], others: int) ->
 
 def _write(stem: Path, title: str, markdown: str) -> Path:
     """Write ``stem.md`` and ``stem.html``."""
-    parser = require("markdown_it", *NEEDS).MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser = require("markdown_it", *REQUIRED_EXTRA).MarkdownIt("commonmark", {"html": False}).enable("table")
     body = parser.render(markdown)
     for tag in (_OPEN, _CLOSE):  # ours are the last; what else looks like HTML is shown as it is written
         body = tag.join(body.rsplit(f"<p>{html.escape(tag)}</p>", 1))
@@ -224,7 +226,7 @@ def _write(stem: Path, title: str, markdown: str) -> Path:
         f"<style>\n{STYLE}\n</style>\n{body}</html>\n"
     )
     for suffix, text in ((".md", markdown + "\n"), (".html", page)):
-        write(inside(stem.parent, stem.with_name(stem.name + suffix)), text, SweepError)
+        write_file(check_inside(stem.parent, stem.with_name(stem.name + suffix)), text, SweepError)
     return stem.with_name(stem.name + ".md")
 
 

@@ -3,7 +3,7 @@
 When: measurements that take from minutes to days. Only the process that called `run_sweep` writes records, one at a
 time, under a lock that the system takes back when the process dies. So workers need no common file system, nothing is
 written twice, and a kill of this process or of a worker costs at most what was being computed. A cell is finished when
-its file is there. Source: ours, on `concurrent.futures`.
+its file is there. Built on `concurrent.futures`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._util.files import make_folder, reason
+from .._util.files import make_folder, os_error_advice
 from .._util.parameters import integer
 from ..errors import OptionError
 from .cells import Cell, Record, SweepError, read_cell, write_cell
@@ -26,8 +26,8 @@ from .pool import Pool
 from .warm import WarmProcesses
 from .watch import watching
 
-#: Number of cells on their way to somebody else's executor at a time.
-AHEAD = 1024
+#: Number of cells that are on their way to somebody else's executor at a time.
+MAX_PENDING_CELLS = 1024
 #: A pool of ours that breaks more often than this, with no cell finished between, is given up.
 BREAKS = 3
 
@@ -128,7 +128,7 @@ def run_sweep(
     make_folder(folder / "cells", SweepError)
     failures: list[Failure] = []
     made = 0
-    with _alone(folder):
+    with _folder_lock(folder):
         for left in (folder / "cells").glob(".*.json"):  # what a killed sweep was writing
             with suppress(OSError):  # where that can not be, no cell can be written either, which is told by name
                 left.unlink()
@@ -154,7 +154,13 @@ def run_sweep(
         with watching(progress, name, len(unique), before) as show:
             if executor is not None:
                 facts = tuple(provenance or ())
-                _drive(todo, lambda cell: executor.submit(measure, function, cell.config, facts), keep, AHEAD, retries)
+                _drive(
+                    todo,
+                    lambda cell: executor.submit(measure, function, cell.config, facts),
+                    keep,
+                    MAX_PENDING_CELLS,
+                    retries,
+                )
             elif processes is not None:
                 for cell in todo:
                     keep(cell, processes.measure(function, cell.config))
@@ -215,7 +221,7 @@ def _drive(
                     running[submit(waiting[0])] = waiting[0]
                 except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
                     if pool is None:
-                        raise SweepError(f"the executor takes no more cells ({error}). {SAFE}") from None
+                        raise SweepError(f"the executor takes no more cells ({error}). {RESUME_HINT}") from None
                     broken = True
                 else:
                     waiting.popleft()
@@ -226,7 +232,7 @@ def _drive(
                     collect(future)
                 breaks += 1
                 if breaks > BREAKS:
-                    raise SweepError(f"worker processes die before they take a cell, {breaks} times now. {SAFE}")
+                    raise SweepError(f"worker processes die before they take a cell, {breaks} times now. {RESUME_HINT}")
                 pool.restart()
             else:
                 breaks = 0
@@ -235,7 +241,7 @@ def _drive(
             future.cancel()
 
 
-SAFE = "Finished cells are safe; start the same sweep again, and it goes on from there."
+RESUME_HINT = "Finished cells are safe; start the same sweep again, and it goes on from there."
 
 
 def _finished(cell: Cell, directory: str | os.PathLike[str]) -> bool:
@@ -272,7 +278,7 @@ def _checked(
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _folder_lock(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which goes when this process does, however it ends."""
     try:
         import fcntl
@@ -282,7 +288,7 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         opened = (folder / ".lock").open("a")  # it stays empty
     except OSError as error:
-        raise SweepError(f"cannot write to {folder}: {reason(error)}") from None
+        raise SweepError(f"cannot write to {folder}: {os_error_advice(error)}") from None
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,7 +2,6 @@
 
 When: an experiment is set up. ``DIR/NAME/experiment.json`` holds a `Description`: what the experiment is, which cells
 it has, the command that fills them, and a list of `Table` and `Plot`. So a report needs no code of the experiment.
-Source: ours.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from .._util.parameters import integer, number
 from ..errors import OptionError
-from .cells import FORMAT, check_name, decode, encode, put, read_json, trusted
+from .cells import FORMAT, check_name, content_errors, decode, encode, read_json, write_sweep_file
 
 KINDS = ("line", "bar", "heatmap", "scatter", "box")
 
@@ -108,7 +107,7 @@ class Table:
         what = f"table {self.title!r}"
         _check_texts(what, title=self.title, by=self.by, better=self.better, compare=self.compare, note=self.note)
         for name in ("metrics", "rows", "pair", "unit", "paper"):
-            _settle(self, name, Paper if name == "paper" else str)
+            _as_tuple(self, name, Paper if name == "paper" else str)
         object.__setattr__(self, "digits", integer(f"{what}: digits", self.digits, at_least=1, at_most=17))
         if not _is_plain(self.baseline):
             raise OptionError(f"{what}: baseline={self.baseline!r}; give a number or text.")
@@ -172,7 +171,7 @@ class Plot:
     def __post_init__(self) -> None:
         names = ("kind", "title", "x", "y", "value", "hue", "facet", "note")
         _check_texts(f"plot {self.title!r}", **{name: getattr(self, name) for name in names})
-        _settle(self, "log", str)
+        _as_tuple(self, "log", str)
         if not isinstance(self.labels, Mapping):
             raise OptionError(f"plot {self.title!r}: labels={self.labels!r}; give a dict of column to text.")
         _check_texts(f"plot {self.title!r}, labels", **self.labels)
@@ -223,7 +222,7 @@ class Description:
         texts = {name: getattr(self, name) for name in ("title", "paper", "about", "command", "missing")}
         _check_texts(f"experiment {self.name!r}", **texts)
         for name, kind in (("keys", str), ("views", Table | Plot)):
-            _settle(self, name, kind)
+            _as_tuple(self, name, kind)
         bad = [key for key in self.keys if not re.fullmatch("[0-9a-f]{32}", key)]
         if bad or len(set(self.keys)) < len(self.keys):
             wrong = f"{bad[0]!r} is none" if bad else "one stands twice"
@@ -231,12 +230,12 @@ class Description:
 
 
 def write_description(directory: str | os.PathLike[str], description: Description) -> Path:
-    """Write ``directory/NAME/experiment.json``, aside and renamed."""
+    """Write ``directory/NAME/experiment.json``, atomically."""
     path = Path(directory) / description.name / "experiment.json"
     content = {"format": FORMAT, **dataclasses.asdict(description)}
     for view, shown in zip(content["views"], description.views, strict=True):
         view["view"] = type(shown).__name__
-    put(path, json.dumps(encode(content, "description"), indent=1, allow_nan=False) + "\n")
+    write_sweep_file(path, json.dumps(encode(content, "description"), indent=1, allow_nan=False) + "\n")
     return path
 
 
@@ -244,7 +243,7 @@ def read_description(path: str | os.PathLike[str]) -> Description:
     """Read an ``experiment.json``; a `SweepError` says what is wrong with it."""
     path = Path(os.path.abspath(path))
     content = read_json(path)
-    with trusted(path):
+    with content_errors(path):
         content = decode(content)
         del content["format"]
         views: list[Table | Plot] = []
@@ -279,7 +278,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | None)
 
 
-def _settle(view: Table | Plot | Description, name: str, kind: Any) -> None:
+def _as_tuple(view: Table | Plot | Description, name: str, kind: Any) -> None:
     """A sequence as tuple; a string where a sequence belongs is a likely slip."""
     value = getattr(view, name)
     what = f"{type(view).__name__.lower()} {view.title!r}"

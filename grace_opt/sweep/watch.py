@@ -1,6 +1,6 @@
 """How a sweep shows where it is: a bar with the time left on a terminal, now and then a line elsewhere.
 
-Source: ours, on rich.
+Built on rich.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 #: Seconds between two lines where stderr is a file.
-PAUSE = 30.0
+SECONDS_BETWEEN_LINES = 30.0
 
 
 @contextmanager
@@ -21,8 +21,8 @@ def watching(wanted: bool | None, name: str, total: int, before: int) -> Iterato
     Parameters
     ----------
     wanted : bool or None
-        True: a bar, wherever stderr goes; False: nothing; None: a bar on a terminal, elsewhere a line every `PAUSE`
-        seconds.
+        True: a bar, wherever stderr goes; False: nothing; None: a bar on a terminal, elsewhere a line every
+        `SECONDS_BETWEEN_LINES`.
     name : str
         What is shown.
     total, before : int
@@ -53,7 +53,7 @@ def watching(wanted: bool | None, name: str, total: int, before: int) -> Iterato
         def line(finished: int, failed: int) -> None:
             nonlocal last
             now = time.monotonic()
-            if now - last >= PAUSE:
+            if now - last >= SECONDS_BETWEEN_LINES:
                 last, made = now, max(finished + failed - before, 1)
                 left = (now - began) / made * (total - finished - failed)
                 bad = f", {failed} failed" if failed else ""

@@ -1,7 +1,7 @@
 """`DepthFirst`: the compiled tree search of one subproblem, a slice of nodes at a time.
 
-For exact methods: they decide how long to go on, and what to do with what is left. Source: ours; the search itself
-stands in `grace_opt.kernels.search.cpu`.
+For exact methods: they decide how long to go on, and what to do with what is left. The search itself stands in
+ `grace_opt.kernels.search.cpu`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from grace_opt import bounds, objective, registry
-from grace_opt._util.arrays import count
+from grace_opt._util.arrays import count_true
 from grace_opt.bounds import fixing
 from grace_opt.bounds.dnn import SECONDS_PER_DNN_STEP, DnnMultipliers, dnn_relaxation
 from grace_opt.bounds.qcr import (
@@ -39,7 +39,7 @@ from grace_opt.bounds.qcr import (
 )
 from grace_opt.bounds.subproblem import Subproblem, objective_step, sums_are_exact
 from grace_opt.errors import OptionError, SolverError
-from grace_opt.parallel import in_threads
+from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem
 from grace_opt.registry import check_fields, choice, integer, register
 from grace_opt.run import Run
@@ -51,13 +51,13 @@ from grace_opt.starts import starting_masks
 #: bound.
 SHIFT_NODES, PAIR_NODES, STRONG_NODES = 2_000, 20_000, 200
 #: Seconds of depth-first search between two looks at the clock, roughly.
-SLICE = 0.05
+SECONDS_BETWEEN_CLOCK_CHECKS = 0.05
 #: With no more subsets than this all are tried where rounding keeps the search from a proof.
-ENUMERATED = 20_000_000
+MAX_ENUMERATED_SUBSETS = 20_000_000
 #: The first slice, before it is known how long a node takes: so many entries of W.
-SLICE_ENTRIES = 1_000_000
+FIRST_SLICE_ENTRIES = 1_000_000
 #: Rounds of strengthening and probing at one node, while they fix many.
-ROUNDS = 4
+MAX_ROUNDS_AT_A_NODE = 4
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -108,7 +108,7 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
     run.ctrl_c_stops()
     rows = bounds.row_bound_in_time(problem, run.beside_search()).tolist()
     trees = [_Tree(problem.instance(b), masks[b], rows[b], options, run.instance(b)) for b in range(len(masks))]
-    in_threads(_Tree.grow, trees, run)
+    map_in_threads(_Tree.grow, trees, run)
     for tree in trees:
         tree.enumerate_if_in_doubt()
     return Result(
@@ -234,8 +234,8 @@ class _Tree:
 
     def enumerate_if_in_doubt(self) -> None:
         """Where weights are too far apart for relaxations, or nearly cancel, all choices are tried, if they are few."""
-        free, k = int(count(self.problem.candidates)), self.problem.k_max
-        if self.cut_short or self.proved or math.comb(free, k) > ENUMERATED:
+        free, k = int(count_true(self.problem.candidates)), self.problem.k_max
+        if self.cut_short or self.proved or math.comb(free, k) > MAX_ENUMERATED_SUBSETS:
             return
         spec = registry.get("exhaustive")
         found = spec.solve(self.problem.flatten(), spec.make_options({}), self.run)
@@ -259,7 +259,7 @@ class _Tree:
         if not self.run.has_time(self._seconds(sub, part.pairs)):
             self.late = True  # what can be done about it takes too long: the search is over
             return
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS_AT_A_NODE):
             relaxation, warm = self._relaxed(sub, part.pairs, warm)
             bound = self.at_work = max(bound, relaxation.bound)
             if bound >= self.cutoff:
@@ -310,14 +310,14 @@ class _Tree:
     ) -> tuple[float, npt.NDArray[np.float64]]:
         """Search a part for at most `budget` nodes. Returns the least bound left (inf: none), and the root's x."""
         search = DepthFirst(sub, relaxation)
-        batch = min(32, max(1, SLICE_ENTRIES // sub.m**2))
+        batch = min(32, max(1, FIRST_SLICE_ENTRIES // sub.m**2))
         while search.top and budget > 0 and not self.stopped:
             seconds, used, found = search.advance(self.value, self.slack, min(batch, budget, self._nodes_left()))
             self.nodes += used
             budget -= used
             if found is not None:
                 self._offer(sub, found)
-            batch = max(1, int(min(4.0, SLICE / max(seconds, 1e-9)) * batch))
+            batch = max(1, int(min(4.0, SECONDS_BETWEEN_CLOCK_CHECKS / max(seconds, 1e-9)) * batch))
         if not self.exact:
             self.floor = min(self.floor, search.least_leaf())
         return search.least_bound(), relaxation.x

@@ -33,7 +33,7 @@ def model(tiny):
 @pytest.fixture(autouse=True)
 def nothing_stays_open():
     yield
-    assert not implementation._OPEN
+    assert not implementation._ACTIVE
 
 
 def as_found(model):
@@ -272,7 +272,7 @@ class TestInterrupts:
             with pytest.raises(KeyboardInterrupt):
                 self.run(line, model)
             assert as_found(model), line
-            assert not implementation._OPEN
+            assert not implementation._ACTIVE
 
 
 class TestCopies:

@@ -20,8 +20,8 @@ def kernel(request, monkeypatch):
     """How often the kernel was called; every step of every layer that can use it is to."""
     calls = []
     if request.param == "compiled":
-        monkeypatch.setattr(kernels, "CPU_FROM", 0)
-        monkeypatch.setattr(kernels, "CPU_FROM_IN_FEW_BITS", 0)
+        monkeypatch.setattr(kernels, "CPU_MIN_TOKENS", 0)
+        monkeypatch.setattr(kernels, "CPU_MIN_TOKENS_IN_FEW_BITS", 0)
         owner, name = kernels.host, "decode_attention"
     else:
         pytest.importorskip("triton")

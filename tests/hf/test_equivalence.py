@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from grace_opt.hf import attention, decoding, segments
+from grace_opt.hf import attention, decoding, pruned_attention
 from grace_opt.hf.storage import Compressed
 from grace_opt.kernels.decode.reference import causal_mask
 
@@ -21,9 +21,9 @@ from grace_opt.kernels.decode.reference import causal_mask
 def fused_calls(monkeypatch):
     """How often the two-segment attention ran."""
     calls = []
-    original = decoding.segmented_attention
+    original = decoding.pruned_attention
     monkeypatch.setattr(
-        decoding, "segmented_attention", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
+        decoding, "pruned_attention", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
     )
     return calls
 
@@ -128,7 +128,7 @@ def test_one_kv_head_and_equal_heads(tiny, prune, prompt, continuation, step, ze
 @pytest.mark.parametrize("kind", ["none", "bool", "additive", "per head"])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("sinks", [0, 2])
-def test_segmented_attention_entry_by_entry(sinks, kind, softcap):
+def test_pruned_attention_entry_by_entry(sinks, kind, softcap):
     """Against a transcription of the definition with Python loops over heads and queries."""
     generator = torch.Generator().manual_seed(3)
     batch, heads, group, length, d, old, recent = 2, 2, 3, 4, 8, 5, 6
@@ -152,7 +152,7 @@ def test_segmented_attention_entry_by_entry(sinks, kind, softcap):
     if kind == "additive":
         mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
     stored = Compressed(old, sink_keys, pruned, kept, value[:, :, :old])
-    output, weights = segments.segmented_attention(
+    output, weights = pruned_attention.pruned_attention(
         torch.nn.Identity(), query, tail, value[:, :, old:], mask, stored, scaling=0.4, softcap=softcap
     )
     for b in range(batch):
@@ -194,7 +194,7 @@ def mix_up_the_groups(module, query, tail, value, mask, old, **kwargs):
     return RIGHT(module, swapped, tail, value, mask, old, **kwargs)
 
 
-RIGHT = segments.segmented_attention
+RIGHT = pruned_attention.pruned_attention
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ RIGHT = segments.segmented_attention
 def test_a_wrong_implementation_would_be_noticed(
     wrong, tiny, prune, padded, continuation, step, zeroed, close, monkeypatch
 ):
-    monkeypatch.setattr(decoding, "segmented_attention", wrong)
+    monkeypatch.setattr(decoding, "pruned_attention", wrong)
     model = tiny()
     prompt, mask = padded
     cache = prune(model, "mies", 0.5)

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from grace_opt.hf import Quantization, SnapKV, attach
 from grace_opt.hf.attention_received import attention_received
-from grace_opt.hf.segments import segmented_attention
+from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
 
 LENGTH, SINKS, TAIL, WIDTH = 100, 3, 9, 64
@@ -114,7 +114,7 @@ def stored(scale, dtype, kept=WIDTH):
 def test_every_head_is_as_close_to_the_truth_as_sdpa(dtype, scale, softcap):
     """Logits up to 45,000 scaled, and 360,000 unscaled. What is left is the rounding of weights and outputs."""
     query, keys, values, old, tail, tail_values = stored(scale, dtype)
-    found, _ = segmented_attention(torch.nn.Module(), query, tail, tail_values, None, old, softcap=softcap)
+    found, _ = pruned_attention(torch.nn.Module(), query, tail, tail_values, None, old, softcap=softcap)
     q, k, v = query.double(), keys.double().repeat_interleave(2, 1), values.double().repeat_interleave(2, 1)
     logits = q @ k.mT * WIDTH**-0.5
     truth = (softcap * torch.tanh(logits / softcap) if softcap else logits).softmax(-1) @ v
@@ -141,7 +141,7 @@ def test_triton_s_kernel_accumulates_in_float32(dtype, scale):
     on = (t.cuda() if torch.cuda.is_available() else t for t in (query, old.pruned_keys, old.kept_indices))
     rest = (t.cuda() if torch.cuda.is_available() else t for t in (old.sink_keys, tail, old.values, tail_values))
     found = decode_attention(*on, *rest).cpu()
-    expected, _ = segmented_attention(torch.nn.Module(), query, tail, tail_values, None, old)
+    expected, _ = pruned_attention(torch.nn.Module(), query, tail, tail_values, None, old)
     largest = float((query.double() @ keys.double().repeat_interleave(2, 1).mT).abs().max()) * WIDTH**-0.5
     rounding = 8 * torch.finfo(dtype).eps + 2 * WIDTH * 2.0**-24 * largest
     assert bool(((found - expected).abs() <= rounding * values.abs().max()).all())
@@ -165,15 +165,15 @@ def test_never_in_a_half_precision_mask_hides_the_loudest_key(dtype):
     mask = torch.zeros(1, 1, 1, LENGTH, dtype=dtype)
     mask[..., hidden] = torch.finfo(dtype).min
     assert float(query[0, 0, 0, 0]) * loud * WIDTH**0.5 > 2e5
-    output, weights = segmented_attention(torch.nn.Module(), query, tail, tail_values, mask, old)
+    output, weights = pruned_attention(torch.nn.Module(), query, tail, tail_values, mask, old)
     assert bool(weights[..., hidden].eq(0).all())
-    expected, _ = segmented_attention(torch.nn.Module(), query, tail, tail_values, mask > -1, old)
+    expected, _ = pruned_attention(torch.nn.Module(), query, tail, tail_values, mask > -1, old)
     assert torch.equal(output, expected)
 
 
 def test_float32_is_multiplied_as_it_ever_was():
     query, _, _, old, tail, tail_values = stored(30, torch.float32, kept=40)
-    output, _ = segmented_attention(torch.nn.Module(), query, tail, tail_values, None, old)
+    output, _ = pruned_attention(torch.nn.Module(), query, tail, tail_values, None, old)
     grouped = query.reshape(1, 2, 2, WIDTH)
     parts = grouped @ old.sink_keys.mT, grouped[..., :40] @ old.pruned_keys.mT, grouped @ tail.mT
     weights = (torch.cat(parts, -1).view(1, 4, 1, -1) * WIDTH**-0.5).softmax(-1).view(1, 2, 2, -1)

@@ -52,7 +52,7 @@ def test_the_report_equals_the_storages_and_the_formula(dtype, ratio, tiny, prun
 @pytest.mark.parametrize("values", [None, 4])
 def test_what_tells_kernels_where_the_bits_are_is_counted(values, tiny, prune, prompt, continuation, monkeypatch):
     pytest.importorskip("optimum.quanto")
-    monkeypatch.setattr(kernels, "CPU_FROM_IN_FEW_BITS", 0)
+    monkeypatch.setattr(kernels, "CPU_MIN_TOKENS_IN_FEW_BITS", 0)
     model = tiny()
     cache = prune(model, "mies", 0.5, quantize=Quantization(4, values, group_size=8))
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_what_tells_kernels_where_the_bits_are_is_counted(values, tiny, prune, p
 def test_no_table_is_made_that_no_kernel_reads(tiny, prune, prompt, continuation, monkeypatch):
     """On the CPU the kernel is for float32."""
     pytest.importorskip("optimum.quanto")
-    monkeypatch.setattr(kernels, "CPU_FROM_IN_FEW_BITS", 0)
+    monkeypatch.setattr(kernels, "CPU_MIN_TOKENS_IN_FEW_BITS", 0)
     for dtype, made in ((torch.float32, 2), (torch.bfloat16, 0)):
         model = copy.deepcopy(tiny()).to(dtype)
         cache = prune(model, "mies", 0.5, quantize=Quantization(4, group_size=8))

@@ -12,19 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf.quantization import BITS, Quantization, QuantizedTokens
+from grace_opt.hf.quantization import SUPPORTED_BITS, Quantization, QuantizedTokens
 from tests.packed import numbers_of
 
 MODULES = {"quanto": "optimum", "hqq": "hqq"}
 GROUP = 8
-PAIRS = [(backend, bits) for backend, offered in BITS.items() for bits in offered]
+PAIRS = [(backend, bits) for backend, offered in SUPPORTED_BITS.items() for bits in offered]
 
 
 def installed(backend):
     return importlib.util.find_spec(MODULES[backend]) is not None
 
 
-@pytest.fixture(params=BITS)
+@pytest.fixture(params=SUPPORTED_BITS)
 def backend(request):
     if not installed(request.param):
         pytest.skip(f"{request.param} is not installed")
@@ -357,7 +357,7 @@ def test_a_missing_library_names_the_extra(monkeypatch):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr("grace_opt._util.optional.importlib.import_module", missing)
-    for name in BITS:
+    for name in SUPPORTED_BITS:
         with pytest.raises(OptionError, match=r"grace-opt\[quant\]"):
             QuantizedTokens.quantize(draw(1, 1, 8, 4), 4, "tokens", GROUP, name)
         with pytest.raises(OptionError, match=name):

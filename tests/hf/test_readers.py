@@ -11,7 +11,7 @@ from transformers import MllamaConfig, MllamaForConditionalGeneration
 
 from grace_opt.attention import weights
 from grace_opt.errors import CacheError
-from grace_opt.hf import PrunedKeyCache, SnapKV, attach, calibrate, choosing
+from grace_opt.hf import PrunedKeyCache, SnapKV, attach, calibrate, channel_choice
 from tests.hf.conftest import OBSERVED, RECENT, SIZES
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
@@ -98,7 +98,7 @@ def test_latent_attention_is_named_and_nobody_is_told_to_select_what_is_selected
 
 def nobody_waits(monkeypatch):
     """As on a device: what is on it is not asked for while the prompt is read."""
-    monkeypatch.setattr(choosing, "_AT_HAND", ())
+    monkeypatch.setattr(channel_choice, "_SYNCHRONOUS_DEVICES", ())
     monkeypatch.setattr(weights, "_refuse_out_of_range", lambda *tensors: None)
     monkeypatch.setattr(weights, "_refuse_infinite", lambda norms: None)
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DynamicLayer
 
-from grace_opt._util import sealed
+from grace_opt._util import tensor_files
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, OptionError
@@ -391,7 +391,7 @@ class TestFile:
     @staticmethod
     def rewrite(path, about=lambda found: found, tensors=lambda found: found):
         """As somebody would who knows the format: the digest fits again."""
-        saving.SEAL.write(path, tensors(load_file(path)), about(saving.SEAL.read(path)[0]))
+        saving.FILE_FORMAT.write(path, tensors(load_file(path)), about(saving.FILE_FORMAT.read(path)[0]))
 
     def test_of_a_later_version(self, filled, path):
         model, cache = filled()
@@ -420,7 +420,7 @@ class TestFile:
         with safe_open(path, framework="pt") as file:
             found = file.metadata()
         found["about"] = found["about"][:-9]
-        found["digest"] = sealed._digest(load_file(path), {n: t for n, t in found.items() if n != "digest"})
+        found["digest"] = tensor_files._digest(load_file(path), {n: t for n, t in found.items() if n != "digest"})
         save_file(load_file(path), path, found)
         with pytest.raises(CacheError, match="cannot be read as a saved cache"):
             PrunedKeyCache.load(path, model)

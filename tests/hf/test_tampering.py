@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from grace_opt.attention.masks import SEAL, ChannelMask
+from grace_opt.attention.masks import FILE_FORMAT, ChannelMask
 from grace_opt.errors import CacheError, GraceError, MaskError
 from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, Quantization, SnapKV, saving
 from tests.hf.test_saving import filled, go_on, kind, same_bits  # noqa: F401  (a fixture)
@@ -148,7 +148,7 @@ def usable(path, model, what):
 @pytest.mark.parametrize("saved", KINDS, indirect=True)
 def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
     model, _, path = saved
-    about, tensors = saving.SEAL.read(path)
+    about, tensors = saving.FILE_FORMAT.read(path)
     assert usable(path, model, "nothing") is None
     refused = 0
     for at in fields(about):
@@ -157,7 +157,7 @@ def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
         if isinstance(at[-1], str):
             changes.append(lambda owner, key: owner.update({f"{key} more": 1}))
         for number, change in enumerate(changes):
-            saving.SEAL.write(path, tensors, changed_at(about, at, change))
+            saving.FILE_FORMAT.write(path, tensors, changed_at(about, at, change))
             value = VALUES[number - 1] if 0 < number <= len(VALUES) else "dropped or added"
             refused += usable(path, model, f"{at} {value!r}") is not None
     assert refused > 50
@@ -167,12 +167,12 @@ def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
 @pytest.mark.parametrize("saved", KINDS, indirect=True)
 def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved):
     model, _, path = saved
-    about, tensors = saving.SEAL.read(path)
+    about, tensors = saving.FILE_FORMAT.read(path)
     for name, tensor in tensors.items():
-        saving.SEAL.write(path, {key: t for key, t in tensors.items() if key != name}, about)
+        saving.FILE_FORMAT.write(path, {key: t for key, t in tensors.items() if key != name}, about)
         assert usable(path, model, f"{name} dropped") is not None
         for what, other in tensors_changed(tensor):
-            saving.SEAL.write(path, {**tensors, name: other}, about)
+            saving.FILE_FORMAT.write(path, {**tensors, name: other}, about)
             said = usable(path, model, f"{name}, {what}")
             alike = (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
             shared = name.endswith("positions") and what == "fewer heads"  # all heads may have the same
@@ -180,7 +180,7 @@ def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved):
             if "indices" in name and not torch.equal(other, tensor) and what != "one more":
                 assert said is not None, what
     for more in ("0.more", "more", "9.keys", "0.pruned_keys.0.packed"):
-        saving.SEAL.write(path, {**tensors, more: torch.ones(1)}, about)
+        saving.FILE_FORMAT.write(path, {**tensors, more: torch.ones(1)}, about)
         assert usable(path, model, f"{more} added") is not None
 
 
@@ -189,7 +189,7 @@ def test_indices_and_lengths_by_name(change, filled, tmp_path):  # noqa: F811
     model, cache = filled()
     path = tmp_path / "cache.safetensors"
     cache.save(path)
-    about, tensors = saving.SEAL.read(path)
+    about, tensors = saving.FILE_FORMAT.read(path)
     kept = tensors["1.kept_indices"]
     if change == "other length":
         about["layers"][1]["length"] += 1
@@ -199,7 +199,7 @@ def test_indices_and_lengths_by_name(change, filled, tmp_path):  # noqa: F811
         )
         if change == "beyond":
             kept[0, 0, -1] = 16
-    saving.SEAL.write(path, tensors, about)
+    saving.FILE_FORMAT.write(path, tensors, about)
     with pytest.raises(CacheError, match=r"cache\.safetensors: layer 1 of the saved cache: (kept_indices|length=33)"):
         PrunedKeyCache.load(path, model)
 
@@ -209,8 +209,8 @@ def test_another_models_file_is_refused_before_anything_else(filled, tiny, tmp_p
     cache.save(tmp_path / "x")
     with pytest.raises(CacheError, match=r"saved for another model .*num_hidden_layers: 2 there, 3 here"):
         PrunedKeyCache.load(tmp_path / "x", tiny(num_hidden_layers=3))
-    about, tensors = saving.SEAL.read(tmp_path / "x")
-    saving.SEAL.write(tmp_path / "x", tensors, {**about, "fingerprint": {}})
+    about, tensors = saving.FILE_FORMAT.read(tmp_path / "x")
+    saving.FILE_FORMAT.write(tmp_path / "x", tensors, {**about, "fingerprint": {}})
     with pytest.raises(CacheError, match=r"saved for another model .*head_dim: None there"):
         PrunedKeyCache.load(tmp_path / "x", tiny())
 
@@ -222,7 +222,7 @@ def test_masks(tmp_path):
     tensors = load_file(path)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-    about = SEAL.read(path)[0]
+    about = FILE_FORMAT.read(path)[0]
     for what, other in tensors_changed(tensors["pruned"].to(torch.uint8)):
         for pruned in (other, other.bool()):
             if pruned.shape == mask.pruned.shape and torch.equal(pruned, mask.pruned):
@@ -230,7 +230,7 @@ def test_masks(tmp_path):
             save_file({"pruned": pruned}, path, metadata)
             with pytest.raises(MaskError, match="digest differs"):
                 ChannelMask.load(path)
-            SEAL.write(path, {"pruned": pruned}, about)
+            FILE_FORMAT.write(path, {"pruned": pruned}, about)
             if pruned.dtype != torch.bool or pruned.dim() < 2 or not pruned.numel():
                 with pytest.raises(MaskError, match="a mask is a bool tensor"):
                     pytest.fail(f"{what}: {ChannelMask.load(path)}")
@@ -244,7 +244,9 @@ def test_masks(tmp_path):
                 ChannelMask.load(path)
     for at in fields(about):
         for value in VALUES:
-            SEAL.write(path, tensors, changed_at(about, at, lambda owner, key, v=value: owner.__setitem__(key, v)))
+            FILE_FORMAT.write(
+                path, tensors, changed_at(about, at, lambda owner, key, v=value: owner.__setitem__(key, v))
+            )
             try:
                 loaded = ChannelMask.load(path)
             except MaskError:

@@ -2,7 +2,7 @@
 
 When: an experiment asks for examples. A data set is a folder with a TASK.jsonl for each task, one JSON object per line
 with the fields of `FIELDS`. "hub" downloads LongBench's archive with huggingface_hub and unpacks the tasks into a cache
-folder, each file written aside and renamed, so that what was interrupted is no file; another machine may be given a
+folder, each file written atomically, so that what was interrupted is no file; another machine may be given a
 copy of that folder. "miniature" is made, see `miniature`. Source: LongBench (arXiv 2308.14508), zai-org/LongBench.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiments.longbench.tasks import TASKS
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt._util.optional import require
 from grace_opt.errors import GraceError
 
@@ -105,7 +105,7 @@ def fetch(tasks: Sequence[str], folder: str | os.PathLike[str] | None = None) ->
             for task in missing:
                 with (
                     opened.open(f"data/{task}.jsonl") as packed,
-                    aside(folder / f"{task}.jsonl") as name,
+                    atomic_write(folder / f"{task}.jsonl") as name,
                     name.open("wb") as file,
                 ):
                     shutil.copyfileobj(packed, file)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from grace_opt.errors import OptionError
 from grace_opt.hf import H2O, PruningConfig, SnapKV, attach
-from grace_opt.hf.models import POCKET, ModelError, load_model, quiet
+from grace_opt.hf.models import POCKET_FOLDER, ModelError, disable_progress_bars, load_model
 
 RECENT = OBSERVED = WINDOW = 32
 KERNEL = 7
@@ -79,8 +79,8 @@ def load(model: str, device: str) -> tuple[PreTrainedModel, Any]:
     ModelError
         If it can not be loaded.
     """
-    quiet()
-    where = model if model not in ("", "pocket") else str(POCKET)
+    disable_progress_bars()
+    where = model if model not in ("", "pocket") else str(POCKET_FOLDER)
     if torch.device(device).type == "cpu":
         return load_model(where)
     if where.endswith(".gguf"):

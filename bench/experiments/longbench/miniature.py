@@ -3,7 +3,7 @@
 When: the whole harness is to run offline, in tests and in the small sizes, on the pocket model, which knows no other
 words. It tests the harness. It is no benchmark: that model was trained to state passwords, and can not summarise, count
 or program, so that most scores are near zero for every method; and digits, line breaks and the words of our
-instructions are unknown to it. Source: ours.
+instructions are unknown to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiments.longbench.tasks import TASKS
-from grace_opt._util.files import aside
+from grace_opt._util.files import atomic_write
 from grace_opt.hf.needle import CITIES, COLOURS, fact, filler, question, random_answer
 
 #: Sentences of filler in a context, about 13 words each.
@@ -36,7 +36,7 @@ def write_miniature(folder: Path, tasks: tuple[str, ...] = tuple(TASKS), example
     folder.mkdir(parents=True, exist_ok=True)
     for task in tasks:
         rows = [example(task, number, seed) for number in range(examples)]
-        with aside(folder / f"{task}.jsonl") as name:
+        with atomic_write(folder / f"{task}.jsonl") as name:
             name.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return folder
 

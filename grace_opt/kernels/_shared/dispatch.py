@@ -7,8 +7,6 @@ speed, not numbers.
 
 ``GRACE_OPT_TRITON=0`` in the environment turns the kernels off. Code that ``torch.compile`` traces uses the references,
 which it makes kernels of itself.
-
-Source: ours.
 """
 
 from __future__ import annotations

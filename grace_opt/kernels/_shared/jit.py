@@ -5,7 +5,7 @@ damaged or the disk is full. Here the loops are compiled all the same; one warni
 are named after the text of all that may be compiled into a function, so that another version's are never taken for its
 own: numba itself looks at the file that a function stands in, and at none that it calls functions of.
 
-When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``. Source: ours, on numba's own cache.
+When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``. Built on numba's own cache.
 """
 
 from __future__ import annotations

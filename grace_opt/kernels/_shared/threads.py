@@ -1,7 +1,4 @@
-"""Compiled loops in as many threads as torch has, and from what size on they are worth importing.
-
-Source: ours.
-"""
+"""Compiled loops in as many threads as torch has, and from what size on they are worth importing."""
 
 from __future__ import annotations
 

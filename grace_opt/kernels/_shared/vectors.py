@@ -1,7 +1,7 @@
 """Vector instructions where the compiler finds none by itself: the inner loops of greedy and of the checks of W.
 
 Each function is a loop over blocks of ``LANES`` numbers, written as LLVM vector operations, which every processor has
-in some width, and a plain loop over what is left. Source: ours.
+in some width, and a plain loop over what is left.
 """
 
 from __future__ import annotations

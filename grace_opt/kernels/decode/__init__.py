@@ -21,7 +21,7 @@ from .packed import Packed, PackedKeys, PackedValues
 MAX_KERNEL_QUERIES = 8
 #: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up, or, in few bits, in so
 #: little time that nobody should wait for a compiler because of them.
-CPU_FROM, CPU_FROM_IN_FEW_BITS = 2048, 256
+CPU_MIN_TOKENS, CPU_MIN_TOKENS_IN_FEW_BITS = 2048, 256
 
 _ON_GPU = f"up to {MAX_KERNEL_QUERIES} new tokens, heads up to 256 wide, not float64"
 DENSE = Triton("decoding", _ON_GPU, trial_of(__name__, "gpu"))
@@ -30,7 +30,7 @@ OPERATION = Operation(
     "decode",
     "decoding on pruned keys",
     cpu=Compiled(
-        f"float32, one new token, from {CPU_FROM:,} stored ones on, or {CPU_FROM_IN_FEW_BITS} in few bits",
+        f"float32, one new token, from {CPU_MIN_TOKENS:,} stored ones on, or {CPU_MIN_TOKENS_IN_FEW_BITS} in few bits",
         trial_of(__name__, "cpu"),
         "torch",
     ),
@@ -51,7 +51,7 @@ def worth_a_kernel(query: Tensor, stored: int, few_bits: bool) -> bool:
 
 
 def _least(few_bits: bool) -> int:
-    return CPU_FROM_IN_FEW_BITS if few_bits else CPU_FROM
+    return CPU_MIN_TOKENS_IN_FEW_BITS if few_bits else CPU_MIN_TOKENS
 
 
 def kernel_for(

@@ -9,8 +9,6 @@ sequence has fewer heads than there are threads.
 When: on a CPU, in float32, while decoding without gradients, dropout or a need for the weights; `unsupported_reason`
 says why not. Pruned keys are read fastest where each token's channels lie side by side. The first call of all compiles
 (some seconds), the first call of a process loads what was compiled (some tenths of a second).
-
-Source: ours, and what the compiled module names.
 """
 
 from __future__ import annotations
@@ -130,7 +128,7 @@ def decode_attention(
     """
     reason = unsupported_reason(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
-        raise CacheError(f"the compiled decoding kernel can not be used: {reason}; use segmented_attention")
+        raise CacheError(f"the compiled decoding kernel can not be used: {reason}; use pruned_attention")
     _check_shapes(query, pruned_keys, kept_indices, sink_keys, tail_keys, old_values, tail_values)
     batch, query_heads, length, width = query.shape
     heads, pruned, kept = pruned_keys.shape[1:]

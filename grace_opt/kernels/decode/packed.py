@@ -12,7 +12,7 @@ row ``r % plane``:
 at place ``i`` of the group, with :math:`s_p = p \cdot \text{bits}`, or :math:`8 - (p + 1)\,\text{bits}` if
 ``high_first``. The number is ``scale[r] * l - zero[r]``, or ``scale[r] * (l - zero[r])`` if ``zero_in_levels``.
 
-Source: ours; the arrangement is what optimum-quanto and hqq have in common (docs/adr/0005-quantised-storage.md).
+Source: the arrangement is what optimum-quanto and hqq have in common (docs/adr/0005-quantised-storage.md).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ large, has a part in it. An exchange is made only if it improves f with that muc
 falls with every exchange: no set comes twice, the search ends, and it ends no worse than it began.
 
 Where the best exchange is in doubt and sums are fresh, others may still be certain. They are looked for once more with
-``tolerance(n) * size`` counted against both ends; only if that finds none, the search stops. Source: ours; the error of
-a sum in any order is Higham's (Accuracy and Stability of Numerical Algorithms, 2002, section 4.2).
+``tolerance(n) * size`` counted against both ends; only if that finds none, the search stops. Source: the error of a
+sum in any order is Higham's (Accuracy and Stability of Numerical Algorithms, 2002, section 4.2).
 """
 
 from __future__ import annotations

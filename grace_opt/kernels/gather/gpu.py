@@ -3,8 +3,6 @@
 One program takes some tokens of one head, and reads and writes whole rows; torch's ``gather`` looks up an index for
 every number. Tokens or channels may lie side by side in the result; docs/adr/0007 says which is used, and why. Use it
 on the device where the keys are, of any strides.
-
-Source: ours.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Which row of W is read next is known only when the minimum is, and it comes from
 waits for it most of the time. So ``TOGETHER`` instances take turns: each finds its vertex and asks for the row, and by
 the time that its turn comes again the row is in the cache.
 
-Source: ours; Algorithm 1 of GRACE (arXiv 2604.16983).
+Source: Algorithm 1 of GRACE (arXiv 2604.16983).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ views need no array type of their own, so the kernel is compiled once and not on
 
 Not-a-number is not lost: no part is compiled with the liberty to think it away.
 
-Source: ours; Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov
-and Gimelshein (arXiv 1805.02867) for the running softmax.
+Source: Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov and
+Gimelshein (arXiv 1805.02867) for the running softmax.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ scale :math:`s_c` and a zero point :math:`z_c` for each channel of a group of to
 
 so that scales and zero points cost something once per group, and a token only what its levels do. Where zero points
 count levels, :math:`q_c s_c` stands in the last sum as well.
-
-Source: ours.
 """
 
 from __future__ import annotations

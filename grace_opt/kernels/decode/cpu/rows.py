@@ -1,8 +1,6 @@
 """Four rows of numbers at a time, in vectors of eight: what the parts of the decoding kernel have in common.
 
 Sums stay in registers for four rows, which LLVM's own vectoriser does not find. Addresses are plain integers, in bytes.
-
-Source: ours.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 What :mod:`grace_opt.kernels.decode.cpu` calls for each segment. Values in a few bits
 (`grace_opt.kernels.decode.packed.PackedValues`) are read where they lie: a share is multiplied with the scale of its
 token and group once, and the zero points are summed up aside.
-
-Source: ours.
 """
 
 from __future__ import annotations

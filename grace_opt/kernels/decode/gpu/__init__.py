@@ -151,7 +151,7 @@ def decode_attention(
     """
     reason = unsupported_reason(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
-        raise CacheError(f"the decoding kernel can not be used: {reason}; use segmented_attention")
+        raise CacheError(f"the decoding kernel can not be used: {reason}; use pruned_attention")
     batch, query_heads, length, width = query.shape
     heads, pruned, kept = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]

@@ -1,7 +1,4 @@
-"""Answers as plain values for JSON, where null stands for what is infinite or unknown; written aside and renamed.
-
-Source: ours.
-"""
+"""Answers as plain values for JSON, where null stands for what is infinite or unknown."""
 
 from __future__ import annotations
 
@@ -12,56 +9,56 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._util.files import write
+from .._util.files import write_file
 from ..solution import Solution
 
 
-def array(values: Any) -> np.ndarray[Any, Any]:
+def to_numpy(values: Any) -> np.ndarray[Any, Any]:
     """A solution's numbers as a numpy array, from whatever device they are on."""
     return np.asarray(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
 
 
-def plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """Numbers, texts, lists and dicts only: what is not finite becomes None, and what is unknown its text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if np.isfinite(value) else None
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        return plain(array(value).tolist())
+        return to_jsonable(to_numpy(value).tolist())
     if isinstance(value, dict):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): to_jsonable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [to_jsonable(inner) for inner in value]
     return str(value)
 
 
-def solution_values(solution: Solution) -> dict[str, Any]:
+def solution_to_dict(solution: Solution) -> dict[str, Any]:
     """A solution as plain values for JSON; null where nothing was certified.
 
     Examples
     --------
     >>> import grace_opt
-    >>> solution_values(grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1))["lower_bound"] is None
+    >>> solution_to_dict(grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1))["lower_bound"] is None
     True
     """
     statuses = np.asarray(solution.status, dtype=object)
     return {
         "method": solution.method,
-        "options": plain(dict(solution.options)),
+        "options": to_jsonable(dict(solution.options)),
         "seed": solution.seed,
-        "indices": plain(solution.indices),
-        "objective": plain(solution.objective),
-        "lower_bound": plain(solution.lower_bound),
-        "gap": plain(solution.gap),
+        "indices": to_jsonable(solution.indices),
+        "objective": to_jsonable(solution.objective),
+        "lower_bound": to_jsonable(solution.lower_bound),
+        "gap": to_jsonable(solution.gap),
         "status": np.vectorize(lambda s: s.name, otypes=[object])(statuses).tolist(),
-        "stats": plain(dict(solution.stats)),
+        "stats": to_jsonable(dict(solution.stats)),
     }
 
 
-def to_text(value: Any, path: str | os.PathLike[str] | None = None) -> str:
+def to_json_text(value: Any, path: str | os.PathLike[str] | None = None) -> str:
     """Values, made plain, as JSON text, also written to `path` if there is one."""
-    text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(to_jsonable(value), indent=2, allow_nan=False) + "\n"
     if path is not None:
-        write(path, text)
+        write_file(path, text)
     return text

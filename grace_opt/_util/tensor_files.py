@@ -2,7 +2,7 @@
 
 When: for what the library saves of its own, masks and caches. Safetensors itself finds what was cut off, but not a
 byte that changed, a tensor that was replaced, or metadata that were edited. The digest finds those; it is no signature:
-who can write the file can make it fit, so that readers check all that they rely on. Source: ours.
+who can write the file can make it fit, so that readers check all that they rely on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .files import write_tensors
 
 
 @dataclass(frozen=True)
-class Seal:
+class TensorFormat:
     """A kind of file.
 
     Attributes
@@ -39,9 +39,10 @@ class Seal:
     --------
     >>> import tempfile, pathlib
     >>> from grace_opt.errors import MaskError
-    >>> seal, path = Seal("example", "1", "an example", MaskError), pathlib.Path(tempfile.mkdtemp()) / "x.safetensors"
-    >>> seal.write(path, {"x": torch.ones(2)}, {"made": "here"})
-    >>> seal.read(path)
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "x.safetensors"
+    >>> example = TensorFormat("example", "1", "an example", MaskError)
+    >>> example.write(path, {"x": torch.ones(2)}, {"made": "here"})
+    >>> example.read(path)
     ({'made': 'here'}, {'x': tensor([1., 1.])})
     """
 
@@ -51,7 +52,7 @@ class Seal:
     error: type[GraceError]
 
     def write(self, path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Write tensors and JSON-able values, aside and renamed."""
+        """Write tensors and JSON-able values, atomically."""
         # Copies on the CPU: views share memory with others, which the format does not have.
         owned = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
         metadata = {"format": self.format, "version": self.version, "about": json.dumps(dict(about), sort_keys=True)}

@@ -2,9 +2,7 @@
 
 When: :mod:`grace_opt.hf.compression` has the keys and queries. Where every channel stays, nothing is looked at: "prune
 nothing" works whatever the numbers. On a device that nobody is to wait for, the numbers are judged one step later
-(`check_numbers`, `raise_unless_usable`).
-
-Source: ours.
+(`check_numbers`, `raise_for_verdict`).
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ from .plan import LayerPlan, MaskSource
 from .prompt import Observation
 
 #: Where a number is known without waiting for the device that computes it.
-_AT_HAND = ("cpu",)
+_SYNCHRONOUS_DEVICES = ("cpu",)
 
 
-def choose(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tensor | None) -> ChannelMask:
+def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tensor | None) -> ChannelMask:
     """The mask of a layer's source, or one that prunes nothing without asking it.
 
     Raises
@@ -34,8 +32,8 @@ def choose(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tensor | None)
     CacheError
         If a method can not choose by these numbers; it names the layer.
     """
-    if keeps_all(plan.source, keys):
-        return everything_kept(keys)
+    if prunes_nothing(plan.source, keys):
+        return mask_that_prunes_nothing(keys)
     try:
         return plan.source(queries, keys, attention_mask=valid)
     except ProblemError as error:
@@ -54,22 +52,22 @@ def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | 
     -------
     Tensor or None
         Whether all is finite, and whether W stays in the range of its type, if that is known only to a device that
-        nobody is to wait for now; to be given to `raise_unless_usable` later on.
+        nobody is to wait for now; to be given to `raise_for_verdict` later on.
     """
-    if isinstance(plan.source, StaticMask) or not keys.is_floating_point() or keeps_all(plan.source, keys):
+    if isinstance(plan.source, StaticMask) or not keys.is_floating_point() or prunes_nothing(plan.source, keys):
         return None  # nothing is chosen
     ends = [end for tensor in (keys, over.queries) if tensor.numel() for end in torch.aminmax(tensor)]
     finite = torch.stack([end.to(keys.device).isfinite() for end in ends]).all()
-    if keys.device.type not in _AT_HAND:
+    if keys.device.type not in _SYNCHRONOUS_DEVICES:
         if not isinstance(plan.source, MaskProvider):
             return torch.stack([finite, torch.ones_like(finite)])
         observed = over.queries[:, :, -plan.config.observation_window :].to(keys.device)
         return torch.stack([finite, _in_range(observed, keys, over.valid)])
-    raise_unless_usable(plan.index, [bool(finite), True])
+    raise_for_verdict(plan.index, [bool(finite), True])
     return None
 
 
-def raise_unless_usable(layer: int, verdict: Iterable[bool]) -> None:
+def raise_for_verdict(layer: int, verdict: Iterable[bool]) -> None:
     """Say what keys that are not finite usually mean, and what to do about huge and tiny ones."""
     finite, in_range = verdict
     if not finite:
@@ -82,18 +80,18 @@ def raise_unless_usable(layer: int, verdict: Iterable[bool]) -> None:
         raise _out_of_range(layer)
 
 
-def require_usable(layer: int, queries: Tensor, keys: Tensor) -> None:
+def check_usable(layer: int, queries: Tensor, keys: Tensor) -> None:
     """Raise unless channels can be chosen from these, none of them padding; waits for the device."""
     finite = bool(queries.isfinite().all()) and bool(keys.isfinite().all())
-    raise_unless_usable(layer, [finite, finite and bool(_in_range(queries, keys, None))])
+    raise_for_verdict(layer, [finite, finite and bool(_in_range(queries, keys, None))])
 
 
-def keeps_all(source: MaskSource, keys: Tensor) -> bool:
+def prunes_nothing(source: MaskSource, keys: Tensor) -> bool:
     """Whether a method is to prune no channel of these keys, so that it has nothing to choose."""
     return isinstance(source, MaskProvider) and source.count(keys.shape[-1]) == 0
 
 
-def everything_kept(keys: Tensor) -> ChannelMask:
+def mask_that_prunes_nothing(keys: Tensor) -> ChannelMask:
     """The mask that prunes nothing of ``(B, H, S, d)``."""
     shape = keys.shape[0], keys.shape[1], keys.shape[3]
     return ChannelMask(torch.zeros(shape, dtype=torch.bool, device=keys.device), pruned_per_head=0)

@@ -8,10 +8,10 @@ of the old tokens and the dense tail :math:`K_t`:
 with logits in float32 (or float64): half-precision queries and keys are multiplied in float32, as in sdpa, because
 :math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share their KV head's keys
 without repeating them.
-It equals attention on keys whose pruned channels are zero, which is what :func:`widened` makes.
+It equals attention on keys whose pruned channels are zero, which is what :func:`scatter_channels` makes.
 
 Masks are made for the sequence as it went in. Where tokens were evicted, or stand in another order,
-:func:`stored_columns` picks the columns of those that are stored.
+:func:`gather_mask_columns` picks the columns of those that are stored.
 
 Source: ThinK (arXiv 2407.21018) decodes on two segments; per KV head and batched here.
 """
@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from ..errors import CacheError
 from ..kernels.decode.reference import attention
-from .storage import Compressed, dense
+from .storage import Compressed, dequantized
 
 
-def segmented_attention(
+def pruned_attention(
     module: nn.Module,
     query: Tensor,
     tail: Tensor,
@@ -71,11 +71,11 @@ def segmented_attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return attention(
         query,
-        dense(old.pruned_keys),
+        dequantized(old.pruned_keys),
         old.kept_indices,
         old.sink_keys,
         tail,
-        dense(old.values),
+        dequantized(old.values),
         value,
         attention_mask,
         scaling,
@@ -85,7 +85,7 @@ def segmented_attention(
     )
 
 
-def widened(old: Compressed | None, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def scatter_channels(old: Compressed | None, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Keys of full width, with zeros in the channels that the pruned ones lack, and all values.
 
     Parameters
@@ -102,17 +102,17 @@ def widened(old: Compressed | None, tail: Tensor, value: Tensor) -> tuple[Tensor
     """
     if old is None:
         return tail, value
-    pruned = dense(old.pruned_keys)
+    pruned = dequantized(old.pruned_keys)
     sinks, border = old.sink_keys.shape[2], old.stored
     full = tail.new_zeros(*tail.shape[:2], border + tail.shape[2], tail.shape[3])
     full[:, :, :sinks] = old.sink_keys
     index = old.kept_indices[:, :, None, :].expand(-1, -1, pruned.shape[2], -1)
     full[:, :, sinks:border].scatter_(-1, index, pruned)
     full[:, :, border:] = tail
-    return full, torch.cat([dense(old.values), value], dim=2)
+    return full, torch.cat([dequantized(old.values), value], dim=2)
 
 
-def stored_columns(attention_mask: Tensor, old: Compressed, query_heads: int) -> Tensor:
+def gather_mask_columns(attention_mask: Tensor, old: Compressed, query_heads: int) -> Tensor:
     """The columns of a mask ``(B or 1, H_q or 1, L, S)`` that belong to the tokens that are stored, in their order."""
     if old.positions is None:
         return attention_mask
@@ -127,19 +127,19 @@ def stored_columns(attention_mask: Tensor, old: Compressed, query_heads: int) ->
 
 
 def decoding_mask(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int, query_heads: int) -> Tensor:
-    """`stored_columns` of a mask that covers everything, for logits in float32.
+    """`gather_mask_columns` of a mask that covers everything, for logits in float32.
 
     "Never" is the smallest number of a mask's own type. Beside logits in float32 that of float16 is no large one, so
     it becomes float32's.
     """
-    check_covers_all(module, attention_mask, old, tail)
-    mask = stored_columns(attention_mask, old, query_heads)
+    check_mask_covers_cache(module, attention_mask, old, tail)
+    mask = gather_mask_columns(attention_mask, old, query_heads)
     if mask.dtype == torch.bool or mask.dtype.itemsize >= 4:
         return mask
     return mask.float().masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
 
 
-def in_sequence(weights: Tensor, old: Compressed) -> Tensor:
+def weights_in_sequence(weights: Tensor, old: Compressed) -> Tensor:
     """Attention weights ``(B, H_q, L, stored)`` over all tokens in their order; those that are not stored get zero."""
     if old.positions is None:
         return weights
@@ -151,18 +151,18 @@ def in_sequence(weights: Tensor, old: Compressed) -> Tensor:
     return torch.cat([older, weights[..., stored - tail :]], dim=-1)
 
 
-def check_covers_all(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int) -> None:
-    """`check_covers` of what is compressed and a dense tail; tells the masks that a model makes from its cache."""
+def check_mask_covers_cache(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int) -> None:
+    """`check_mask_length` of what is compressed and a dense tail; tells the masks that a model makes from its cache."""
     if attention_mask.dim() == 4 and attention_mask.shape[-1] == tail < old.length + tail:
         raise CacheError(
             f"the attention mask of {type(module).__name__} has {tail} columns, which is how many keys are dense; "
             f"{old.length} older ones are pruned. If you passed no such mask, the model makes its own from the keys or "
             "values that the cache hands out, as Doge does: write fused=False and leave out evict"
         )
-    check_covers(attention_mask, old.length + tail)
+    check_mask_length(attention_mask, old.length + tail)
 
 
-def check_covers(attention_mask: Tensor, length: int) -> None:
+def check_mask_length(attention_mask: Tensor, length: int) -> None:
     """Raise unless a mask is ``(..., ..., ..., length)``: one of the new tokens alone would be broadcast, silently."""
     if attention_mask.dim() != 4 or attention_mask.shape[-1] != length:
         raise CacheError(

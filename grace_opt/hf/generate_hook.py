@@ -4,8 +4,6 @@ One hook per model keeps all of its open blocks, so they may end in any order an
 belongs to the innermost block that its own thread entered; in a thread that has entered none (a streamer's, a server's
 worker), to the one that was entered last. Once no block is open, the hook is taken off, and whoever still holds it
 calls the plain ``generate``.
-
-Source: ours.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel
 
 from ..errors import CacheError
-from .implementation import undo_in_copy
+from .implementation import restore_in_copy
 
 _LOCK = threading.RLock()
 
 
-class Block(Protocol):
+class OpenBlock(Protocol):
     """An open block."""
 
     #: Where it is open; written by `open_block`.
@@ -48,7 +46,7 @@ class GenerateHook:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model, self._found = model, vars(model).get("generate")
         self._plain: Callable[..., Any] = model.generate
-        self.blocks: list[tuple[threading.Thread, Block]] = []
+        self.blocks: list[tuple[threading.Thread, OpenBlock]] = []
         functools.update_wrapper(self, self._plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +55,7 @@ class GenerateHook:
         every = own or [block for _, block in blocks]
         return every[-1].generate(self._plain, args, kwargs) if every else self._plain(*args, **kwargs)
 
-    def take_off(self) -> None:
+    def remove(self) -> None:
         """Put back what was found, unless somebody else has wrapped the hook meanwhile."""
         if vars(self._model).get("generate") is self:
             if self._found is None:
@@ -67,7 +65,7 @@ class GenerateHook:
 
     def __deepcopy__(self, copies: dict[int, Any]) -> Any:
         """A copied model is a plain one: its own ``generate``, and the attention from before the blocks."""
-        undo_in_copy(copies)
+        restore_in_copy(copies)
         if self._found is not None:
             return copy.deepcopy(self._found, copies)
         model = copies.get(id(self._model))
@@ -77,7 +75,7 @@ class GenerateHook:
         raise CacheError("the model is inside a block of attach(); leave the block before you pickle the model")
 
 
-def open_block(model: PreTrainedModel, block: Block) -> None:
+def open_block(model: PreTrainedModel, block: OpenBlock) -> None:
     """From now on calls of ``model.generate`` belong to this block."""
     with _LOCK:
         found = vars(model).get("generate")
@@ -87,7 +85,7 @@ def open_block(model: PreTrainedModel, block: Block) -> None:
             model.generate = hook
 
 
-def close_block(block: Block) -> None:
+def close_block(block: OpenBlock) -> None:
     """The block is over; several calls do no harm, nor does one after an `open_block` that was interrupted."""
     with _LOCK:
         hook = block.hook
@@ -95,5 +93,5 @@ def close_block(block: Block) -> None:
             return
         hook.blocks[:] = [entry for entry in hook.blocks if entry[1] is not block]
         if not hook.blocks:
-            hook.take_off()
+            hook.remove()
         block.hook = None

@@ -1,7 +1,7 @@
 """What a layer hands to the attention function with its keys: itself, and what it has compressed.
 
-`pin` puts a `Handoff` on the keys and values that ``update`` returns, `pinned` reads it off them. Between the two
-stands transformers' attention interface, which passes tensors and nothing else.
+`with_context` puts a `LayerContext` on the keys and values that ``update`` returns, `context_of` reads it off them.
+Between the two stands transformers' attention interface, which passes tensors and nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .prompt import Observation, Prompt
 from .storage import Compressed
 
 
-class Listener(Protocol):
+class LayerProtocol(Protocol):
     """What the attention function needs of a layer: :class:`grace_opt.hf.layer.PrunedKeyLayer` is one."""
 
     plan: LayerPlan
@@ -29,28 +29,28 @@ class Listener(Protocol):
         """Take in what the attention function saw, and compress if the prompt is over."""
 
 
-# The attribute by which a key tensor carries its Handoff from the cache's update to the attention function.
-_ATTRIBUTE = "_grace_handoff"
+# The attribute by which a key tensor carries its LayerContext from the cache's update to the attention function.
+_ATTRIBUTE = "_grace_layer_context"
 
 
-class Handoff(NamedTuple):
-    """What ``update`` pins to the keys that it returns.
+class LayerContext(NamedTuple):
+    """What the keys that ``update`` returns carry with them.
 
     The compressed part stands here, besides the layer, because an offloading cache moves the layer's own away between
     ``update`` and the attention.
     """
 
-    layer: Listener
+    layer: LayerProtocol
     compressed: Compressed | None
 
 
-def pin(tensor: Tensor, handoff: Handoff) -> Tensor:
-    """A view of keys or values that carries the hand-off; a view, so that the stored tensor itself never does."""
+def with_context(tensor: Tensor, context: LayerContext) -> Tensor:
+    """A view of keys or values that carries the context; a view, so that the stored tensor itself never does."""
     view = tensor.view_as(tensor)
-    setattr(view, _ATTRIBUTE, handoff)
+    setattr(view, _ATTRIBUTE, context)
     return view
 
 
-def pinned(tensor: Tensor) -> Handoff | None:
-    """The hand-off that these keys or values carry, or None."""
+def context_of(tensor: Tensor) -> LayerContext | None:
+    """The context that these keys or values carry, or None."""
     return getattr(tensor, _ATTRIBUTE, None)

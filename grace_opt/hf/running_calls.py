@@ -1,9 +1,7 @@
-"""`Calls`: the calls of ``generate`` that run in a block; the last one cleans up if the block is over.
+"""`RunningCalls`: the calls of ``generate`` that run in a block; the last one cleans up if the block is over.
 
 When: a block of `attach` ends while another thread still generates, as where a streamer is read after it. Taking the
 attention away would break off that call in the middle of its answer. Nobody is made to wait for it.
-
-Source: ours.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from contextlib import contextmanager
 _LOCK = threading.RLock()
 
 
-class Calls:
+class RunningCalls:
     """Calls that are running in a block that is open, or was."""
 
     def __init__(self) -> None:
@@ -36,10 +34,10 @@ class Calls:
         """
         with _LOCK:
             self._clean_up = clean_up
-            self._clean_up_after_the_last()
+            self._clean_up_if_last()
 
     @contextmanager
-    def one_more(self) -> Iterator[bool]:
+    def counted(self) -> Iterator[bool]:
         """Count a call as long as it runs; False, and not counted, if the block is over already."""
         entry = threading.current_thread(), object()
         try:
@@ -51,9 +49,9 @@ class Calls:
         finally:
             with _LOCK:
                 self._running[:] = [each for each in self._running if each is not entry]
-                self._clean_up_after_the_last()
+                self._clean_up_if_last()
 
-    def _clean_up_after_the_last(self) -> None:
+    def _clean_up_if_last(self) -> None:
         # Not for calls of this thread: where one closes its own block, nobody else would ever be told. Nor for those of
         # threads that are no more, which an interrupt may have left here.
         here = threading.current_thread()
