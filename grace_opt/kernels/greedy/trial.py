@@ -14,7 +14,7 @@ def cpu() -> bool:
     """The compiled loop: order, choice and sums."""
     from . import cpu as compiled
 
-    W, k = whole_weights(torch.device("cpu")), torch.tensor(STEPS)
+    W, k = whole_weights(torch.device("cpu")), torch.tensor(STEPS, device="cpu")
     every = torch.ones(W.shape[:2], dtype=torch.bool, device="cpu")
     scores = W.diagonal(dim1=-2, dim2=-1).clone()
     found, expected = compiled.greedy_order(W, scores, every, k, max(STEPS)), greedy_order(W, scores, k, max(STEPS))
