@@ -8,7 +8,7 @@ PIP_FLAGS ?=
 MODEL ?=
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
-# The tests run in so many processes, of one thread each, as threads of several processes wait for each other. 0: in one
+# Number of test processes, of one thread each: threads of several processes would wait for each other. 0: one process
 PYTEST_WORKERS ?= auto
 PYTEST_IN_PARALLEL = -n $(PYTEST_WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST_FLAGS)
 # More options for the pages of results, such as names, or --skip experiments solvers
@@ -109,7 +109,7 @@ resolve: $(UV) ## Whether the pinned versions can be installed from the plain in
 		printf '%s\n' $(OLDEST_WANTS) | \
 			$(UV_COMPILE) --python-version $$version -c $(UV_ENV)/oldest.txt -c constraints-oldest.txt && \
 		printf '%s\n' ".[demo]" | $(UV_COMPILE) --python-version $$version || \
-		{ echo "make: the above can not be installed with Python $$version" >&2; exit 1; }; \
+		{ echo "make: the above cannot be installed with Python $$version" >&2; exit 1; }; \
 	done
 
 # Types, docs and the second environment need one core, and are made beside the tests; what they say follows the tests'

@@ -2,7 +2,7 @@
 
 Prompts are texts of facts with a question after them (`bench.questions`); answers are decoded greedily by
 ``model.generate``. An answer counts if it holds the expected words. Only questions that the dense cache answers are put
-to the others: what the model can not do, no cache can keep. As with `attach`, the question is part of the prompt, so
+to the others: what the model cannot do, no cache can keep. As with `attach`, the question is part of the prompt, so
 that it is among the queries that choose the channels, and the prompt itself is read with dense attention.
 
 A text is read once for each cache, and its questions go on from copies: the prompt in two chunks. transformers'
@@ -126,11 +126,11 @@ def ask(
     questions : sequence of Prompt
         All of the same text.
     new_tokens : int
-        At most so many are generated.
+        Largest number to generate.
     advance : callable
         Called after each answer.
     shared : int, optional
-        So many first tokens are read once for all questions; by default those that they have in common, and none with
+        Number of first tokens read once for all questions; by default those that they have in common, and none with
         a cache that would read the rest from quantised keys.
 
     Returns

@@ -98,7 +98,7 @@ def read_baselines(path: Path, ratios: Sequence[Ratio]) -> tuple[dict[str, float
     except FileNotFoundError:
         raise BaselineError(f"there are no baselines at {path.name}: {update}") from None
     except (ValueError, KeyError, TypeError):
-        raise BaselineError(f"{path.name} can not be read: {update}") from None
+        raise BaselineError(f"{path.name} cannot be read: {update}") from None
     if version != VERSION:
         raise BaselineError(f"{path.name} is of version {version}, and this check of version {VERSION}: {update}")
     if missing := [ratio.name for ratio in ratios if ratio.name not in values]:

@@ -56,7 +56,7 @@ def read_questions(path: Path) -> list[Text]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--questions {path.name}: can not be read as TOML: {error}") from None
+        raise SystemExit(f"--questions {path.name}: cannot be read as TOML: {error}") from None
     where, filler, texts = f"--questions {path.name}", found.get("filler"), found.get("text")
     if not (isinstance(filler, list) and filler and all(map(_strings, filler))):
         raise SystemExit(f'{where}: give it filler = [["In the morning", ...], ["it rained.", ...]], at least one list')

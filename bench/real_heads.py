@@ -40,7 +40,7 @@ def heads(model_name: str, text: Path, tokens: int = TOKENS, observed: int = OBS
     tokens : int
         Of the passage, from the beginning of the text.
     observed : int
-        W is made of so many last queries.
+        Number of last queries that W is made of.
     """
     from grace_opt.hf import capture
     from grace_opt.hf.models import disable_progress_bars, load_model

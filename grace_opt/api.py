@@ -103,7 +103,7 @@ def solve(
     -----
     Complexity is the method's, plus O(n²) per instance for the checks and the objective.
 
-    A time limit is looked at between steps, and a step that can not be cut short (an eigenvalue problem of thousands of
+    A time limit is looked at between steps, and a step that cannot be cut short (an eigenvalue problem of thousands of
     vertices takes seconds) is begun only if it seems to fit. What a method needs for a first choice is always done: a
     greedy pass, O(kn) per instance. Expect the limit and a twentieth of it, or a tenth of a second if that is more. A
     bound that does not fit is left out.

@@ -3,7 +3,7 @@
 Each subclass also derives from the builtin that a newcomer would expect (``ValueError``, ``TypeError``,
 ``LookupError``, ``OSError``). A message says what was wrong, where, and what to write instead.
 
-A file that is missing, can not be read or can not be written raises the error of what it holds: `ProblemError` for
+A file that is missing, cannot be read or cannot be written raises the error of what it holds: `ProblemError` for
 instances, `MaskError` for masks, `CacheError` for saved caches, ``SweepError`` for sweeps and their reports,
 `FileError` for all others. No ``FileNotFoundError``, no ``SafetensorError``, no ``BadZipFile`` comes through.
 """
@@ -40,4 +40,4 @@ class CacheError(GraceError, RuntimeError):
 
 
 class FileError(GraceError, OSError):
-    """A file can not be written where it was asked for: no folder, no room, no permission, or no file."""
+    """A file cannot be written where it was asked for: no folder, no room, no permission, or no file."""

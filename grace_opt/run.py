@@ -222,7 +222,7 @@ class Run:
         return replace(self, deadline=now + share * (self.deadline - now), patience=share * self.patience)
 
     def leaving(self, seconds: float) -> Run:
-        """The same run, over so many seconds earlier, for what comes afterwards; half of what remains at most."""
+        """The same run, over this many seconds earlier, for what comes afterwards; half of what remains at most."""
         if self.deadline == float("inf"):
             return self
         return replace(self, deadline=self.deadline - min(seconds, 0.5 * max(0.0, self.deadline - time.monotonic())))

@@ -37,7 +37,7 @@ class BeamOptions:
     Attributes
     ----------
     width : int
-        So many partial sets are kept per step. With 1 and no lookahead this is MIES.
+        Number of partial sets kept per step. With 1 and no lookahead this is MIES.
     lookahead : int
         Complete the best ``width * lookahead`` extensions greedily, and keep those that end best; 0: rank by f alone.
     """
@@ -144,7 +144,7 @@ def _extended(W: Tensor, level: _Level, keys: Tensor, count: int) -> _Level:
     base = level.f.amin(-1, keepdim=True)
     base = torch.where(base.isfinite(), base, 0.0)
     total, place = ((level.f - base).unsqueeze(-1) + level.scores).flatten(1).sort(dim=-1, stable=True)
-    # A set has at most `width` parents here, so that so many of the best hold `count` distinct ones, if there are any.
+    # A set has at most `width` parents here, so this many of the best hold `count` distinct ones, if there are any.
     total, place = total[:, : count * width], place[:, : count * width]
     parent, vertex = place // n, place % n
     key = level.key.gather(1, parent) + keys[vertex]

@@ -138,7 +138,7 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
 
 
 def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
-    """Why the GPU's kernel can not take this: once launched, it runs to the end."""
+    """Why the GPU's kernel cannot take this: once launched, it runs to the end."""
     if problem.n > LARGEST_ON_CHIP:
         return f"n is larger than {LARGEST_ON_CHIP}"
     if options.max_steps is not None or run.limited or run.watches:

@@ -4,7 +4,7 @@ vertices.
 Maths: every iteration makes the best exchange of one chosen vertex for another whose ends were not moved lately, even
 if f grows; :math:`\Delta f = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W 1_S` kept up to date. After
 `restart_after` iterations without improvement the search starts again from two elite sets joined, or from the best set
-shaken. Complexity O(n) per iteration plus the pairs that bounds can not rule out, O(n²) at worst; s is computed afresh,
+shaken. Complexity O(n) per iteration plus the pairs that bounds cannot rule out, O(n²) at worst; s is computed afresh,
 O(k n), when what left dwarfs what it leaves behind, and before a best set is believed. Guarantee: never worse than its
 start, by sums that keep their rounding. Always exactly k vertices; the same seed gives the same answer unless time ends
 it. References: Palubeckis, Appl. Math. Comput. 189 (2007); Zhou, Hao & Duval, IEEE T. Evol. Comput. 21 (2017); Nogueira

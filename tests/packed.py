@@ -16,7 +16,7 @@ def packed_keys(
 ) -> tuple[PackedKeys, Tensor]:
     """Random keys ``(B, H, S, C)``, as `backend` packs them, and the numbers that they stand for, in float64.
 
-    With up to so many `blocks` per sequence, each in tensors of its own; what stands in the rows that fill up the last
+    With up to `blocks` blocks per sequence, each in tensors of its own; what stands in the rows that fill up the last
     byte is nonsense.
     """
     units, channels = shape[2] // group_size, shape[3]
@@ -55,7 +55,7 @@ def _random(
     shifts = [8 - (p + 1) * bits if high_first else p * bits for p in range(8 // bits)]
     for b, (n, (start, stop)) in product(range(batch), enumerate(pairwise(borders))):
         first, step = start * rows_per_unit, (stop - start) * rows_per_unit
-        plane = -(-heads * step * bits // 8)  # so many rows of bytes hold all
+        plane = -(-heads * step * bits // 8)  # rows of bytes that hold all
         levels = torch.randint(2**bits, (plane * len(shifts), group_size), generator=generator)
         scale = (torch.randn(len(levels), generator=generator) * 3 / 2**bits).to(dtype)
         zero = torch.randn(len(levels), generator=generator).to(dtype) * (2**bits / 2 if high_first else 1)

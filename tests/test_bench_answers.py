@@ -84,7 +84,7 @@ def test_the_set_that_is_shipped_can_be_asked() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a = ", "can not be read as TOML"),
+        ("a = ", "cannot be read as TOML"),
         ("[[text]]\ntitle = 'a'", r"give it filler"),
         ("filler = ['a']", r"give it filler"),
         ("filler = [['a']]", r"no \[\[text\]\]"),

@@ -87,8 +87,8 @@ def test_update_writes_what_the_next_run_compares_with(baselines: Path, monkeypa
     ("text", "said"),
     [
         (None, "there are no baselines at baselines.json"),
-        ("{", "can not be read"),
-        ("[]", "can not be read"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
         ({"version": 0, "provenance": SOURCE, "ratios": {"planted": 40.0}}, "of version 0, and this check of version"),
         ({"version": check.VERSION, "provenance": SOURCE, "ratios": {}}, "no baseline of planted"),
     ],

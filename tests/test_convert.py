@@ -93,7 +93,7 @@ def test_bqm_energy_is_f_and_its_minimum_has_size_k(drawn):
 
 
 def test_the_examples_of_the_docstrings():
-    pytest.importorskip("dimod")  # an extra, so that the doctests themselves can not run everywhere
+    pytest.importorskip("dimod")  # an extra, so that the doctests themselves cannot run everywhere
     assert float(convert.to_dimod_bqm([[2.0, 0.0], [0.0, 1.0]], 1).energy({0: 0, 1: 1})) == 1.0
     assert convert.to_dimod_cqm([[2.0, 0.0], [0.0, 1.0]], 1).check_feasible({0: 1, 1: 1}) is False
 

@@ -116,7 +116,7 @@ def press() -> None:
 
 
 def waits(presses, choice=True):
-    """A method that has a choice, is interrupted so many times, and looks at the clock afterwards."""
+    """A method that has a choice, is interrupted this many times, and looks at the clock afterwards."""
 
     def solver(problem, options, run):
         """Wait."""

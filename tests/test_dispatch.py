@@ -1,4 +1,4 @@
-"""When Triton's kernels do the work, what happens where they can not, and that nothing waits for the device.
+"""When Triton's kernels do the work, what happens where they cannot, and that nothing waits for the device.
 
 Here the CPU plays the GPU: ``DEVICE_TYPE`` is set to it and Triton's interpreter does the rest.
 """
@@ -29,7 +29,7 @@ from grace_opt.kernels.greedy import gpu as greedy  # noqa: E402
 from grace_opt.kernels.interaction import gpu as interaction  # noqa: E402
 from tests import interpreter  # noqa: E402, F401  (cheaper launches)
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU can not play the GPU beside one")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU cannot play the GPU beside one")
 CPU = torch.device("cpu")
 KERNELS = {kernel.name: kernel for operation in OPERATIONS for kernel in operation.gpu}
 

@@ -47,7 +47,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], type[GraceError]]] = {
 
 @contextmanager
 def no_room(size: int) -> Iterator[None]:
-    """What is written to a file beyond so many bytes fails, as on a full disk."""
+    """What is written to a file beyond this many bytes fails, as on a full disk."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -177,7 +177,7 @@ def test_special_files_are_never_replaced(suffix: str, tmp_path: Path) -> None:
         before = os.lstat(target)
         named = tmp_path / f"to{len(os.fspath(target))}{suffix}"  # instances are told by their suffix
         named.symlink_to(target)
-        with pytest.raises(error, match="which a file can not replace"):
+        with pytest.raises(error, match="which a file cannot replace"):
             write(named)
         assert stat.S_IFMT(os.lstat(target).st_mode) == stat.S_IFMT(before.st_mode)
         assert os.lstat(target).st_ino == before.st_ino
@@ -193,7 +193,7 @@ def test_what_the_shell_has_opened_is_not_replaced(name: str, tmp_path: Path) ->
     code = f"from grace_opt._util import files; print('before', flush=True); files.write_file({name!r}, 'x')"
     with (tmp_path / "out").open("w") as out:
         run = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    assert "a file can not replace" in run.stderr
+    assert "a file cannot replace" in run.stderr
     assert (tmp_path / "out").read_text() == "before\n"
 
 

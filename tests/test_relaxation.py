@@ -220,7 +220,7 @@ def test_the_compiled_solver_against_scipy(drawn, few):
     assert ((start >= 0) & (start <= 1 + 1e-12)).all()
     early = minimised(A, c, k, steps=few, x=start)
     assert early[0] <= at + 1e-7 * size
-    # A target that can be reached is reached, one that can not stops it early; neither costs validity.
+    # A target that can be reached is reached, one that cannot stops it early; neither costs validity.
     for offset in (-0.1, 0.1):
         reached = minimised(A, c, k, target=at + offset * size)[0]
         assert (reached >= at + offset * size) == (offset < 0)

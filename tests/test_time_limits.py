@@ -24,7 +24,7 @@ def hard(n: int, *size: int) -> np.ndarray:
 
 
 class Clock:
-    """Stands until it jumps: after so many looks, by so many seconds."""
+    """Stands until it jumps: after `looks` looks, by `seconds` seconds."""
 
     def __init__(self, looks: int, jump: float = 1e6) -> None:
         self.looks, self.jump, self.after = looks, jump, 0

@@ -257,7 +257,7 @@ def test_numbers_at_the_ends_of_the_range(values: tuple[float, ...], tmp_path: P
     try:
         assert "mies" in report_of(tmp_path, rows, views)
     except OptionError as error:  # what matplotlib has no axis for
-        assert re.search("plot '.*can not be drawn", str(error))  # noqa: PT017
+        assert re.search("plot '.*cannot be drawn", str(error))  # noqa: PT017
         assert max(map(abs, values)) >= 1e308
 
 

@@ -117,7 +117,7 @@ METHODS = {
 
 
 def missing(name: str) -> str | None:
-    """Why a method can not run here; None if it can."""
+    """Why a method cannot run here; None if it can."""
     if name == "kvpress" and importlib.util.find_spec("kvpress") is None:
         return "not run here: kvpress needs transformers < 5.3"
     if name == "int4" and _quantizer() is None:

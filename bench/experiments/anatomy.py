@@ -52,7 +52,7 @@ class Options:
     panels : int
         Layers in the pictures, evenly from the first to the last.
     bins : int
-        Tokens, and where there are more of them, channels, are gathered into so many.
+        Number of groups that tokens, and channels if there are more of them, are gathered into.
     texts : str
         A folder of text files, or one file, for models other than the pocket model.
     """

@@ -37,7 +37,7 @@ class Options(Common):
     Attributes
     ----------
     recent : int
-        At least so many of the prompt's last tokens stay dense, until whole groups are left.
+        Least number of the prompt's last tokens that stay dense; more if whole groups need it.
     widths : tuple of int
         Bits of quantised keys, alone.
     together : tuple of int

@@ -58,7 +58,7 @@ class Compression:
 def compressions(
     tokens: int, ratios: Sequence[float], shares: Sequence[float], bits: Sequence[int]
 ) -> list[Compression]:
-    """All settings of all families, for prompts of so many tokens.
+    """All settings of all families, for prompts of this many tokens.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class DenseAttention:
     ----------
     tensors : LayerTensors
     prompt : int
-        So many tokens are the prompt; the others bring the later queries, and stay dense.
+        Number of tokens in the prompt; the others bring the later queries, and stay dense.
     position, layers : int
         Of the layer, among all that are measured: some evictions treat layers differently.
     """

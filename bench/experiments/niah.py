@@ -36,7 +36,7 @@ _AFTER = "\n\nAnswer from the text above, in one sentence.\nQuestion: {question}
 
 
 class HaystackError(GraceError, ValueError):
-    """The user's texts can not be read, or are too short for a length."""
+    """The user's texts cannot be read, or are too short for a length."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Options:
     max_new : int
         New tokens.
     held_back : int
-        So many of the prompt's last tokens are decoded from the pruned cache; the paper's setting is 0.
+        Number of the prompt's last tokens decoded from the pruned cache; the paper's setting is 0.
     """
 
     lengths: tuple[int, ...] = (512, 1024)
@@ -316,8 +316,8 @@ EXPERIMENT = Experiment(
     name="niah",
     title="Needle In A Haystack",
     paper="Table 3",
-    about="A sentence lies somewhere in a long text, and the model is asked for it. SnapKV keeps so many tokens of the "
-    "prompt, then key channels are pruned. The paper's model is Llama-3-8B-Instruct; its numbers stand beside ours "
+    about="A sentence lies somewhere in a long text, and the model is asked for it. SnapKV keeps this many tokens of "
+    "the prompt, then key channels are pruned. The paper's model is Llama-3-8B-Instruct; its numbers stand beside ours "
     "where that model was run. The pocket model answers two words of its own grammar, the first of which comes from "
     "the pruned cache as well; what it shows need not hold for large models.",
     sizes={

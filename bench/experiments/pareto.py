@@ -101,7 +101,7 @@ def run(config: dict[str, Any]) -> Rows:
     level, tokens = config["level"], config["tokens"]
     asked = compressions(tokens, config["ratios"], config["shares"], config["bits"])
     rows = attention_rows(config, asked) if level == "attention" else model_rows(config, asked)
-    pictures = [row for row in rows if row["family"] != DENSE]  # whose loss of 0 a logarithmic axis can not show
+    pictures = [row for row in rows if row["family"] != DENSE]  # whose loss of 0 a logarithmic axis cannot show
     rows.sort(key=lambda row: -row["share"])
     loss = LOSS[level]
     best = pareto_front([(row["share"], row[loss]) for row in rows])

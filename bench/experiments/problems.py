@@ -52,7 +52,7 @@ class Named:
 
 
 def from_heads(settings: Settings, prompts: int, tokens: int, ratio: float, heads: int = 0) -> list[Config]:
-    """A config for each prompt: all KV heads of the model on it, or so many, which are others for the next prompt."""
+    """A config for each prompt: all KV heads of the model on it, or this many, others for the next prompt."""
     common = {"kind": "heads", "model": settings.model, "device": settings.device, "tokens": tokens, "ratio": ratio}
     return [{**common, "heads": heads, "seed": settings.seed + at} for at in range(prompts)]
 
@@ -63,7 +63,7 @@ def from_files(path: str, ratio: float) -> list[Config]:
     Raises
     ------
     ProblemError
-        If there is no such file, no instance in the folder, or a file can not be read.
+        If there is no such file, no instance in the folder, or a file cannot be read.
     """
     found = []
     for file in instance_files(path):

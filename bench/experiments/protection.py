@@ -126,7 +126,7 @@ def _settings(bounds: Sequence[str], thresholds: Sequence[float], windows: Seque
     yield Setting("sinks", f"{SINKS} dense and unseen", sinks=SINKS, seen=False)
     for window in windows:
         if window < 1:
-            raise OptionError(f"windows: {window} queries can not be observed; give at least 1.")
+            raise OptionError(f"windows: {window} queries cannot be observed; give at least 1.")
         yield Setting("window", str(window), window=window)
 
 
@@ -197,7 +197,7 @@ def views(settings: Settings) -> list[Table]:
             "Dense: the first tokens' keys are stored unpruned, which costs some bytes more. Unseen: W and the norms "
             "are taken without them, too.",
         ),
-        "window": ("Observed queries", "W is built from so many of the prompt's last queries."),
+        "window": ("Observed queries", "Number of the prompt's last queries that W is built from."),
     }
     offered = {
         name: [s.value for s in _settings(o.bounds, o.thresholds, o.windows) if s.factor == name] for name in titles

@@ -76,7 +76,7 @@ class Reference:
     tensors : LayerTensors
         Of L tokens.
     prompt : int
-        So many of them are the prompt; the others bring the later queries.
+        Number of them in the prompt; the others bring the later queries.
     observed : int
         Observed queries, the prompt's last ones.
     recent, sinks : int

@@ -105,7 +105,7 @@ def profile(times: Mapping[str, float], taus: Sequence[float]) -> list[dict[str,
 
 
 def by_time(times: Mapping[str, float], budgets: Sequence[float]) -> list[dict[str, Any]]:
-    """Whether each method was there within each of so many seconds; the mean is its run-time distribution."""
+    """Whether each method was there within each number of seconds; the mean is its run-time distribution."""
     return [
         {"method": method, "budget": budget, "within": int(seconds <= budget)}
         for method, seconds in times.items()

@@ -55,7 +55,7 @@ def restricted_eigenvalues(
     candidates : ndarray (n,) of bool, optional
         Where supports may lie: not on protected channels. Default: everywhere.
     enumerate_up_to : int
-        With at most so many supports, all of them are visited.
+        Largest number of supports that are all visited.
 
     Raises
     ------

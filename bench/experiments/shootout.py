@@ -52,7 +52,7 @@ class Options:
     target : float
         Relative excess over the best known f that counts as reached.
     enumerate_up_to : int
-        `exhaustive` runs where there are at most so many sets.
+        Largest number of sets for which `exhaustive` runs.
     """
 
     methods: tuple[str, ...] = ()
@@ -201,7 +201,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             y="target by time",
             facet="family",
             **common,
-            note=f"{reach} {ours}The share of instances on which that took at most so many seconds.",
+            note=f"{reach} {ours}The share of instances on which that took at most this many seconds.",
         ),
         Plot("line", "Performance profile: time to proof", x="tau", y="proof by ratio", **common, note=exact),
         Plot("line", "Time to proof", x="budget", y="proof by time", **common, note=exact),

@@ -124,7 +124,7 @@ def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
         raise ProblemError(f"{name} mixes bools and numbers: give {wanted or 'only numbers'}.")
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: tensors in a list that numpy can not read
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: tensors in a list that numpy cannot read
         what = "a ragged sequence" if "inhomogeneous" in str(error) else "nothing that numpy makes an array of"
         raise ProblemError(f"{name} is {what}: give {wanted or 'a rectangular array'} ({error}).") from None
     if array.ndim == 0 and array.dtype == object and array is not value:  # an iterator or a set, say, as one thing
@@ -159,6 +159,6 @@ def _from_numpy(array: np.ndarray[Any, Any], name: str, wanted: str) -> Tensor:
         raise wrong_dtype_error(name, array.dtype, wanted)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)  # longdouble
-    # Torch shares memory, can not walk backwards, and warns of read-only arrays; nothing here writes into its input.
+    # Torch shares memory, cannot walk backwards, and warns of read-only arrays; nothing here writes into its input.
     shared = array.flags.writeable and array.flags.c_contiguous
     return torch.from_numpy(array if shared else array.copy())

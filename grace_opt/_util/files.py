@@ -233,7 +233,7 @@ def read_lines(path: Path, error: type[GraceError]) -> list[str]:
 
 
 def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
-    """The file itself, links followed, and its mode if it exists; an OSError if it can not be written as a file."""
+    """The file itself, links followed, and its mode if it exists; an OSError if it cannot be written as a file."""
     try:
         text = os.fsdecode(path)
     except TypeError:
@@ -250,7 +250,7 @@ def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
         return target, None
     if not stat.S_ISREG(found.st_mode) or os.path.abspath(text).startswith(STREAM_PATHS):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
-        raise OSError(errno.EINVAL, f"it is {kind}, which a file can not replace; give the name of a file")
+        raise OSError(errno.EINVAL, f"it is {kind}, which a file cannot replace; give the name of a file")
     os.close(os.open(target, os.O_WRONLY))  # whether it may be written, and if not, why not
     return target, stat.S_IMODE(found.st_mode)
 

@@ -57,7 +57,7 @@ def integer(
     name : str
         Of the parameter, for the message.
     value : object
-        An int, or what can be used as one (`operator.index`); 3.0 can not.
+        An int, or what can be used as one (`operator.index`); 3.0 cannot.
     at_least, at_most : int, optional
         The range, both ends included.
     optional : bool

@@ -46,7 +46,7 @@ def use_ascii_fallback(stream: TextIO) -> None:
     Parameters
     ----------
     stream : text file
-        Such as ``sys.stdout``; one that can not be set up anew is left as it is.
+        Such as ``sys.stdout``; one that cannot be set up anew is left as it is.
 
     Examples
     --------

@@ -33,7 +33,7 @@ class ChannelMask:
     fingerprint : mapping
         What the mask was made for (model type, layers, KV heads, head_dim, …); empty if unknown.
     pruned_per_head : int or None
-        So many in every head, if whoever made the mask knows: indices are then made without waiting for the device.
+        Number in every head, if whoever made the mask knows it: indices are then made without waiting for the device.
 
     Raises
     ------
@@ -132,7 +132,7 @@ class ChannelMask:
         Raises
         ------
         MaskError
-            If the file can not be written there.
+            If the file cannot be written there.
         """
         FILE_FORMAT.write(path, {"pruned": self.pruned}, {"fingerprint": dict(self.fingerprint)})
 

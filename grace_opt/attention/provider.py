@@ -43,7 +43,7 @@ class MaskProvider:
     ratio : float
         Fraction of channels to prune, in [0, 1); ⌈ratio · d⌉ channels of every head are pruned.
     kept_channels : int, optional
-        An absolute budget that replaces `ratio`: so many channels of every head are kept.
+        An absolute budget that replaces `ratio`: the number of channels kept in every head.
     protect : (low, high), optional
         Bounds of the protected proportion, see `salient_channels`; None protects nothing (for the preset: its own
         bounds).

@@ -19,9 +19,9 @@ from ..problem import Problem
 
 Array = npt.NDArray[np.float64]
 IN, OUT = 1, 2
-#: A candidate's weights dwarf a choice if they are so many times the sum of its own. Quotients below TINY lose digits.
+#: A candidate's weights dwarf a choice if they are this many times its sum. Quotients below TINY lose digits.
 DWARFS, TINY = 2.0**20, 1e-290
-#: So many of the heaviest candidates are also tried with what the others weigh without them.
+#: Number of the heaviest candidates that are also tried with what the others weigh without them.
 ONE_BY_ONE = 8
 _EPS = float(np.finfo(np.float64).eps)
 

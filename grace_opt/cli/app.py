@@ -319,7 +319,7 @@ def demo(
                 f'the demo needs transformers and matplotlib: pip install "grace-opt[demo]" ({error})'
             ) from None
         except UnicodeDecodeError as error:  # torch reads some of its own files in the locale's encoding
-            raise OptionError(f"torch can not be loaded in this locale ({error}): set PYTHONUTF8=1.") from None
+            raise OptionError(f"torch cannot be loaded in this locale ({error}): set PYTHONUTF8=1.") from None
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -341,7 +341,7 @@ def demo(
                 seed=seed,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
-    print_demo(console, report)  # first, so that it is not lost where the files can not be written
+    print_demo(console, report)  # first, so that it is not lost where the files cannot be written
     with _errors_as_exit_codes(), new_folder(out):
         to_json_text(report.to_dict(), out / "demo.json")
         save_demo(report, out / "demo.png")

@@ -39,7 +39,7 @@ class ComparisonError(SolverError):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Sequence[Solution]):
-    """The solutions of several methods, in the order asked for: a sequence that can not be changed.
+    """The solutions of several methods, in the order asked for: a sequence that cannot be changed.
 
     ``comparison[0]``, ``comparison["mies"]`` and slices work, so do ``len``, ``in`` and iteration;
     ``print(comparison)`` shows the table.

@@ -10,7 +10,7 @@ conversation) its logits would take as much memory as eager attention's, so abov
 widened with zeros, one layer at a time, and the base function does the work: the same numbers by another route.
 
 A key tensor without such a context (another cache, a sliding layer, no cache) goes straight to the base function; only
-soft-capped logits, which sdpa can not do, are refused whatever the cache.
+soft-capped logits, which sdpa cannot do, are refused whatever the cache.
 
 Source: ``sdpa_attention_forward`` and ``eager_attention_forward`` of transformers, whose call they share.
 """
@@ -109,7 +109,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
         kwargs["dropout"] = dropout
         if base_name == "sdpa" and kwargs.get("softcap") is not None:
             raise CacheError(
-                f"{type(module).__name__} soft-caps its attention logits, which sdpa can not do (old transformers "
+                f"{type(module).__name__} soft-caps its attention logits, which sdpa cannot do (old transformers "
                 'leave it out silently); write model.set_attn_implementation("grace_eager")'
             )
         context = context_of(key)
@@ -118,7 +118,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
         if context_of(value) is None:
             raise CacheError(
                 f"{type(module).__name__} changes its values between cache and attention, so the stored ones would be "
-                "used wrongly; this model can not be pruned"
+                "used wrongly; this model cannot be pruned"
             )
         layer, old = context.layer, context.compressed
         layer.attended()
@@ -223,10 +223,10 @@ def key_validity(attention_mask: Tensor | None, batch: int, length: int) -> Tens
 
 
 def _refuse_unsupported(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Name what this model's attention needs and the fused path can not do, rather than leave it out silently."""
+    """Name what this model's attention needs and the fused path cannot do, rather than leave it out silently."""
     extra = [argument for argument in ("s_aux", "position_bias") if kwargs.get(argument) is not None]
     if extra:
         raise CacheError(
-            f"{type(module).__name__} adds {' and '.join(extra)} to its attention logits, which the fused path can not "
+            f"{type(module).__name__} adds {' and '.join(extra)} to its attention logits, which the fused path cannot "
             "do; write PrunedKeyCache(..., fused=False)"
         )

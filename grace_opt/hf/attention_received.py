@@ -15,7 +15,7 @@ from torch.nn import functional
 from .._util.arrays import working_dtype
 from ..errors import ProblemError
 
-#: At most so many logits exist at once (256 MiB in float32, and a few temporaries of that size).
+#: Largest number of logits at once (256 MiB in float32, and a few temporaries of that size).
 MAX_LOGITS = 2**26
 
 

@@ -250,7 +250,7 @@ class PrunedKeyCache(Cache):
         others = name in ("sdpa", "eager", "flex_attention") or "flash" in name
         if others and isinstance(layer, PrunedKeyLayer) and layer.needs_our_attention:
             raise CacheError(
-                f'this cache is pruned, and the model\'s attention is "{name}", which can not read it; write '
+                f'this cache is pruned, and the model\'s attention is "{name}", which cannot read it; write '
                 'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
                 "go on inside `with grace_opt.hf.attach(model):`"
             )
@@ -332,7 +332,7 @@ class PrunedKeyCache(Cache):
         Raises
         ------
         CacheError
-            If the file can not be read, or was saved for another model.
+            If the file cannot be read, or was saved for another model.
         """
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "PrunedKeyCache")

@@ -62,7 +62,7 @@ def calibrate(
         As in `PrunedKeyCache`, but only those on which the channels depend: ``recent_window``, ``sink_tokens``,
         ``tail_block``, ``fused``, ``evict`` and ``quantize`` are the cache's, not read in ``pruning``.
     observation_window : int, optional
-        So many of each text's last queries count; None means all of them, as a static mask serves them all.
+        Number of each text's last queries that count; None means all of them, as a static mask serves them all.
     advance : callable
         Told how many texts are done, for a progress bar.
 

@@ -26,7 +26,7 @@ from .implementation import attention_implementation, base_for
 Recorder = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None], None]
 
 # A context variable, so that models in other threads are not recorded. Recording has attention functions of its own,
-# because torch.compile can not trace this variable and the functions for decoding must stay traceable.
+# because torch.compile cannot trace this variable and the functions for decoding must stay traceable.
 _RECORDER: ContextVar[Recorder | None] = ContextVar("grace_opt_recorder", default=None)
 
 

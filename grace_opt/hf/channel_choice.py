@@ -30,7 +30,7 @@ def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tenso
     Raises
     ------
     CacheError
-        If a method can not choose by these numbers; it names the layer.
+        If a method cannot choose by these numbers; it names the layer.
     """
     if prunes_nothing(plan.source, keys):
         return mask_that_prunes_nothing(keys)
@@ -40,7 +40,7 @@ def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tenso
         if not isinstance(plan.source, MaskProvider):
             raise
         if bool(_in_range(queries, keys, valid)):
-            raise CacheError(f"the channels of layer {plan.index} can not be chosen: {error}") from error
+            raise CacheError(f"the channels of layer {plan.index} cannot be chosen: {error}") from error
         raise _out_of_range(plan.index) from error
 
 

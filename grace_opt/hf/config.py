@@ -39,9 +39,9 @@ class PruningConfig:
         Share of the channels to prune, in [0, 1); ⌈ratio · d⌉ channels go. One number, or one per layer of the model
         (those of layers that are not pruned are ignored).
     kept_channels : int, optional
-        An absolute budget instead of ``ratio``: so many channels stay in every KV head.
+        An absolute budget instead of ``ratio``: the number of channels kept in every KV head.
     protect : (float, float), optional
-        Bounds [a, b] of the share of salient channels that can not be pruned; None is the method's own default.
+        Bounds [a, b] of the share of salient channels that cannot be pruned; None is the method's own default.
     weight : str
         Which W the method minimises, see `grace_opt.MaskProvider`.
     seed : int
@@ -49,15 +49,15 @@ class PruningConfig:
     options : mapping
         The method's own options.
     recent_window : int
-        So many of the prompt's last tokens stay dense, as do all tokens after the prompt.
+        Number of the prompt's last tokens that stay dense, as do all tokens after the prompt.
     observation_window : int
-        So many of the prompt's last queries W is built from; clipped to the prompt.
+        Number of the prompt's last queries that W is built from; clipped to the prompt.
     sink_tokens : int
-        So many of the prompt's first (real) tokens stay dense. The paper keeps none; means and regressions need four.
+        Number of the prompt's first (real) tokens that stay dense. None in the paper; means and regressions need four.
     dense_layers : int
-        So many of the model's first layers are not pruned at all.
+        Number of the model's first layers that are not pruned at all.
     tail_block : int, optional
-        None: tokens after the prompt stay dense, as in the paper. A number: whenever so many tokens have gathered
+        None: tokens after the prompt stay dense, as in the paper. A number: whenever this many tokens have gathered
         beyond the recent window, they move into the pruned segment, with the channels chosen for the prompt.
     fused : bool
         True decodes on the pruned keys. False widens them with zeros first, one layer at a time: the same storage, and

@@ -40,7 +40,7 @@ class TokenEviction(Protocol):
         ...
 
     def tokens(self, layer: int, layers: int, length: int) -> int:
-        """How many of `length` tokens every KV head keeps in this layer of so many."""
+        """How many of `length` tokens every KV head keeps in this layer of `layers`."""
         ...
 
     def scores(
@@ -98,7 +98,7 @@ class SnapKV(_Budget):
     budget : int
         Tokens that every KV head keeps, the window among them.
     window : int
-        So many of the last tokens observe, and are always kept.
+        Number of last tokens that observe, and are always kept.
     kernel : int
         Width of the pooling, odd; 1 does not pool.
     pooling : {"max", "avg"}
@@ -197,9 +197,9 @@ class H2O(_Budget):
     budget : int
         Tokens that every KV head keeps, the window among them.
     window : int or None
-        So many of the last tokens are always kept; None means half of the budget, as in the H2O paper.
+        Number of last tokens that are always kept; None means half of the budget, as in the H2O paper.
     observed : int or None
-        Whose attention counts: that of so many last queries, as in ThinK's code, or None for all, as in the paper.
+        Number of last queries whose attention counts, as in ThinK's code; None for all, as in the paper.
 
     Examples
     --------
@@ -245,7 +245,7 @@ class StreamingLLM(_Budget):
     budget : int
         Tokens that every KV head keeps.
     sinks : int
-        So many of them are the first ones that are no padding.
+        Number of them at the start, padding not counted.
 
     Notes
     -----
@@ -300,7 +300,7 @@ def kept_tokens(
     layer, layers : int
         Which layer of how many.
     first, last : int
-        So many of the first real tokens and of the last tokens stay, whatever their scores.
+        Number of first real tokens, and of last tokens, that stay whatever their scores.
 
     Returns
     -------
@@ -353,7 +353,7 @@ def eviction_to_dict(eviction: TokenEviction) -> dict[str, Any]:
         if type(eviction) is kind:
             return {"name": name, **dataclasses.asdict(eviction)}
     known = ", ".join(kind.__name__ for kind in _NAMES.values())
-    raise OptionError(f"eviction={eviction!r} can not be saved: give one of {known}.")
+    raise OptionError(f"eviction={eviction!r} cannot be saved: give one of {known}.")
 
 
 def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM:

@@ -54,7 +54,7 @@ class ImplementationOverride:
             self._model.set_attn_implementation(self._name)
             if self._model.config._attn_implementation != self._name:
                 raise CacheError(
-                    f"{type(self._model).__name__} does not let its attention be chosen, so grace_opt can not reach "
+                    f"{type(self._model).__name__} does not let its attention be chosen, so grace_opt cannot reach "
                     "it; use a model whose attention goes through transformers' attention interface"
                 )
 

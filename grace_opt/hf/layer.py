@@ -132,14 +132,14 @@ class PrunedKeyLayer(DynamicLayer):
     # --------------------------------------- with the attention function
 
     def check_attended(self) -> None:
-        """Raise if keys were handed out that grace_opt's attention function never saw: they can not be pruned."""
+        """Raise if keys were handed out that grace_opt's attention function never saw: they cannot be pruned."""
         if not self._awaits_attention:
             return
         lost = f"the keys of layer {self.plan.index} did not reach grace_opt's attention function, "
         if self.implementation.startswith("grace_"):
             raise CacheError(
                 f'{lost}although "{self.implementation}" is selected: this model changes its keys between cache and '
-                "attention (multi-head latent attention does, as in DeepSeek), and can not be pruned; use "
+                "attention (multi-head latent attention does, as in DeepSeek), and cannot be pruned; use "
                 "transformers' own DynamicCache for it"
             )
         raise CacheError(
@@ -167,7 +167,7 @@ class PrunedKeyLayer(DynamicLayer):
         keys, values : Tensor
             Everything cached, as ``update`` returned it; not read from the layer, which may have been offloaded since.
         at_once : bool
-            False lets the compression wait for `settle` while ``torch.compile`` is tracing, which can not follow it.
+            False lets the compression wait for `settle` while ``torch.compile`` is tracing, which cannot follow it.
         """
         over = self.prompt.observe(now)
         if over is not None and not at_once and torch.compiler.is_compiling():
@@ -278,7 +278,7 @@ class PrunedKeyLayer(DynamicLayer):
 
     def _refuse(self, value: Tensor | None) -> None:
         if value is not None:
-            raise CacheError(f"layer {self.plan.index} of the cache can not be written to; only update() adds tokens")
+            raise CacheError(f"layer {self.plan.index} of the cache cannot be written to; only update() adds tokens")
 
     def full_width(self) -> tuple[Tensor, Tensor]:
         """All stored keys at full width, pruned channels as zeros, and all values; costs one dense layer."""
@@ -297,7 +297,7 @@ class PrunedKeyLayer(DynamicLayer):
         Parameters
         ----------
         tokens_to_remove : int
-            Negative: so many tokens go. Zero or positive as the installed transformers means it: in old ones the
+            Negative: that many tokens go. Zero or positive as the installed transformers means it: in old ones the
             length to keep; in later ones zero removes nothing and positive numbers are refused.
         """
         self.settle()
@@ -305,8 +305,8 @@ class PrunedKeyLayer(DynamicLayer):
         if tokens_to_remove >= 0 and _CROP_IS_RELATIVE:
             if tokens_to_remove > 0:
                 raise OptionError(
-                    f"crop({tokens_to_remove}) is ambiguous; write crop(-{tokens_to_remove}) to remove so many tokens, "
-                    f"or crop({min(tokens_to_remove - length, 0)}) to keep so many"
+                    f"crop({tokens_to_remove}) is ambiguous; write crop(-{tokens_to_remove}) to remove that many "
+                    f"tokens, or crop({min(tokens_to_remove - length, 0)}) to keep that many"
                 )
             return
         keep = length + tokens_to_remove if tokens_to_remove < 0 else tokens_to_remove

@@ -88,7 +88,7 @@ def weights_digest(model: PreTrainedModel) -> str:
         flat = parameter.detach().reshape(-1)
         sampled.update(f"{name} {tuple(parameter.shape)}".encode())
         count = min(DIGEST_ENTRIES_PER_PARAMETER, flat.numel())
-        # In integers: float32 can not count the entries of a large embedding.
+        # In integers: float32 cannot count the entries of a large embedding.
         places = torch.arange(count) * (flat.numel() - 1) // max(count - 1, 1)
         sampled.update(flat[places.to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
     return sampled.hexdigest()

@@ -56,9 +56,7 @@ class BlockFormat:
             raise OptionError(f'grouping={self.grouping!r} is unknown; write "tokens" or "channels"')
         if self.dtype not in SUPPORTED_DTYPES:
             allowed = ", ".join(map(dtype_name, SUPPORTED_DTYPES))
-            raise OptionError(
-                f"{dtype_name(self.dtype)} numbers can not be quantised; convert them to one of {allowed}"
-            )
+            raise OptionError(f"{dtype_name(self.dtype)} numbers cannot be quantised; convert them to one of {allowed}")
 
     @property
     def width(self) -> int:

@@ -37,7 +37,7 @@ class LayerPlan:
     config : PruningConfig
         Windows, sinks, growth, eviction and quantisation.
     chunk_size : int, optional
-        A forward pass of exactly so many tokens may be a part of a longer prompt.
+        A forward pass of exactly this many tokens may be a part of a longer prompt.
     announces : bool
         Whether this layer tells the user that a prompt was too short to be pruned; one layer per cache does.
     """
@@ -51,6 +51,6 @@ class LayerPlan:
 
     @property
     def observed(self) -> int | None:
-        """So many of the prompt's last queries are needed; None means all of them."""
+        """Number of the prompt's last queries that are needed; None means all of them."""
         needed = 0 if self.config.evict is None else self.config.evict.queries_needed
         return None if needed is None else max(needed, self.config.observation_window)

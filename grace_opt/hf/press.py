@@ -56,12 +56,12 @@ class GracePress(ThinKPress):
         Share of the channels to prune, in [0, 1). It is rounded up, as in `grace_opt.MaskProvider`:
         ⌈ratio · d⌉ channels; ThinKPress rounds down.
     window_size : int
-        So many of the prompt's last queries the weights are built from; no more than the keys that are left, if
+        Number of the prompt's last queries that the weights are built from; no more than the keys that are left, if
         another press evicted tokens before.
     method : str
         ``"grace"`` (salient-channel protection and MIES) or any registered method.
     protect : (float, float), optional
-        Bounds of the share of salient channels that can not be pruned; None is the method's own default.
+        Bounds of the share of salient channels that cannot be pruned; None is the method's own default.
     weight : str
         Which W to build from queries and keys.
     seed : int

@@ -54,8 +54,8 @@ class Quantization:
         Bits per number of the pruned keys and of the values beside them; None leaves them as they are. The back end
         ``"quanto"`` offers 2 and 4, ``"hqq"`` 1, 2, 3, 4 and 8.
     group_size : int
-        So many tokens (of a key channel) or channels (of a value) share a scale and a zero point. Small groups are more
-        exact and cost more.
+        Number of tokens (of a key channel) or channels (of a value) that share a scale and a zero point. Small groups are
+        more exact and cost more.
     backend : str
         ``"quanto"`` or ``"hqq"``.
 
@@ -151,7 +151,7 @@ class QuantizedTokens:
         """
         if tensor.dim() != 4 or not tensor.numel():
             raise OptionError(
-                f"a tensor of shape {tuple(tensor.shape)} can not be quantised; it must be (batch, heads, tokens, "
+                f"a tensor of shape {tuple(tensor.shape)} cannot be quantised; it must be (batch, heads, tokens, "
                 "channels), none of them zero"
             )
         form = BlockFormat(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
@@ -270,7 +270,7 @@ class QuantizedTokens:
             chosen = list(indices)
         size = len(self._rows)
         if not chosen or not all(-size <= index < size for index in chosen):
-            raise OptionError(f"can not select sequences {chosen} of a batch of {size}; write at least one that exists")
+            raise OptionError(f"cannot select sequences {chosen} of a batch of {size}; write at least one that exists")
         return QuantizedTokens(self._form, [list(self._rows[index]) for index in chosen])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> QuantizedTokens:
@@ -311,12 +311,12 @@ class QuantizedTokens:
         """
         try:
             if meta["format"] != _FORMAT:
-                raise CacheError(f"quantised tokens of format {meta['format']} can not be read, only of {_FORMAT}")
+                raise CacheError(f"quantised tokens of format {meta['format']} cannot be read, only of {_FORMAT}")
             values = {f.name: meta[f.name] for f in fields(BlockFormat)}
             form = BlockFormat(**{**values, "dtype": getattr(torch, values["dtype"])})
             counts = [form.heads, form.channels, *meta["tokens"]]
             if any(type(count) is not int or count < 1 for count in counts):
-                raise CacheError(f"quantised tokens can not be counted by {counts}, only by integers of at least 1")
+                raise CacheError(f"quantised tokens cannot be counted by {counts}, only by integers of at least 1")
             if any(type(number) is not int or number < 0 for row in meta["rows"] for number in row):
                 raise CacheError("the sequences of quantised tokens must be lists of blocks, numbered from 0")
             blocks = []

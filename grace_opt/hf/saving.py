@@ -147,5 +147,5 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict
         description["cumulative_length"] = getattr(layer, "cumulative_length", None)
         return {"keys": layer.keys, "values": layer.values}, description
     raise CacheError(
-        f"layer {number} is a {type(layer).__name__}, which can not be saved; only full and sliding attention can"
+        f"layer {number} is a {type(layer).__name__}, which cannot be saved; only full and sliding attention can"
     )

@@ -70,7 +70,7 @@ class Tail:
         self.length = new
 
     def _frozen(self) -> bool:
-        """Tensors made in inference mode can not be written to outside it."""
+        """Tensors made in inference mode cannot be written to outside it."""
         return not torch.compiler.is_compiling() and self._keys.is_inference() and not torch.is_inference_mode_enabled()
 
     def cut(self, start: int, stop: int) -> Tail:
@@ -93,7 +93,7 @@ class Compressed:
     Attributes
     ----------
     length : int
-        So many tokens of the sequence this stands for; with eviction, more than are stored.
+        Number of tokens of the sequence that this stands for; with eviction, more than are stored.
     sink_keys : Tensor
         ``(B, H, s, d)``: the keys of the first tokens, dense; s = 0 keeps none.
     pruned_keys : Tensor or QuantizedTokens
@@ -175,7 +175,7 @@ class Compressed:
         Raises
         ------
         CacheError
-            If what is stored can not be cut there: tokens were evicted, or are stored in groups.
+            If what is stored cannot be cut there: tokens were evicted, or are stored in groups.
         """
         sinks = self.sink_keys.shape[-2]
         keys, values = self.pruned_keys, self.values

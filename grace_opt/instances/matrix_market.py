@@ -69,7 +69,7 @@ def matrix_text(W: Array) -> str:
 
 
 def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str, count: int) -> Array:
-    _count(path, len(rows), count, "a coordinate matrix of so many entries")
+    _count(path, len(rows), count, "a coordinate matrix of that many entries")
     width = 2 if field == "pattern" else 3
     for row in rows:
         if len(row) != width or not (is_integer_text(row[0]) and is_integer_text(row[1])):

@@ -236,7 +236,7 @@ def unregister(name: str) -> None:
 def specs() -> dict[str, SolverSpec]:
     """All registered methods by name, ours first, entry points of other packages loaded.
 
-    One that can not be loaded is left out, with a warning; a package that asks while it is being loaded gets what there
+    One that cannot be loaded is left out, with a warning; a package that asks while it is being loaded gets what there
     is so far.
     """
     # No lock of ours: whoever holds it and waits for an import could meet one who imports and waits for the lock.

@@ -30,7 +30,7 @@ NONFINITE_KEY = "$float"
 
 
 class SweepError(GraceError, RuntimeError):
-    """A sweep or its report can not go on: a record that can not be trusted, a full disk, workers that die."""
+    """A sweep or its report cannot go on: a record that cannot be trusted, a full disk, workers that die."""
 
 
 def check_name(name: Any) -> None:
@@ -120,7 +120,7 @@ def write_cell(directory: str | os.PathLike[str], record: Record) -> Path:
     Raises
     ------
     SweepError
-        If the file is there already, or can not be written.
+        If the file is there already, or cannot be written.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def read_cell(path: str | os.PathLike[str]) -> Record:
     return record
 
 
-#: What to do about a file that can not be used.
+#: What to do about a file that cannot be used.
 REPAIR_HINT = "Move it away or delete it, and start the sweep again: that one is made anew, all others stay."
 
 
@@ -250,7 +250,7 @@ def check_rows(rows: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def encode(value: Any, where: str) -> Any:
-    """The value as JSON has it, what is not finite marked; an `OptionError` names what JSON can not hold."""
+    """The value as JSON has it, what is not finite marked; an `OptionError` names what JSON cannot hold."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -261,7 +261,7 @@ def encode(value: Any, where: str) -> Any:
         return [encode(inner, where) for inner in value]
     if isinstance(value, Mapping):
         if bad := [name for name in value if not isinstance(name, str) or name == NONFINITE_KEY]:
-            raise OptionError(f"{where}: {bad[0]!r} can not be a name; use strings other than {NONFINITE_KEY!r}.")
+            raise OptionError(f"{where}: {bad[0]!r} cannot be a name; use strings other than {NONFINITE_KEY!r}.")
         return {name: encode(inner, f"{where}[{name!r}]") for name, inner in value.items()}
     raise OptionError(
         f"{where}: {type(value).__name__} is nothing that JSON can hold; use numbers, text, lists, dicts."

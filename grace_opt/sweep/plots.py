@@ -78,7 +78,7 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
                 figure.savefig(picture, format=file.suffix[1:], **options)
             except (ValueError, OverflowError) as error:  # numbers so large that no axis has room for them
                 raise OptionError(
-                    f"plot {plot.title!r} can not be drawn: {error}. Are its numbers that large?"
+                    f"plot {plot.title!r} cannot be drawn: {error}. Are its numbers that large?"
                 ) from error
             write_file(check_inside(file.parent, file), picture.getvalue(), SweepError)
     return drawn

@@ -52,7 +52,7 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
     Raises
     ------
     GraceError
-        If there is nothing to report, a record can not be trusted, a view reads a column that no row has, or a file can
+        If there is nothing to report, a record cannot be trusted, a view reads a column that no row has, or a file can
         not be written.
     """
     directory = Path(directory)
@@ -73,7 +73,7 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
             ]
             index = "# Experiments\n\n" + _markdown_table(["experiment", "paper", "cells done"], rows)
             return [_write(out / "index", "Experiments", index), *(page for page, _ in pages)]
-    except OSError as error:  # a folder that can not be listed, say
+    except OSError as error:  # a folder that cannot be listed, say
         raise SweepError(f"cannot make the report: {error.filename}: {os_error_advice(error)}") from error
 
 

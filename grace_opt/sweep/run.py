@@ -108,7 +108,7 @@ def run_sweep(
     Raises
     ------
     SweepError
-        If a record can not be trusted or written, another process works on this sweep, or workers die at once.
+        If a record cannot be trusted or written, another process works on this sweep, or workers die at once.
     OptionError
         If cells or options are not as above.
 
@@ -130,7 +130,7 @@ def run_sweep(
     made = 0
     with _folder_lock(folder):
         for left in (folder / "cells").glob(".*.json"):  # what a killed sweep was writing
-            with suppress(OSError):  # where that can not be, no cell can be written either, which is told by name
+            with suppress(OSError):  # where that cannot be, no cell can be written either, which is told by name
                 left.unlink()
         todo = deque(cell for cell in unique if not _finished(cell, directory))
         before = len(unique) - len(todo)
@@ -185,7 +185,7 @@ def _drive(
     """Keep `ahead` cells on their way until none is left; a cell whose worker died is sent again.
 
     A pool of ours breaks where a worker dies between two cells. Then it is restarted and all is sent again; where that
-    happens again and again with no cell finished between, workers can not start at all.
+    happens again and again with no cell finished between, workers cannot start at all.
     """
     died = (BrokenExecutor, CancelledError) if pool is None else pool.died
     running: dict[Future[dict[str, Any]], Cell] = {}

@@ -54,7 +54,7 @@ SHIFT_NODES, PAIR_NODES, STRONG_NODES = 2_000, 20_000, 200
 SECONDS_BETWEEN_CLOCK_CHECKS = 0.05
 #: With no more subsets than this all are tried where rounding keeps the search from a proof.
 MAX_ENUMERATED_SUBSETS = 20_000_000
-#: The first slice, before it is known how long a node takes: so many entries of W.
+#: The first slice, before it is known how long a node takes: this many entries of W.
 FIRST_SLICE_ENTRIES = 1_000_000
 #: Rounds of strengthening and probing at one node, while they fix many.
 MAX_ROUNDS_AT_A_NODE = 4
@@ -74,7 +74,7 @@ class BranchAndBoundOptions:
         The first incumbent: a method's name, or a choice of k vertices as a mask or by number (of a graph, places in
         ``list(graph.nodes)``). A bad one makes everything slower.
     node_limit : int or None
-        Stop an instance after so many nodes.
+        Stop an instance after this many nodes.
     """
 
     bound: str = "auto"

@@ -234,7 +234,7 @@ def cell(family: str, mode: str) -> str:
     -------
     str
         ``"pass"``, or ``"fused=False"`` if only zero-filled keys can do it, or ``"raises: ..."`` with the error that a
-        user sees, or ``"not in transformers: ..."`` if a dense cache can not do it either.
+        user sees, or ``"not in transformers: ..."`` if a dense cache cannot do it either.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def cell(family: str, mode: str) -> str:
 
     try:
         expected = dense(ids, mask)
-    except ValueError as error:  # transformers 5.2 can not crop sliding windows, for instance
+    except ValueError as error:  # transformers 5.2 cannot crop sliding windows, for instance
         return f"not in transformers: {error}"
     if mode == "greedy":
         assert len(set(expected.flatten().tolist())) > 4, "a constant output would prove little"

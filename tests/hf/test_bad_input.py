@@ -93,7 +93,7 @@ class TestCrop:
         cache = prune(model)
         with torch.no_grad():
             model(prompt, past_key_values=cache)
-        with pytest.raises(OptionError, match=r"write crop\(-41\) to remove so many tokens, or crop\(0\) to keep"):
+        with pytest.raises(OptionError, match=r"write crop\(-41\) to remove that many tokens, or crop\(0\) to keep"):
             cache.crop(41)
         assert cache.get_seq_length() == 40
 
@@ -124,7 +124,7 @@ class TestQuantisation:
         keys, values = cache.update(torch.ones(1, 2, 24, 16, dtype=dtype), torch.ones(1, 2, 24, 16, dtype=dtype), 0)
         layer.attended()
         name = str(dtype).removeprefix("torch.")
-        with pytest.raises(OptionError, match=f"{name} numbers can not be quantised; convert them to one of float16"):
+        with pytest.raises(OptionError, match=f"{name} numbers cannot be quantised; convert them to one of float16"):
             layer.observe(Observation(torch.ones(1, 4, 24, 16, dtype=dtype), None, 24, 0.25, None), keys, values)
         cache.reset()
         assert cache.get_seq_length() == 0

@@ -73,7 +73,7 @@ def test_that_are_looked_up_leave_the_greedy_text(family, changes, tiny, prompt)
     if family in ("Olmo2", "Gemma2") and not layer._CROP_IS_RELATIVE:
         # Dense caches show both: 7 and 16 of 60 lookups are a token too long; one made from Gemma 2's configuration
         # never crops.
-        pytest.skip("transformers 5.2 write a token too many, or can not crop, with a dense cache as well")
+        pytest.skip("transformers 5.2 write a token too many, or cannot crop, with a dense cache as well")
     model = tiny(family, attention="eager" if "Gemma2" in family else "sdpa", **changes)
     assistant = copy.deepcopy(model)
     with torch.no_grad():  # right now and then

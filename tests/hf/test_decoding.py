@@ -26,7 +26,7 @@ def kernel(request, monkeypatch):
     else:
         pytest.importorskip("triton")
         if torch.cuda.is_available():
-            pytest.skip("the CPU can not play the GPU beside one")
+            pytest.skip("the CPU cannot play the GPU beside one")
         from grace_opt.kernels.decode import gpu as decode
         from tests import interpreter  # noqa: F401  (cheaper launches)
 

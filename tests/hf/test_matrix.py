@@ -22,7 +22,7 @@ ALLOW_DIRTY = bool(os.environ.get("GRACE_ALLOW_DIRTY"))
 #: Asked before the first cell: a table that cannot be committed is not worth ten minutes.
 SOURCE = require_clean(ALLOW_DIRTY) | {"command": "make test-matrix"} if FULL else {}
 CELLS = [(family, mode) for family in FAMILIES for mode in MODES if FULL or family in IN_FULL or mode == "greedy"]
-#: What can not be pruned, and a word of the message that says so.
+#: What cannot be pruned, and a word of the message that says so.
 REFUSED = {
     "Mistral, sliding window": "no full-attention layer",
     "DiffLlama": "changes its values|does not let its attention be chosen",

@@ -32,7 +32,7 @@ class TestKeysOfALayer:
         assert layer.keys.shape == layer.values.shape == (2, 2, stored, 16)
         gone = layer.keys[:, :, : stored - RECENT].eq(0).all(2)
         assert torch.equal(gone, cache.channel_mask().pruned[1])
-        with pytest.raises(CacheError, match="layer 1 of the cache can not be written to"):
+        with pytest.raises(CacheError, match="layer 1 of the cache cannot be written to"):
             layer.keys = layer.keys
 
     @pytest.fixture

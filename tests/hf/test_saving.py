@@ -515,7 +515,7 @@ class TestSaving:
         class Own(SnapKV):
             pass
 
-        with pytest.raises(OptionError, match="can not be saved: give one of SnapKV"):
+        with pytest.raises(OptionError, match="cannot be saved: give one of SnapKV"):
             filled(evict=Own(budget=24, window=4))[1].save(path)
         assert not path.exists()
 
@@ -525,6 +525,6 @@ class TestSaving:
 
         _, cache = filled("a dense layer")
         cache.layers[0].__class__ = Recurrent
-        with pytest.raises(CacheError, match="layer 0 is a Recurrent, which can not be saved; only full and sliding"):
+        with pytest.raises(CacheError, match="layer 0 is a Recurrent, which cannot be saved; only full and sliding"):
             cache.save(path)
         assert not path.exists()

@@ -59,7 +59,7 @@ def test_a_mixed_model_takes_a_mask_for_all_layers_or_for_the_prunable_ones(laye
 
 
 def test_the_digest_reads_large_parameters_to_their_end():
-    """Beyond 2**24 entries float32 can not count; changing the last entry must change the digest."""
+    """Beyond 2**24 entries float32 cannot count; changing the last entry must change the digest."""
     big = torch.nn.Module()
     big.weight = torch.nn.Parameter(torch.zeros(2**24 + 3, dtype=torch.bfloat16), requires_grad=False)
     before = masking.weights_digest(big)

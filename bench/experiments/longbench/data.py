@@ -84,7 +84,7 @@ def fetch(tasks: Sequence[str], folder: str | os.PathLike[str] | None = None) ->
     Raises
     ------
     DataError
-        If the Hub can not be reached, the download is cut short or has no such task, or the disk is full. What was
+        If the Hub cannot be reached, the download is cut short or has no such task, or the disk is full. What was
         finished stays, and the next start goes on from there.
     """
     folder = cache_folder() if folder is None else Path(folder)
@@ -158,7 +158,7 @@ def _example(path: Path, number: int, line: str) -> Example:
     answers, classes = fields["answers"], fields["all_classes"] or []
     if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
         raise DataError(
-            f"{where}: answers={answers!r} is no list of references; without one an answer can not be scored. Leave "
+            f"{where}: answers={answers!r} is no list of references; without one an answer cannot be scored. Leave "
             f"the example out, or the task, with --set tasks=..."
         )
     if TASKS[path.stem].metric == "classification" and not set(answers) <= set(classes):

@@ -30,7 +30,7 @@ from bench.experiments.registry import Experiment, Settings
 from grace_opt.errors import OptionError
 from grace_opt.sweep import Plot, Table
 
-#: The miniature has so many examples of a task, if all are asked for.
+#: Number of examples of a task in the miniature, if all are asked for.
 MINIATURE = 8
 
 
@@ -44,7 +44,7 @@ class Options:
         "miniature" (made here), "hub" (downloaded), or a folder with LongBench's own TASK.jsonl files.
     tasks : tuple of str
     examples : int
-        The first so many of each task; 0 for all.
+        Number of examples per task, from the first; 0 for all.
     evictions, budgets : tuple
         Every eviction with every KV size; "none" with budget 0 evicts nothing.
     ratios, methods : tuple
@@ -52,9 +52,9 @@ class Options:
     max_input : int
         Longer prompts lose their middle.
     max_new : int
-        At most so many new tokens, whatever the task says; 0 for the task's own.
+        Largest number of new tokens, whatever the task says; 0 for the task's own.
     held_back : int
-        So many of the prompt's last tokens are decoded from the pruned cache; the paper's setting is 0.
+        Number of the prompt's last tokens decoded from the pruned cache; the paper's setting is 0.
     """
 
     data: str = "miniature"
@@ -97,7 +97,7 @@ def experiment(subject: Subject, full: Options, pocket: Options) -> Experiment:
         f"channels; scores from 0 to 100. The paper's settings: {label(subject.checkpoint)} in half precision, prompts "
         f"of at most {full.max_input} tokens, cut in the middle, no chat template. dense is eviction alone, without "
         "pruning; it does not depend on the ratio, and stands at each to be compared. The pocket model on the "
-        "miniature shows that the harness runs. It can not summarise, count or program: most of its scores are near "
+        "miniature shows that the harness runs. It cannot summarise, count or program: most of its scores are near "
         "zero for every method, and say nothing about the methods.",
         sizes={
             "smoke": replace(pocket, examples=1, budgets=(64,), ratios=(0.6,), max_input=192, max_new=2),

@@ -77,7 +77,7 @@ def load(model: str, device: str) -> tuple[PreTrainedModel, Any]:
     Raises
     ------
     ModelError
-        If it can not be loaded.
+        If it cannot be loaded.
     """
     disable_progress_bars()
     where = model if model not in ("", "pocket") else str(POCKET_FOLDER)
@@ -170,11 +170,11 @@ def answer(
         The prompt.
     setting : Setting
     new_tokens : int
-        At most so many.
+        Largest number of new tokens.
     newline : bool
         Stop at the end of the line.
     held_back : int
-        So many of the prompt's last tokens are decoded from the pruned cache.
+        Number of the prompt's last tokens decoded from the pruned cache.
     """
     ids = ids.to(model.device)
     length = ids.shape[1]

@@ -1,7 +1,7 @@
 """A miniature of LongBench: files in its format for all 16 tasks, made from the grammar of `grace_opt.hf.needle`.
 
 When: the whole harness is to run offline, in tests and in the small sizes, on the pocket model, which knows no other
-words. It tests the harness. It is no benchmark: that model was trained to state passwords, and can not summarise, count
+words. It tests the harness. It is no benchmark: that model was trained to state passwords, and cannot summarise, count
 or program, so that most scores are near zero for every method; and digits, line breaks and the words of our
 instructions are unknown to it.
 """

@@ -39,7 +39,7 @@ def use_triton(kernel: Triton, device: torch.device, unsupported: str | None = N
     kernel : Triton
     device : torch.device
     unsupported : str or None
-        Why it can not take what it would be given.
+        Why it cannot take what it would be given.
 
     Notes
     -----

@@ -96,7 +96,7 @@ class _Cache(FunctionCache):
             write(*arguments)
         except Exception as error:  # full, read-only by now, gone: the function itself is compiled
             self.disable()
-            _say(f"{self.cache_path} can not be written to ({error})")
+            _say(f"{self.cache_path} cannot be written to ({error})")
 
 
 def _cache_of(function: Callable[..., Any]) -> Any:
@@ -126,7 +126,7 @@ def _say(why: str) -> None:
         first, _said = not _said, True
     if first:
         warnings.warn(
-            f"compiled loops can not be kept: {why}. Everything works, but each process compiles what it needs, some "
+            f"compiled loops cannot be kept: {why}. Everything works, but each process compiles what it needs, some "
             "ten seconds: set NUMBA_CACHE_DIR in the environment to a folder that can be written to.",
             RuntimeWarning,
             stacklevel=2,

@@ -61,7 +61,7 @@ def split_batch(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...
 
 
 def torch_team() -> Callable[[int, npt.NDArray[np.int64]], None] | None:
-    """Torch's own threads, for compiled functions; None where they can not be had.
+    """Torch's own threads, for compiled functions; None where they cannot be had.
 
     After a tensor operation torch's threads stay awake for some milliseconds, in the way of any others. Torch's OpenMP
     runs a function in as many of them as torch has, without waking anybody: ``team(address, data)`` calls

@@ -39,7 +39,7 @@ OPERATION = Operation(
 
 
 def worth_a_kernel(query: Tensor, stored: int, few_bits: bool) -> bool:
-    """Whether a kernel may be faster for these queries ``(B, H_q, L, d)`` over so many stored tokens.
+    """Whether a kernel may be faster for these queries ``(B, H_q, L, d)`` over `stored` tokens.
 
     Asked before anything is packed: a table that no kernel reads would only take memory.
     """

@@ -27,10 +27,10 @@ from .packed import ENTRIES, Packed, PackedKeys, PackedValues
 
 #: Most query rows (query heads per KV head times new tokens): a matrix library is faster long before.
 MAX_ROWS = 512
-#: About so many items are made, to be shared out among threads, but none of fewer columns than that.
+#: Number of items to share out among threads, roughly, and the fewest columns of one.
 ITEMS = 64
 LEAST_COLUMNS = 128
-#: Below so many numbers read, waking other threads takes longer than they save.
+#: Numbers read below which waking other threads takes longer than they save.
 ALONE_BELOW = 2**17
 
 
@@ -42,7 +42,7 @@ def unsupported_reason(
     old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> str | None:
-    """Why :func:`decode_attention` can not take these tensors, or None if it can.
+    """Why :func:`decode_attention` cannot take these tensors, or None if it can.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def unsupported_reason(
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "gradients are asked for, and the kernel has none"
     if torch.compiler.is_compiling():
-        return "torch.compile is tracing, and can not look into the kernel"
+        return "torch.compile is tracing, and cannot look into the kernel"
     rows = query.shape[1] // pruned_keys.shape[1] * query.shape[2]
     if rows > MAX_ROWS:
         return f"{rows} query rows share a KV head; at most {MAX_ROWS} is possible"
@@ -128,7 +128,7 @@ def decode_attention(
     """
     reason = unsupported_reason(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
-        raise CacheError(f"the compiled decoding kernel can not be used: {reason}; use pruned_attention")
+        raise CacheError(f"the compiled decoding kernel cannot be used: {reason}; use pruned_attention")
     _check_shapes(query, pruned_keys, kept_indices, sink_keys, tail_keys, old_values, tail_values)
     batch, query_heads, length, width = query.shape
     heads, pruned, kept = pruned_keys.shape[1:]
@@ -228,7 +228,7 @@ def _check_shapes(
                 f"{name} has shape {tuple(tensor.shape)}; with the other tensors' shapes it must be {shape}"
             )
     if query_heads % heads:
-        raise CacheError(f"{query_heads} query heads can not share {heads} KV heads; their number must be a multiple")
+        raise CacheError(f"{query_heads} query heads cannot share {heads} KV heads; their number must be a multiple")
 
 
 def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, list[int], list[int]]:

@@ -42,7 +42,7 @@ def interaction_matrix(
 
 
 def unsupported_reason(queries: Tensor, keys: Tensor) -> str | None:
-    """Why the GPU's kernel can not take these."""
+    """Why the GPU's kernel cannot take these."""
     if torch.float64 in (queries.dtype, keys.dtype):
         return "it computes in float32, and the inputs are float64"
     if keys.shape[-1] > LARGEST_ON_CHIP:

@@ -31,15 +31,15 @@ def repair(x, k):
 
 @jit
 def minimise(A, c, k, x, g, ordered, target, rtol, steps):
-    """Improve x in place until the dual value reaches `target`, can not reach it, or the relaxation is solved.
+    """Improve x in place until the dual value reaches `target`, cannot reach it, or the relaxation is solved.
 
     Parameters
     ----------
     A (m, m), c (m,); 0 < k < m
     x (m,) feasible start; g (m,), ordered (m,) : filled with the gradient at x and its sorted values
-    target : stop as soon as the dual value is at least this, or can not get there; infinite: solve to `rtol`
+    target : stop as soon as the dual value is at least this, or cannot get there; infinite: solve to `rtol`
     rtol : relative accuracy at which the relaxation counts as solved
-    steps : at most so many pairwise steps
+    steps : largest number of pairwise steps
 
     Returns
     -------

@@ -15,7 +15,7 @@ from .._shared.jit import jit
 from ..relaxation.cpu import minimise, repair
 
 FREE, IN, OUT = 0, 1, 2
-#: Relaxations are solved to this relative accuracy, in at most so many steps per free vertex.
+#: Relaxations are solved to this relative accuracy, in at most this many steps per free vertex.
 RTOL, STEPS_PER_VERTEX = 1e-6, 60
 
 

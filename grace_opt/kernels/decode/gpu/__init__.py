@@ -45,11 +45,11 @@ MAX_WIDTH = 256
 MAX_ROWS = 64
 #: Most bytes of queries, padded, that one program holds twice: whole, and the kept channels.
 QUERY_BYTES = 16 * 1024
-#: One block of keys and values takes at most about so many bytes: two of them fit the shared memory of small GPUs.
+#: Bytes of one block of keys and values, at most, roughly: two of them fit the shared memory of small GPUs.
 BLOCK_BYTES = 32 * 1024
-#: About so many programs are wanted: several for each multiprocessor of a large GPU.
+#: Number of programs that are wanted, roughly: several for each multiprocessor of a large GPU.
 PROGRAMS = 512
-#: No run is shorter than so many blocks, if there is another, and no head is cut into more runs than that.
+#: Fewest blocks in a run, if there is another run, and most runs that a head is cut into.
 BLOCKS_PER_RUN = 4
 MAX_RUNS = 64
 
@@ -65,7 +65,7 @@ def unsupported_reason(
     old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> str | None:
-    """Why :func:`decode_attention` can not take these tensors, or None if it can.
+    """Why :func:`decode_attention` cannot take these tensors, or None if it can.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def decode_attention(
     """
     reason = unsupported_reason(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
-        raise CacheError(f"the decoding kernel can not be used: {reason}; use pruned_attention")
+        raise CacheError(f"the decoding kernel cannot be used: {reason}; use pruned_attention")
     batch, query_heads, length, width = query.shape
     heads, pruned, kept = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
