@@ -1,6 +1,6 @@
-"""The public calls: `solve` one problem by one method, `compare` several methods on it, `methods` to see what there is.
+"""The public calls: `solve` uses one method, `compare` runs several on one problem, `methods` lists all of them.
 
-References for the problem and the methods stand with each solver.
+Each solver's docstring has its references.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
 from .solution import Result, Solution, Status, check_mask, proved, relative_gap
 
-#: Seconds that `compare` gives each method where neither methods nor a limit were named.
+#: Seconds that `compare` gives each method if neither methods nor a limit were given.
 DEFAULT_COMPARE_SECONDS = 10.0
 
 Certify = bool | Literal["fast", "tight"]
@@ -59,36 +59,36 @@ def solve(
     W : array_like (..., n, n), scipy.sparse matrix, networkx graph, or Problem
         Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch.
     k : int, or int array broadcastable to (...)
-        How many vertices to choose. Leave out when W is a `Problem`.
+        Number of vertices to choose. Leave out when W is a `Problem`.
     method : str or options object
-        A registered name, see `methods`; or a method's options as a whole, such as
-        ``grace_opt.solvers.TabuOptions(iterations=500)``, which say by themselves whose they are.
+        A registered name (see `methods`), or a method's options as one object, such as
+        ``grace_opt.solvers.TabuOptions(iterations=500)``.
     protected : array_like, optional
         Vertices that must not be chosen: bool mask (n,) or (..., n), or indices (p,).
     seed : int
-        All randomness comes from it.
+        Seed of all random choices.
     time_limit : float, optional
-        Seconds after which the method stops with the best choice so far (Status.LIMIT), the certificate included: it
-        gets what it needs, at most half of the time, and is left out where it does not fit. The checks are not counted,
-        nor is compiling: some methods' loops are compiled at their first use on a machine, which takes some ten seconds
-        once, and loaded at their first use in a process.
+        Seconds after which the method stops with the best choice so far (Status.LIMIT). Includes the certificate, which
+        gets at most half of the time and is skipped if it does not fit. Does not include the checks, nor compiling:
+        some methods compile their loops at the first use on a machine, which takes about ten seconds once, and load
+        them at the first use in a process.
     target : float, or array broadcastable to (...), optional
-        Stop searching as soon as f is at most this, for each instance by itself; Status.FEASIBLE, unless it is proved
-        optimal. A method that ends before stays as it is.
+        Stop searching an instance as soon as its f is at most this; Status.FEASIBLE, unless it is proved optimal. A
+        target never makes a method search longer.
     patience : float, optional
-        Seconds after which searching an instance stops, unless a better choice was found; they begin anew with each
-        (Status.LIMIT). As with a time limit, methods that could go on for ever do, and answers depend on the machine.
+        Stop searching an instance after this many seconds without a better choice (Status.LIMIT). As with a time limit,
+        methods that have no natural end search until then, and answers depend on the machine.
     certify : bool, "fast" or "tight"
-        Compute a lower bound by `grace_opt.bounds.certificate`, after the method has run, for the instances whose
-        answers it has not proved (True means "fast"). Without it there is a bound only where the method brings one:
-        branch_and_bound, exhaustive, portfolio (its bound is that of "fast") and sdp do.
+        Compute a lower bound with `grace_opt.bounds.certificate` after the method has run, for the instances that it
+        has not proved optimal (True means "fast"). Without it, only branch_and_bound, exhaustive, portfolio (at level
+        "fast") and sdp give a bound.
     check : bool
         False skips the checks that read W's data, and leaves the objective in W's own precision: for trusted callers.
     callback : callable, optional
-        Called with a `Progress` now and then by the methods that search (tabu, branch_and_bound, portfolio), one call
-        at a time per instance; returning True stops them with the best choice so far (Status.LIMIT).
+        Called with a `Progress` now and then by tabu, branch_and_bound and portfolio, one call at a time per instance.
+        If it returns True, the method stops with the best choice so far (Status.LIMIT).
     **options
-        The method's own options, where `method` is a name; an unknown one raises and names the accepted ones.
+        The method's own options, if `method` is a name; an unknown option raises an error that lists the known ones.
 
     Returns
     -------
@@ -103,21 +103,20 @@ def solve(
     -----
     Complexity is the method's, plus O(n²) per instance for the checks and the objective.
 
-    A time limit is looked at between steps, and a step that cannot be cut short (an eigenvalue problem of thousands of
-    vertices takes seconds) is begun only if it seems to fit. What a method needs for a first choice is always done: a
-    greedy pass, O(kn) per instance. Expect the limit and a twentieth of it, or a tenth of a second if that is more. A
-    bound that does not fit is left out.
+    A time limit is checked between steps. A step that cannot be interrupted (an eigenvalue problem of thousands of
+    vertices takes seconds) starts only if it seems to fit. The first choice is always made: a greedy pass, O(kn) per
+    instance. The limit may be exceeded by a twentieth, or by a tenth of a second if that is more. A bound that does not
+    fit is skipped.
 
-    `target` and `patience` are looked at where the clock is, by the methods that search: tabu, local_search, portfolio,
-    branch_and_bound, exhaustive and beam (`SolverSpec.searches`). They mean nothing to the others, which end by
-    themselves (mies, think, drop_greedy, random) or search for a bound (sdp). Patience begins when the search of an
-    instance does; portfolio, which makes several, has it in each.
+    `target` and `patience` are checked together with the clock, by the methods that search: tabu, local_search,
+    portfolio, branch_and_bound, exhaustive and beam (`SolverSpec.searches`). They have no effect on mies, think,
+    drop_greedy and random, which do not search, and on sdp, which spends its time on a bound. Patience starts with the
+    search of each instance; in portfolio, with each of its searches.
 
-    Ctrl-C stops a method that searches as a time limit does, at its next look at the clock: the best choice so far is
+    Ctrl-C stops a method that searches at its next look at the clock, as a time limit does: the best choice so far is
     returned with its bound and Status.INTERRUPTED, for every instance of a batch. A second Ctrl-C, or one before there
-    is a choice, raises KeyboardInterrupt; so does any during the methods that do not search (mies, think, drop_greedy,
-    random). In a loop, look at the status. In other threads than the main one, and where a program handles Ctrl-C in a
-    way of its own, nothing of this applies.
+    is a choice, raises KeyboardInterrupt; so does one during mies, think, drop_greedy or random. In a loop, check the
+    status. None of this applies outside the main thread, or if the program installs its own handler for Ctrl-C.
 
     References
     ----------
@@ -132,7 +131,7 @@ def solve(
     >>> best.indices, float(best.objective), best.status.name
     (array([0, 2]), 5.0, 'OPTIMAL')
 
-    The same call with typed options, and one that is content with f ≤ 6:
+    Options as one object, and a search that stops at f ≤ 6:
 
     >>> from grace_opt.solvers import TabuOptions
     >>> searched = solve(W, 2, TabuOptions(iterations=500), target=6)
@@ -171,47 +170,46 @@ def compare(
     check: bool = True,
     progress: bool | None = None,
 ) -> Comparison:
-    """Solve one problem by several methods: their solutions side by side, in the order asked for.
+    """Solve one problem by several methods, and return their solutions in the order given.
 
     Parameters
     ----------
     W, k
         As in `solve`; the checks run once.
     methods : sequence of str or options objects, optional
-        Registered names, or options as a whole, as `solve` takes them; default: every method, except those whose
-        requirements are missing or that refuse the instance, which `Comparison.left_out` lists with the reasons.
+        Names or options objects, as in `solve`. Default: every method. Those that refuse the instance, or need a
+        library that is not installed, are then listed with the reason in `Comparison.left_out`.
     options : mapping, optional
-        Options per method named: ``{"local_search": {"start": "think"}}``.
+        Options by name of the method: ``{"local_search": {"start": "think"}}``.
     protected, seed, target, patience, check
-        As in `solve`, for all of them.
+        As in `solve`, for every method.
     certify : bool, "fast" or "tight"
-        As in `solve`, but once, after all methods: for the best answer of them all to each instance, unless one of them
-        proved it. The best bound that is then known holds for, and is shown with, every method. A comparison that was
-        interrupted or failed has none.
+        As in `solve`, but once, after all methods: for the best answer to each instance, unless a method proved it
+        optimal. Every solution then gets the best bound known. Skipped if the comparison fails or is interrupted.
     time_limit : float, optional
-        As in `solve`, for each method, and for the certificate once more. Default: none for methods that were named;
-        `DEFAULT_COMPARE_SECONDS` each where none was, since some of them would search for hours.
+        As in `solve`, for each method, and again for the certificate. Default: none if `methods` is given, else
+        `DEFAULT_COMPARE_SECONDS` each, since some methods would search for hours.
     progress : bool, optional
-        A progress bar on stderr; default: where stderr is a terminal and it takes longer than a second or two.
+        Show a progress bar on stderr; default: if stderr is a terminal and it takes longer than a second or two.
 
     Returns
     -------
     Comparison
         A sequence of `Solution`, with a table, a DataFrame and JSON. Ctrl-C stops the comparison and returns the
-        solutions that are there, if there is any, that of the method at work included, with ``interrupted`` set.
+        solutions so far, including that of the running method, with ``interrupted`` set.
 
     Raises
     ------
     ComparisonError
-        If a method named in `methods` fails or refuses the instance; its ``partial`` is the `Comparison` of what had
-        finished. Any other exception is a bug of a solver's: it keeps its type, and has ``partial``, too.
+        If a method in `methods` fails or refuses the instance; ``partial`` is the `Comparison` of the methods that
+        had finished. Any other exception is a bug in a solver: it keeps its type, and also gets ``partial``.
     ProblemError, OptionError, UnknownSolverError
         As in `solve`, before any method runs.
 
     Notes
     -----
-    Complexity is the sum of the methods'. All methods solve the same instance, so that the best lower bound of all of
-    them holds for each; gaps in the table are to it.
+    Complexity is the sum of the methods'. All methods solve the same instance, so the best lower bound of any method
+    holds for all; gaps in the table are relative to it.
 
     Examples
     --------
@@ -270,12 +268,12 @@ def compare(
             except (GraceError, MemoryError) as error:
                 why = str(error) or type(error).__name__
                 if asked:
-                    kept = f" What had finished is in the error's .partial: {_names(answers)}." if answers else ""
+                    kept = f" Finished before, in the error's .partial: {_names(answers)}." if answers else ""
                     raise ComparisonError(f"{spec.name}: {why}{kept}", Comparison(finished(), left_out)) from error
                 left_out[spec.name] = why
-            except Exception as error:  # a bug of the solver's: it keeps its type and traceback, the user the results
+            except Exception as error:  # a bug in a solver: keep its type and traceback, and the results so far
                 error.partial = Comparison(finished(), left_out)  # type: ignore[attr-defined]
-                error.add_note(f"compare() was at method {spec.name!r}; the error's .partial has what had finished.")
+                error.add_note(f"compare() was running {spec.name!r}; finished methods are in the error's .partial.")
                 raise
     if answers and not interrupted:
         _certify(problem, answers, level, stopping.run(seed, cap=cap).beside_search())
@@ -295,7 +293,7 @@ def methods() -> list[SolverSpec]:
 
 @dataclass
 class _Answer:
-    """What one method found, on the flattened batch, and what is known of it so far."""
+    """What one method found on the flattened batch, and the best bound known."""
 
     spec: SolverSpec
     options: Any
@@ -307,7 +305,7 @@ class _Answer:
 
 
 def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool) -> _Answer:
-    """Run the solver on the flattened batch, and leave time for a certificate of this level."""
+    """Run the solver on the flattened batch, leaving time for a certificate of this level."""
     began, flat = time.perf_counter(), problem.flatten()
     own = run if level is None else run.leaving(bounds.seconds_to_certify(flat, level))
     result = spec.solve(flat, options, own, check=check)
@@ -328,7 +326,7 @@ def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: s
 
 
 def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, run: Run) -> None:
-    """Give every answer the best bound that is known; for instances that nothing proves yet, one of this level."""
+    """Give every answer the best bound known, after computing one of this level for instances not yet proved."""
     if level is None:
         return
     flat = problem.flatten()
@@ -350,7 +348,7 @@ def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, ru
 
 
 def _finish(problem: Problem, answer: _Answer, level: str | None, check: bool) -> Solution:
-    """Dress a method's answer."""
+    """Turn a method's answer into a `Solution`."""
     flat, result, value, spec, run = problem.flatten(), answer.result, answer.value, answer.spec, answer.run
     mask, uncertified = result.mask, answer.bound is None
     bound = _lower_bound(flat, value, answer.bound)
@@ -385,12 +383,12 @@ def _prepare(spec: SolverSpec, level: str | None) -> None:
 
 
 def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any]) -> Any:
-    """A statistic as users see it: a tensor, whose first dimension is the flattened batch, in their kind and shape."""
+    """A statistic for users: a tensor over the flattened batch gets the batch's shape and W's kind of array."""
     return export(value.reshape(*shape, *value.shape[1:])) if isinstance(value, Tensor) else value
 
 
 def _lower_bound(problem: Problem, value: Tensor, found: Tensor | None) -> Tensor:
-    """The bound found, or what is known of forced choices; at most f."""
+    """The bound found, at most f; f itself if there is only one choice."""
     bound = torch.full_like(value, -math.inf) if found is None else torch.minimum(found, value)
     forced = (problem.k == 0) | (problem.k == count_true(problem.candidates))
     return torch.where(forced, value, bound)
@@ -415,7 +413,7 @@ def _names(answers: Sequence[_Answer]) -> str:
 
 def _given(k: Any) -> Any:
     if k is None:
-        raise OptionError("k is missing: say how many vertices to choose, solve(W, k).")
+        raise OptionError("k is missing: give the number of vertices to choose, solve(W, k).")
     return k
 
 

@@ -1,8 +1,8 @@
-r"""Batched evaluation of the objective, marginals, and the two forms of a vertex set (mask and indices).
+r"""The objective f for batches of sets, exchange costs, and conversion of vertex sets between masks and indices.
 
 .. math:: f(S) = 1_S^\top W 1_S = \sum_{i \in S} W_{ii} + 2 \sum_{i < j \in S} W_{ij}
 
-Use it in solvers and tests; users read `Solution.objective`.
+For solvers and tests; users read `Solution.objective`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def evaluate(W: Tensor, mask: Tensor) -> Tensor:
     Returns
     -------
     Tensor, shape (...), float64
-        Off by its last digit, however large the weights that cancel.
+        Exact up to its last digit, however large the weights that cancel.
 
     Notes
     -----
-    O(n²) per instance. Additions keep what rounding takes off them, and where nearly all cancels the sum is made once
-    more without any rounding, by `math.fsum`: a large weight hides no small one.
+    O(n²) per instance. Rounding errors of additions are kept and added back. If nearly everything cancels, the sum is
+    computed again without rounding, by `math.fsum`: a large weight never hides a small one.
 
     References
     ----------
@@ -48,7 +48,7 @@ def evaluate(W: Tensor, mask: Tensor) -> Tensor:
 
 
 def evaluate_fast(W: Tensor, mask: Tensor) -> Tensor:
-    """Objective f(S) in one pass over W and without a copy of it in float64: row sums in W's own precision, or better.
+    """Objective f(S) in one pass over W, without a float64 copy: row sums in W's own precision, or better.
 
     Rounding error about ``n eps * sum |W_ij|`` over the chosen entries (eps of W's dtype). O(n²) per instance.
     """

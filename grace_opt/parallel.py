@@ -1,7 +1,7 @@
 """`map_in_threads`: one function on every instance of a batch, in torch's number of threads, with one BLAS thread each.
 
-For compiled loops, which release the interpreter, and for small dense algebra: at these sizes BLAS gains nothing from a
-second thread, and on a busy machine loses many times over by waiting for it. Built on threadpoolctl.
+For compiled loops, which release the interpreter, and for small dense algebra: at these sizes a second BLAS thread
+gains nothing, and waiting for it on a busy machine costs many times more. Built on threadpoolctl.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Answer = TypeVar("Answer")
 
 
 def map_in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: Run | None = None) -> list[Answer]:
-    """The answers of `work`, in the order of the items.
+    """Apply `work` to every item, and return the answers in the order of the items.
 
-    The first error in any thread, or Ctrl-C in this one, stops `run`, so that the others end, and is raised.
+    The first error in any thread, or Ctrl-C in this one, stops `run` to end the other threads, and is raised.
     """
     with _blas().limit(limits=1, user_api="blas"):
         if len(items) == 1:
@@ -44,5 +44,5 @@ def map_in_threads(work: Callable[[Item], Answer], items: Sequence[Item], run: R
 
 @cache
 def _blas() -> ThreadpoolController:
-    """Looking for the loaded libraries takes a millisecond: once is enough."""
+    """The loaded BLAS libraries; finding them takes a millisecond, so do it once."""
     return ThreadpoolController()

@@ -1,8 +1,8 @@
-"""`Problem`: one validated instance, or a batch of instances, of minimum-weight k-vertex induced subgraph.
+"""`Problem`: a validated instance, or a batch of instances, of the minimum-weight k-vertex induced subgraph problem.
 
 Solvers receive it and may trust it: W is symmetric, finite and float, k is in range, and enough vertices are
 unprotected. `solve` builds it for you; build one yourself to solve the same instance many times without repeating the
-checks. Source: the problem of GRACE (arXiv 2604.16983, section 3); heaviest-k-subgraph with the sign turned.
+checks. Source: the problem of GRACE (arXiv 2604.16983, section 3); heaviest k-subgraph with the opposite sign.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._util.inputs import candidates_mask, check_enough_candidates, from_graph, 
 from .errors import ProblemError
 from .kernels.extremes import extremes
 
-#: Symmetry is required to this many units of rounding of the input's dtype, relative to max |W| of the instance.
+#: W may be asymmetric by this many rounding units of its dtype, relative to max |W| of the instance.
 SYMMETRY_EPS = 16
 
 
@@ -35,15 +35,15 @@ class Problem:
     W : Tensor, shape (..., n, n), float32 or float64
         Node weights on the diagonal; edge weights are ``2 W_ij``.
     k : Tensor, shape (...), int64
-        How many vertices to choose, per instance.
+        Number of vertices to choose, per instance.
     candidates : Tensor, shape (..., n), bool
         The vertices that may be chosen: those not protected.
     k_max : int
-        The largest k of the batch, known without asking the device.
+        The largest k of the batch, on the host: reading it does not wait for the device.
     integer : bool
-        Whether W came as integers, so that objectives differ by whole steps.
+        Whether W was given as integers; objectives then differ by whole steps.
     labels : tuple or None
-        Names of the vertices, when W came as a networkx graph.
+        Names of the vertices, if W was given as a networkx graph.
     """
 
     W: Tensor
@@ -61,22 +61,22 @@ class Problem:
         Parameters
         ----------
         W : array_like (..., n, n), scipy.sparse matrix, or networkx graph
-            Each instance is symmetric to ``16 eps(dtype) max|W|``. Node attribute ``weight`` of a graph becomes
-            ``W_ii`` (default 0), edge attribute ``weight`` becomes ``2 W_ij`` (default 1), so that f is the induced
-            subgraph's weight.
+            Each instance is symmetric to ``16 eps(dtype) max|W|``. For a graph, the node attribute ``weight`` becomes
+            ``W_ii`` (default 0) and the edge attribute ``weight`` becomes ``2 W_ij`` (default 1); f is then the
+            weight of the induced subgraph.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
             Vertices that must not be chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph, a
             bool mask or a list of its nodes.
         check : bool
-            False skips every check that looks at data (finite, symmetric, k and protected in range), for trusted
+            False skips every check that reads data (finite, symmetric, k and protected in range); for trusted
             callers.
 
         Raises
         ------
         ProblemError
-            Saying what is wrong, where, and what to write instead.
+            The message says what is wrong, where, and what to write instead.
 
         Examples
         --------
@@ -121,7 +121,7 @@ class Problem:
         return self.W.diagonal(dim1=-2, dim2=-1)
 
     def flatten(self) -> Problem:
-        """The same instances with exactly one batch dimension: what batched solvers are given."""
+        """The same instances with exactly one batch dimension, as batched solvers get them."""
         n = self.n
         return Problem(
             self.W.reshape(-1, n, n),
@@ -175,13 +175,13 @@ def symmetrize(W: Any) -> Any:
 
 
 def _mean(tensor: Tensor) -> Tensor:
-    """The mean of W and its transpose: exactly symmetric, W itself where W is, without over- or underflow."""
+    """The mean of W and its transpose, without over- or underflow: exactly symmetric, and W itself if W is."""
     total = tensor + tensor.mT
     return torch.where(total.isfinite(), total / 2, tensor / 2 + tensor.mT / 2)
 
 
 def _checked_weights(W: Tensor) -> Tensor:
-    """W made exactly symmetric, and promoted to float64 where sums would leave float32; each instance by itself."""
+    """W, checked and made exactly symmetric; in float64 if sums would leave the range of float32."""
     n, eps = W.shape[-1], torch.finfo(W.dtype).eps
     finite, largest, worst = extremes(W)
     if not bool(finite.all()):
@@ -189,7 +189,7 @@ def _checked_weights(W: Tensor) -> Tensor:
         raise ProblemError(
             f"W{where} is {W[tuple(where)].item()}: every weight must be finite. To forbid a vertex, use protected=."
         )
-    # Divided, by a power of two and so exactly: the product with max |W| may underflow.
+    # Divide rather than multiply: the product with max |W| may underflow; dividing by a power of two is exact.
     skew = worst / (SYMMETRY_EPS * eps) > largest
     if bool(skew.any()):
         at = tuple(skew.nonzero()[0].tolist())
@@ -198,12 +198,12 @@ def _checked_weights(W: Tensor) -> Tensor:
         raise ProblemError(
             f"W is not symmetric: |W{[*at, i, j]} - W{[*at, j, i]}| = {float(worst[at]):.3g}, allowed "
             f"{SYMMETRY_EPS * eps * float(largest[at]):.3g} ({SYMMETRY_EPS} eps max|W|{whose}). "
-            "If the symmetric part is meant, pass grace_opt.symmetrize(W)."
+            "If you mean the symmetric part, pass grace_opt.symmetrize(W)."
         )
     if bool((largest > torch.finfo(torch.float64).max / 8 / n**2).any()):
         size = float(largest.max())
         raise ProblemError(
-            f"max|W| = {size:.3g}: sums of weights leave float64. Divide W by {size:.3g}; f scales with it."
+            f"max|W| = {size:.3g}: sums of weights overflow float64. Divide W by {size:.3g}; f scales with it."
         )
     limits = torch.finfo(torch.float32)
     fits = (largest < limits.max / 8 / n**2) & ((largest == 0) | (largest > limits.tiny / limits.eps))

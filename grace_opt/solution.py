@@ -1,7 +1,7 @@
-"""`Status`, `Result` and `Solution`: what a solver hands back, and what a user gets.
+"""`Status`, `Result` and `Solution`: what a solver returns, and what a user gets.
 
-A solver returns a `Result` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, which carries
-the objective in float64, the certified bound, the gap and an honest status, and can verify itself.
+A solver returns a `Result` (a mask, and a lower bound if it has one). `solve` turns it into a `Solution`, with the
+objective in float64, the certified bound, the gap and the status; a `Solution` can verify itself.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .problem import Problem
 
 #: f - bound at most this times |f| counts as proved.
 OPTIMALITY_RTOL = 1e-9
-#: Where f nearly cancels: a bound's sums are off by about this times n·eps·Σ|W_ij| over the chosen entries.
+#: If f nearly cancels, a bound's sums are off by about this times n·eps·Σ|W_ij| over the chosen entries.
 ROUNDING = 64.0
-#: Below this, gaps are relative to this times Σ|W_ij| over the chosen entries instead of |f|.
+#: If |f| is less than this times Σ|W_ij| over the chosen entries, gaps are relative to that product instead.
 GAP_FLOOR = 1e-9
-#: Integers up to here are float64s, with the next half between them.
+#: Up to here, float64 has every integer and every half.
 MAX_INTEGER_WITH_HALVES = 2.0**52
-#: A bound within a step of a whole f proves it, but for this much of the step.
+#: A bound within one step of a whole-number f proves it, less this share of the step.
 STEP_MARGIN = 1e-6
 _EPS = torch.finfo(torch.float64).eps
 
 
 class Status(enum.Enum):
-    """How much is known about one instance's answer; the value is a sentence for people."""
+    """How much is known about one instance's answer; the value explains it in words."""
 
     OPTIMAL = "proved optimal: the objective equals its certified lower bound"
     FEASIBLE = "a valid choice of k vertices; optimality is not proved"
@@ -52,11 +52,11 @@ class Result:
     mask : Tensor (..., n), bool
         Exactly k True per instance, none of them protected.
     lower_bound : Tensor (...), float64, optional
-        A certified bound that the solver found on its way.
+        A certified bound, if the solver found one.
     limit : Tensor (...), bool, optional
         Instances that a time or work limit cut short.
     stats : mapping
-        Counters worth showing: iterations, nodes, …; a tensor has one entry (row, …) per instance.
+        Counters to show: iterations, nodes, …; a tensor has one entry (row, …) per instance.
     objective : Tensor (...), float64, optional
         f, if a batched method knows it, rounded as sums in W's own precision are. With ``check=False`` it is taken as
         it is; otherwise f is always summed from W in float64.
@@ -79,19 +79,19 @@ class Solution:
     Attributes
     ----------
     mask : array (..., n), bool
-        Authoritative: True = chosen.
+        True = chosen; the other attributes follow from it.
     indices : array (..., k_max), int64
         Sorted chosen vertices, padded with -1 where an instance's k is smaller.
     objective : array (...), float64
         f(S).
     lower_bound : array (...), float64
-        Certified: no choice of k vertices has a smaller objective. -inf where nothing was certified.
+        Certified: no choice of k vertices has a smaller objective. -inf if nothing was certified.
     gap : array (...), float64
-        ``(objective - lower_bound) / max(|objective|, 1e-9 Σ|W_ij|)``, the sum over the chosen entries alone; never
-        negative, infinite where uncertified.
+        ``(objective - lower_bound) / max(|objective|, 1e-9 Σ|W_ij|)``, with the sum over the chosen entries; never
+        negative, infinite if nothing was certified.
     status : Status, or object array (...) of Status
     method, options, seed
-        What was asked for.
+        As given to `solve`.
     stats : mapping
         ``time`` in seconds, and the solver's counters.
     labels : list or None
@@ -130,7 +130,7 @@ class Solution:
         return f"<Solution by {self.method}: f = {f:.9g}, {certified}, {self.status.name}, vertices {listed}>"
 
     def verify(self) -> Solution:
-        """Recompute everything checkable from W in float64, and return the solution itself.
+        """Check size, protection, objective and bound against W in float64, and return the solution.
 
         Raises
         ------
@@ -139,9 +139,7 @@ class Solution:
             1e-9 (float32 W: 1e-5) relative to ``Σ|W_ij|`` over the chosen entries, or lies below its own bound.
         """
         if self.problem is None:
-            raise SolverError(
-                "this Solution carries no problem to verify against: call solve(...) to get one that does."
-            )
+            raise SolverError("this Solution has no problem to verify against: call solve(...) to get one that has.")
         p, mask = self.problem, torch.as_tensor(self.mask, device=self.problem.W.device)
         check_mask(p, mask, self.method)
         # Without the checks, f was summed in W's own precision.
@@ -171,10 +169,10 @@ def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
 
 
 def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:
-    """By how much a bound may stay below f and still prove it optimal, per instance.
+    """How far a bound may lie below f and still prove it optimal, per instance.
 
-    ``max(1e-9 |f|, 64 n eps Σ|W_ij|)`` with the sum over the chosen entries: nothing that was not chosen widens it.
-    For whole-number dtypes a whole step, less a millionth, as long as f is exact, and beyond that nothing.
+    ``max(1e-9 |f|, 64 n eps Σ|W_ij|)`` with the sum over the chosen entries: unchosen weights do not widen it. For
+    whole-number dtypes a whole step, less a millionth, as long as f is exact; beyond that, zero.
     """
     if problem.integer:
         return torch.full_like(objective, 1.0 - STEP_MARGIN).masked_fill_(
@@ -184,7 +182,7 @@ def tolerance(problem: Problem, mask: Tensor, objective: Tensor) -> Tensor:
 
 
 def rounding(problem: Problem, mask: Tensor) -> Tensor:
-    """What the sums of a bound near f can be off by, where f nearly cancels: ``64 n eps Σ|W_ij|``, chosen entries."""
+    """Rounding error of a bound near f: ``64 n eps Σ|W_ij|`` over the chosen entries; matters if f nearly cancels."""
     return ROUNDING * problem.n * _EPS * f.magnitude(problem.W, mask)
 
 
@@ -194,7 +192,7 @@ def proved(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tenso
 
 
 def relative_gap(problem: Problem, mask: Tensor, objective: Tensor, lower_bound: Tensor) -> Tensor:
-    """``(f - bound) / max(|f|, 1e-9 Σ|W_ij|)`` with the sum over the chosen entries; 0 where the bound is not below."""
+    """``(f - bound) / max(|f|, 1e-9 Σ|W_ij|)`` with the sum over the chosen entries; 0 if the bound is not below f."""
     size = torch.maximum(objective.abs(), GAP_FLOOR * f.magnitude(problem.W, mask))
     difference = objective - lower_bound
     return torch.where(difference <= 0, 0.0, difference / size)

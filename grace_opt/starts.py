@@ -1,4 +1,4 @@
-"""`starting_masks`: what ``start=`` means, for every method that improves a given choice."""
+"""`starting_masks`: the meaning of ``start=``, for every method that improves a given choice."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     problem : Problem
         A flattened batch.
     start : str, bool mask (..., n), or int indices (..., k)
-        A registered method's name, or a choice of k vertices, for one instance or for each. Vertices are numbers: of
-        a graph, places in ``list(graph.nodes)``, as in `Solution.indices`.
+        A registered method's name, or a choice of k vertices, for one instance or for each. Vertices are numbers; for
+        a graph, positions in ``list(graph.nodes)``, as in `Solution.indices`.
     run : Run
         Passed on to the method.
 
     Returns
     -------
     Tensor (B, n), bool
-        The caller's own, to be changed freely.
+        A new tensor, which the caller may change.
 
     Raises
     ------
     OptionError
-        If indices are out of range, or a mask does not have a place for every vertex.
+        If indices are out of range, or a mask does not have one entry per vertex.
     SolverError
-        If a mask has the wrong size or holds protected vertices.
+        If a mask chooses the wrong number of vertices, or protected ones.
 
     Notes
     -----
-    O(n) per instance beyond the method's own work.
+    O(n) per instance, plus the method's own work.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """For people who write solvers: a conformance suite, and hypothesis strategies that draw difficult instances.
 
-``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first breach of the
-contract: exactly k vertices, none protected; honest objective; a bound at most f and the optimum; batch = loop;
-per-instance k; reproducible; input untouched; dtypes and edge cases. Our own tests run it over the whole registry.
+``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first violation of the
+contract: exactly k vertices, none protected; correct objective; bound at most f and the optimum; batch = loop;
+per-instance k; reproducible; input unchanged; dtypes and edge cases. Our own tests run it over the whole registry.
 Needs ``pip install "grace-opt[dev]"`` for hypothesis.
 """
 
@@ -82,7 +82,7 @@ def batches(
 
 
 def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) -> None:
-    """Check one answer against the instance it is for: size, protection, objective, bound, gap, status, indices."""
+    """Check an answer against its instance: size, protection, objective, bound, status, indices."""
     mask = to_numpy(solution.mask)
     W = to_numpy(as_tensor(W, "W").to(torch.float64))
     n, shape = W.shape[-1], W.shape[:-2]
@@ -121,7 +121,7 @@ def check_solver(name: str, *, sizes: tuple[int, ...] = (1, 2, 3, 6, 9), seed: i
     name : str
         A registered method.
     sizes : tuple of int
-        Numbers of vertices to try; optima are enumerated, so keep them small.
+        Numbers of vertices to try; optima are found by enumeration, so keep them small.
     seed : int
         Seed of the instances and of the method.
     **options
@@ -130,7 +130,7 @@ def check_solver(name: str, *, sizes: tuple[int, ...] = (1, 2, 3, 6, 9), seed: i
     Raises
     ------
     AssertionError
-        Naming the method, the instance and what was wrong.
+        The message names the method, the instance and what was wrong.
 
     Examples
     --------
@@ -147,7 +147,7 @@ def check_solver(name: str, *, sizes: tuple[int, ...] = (1, 2, 3, 6, 9), seed: i
 
 
 def _solve(W: Any, k: Any, name: str, **options: Any) -> Solution:
-    """`grace_opt.solve`, where a refusal of the method's answer is a breach like any other."""
+    """`grace_opt.solve`, with a refused answer reported as a violation like any other."""
     try:
         return api.solve(W, k, name, **options)
     except SolverError as error:

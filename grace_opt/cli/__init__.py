@@ -1,1 +1,1 @@
-"""The command line; nobody imports it. `app` has the commands, `tables` and `figures` what they show."""
+"""The command line; no other room imports it. `app` has the commands, `tables` and `figures` their output."""

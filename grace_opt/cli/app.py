@@ -1,7 +1,7 @@
 """The command line, ``grace-opt``: demo, solve, compare, generate, methods, report, doctor.
 
-Text is printed as it is: what comes from users, files and models is never read as rich's markup. The exit codes are
-those of `Exit`. Built on typer and rich.
+Text is printed as it is: rich's markup is never interpreted in text from users, files or models. For the exit codes
+see `Exit`. Built on typer and rich.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from .tables import print_demo, solution_table
 EXIT_CODES = (
     "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "
     "stopped a method, and the best answer is not proved optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 "
-    "and 130, what had been found is printed as well."
+    "and 130, the results so far are printed first."
 )
 app = typer.Typer(
     epilog=EXIT_CODES,
-    rich_markup_mode=None,  # else brackets in a help text or in what a user typed are styles, or an error
+    rich_markup_mode=None,  # else brackets in a help text or in a user's words would be styles, or an error
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,7 +51,7 @@ app = typer.Typer(
 console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
 
 
-#: Values of options that are no JSON as Python spells them.
+#: Option values that Python and JSON spell differently.
 PYTHON_LITERALS = {"True": True, "False": False, "None": None}
 
 
@@ -70,19 +70,22 @@ File = Annotated[
     Path,
     typer.Argument(help=f"Instance: {', '.join(instances.SUFFIXES)} (k-cluster .dat, MDPLIB .txt, DIMACS .clq, .col)."),
 ]
-K = Annotated[int | None, typer.Option("-k", "--k", help="How many vertices to choose; default: as the file states.")]
-Seed = Annotated[int, typer.Option(min=0, help="All randomness comes from it.")]
+K = Annotated[int | None, typer.Option("-k", "--k", help="Number of vertices to choose; default: as in the file.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 TimeLimit = Annotated[
     float | None,
-    typer.Option(help="Seconds after which a method stops with the best choice so far (--certify not counted)."),
+    typer.Option(
+        help="Stop a method after this many seconds and keep its best choice. In solve, --certify counts as well; in "
+        "compare, it gets as long once more."
+    ),
 ]
 Target = Annotated[float | None, typer.Option(help="Stop searching as soon as f is at most this.")]
 Patience = Annotated[
-    float | None, typer.Option(help="Seconds without a better choice after which a search stops; not reproducible.")
+    float | None, typer.Option(help="Stop a search after this many seconds without improvement; not reproducible.")
 ]
-Certify = Annotated[bool, typer.Option(help="Compute a certified lower bound, and with it the gap.")]
+Certify = Annotated[bool, typer.Option(help="Compute a certified lower bound and the gap to it.")]
 Tight = Annotated[bool, typer.Option("--tight", help="Compute a tighter bound, which takes longer.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Protected = Annotated[str | None, typer.Option(help="Vertices that must not be chosen, e.g. 0,3,17.")]
 
 
@@ -98,7 +101,7 @@ def main(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Minimum-weight k-vertex induced subgraphs, and key caches pruned by them. Start with: grace-opt demo"""
+    """Find minimum-weight induced subgraphs of k vertices, and prune key caches with them. Try first: grace-opt demo"""
 
 
 @contextmanager
@@ -113,14 +116,14 @@ def _errors_as_exit_codes() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_memory(error):
             raise
-        told = str(error).rstrip(".") or "no more is known"
-        _fail("error", f"there is too little memory: {told}. Give something smaller.", Exit.BAD_INPUT)
+        told = str(error).rstrip(".") or "no details given"
+        _fail("error", f"there is too little memory: {told}. Use a smaller instance.", Exit.BAD_INPUT)
     except KeyboardInterrupt:
         _fail("interrupted", "nothing had been found yet.", Exit.INTERRUPTED)
 
 
 def _is_memory(error: Exception) -> bool:
-    """Whether memory is lacking; torch has no type of its own for that on the CPU."""
+    """Whether memory ran out; on the CPU, torch has no exception type for it."""
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
 
 
@@ -130,7 +133,7 @@ def _fail(what: str, why: object, code: Exit) -> NoReturn:
 
 
 def run() -> None:
-    """The program ``grace-opt``: whatever the terminal's encoding, and wherever its output goes."""
+    """Run ``grace-opt``, whatever the terminal's encoding and wherever the output goes."""
     if sys.stderr is None:  # closed, as by 2>&-
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the end)
     if sys.stdout is None:  # before there is an answer that nobody could read
@@ -146,8 +149,8 @@ def run() -> None:
     except OSError as error:
         if error.errno not in (*NO_SPACE_ERRORS, errno.EIO, errno.EPIPE):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail once more
-        if error.errno != errno.EPIPE:  # who reads along, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushing the rest would fail again
+        if error.errno != errno.EPIPE:  # a reader such as head has closed the pipe: not an error
             errors.print(f"error: the output cannot be written: {error.strerror}.", soft_wrap=True)
         sys.exit(Exit.OUTPUT)
 
@@ -181,10 +184,10 @@ def methods(as_json: AsJson = False) -> None:
 def solve(
     file: File,
     k: K = None,
-    method: Annotated[str, typer.Option(help="A solver's name, see: grace-opt methods")] = "mies",
+    method: Annotated[str, typer.Option(help="Name of the solver; for a list: grace-opt methods")] = "mies",
     option: Annotated[
         list[str] | None,
-        typer.Option(help="Option of the method, name=value; repeatable. True, False and None as in Python or JSON."),
+        typer.Option(help="Option of the method, name=value; repeatable. Values as in Python or JSON."),
     ] = None,
     protected: Protected = None,
     seed: Seed = 0,
@@ -203,7 +206,7 @@ def solve(
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
         common = _common(protected, seed, (time_limit, target, patience), "tight" if tight else certify)
-        with redirect_stdout(sys.stderr):  # what libraries print, as SCS does at Ctrl-C, is no answer
+        with redirect_stdout(sys.stderr):  # libraries print too, such as SCS at Ctrl-C; stdout is for the answer
             solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
     if as_json:
         _print_json([solution_to_dict(solution)])
@@ -217,7 +220,7 @@ def compare(
     file: File,
     k: K = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; default: every method that accepts the size.")
+        list[str] | None, typer.Option(help="Name of a method; repeatable. Default: all that accept this size.")
     ] = None,
     protected: Protected = None,
     seed: Seed = 0,
@@ -251,7 +254,7 @@ def compare(
     rows = compared.rows()
     proved = {row["instance"] for row in rows if row["optimal"]}
     missed = {row["status"] for row in rows if row["instance"] not in proved}
-    # Where nobody asked for a method or a limit, none was missed.
+    # Reaching the default limit is no failure.
     asked = method or time_limit is not None or patience is not None
     _exit_unless_finished(missed if asked else missed - {"LIMIT"})
 
@@ -259,16 +262,16 @@ def compare(
 @app.command()
 def generate(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(generators.GENERATORS)}.")],
-    n: Annotated[int, typer.Option("-n", "--n", min=1, help="How many vertices.")],
-    out: Annotated[Path, typer.Option(help="The file to write; its suffix names the format.")],
-    k: Annotated[int | None, typer.Option("-k", "--k", help="How many to choose; default: the kind's own.")] = None,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of vertices.")],
+    out: Annotated[Path, typer.Option(help="File to write; its suffix decides the format.")],
+    k: Annotated[int | None, typer.Option("-k", "--k", help="Number to choose; default: depends on KIND.")] = None,
     seed: Seed = 0,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="Option of the kind, name=value; repeatable. True, False and None as in Python or JSON."),
+        typer.Option(help="Option of KIND, name=value; repeatable. Values as in Python or JSON."),
     ] = None,
 ) -> None:
-    """Write a seeded instance of KIND to a file.
+    """Write a random instance of KIND to a file.
 
     Example: grace-opt generate k_cluster -n 40 -k 10 --option density=0.25 --out graph.dat
     """
@@ -281,11 +284,11 @@ def generate(
         if unknown := sorted(set(given) - set(accepted)):
             raise OptionError(f"kind {kind!r} has no option {unknown[0]!r}; it accepts {', '.join(accepted)}.")
         if kind == "planted" and k is None:
-            raise OptionError(f"k is missing: say how many vertices to plant, e.g. -k {max(1, n // 2)}.")
+            raise OptionError(f"k is missing: give the number of vertices to plant, e.g. -k {max(1, n // 2)}.")
         made = make(n, seed=seed, **given)
         has_room = out.suffix.lower() in instances.SUFFIXES_WITH_K
         instances.write(out, made.W, made.k if has_room else None)
-    # Where the file has no room for k, the reader of this line has.
+    # If the file cannot store k, this line must say it.
     stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
     console.print(f"wrote {escape_path(str(out), sys.stdout)}: {kind}, n = {n}{stated}, seed {seed}", soft_wrap=True)
     if made.planted is not None:
@@ -298,15 +301,15 @@ def demo(
         str | None,
         typer.Option(help="Hub id, folder or .gguf file of any Llama-like model; default: the pocket model."),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 1024,
-    depth: Annotated[float, typer.Option(help="Where the needle is hidden: 0 = at the start, 1 = at the end.")] = 0.5,
-    distractors: Annotated[int, typer.Option(help="How many other passwords the text holds.")] = 4,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt, in tokens.")] = 1024,
+    depth: Annotated[float, typer.Option(help="Where the password is hidden: 0 = at the start, 1 = at the end.")] = 0.5,
+    distractors: Annotated[int, typer.Option(help="Number of other passwords in the text.")] = 4,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
 ) -> None:
     """Prune a trained model's key cache and show what it costs.
 
-    Hides a password in a long text, lets the model answer from a dense cache and from pruned ones, and compares f,
+    Hides a password in a long text, asks the model for it with a dense cache and with pruned ones, and compares f,
     logits, bytes and text.
     """
     with _errors_as_exit_codes():
@@ -329,7 +332,7 @@ def demo(
         with Progress(*columns, console=errors, transient=True) as progress:
             bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)))
             if model is None:
-                disable_progress_bars()  # nothing to wait for: the pocket model is on disk
+                disable_progress_bars()  # the pocket model is on disk: nothing to wait for
             loaded, tokenizer = load_model(model or str(POCKET_FOLDER))
             report = run_demo(
                 loaded,
@@ -341,7 +344,7 @@ def demo(
                 seed=seed,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
-    print_demo(console, report)  # first, so that it is not lost where the files cannot be written
+    print_demo(console, report)  # first: writing the files may fail
     with _errors_as_exit_codes(), new_folder(out):
         to_json_text(report.to_dict(), out / "demo.json")
         save_demo(report, out / "demo.png")
@@ -350,14 +353,12 @@ def demo(
 
 @app.command()
 def report(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The results folder of python -m bench.experiments.")
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Results folder of python -m bench.experiments.")],
     out: Annotated[Path | None, typer.Option(help="Folder for pages and plots; default: DIR/report.")] = None,
 ) -> None:
-    """Make pages of the results of experiments in DIR.
+    """Turn the experiments' results in DIR into pages.
 
-    Markdown and HTML, with tables and plots. Unfinished experiments are shown as far as they are. Needs pandas,
+    Writes Markdown and HTML, with tables and plots. Unfinished experiments show the results so far. Needs pandas,
     pyarrow and matplotlib: pip install "grace-opt[bench]".
 
     Example: grace-opt report results --out docs/results/experiments
@@ -372,14 +373,15 @@ def report(
 
 @app.command()
 def doctor(
-    quick: Annotated[bool, typer.Option("--quick", help="Try nothing: say only what would run.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run no tests; only show which code would run.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say which code runs on this machine, and why; and whether it is right.
+    """Show which code runs on this machine and why, and check its results.
 
-    For every operation: compiled, by Triton or by torch, on each device, and what switches it off. Tries each loop
-    and kernel on a small case beside its reference, which compiles them the first time (about a minute). Also versions,
-    the folder of compiled loops, and what is missing and how to get it. Exit code 1 if anything differs.
+    For every operation and device: whether compiled code, Triton or torch does the work, and how to switch it off.
+    Compares each loop and kernel with its reference on a small case; the first time this compiles them (about a
+    minute). Also shows versions, the folder of compiled loops, and what is missing and how to get it. Exit code 1 if a
+    result differs.
 
     Example: GRACE_OPT_LLVM=0 grace-opt doctor --quick
     """
@@ -419,7 +421,7 @@ def _exit_unless_finished(statuses: set[str]) -> None:
 def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:
     if k is None and instance.k is None:
         raise OptionError(
-            f"{file} does not state k: say how many vertices to choose, e.g. -k {instance.W.shape[-1] // 2}."
+            f"{file} does not state k: give the number of vertices to choose, e.g. -k {instance.W.shape[-1] // 2}."
         )
     return instance.k if k is None else k
 

@@ -1,4 +1,4 @@
-"""The demo's picture: reconstruction error per layer beside THINK's (the paper's Fig. 5) and an interaction heatmap
+"""The demo's figure: reconstruction error per layer against THINK (the paper's Fig. 5) and an interaction heatmap
 (Fig. 3).
 
 Colours are from the Okabe-Ito palette, which colour-blind readers can tell apart. matplotlib is imported on first use.
@@ -66,7 +66,7 @@ def _reconstruction(axes: Any, report: DemoReport) -> None:
             style = STYLES[ratios.index(row.ratio) % len(STYLES)]
             change = 100 * (np.array(row.layer_objective) / base[row.ratio] - 1)
             label = f"{row.method}, λ = {row.ratio:g}"
-            # Open, larger markers on one of them: the two often coincide.
+            # Larger, open markers for one curve: the two often coincide.
             marker = {"marker": "o", "markersize": 8, "fillstyle": "none"} if "local" in row.method else {"marker": "."}
             axes.plot(report.layers, change, style, color=COLOURS[row.method], label=label, **marker)
     axes.set_xlabel("layer")

@@ -1,4 +1,4 @@
-"""What the command line shows: a solution and the demo's report as tables for people.
+"""Tables for the command line: a solution, and the demo's report.
 
 Built on rich.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def print_demo(console: Console, report: DemoReport) -> None:
-    """Print a demo's report: what was asked, a row per cache, what the columns mean, and what to start with."""
-    from ..hf.demo import ADVICE  # which whoever has a report has loaded
+    """Print a demo's report: the question, a row per cache, what the columns mean, and where to start."""
+    from ..hf.demo import ADVICE  # loaded already: the report comes from this module
 
     console.print(
         Text.assemble(
@@ -34,7 +34,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
         ),
         soft_wrap=True,
     )
-    table = FittingTable(title="key cache, beside dense")
+    table = FittingTable(title="key cache, compared with dense")
     table.add_column("method", min_width=12)
     for name in ("ratio", "f", "gap", "logits", "K KiB", "%", "K+V KiB", "%"):
         table.add_column(name, justify="right")
@@ -58,9 +58,9 @@ def print_demo(console: Console, report: DemoReport) -> None:
         texts.add_row(row.method, f"{row.ratio:g}" if row.ratio else "", found, " ".join(row.text.split()))
     console.print(texts)
     console.print(
-        "ratio: of the channels, how many are pruned. f: squared change of the observed logits, over all heads. gap: "
-        "to a certified lower bound that holds for every choice of as many channels. logits: relative error over the "
-        "dense run's continuation, which a smaller f need not make smaller. The whole answer is decoded from the "
+        "ratio: share of the channels that is pruned. f: squared change of the observed logits, over all heads. gap: "
+        "distance of f from a certified lower bound for every choice of as many channels. logits: relative error over "
+        "the dense run's continuation; a smaller f need not make it smaller. The whole answer is decoded from the "
         "pruned cache. "
         f"{report.seconds:.1f} s.",
         style="dim",
@@ -69,7 +69,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
 
 
 def solution_table(s: Solution, note: str | None = None) -> RenderableType:
-    """One instance's solution as a list, a batch's as rows, with the chosen vertices; `note` goes below."""
+    """One instance as a list, a batch as rows, with the chosen vertices; `note` goes below."""
     status = np.ravel(np.asarray(s.status, dtype=object))
     size = len(status)
     rows = list(zip(np.ravel(s.objective), np.ravel(s.lower_bound), np.ravel(s.gap), strict=True))[:MAX_INSTANCES_SHOWN]
