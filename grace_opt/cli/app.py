@@ -375,7 +375,7 @@ def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Try nothing: say only what would run.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say which code runs on this machine, and why; and whether it is right.
+    """Show which code runs on this machine, and test it.
 
     For every operation: compiled, by Triton or by torch, on each device, and what switches it off. Tries each loop
     and kernel on a small case beside its reference, which compiles them the first time (about a minute). Also versions,
