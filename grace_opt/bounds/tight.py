@@ -63,7 +63,7 @@ class Effort:
     steps: int
 
 
-FAST = Effort(shifted=128, probed=160, paired=64, gap_left=0.01, steps=20)
+FAST = Effort(shifted=128, probed=160, paired=48, gap_left=0.01, steps=20)
 TIGHT = Effort(shifted=LARGEST_RELAXED, probed=LARGEST_RELAXED, paired=LARGEST_RELAXED, gap_left=0.01, steps=60)
 
 
