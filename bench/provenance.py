@@ -127,7 +127,7 @@ def module_name() -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write aside and rename."""
+    """Write atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as name:
         name.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

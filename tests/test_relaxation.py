@@ -234,11 +234,12 @@ def test_probing_never_excludes_a_choice_below_the_cutoff(drawn, name, share):
     values = {tuple(S): value(sub, S) for S in choices(sub)}
     low, high = min(values.values()), max(values.values())
     cutoff = low + share * (high - low)
-    verdict = fixing.probed(sub, RELAXATIONS[name](sub, high, seed), cutoff)
-    for S, f in values.items():
-        if f < cutoff - margin(sub):
-            assert set(np.flatnonzero(verdict == 1)) <= set(S)
-            assert not set(np.flatnonzero(verdict == 2)) & set(S)
+    relaxation = RELAXATIONS[name](sub, high, seed)
+    for verdict in (fixing.probed(sub, relaxation, cutoff), fixing.by_reduced_costs(sub, relaxation, cutoff)):
+        for S, f in values.items():
+            if f < cutoff - margin(sub):
+                assert set(np.flatnonzero(verdict == 1)) <= set(S)
+                assert not set(np.flatnonzero(verdict == 2)) & set(S)
     left, bound = fixing.reduce_by_fixing(sub, high, high - cutoff)
     assert bound <= min(low, cutoff) + margin(sub)
     if low < cutoff - margin(sub):
@@ -262,6 +263,22 @@ def test_probing_where_one_vertex_or_all_but_one_are_chosen():
                     if f <= cutoff:
                         assert set(np.flatnonzero(verdict == 1)) <= set(S), (seed, k)
                         assert not set(np.flatnonzero(verdict == 2)) & set(S), (seed, k)
+
+
+def test_reduced_costs_decide_no_more_than_they_may():
+    """On attention's W, where they decide much, at every cutoff that a choice's objective is."""
+    decided = 0
+    for seed in range(12):
+        sub = part_of(attention(9, seed).W, 4)
+        values = {tuple(S): value(sub, S) for S in choices(sub)}
+        relaxation = solve_relaxation(sub)
+        for cutoff in sorted(values.values())[1:]:
+            verdict = fixing.by_reduced_costs(sub, relaxation, cutoff)
+            decided += np.count_nonzero(verdict)
+            below = [set(S) for S, f in values.items() if f < cutoff - margin(sub)]
+            assert all(set(np.flatnonzero(verdict == 1)) <= S for S in below)
+            assert not any(set(np.flatnonzero(verdict == 2)) & S for S in below)
+    assert decided > 100
 
 
 def test_probing_decides_what_is_plain():

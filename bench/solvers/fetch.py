@@ -1,6 +1,6 @@
 """Get or make the instances that are not made by seed: public collections by address, real heads from a model.
 
-A file is downloaded aside and renamed, and checked before it counts; what is there already and passes its check is not
+A file is written atomically, and checked before it counts; what is there already and passes its check is not
 fetched again. So the command can be stopped and started as one likes.
 """
 
@@ -120,7 +120,7 @@ def _is_good(path: Path, one: Published) -> bool:
 
 
 def download(address: str, path: Path, say: Say) -> None:
-    """Write what an address holds to `path`, aside and renamed, or raise a `FetchError`; nothing half is left."""
+    """Write what an address holds to `path`, atomically, or raise a `FetchError`; nothing half is left."""
     try:
         with (
             urllib.request.urlopen(address, timeout=PATIENCE) as reply,

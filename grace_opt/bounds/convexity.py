@@ -152,13 +152,15 @@ def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
     return [*found, made_convex(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))]
 
 
-def spectral_bound(sub: Subproblem) -> float:
-    r"""A bound from a diagonal alone: :math:`W + \mathrm{Diag}\,a \succeq 0` gives f ≥ the k least of l - a, and c₀.
+def semidefinite_bound(sub: Subproblem) -> float:
+    r"""Zero, but for rounding, where W is positive semidefinite; elsewhere below, by as much as it is not.
 
-    With a in proportion to the node weights it is zero, but for rounding, where W is positive semidefinite.
+    :math:`W + \mathrm{Diag}\,a \succeq 0`, with a in proportion to the node weights l, gives :math:`f \ge` the sum of
+    the k least :math:`l_i - a_i`. -inf where a node weight is negative.
     """
-    scale = np.sqrt(sub.linear) if (sub.linear >= 0).all() else np.ones(sub.m)
-    a = made_convex(sub.W, sub.linear if (sub.linear >= 0).all() else np.zeros(sub.m), scale, penalty=0.0)
+    if (sub.linear < 0).any():
+        return -np.inf
+    a = made_convex(sub.W, sub.linear, np.sqrt(sub.linear), penalty=0.0)
     least = np.sort(sub.linear - a)[: sub.k]
     size = sub.k * float((sub.linear_size + np.abs(a)).max()) + sub.constant_size
     bound = sub.constant + float(least.sum()) - EIGENVALUE_MARGIN * sub.m * _EPS * size

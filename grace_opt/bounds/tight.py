@@ -30,7 +30,7 @@ from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import STEP_MARGIN
-from .convexity import constant_diagonal, is_semidefinite, spectral_bound, start_diagonals
+from .convexity import constant_diagonal, is_semidefinite, semidefinite_bound, start_diagonals
 from .dnn import dnn_relaxation
 from .fixing import reduce_by_fixing
 from .incumbents import checked_incumbent
@@ -63,7 +63,7 @@ class Effort:
     steps: int
 
 
-FAST = Effort(shifted=128, probed=160, paired=64, gap_left=0.01, steps=20)
+FAST = Effort(shifted=128, probed=160, paired=48, gap_left=0.01, steps=20)
 TIGHT = Effort(shifted=LARGEST_RELAXED, probed=LARGEST_RELAXED, paired=LARGEST_RELAXED, gap_left=0.01, steps=60)
 
 
@@ -259,9 +259,9 @@ def _best_plain(sub: Subproblem) -> float:
 def _best_of(sub: Subproblem, first: Array, others: list[Array], run: Run | None = None) -> float:
     """The best plain relaxation with one of the other diagonals and, unless W is semidefinite, the constant one.
 
-    And `spectral_bound`, which a relaxation exceeds only where it is solved well: not where W nearly cancels.
+    And `semidefinite_bound`, which a relaxation exceeds only where it is solved well: not where W nearly cancels.
     """
-    best = spectral_bound(sub) if run is None or run.has_time(seconds_to_relax(sub.m)) else -math.inf
+    best = semidefinite_bound(sub) if run is None or run.has_time(seconds_to_relax(sub.m)) else -math.inf
     for a in others:
         if run is None or run.has_time(seconds_to_relax(sub.m)):
             best = max(best, solve_relaxation(sub, with_diagonal(sub.W, a)).bound)

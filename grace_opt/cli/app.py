@@ -376,7 +376,7 @@ def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Run no tests; only show which code would run.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which code runs on this machine and why, and check its results.
+    """Show which code runs on this machine, and test it.
 
     For every operation and device: whether compiled code, Triton or torch does the work, and how to switch it off.
     Compares each loop and kernel with its reference on a small case; the first time this compiles them (about a

@@ -54,8 +54,8 @@ class Quantization:
         Bits per number of the pruned keys and of the values beside them; None leaves them as they are. The back end
         ``"quanto"`` offers 2 and 4, ``"hqq"`` 1, 2, 3, 4 and 8.
     group_size : int
-        Number of tokens (of a key channel) or channels (of a value) that share a scale and a zero point. Small groups are
-        more exact and cost more.
+        Number of tokens (of a key channel) or channels (of a value) that share a scale and a zero point. Small groups
+        are more exact and cost more.
     backend : str
         ``"quanto"`` or ``"hqq"``.
 
