@@ -1,18 +1,17 @@
-"""The solvers, one algorithm a file. The folder ``solvers/`` of a checkout is installed as ``grace_opt.solvers``.
+"""The solvers, one file per algorithm. The folder ``solvers/`` of a checkout is installed as ``grace_opt.solvers``.
 
-Importing the package imports every file and folder in it, by name, so that a new file registers its method by being
-there; one whose name begins with an underscore is left to those that need it. Options as a whole,
-``solve(W, k, TabuOptions(iterations=500))``, are objects of the classes named here, so that editors complete them; a
-method that is not named works as well, with the class of its own file. Why the folder stands at the top level, and what
-makes both names work: ``docs/adr/0001-layout.md``.
+Importing the package imports every file and folder in it: to register a new method, add its file. Names that begin
+with an underscore are skipped. The options classes, as in ``solve(W, k, TabuOptions(iterations=500))``, are imported here for
+editors to complete; a class that is not listed works too, imported from its own file. Why the folder is at the top
+level, and how both names work: ``docs/adr/0001-layout.md``.
 """
 
 import importlib
 import pkgutil
 
 if __name__ != "grace_opt.solvers":
-    # Run from a checkout's root, `import solvers` finds this folder under a second name; every solver would then be
-    # registered twice, by classes that are not equal to each other.
+    # In a checkout's root, `import solvers` finds this folder under a second name; every solver would then be
+    # registered twice, with classes that are not equal to each other.
     raise ImportError(
         f"this folder is the package grace_opt.solvers, not {__name__!r}: "
         "write `import grace_opt.solvers`, or just call grace_opt.solve(W, k, method=...)"
@@ -23,7 +22,7 @@ for _name in _modules:
     importlib.import_module(f"{__name__}.{_name}")
 
 # ruff: noqa: E402 (below the loop, so that methods are registered and listed by name)
-# Named once more for editors and type checkers, which do not run the loop.
+# Imported again for editors and type checkers, which do not run the loop.
 from .beam import BeamOptions
 from .branch_and_bound.search import BranchAndBoundOptions
 from .drop_greedy import DropGreedyOptions

@@ -1,11 +1,11 @@
-r"""Beam search: MIES that keeps the `width` best partial sets at every step instead of one, and may look ahead.
+r"""Beam search: MIES with the `width` best partial sets kept at every step instead of one, and with lookahead.
 
-Maths: every kept set S is extended by every vertex j, at :math:`f(S) + W_{jj} + 2 (W 1_S)_j`; sets reached by several
-orders count once. The `width` best go on, by f, or with ``lookahead`` by what MIES makes of them: the
-``width · lookahead`` best by f are completed greedily to k vertices, f of the completion is their rank, and the best
-completion seen is remembered (the pilot method). Complexity per instance: O(k · width · n log(width · n)) and, looking
-ahead, O(k² n · width · lookahead / 2) more. Guarantee: never worse than MIES, which is also its width 1. Good where
-MIES and local search stop a little short and a proof is not needed. Reference: Lowerre, The HARPY speech recognition
+Maths: every kept set S is extended by every vertex j, at :math:`f(S) + W_{jj} + 2 (W 1_S)_j`; sets reached in several
+orders count once. The `width` best are kept. Without lookahead they are ranked by f. With ``lookahead``, the
+``width · lookahead`` best by f are completed greedily to k vertices and ranked by f of the completion; the best
+completion seen is remembered (the pilot method). Complexity per instance: O(k · width · n log(width · n)); lookahead
+adds O(k² n · width · lookahead / 2). Guarantee: never worse than MIES, which is beam search with width 1. Good where
+MIES and local search fall a little short and no proof is needed. Reference: Lowerre, The HARPY speech recognition
 system (1976), for the beam; Duin & Voss, The pilot method, Networks 34 (1999), for the lookahead.
 """
 
@@ -24,9 +24,9 @@ from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
-#: What completing takes per vertex looked at, roughly.
+#: Approximate seconds that a completion takes per vertex it looks at.
 SECONDS_PER_SCORE = 1e-9
-#: Number of bytes that partial sets take at a time, roughly; the batch is cut to fit.
+#: Approximate number of bytes for partial sets; larger batches are split.
 MAX_BYTES = 1 << 28
 
 
@@ -37,9 +37,10 @@ class BeamOptions:
     Attributes
     ----------
     width : int
-        Number of partial sets kept per step. With 1 and no lookahead this is MIES.
+        Number of partial sets kept per step. 1 without lookahead is MIES.
     lookahead : int
-        Complete the best ``width * lookahead`` extensions greedily, and keep those that end best; 0: rank by f alone.
+        Complete the best ``width * lookahead`` extensions greedily, and keep those with the best completions; 0: rank
+        by f alone.
     """
 
     width: int = 16
@@ -62,7 +63,7 @@ class _Level:
 
 @dataclass
 class _Closed:
-    """Instances that target or patience has ended, while others of the batch go on; and what they had found."""
+    """Instances that target or patience ended while others of the batch continue, with the best sets they found."""
 
     closed: Tensor  # (B,) bool
     ended: Tensor
@@ -74,14 +75,14 @@ class _Closed:
         return cls(closed, ended[closed], ended_f[closed])
 
     def restore(self, ended: Tensor, ended_f: Tensor) -> Tensor:
-        """Put back what a step did to instances that are closed; which they are."""
+        """Undo what a step did to closed instances; returns which instances are closed."""
         ended[self.closed], ended_f[self.closed] = self.ended, self.ended_f
         return self.closed
 
 
 @register("beam", options=BeamOptions, batched=True, guarantee="never worse than MIES", searches=True)
 def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
-    """Greedy that keeps several partial sets at once, ranked by f or by what greedy makes of them."""
+    """Greedy with several partial sets at once, ranked by f or by f of their greedy completions."""
     pool = options.width * max(1, options.lookahead)
     share = max(1, MAX_BYTES // (64 * problem.n * (options.width + pool)))
     size = problem.W.shape[0]
@@ -94,16 +95,16 @@ def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
 
 
 def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run: Run) -> tuple[Tensor, Tensor, int]:
-    """The chosen masks, which instances the clock cut short, and the number of steps."""
+    """The chosen masks, the instances that the clock cut short, and the number of steps."""
     size, n = candidates.shape
     k_max = int(k.max())
     scores = first_scores(W, candidates)
-    answer = greedy_order(W, None, candidates, k, k_max).mask  # MIES: to be beaten, and there in time
+    answer = greedy_order(W, None, candidates, k, k_max).mask  # MIES: the answer unless the search beats it
     run.ctrl_c_stops()
     if run.watches:
         run.note(evaluate(W, answer).tolist())
         run.begin()
-    # Sums of random keys tell sets apart but not orders; two sets that share a sum would cost a little breadth only.
+    # Sums of random keys identify sets, whatever the order; a collision only makes the beam a little narrower.
     random = torch.Generator("cpu").manual_seed(0)
     keys = torch.randint(-(2**63), 2**63 - 1, (n,), generator=random, device="cpu").to(W.device)
     level = _Level(
@@ -115,7 +116,7 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
     ended, ended_f = (
         answer.clone(),
         W.new_full((size,), torch.inf, dtype=torch.float64),
-    )  # the best that the search itself arrived at
+    )  # the best set that the search itself found
     limit = torch.zeros_like(k, dtype=torch.bool)
     for step in range(1, k_max + 1):
         most = (k_max - step) * n * size * options.width * options.lookahead
@@ -133,18 +134,18 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
             run.note(evaluate(W, ended).tolist())
     else:
         step = k_max
-    better = evaluate(W, ended) < evaluate(W, answer)  # summed to the last digit, as f along the way was not
+    better = evaluate(W, ended) < evaluate(W, answer)  # exact sums; f during the search was rounded
     return torch.where(better.unsqueeze(-1), ended, answer), limit, step
 
 
 def _extended(W: Tensor, level: _Level, keys: Tensor, count: int) -> _Level:
     """The `count` best distinct sets with one vertex more, by f; ties to the better parent, then the lowest index."""
     size, width, n = level.scores.shape
-    # Relative to the best parent: adding f itself would round away differences between scores.
+    # Relative to the best parent: adding all of f would round away differences between scores.
     base = level.f.amin(-1, keepdim=True)
     base = torch.where(base.isfinite(), base, 0.0)
     total, place = ((level.f - base).unsqueeze(-1) + level.scores).flatten(1).sort(dim=-1, stable=True)
-    # A set has at most `width` parents here, so this many of the best hold `count` distinct ones, if there are any.
+    # A set has at most `width` parents, so this many of the best contain `count` distinct ones, if they exist.
     total, place = total[:, : count * width], place[:, : count * width]
     parent, vertex = place // n, place % n
     key = level.key.gather(1, parent) + keys[vertex]
@@ -169,7 +170,7 @@ def _extended(W: Tensor, level: _Level, keys: Tensor, count: int) -> _Level:
 def _looked_ahead(
     W: Tensor, level: _Level, missing: Tensor, most: int, width: int, ended: Tensor, ended_f: Tensor
 ) -> _Level:
-    """The `width` sets of `level` whose greedy completions are best; the best of all is noted in `ended`, `ended_f`."""
+    """The `width` sets of `level` with the best greedy completions; updates `ended`, `ended_f` with the best of all."""
     size, count, n = level.scores.shape
     owner = torch.arange(size, device=W.device).repeat_interleave(count)
     need = missing.clamp_min(0).repeat_interleave(count)

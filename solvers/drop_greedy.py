@@ -1,14 +1,14 @@
-r"""Drop-greedy: from all candidates downwards, drop the vertex whose removal lowers f most, until k are left.
+r"""Drop-greedy: start from all candidates and drop the vertex whose removal lowers f most, until k are left.
 
-Maths: removing i from S changes f by :math:`W_{ii} - 2 (W 1_S)_i`; the smallest is taken, then :math:`2 W_{:,i}` is
-added to the others' changes: the loop of MIES with other scores at its start. Ties: the lowest index is dropped.
-Complexity O(n²) per instance for the sums and O((n - k) n) for the drops. Guarantee: optimal for diagonal W, else none.
-Good where every vertex interacts with all others alike, as in maximum diversity (W = -d): its first decisions look at
-all vertices, those of MIES at nearly none. Bad where a few vertices are far heavier than the rest and cancel each
-other, as the massive channels of attention's W do: while all of them are in, dropping one would raise f, and some stay
-to the end. Where what was dropped dwarfs what is left in some score, which then is its rounding, the scores are summed
-afresh, O(n²). Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithms for the maximum
-diversity problem (1998); Asahiro et al., Greedily finding a dense subgraph (2000).
+Maths: removing i from S changes f by :math:`W_{ii} - 2 (W 1_S)_i`; the smallest change is taken, then
+:math:`2 W_{:,i}` is added to the others: the loop of MIES with other starting scores. Ties: the lowest index is
+dropped. Complexity O(n²) per instance for the sums and O((n - k) n) for the drops. Guarantee: optimal for diagonal W,
+else none. Good where every vertex interacts with all others in much the same way, as in maximum diversity (W = -d):
+its first decisions use all vertices, those of MIES almost none. Bad where a few vertices are far heavier than the rest
+and cancel each other, as the massive channels of attention's W do: while all of them are in, dropping one would raise
+f, and some stay to the end. If a score has become mere rounding error, because what was dropped dwarfs what is left,
+all scores are summed again, O(n²). Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithms
+for the maximum diversity problem (1998); Asahiro et al., Greedily finding a dense subgraph (2000).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from grace_opt.registry import check_fields, flag, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
-#: A sum of which this part is left is nothing but rounding, to a few digits.
+#: If a sum has shrunk by this factor, only a few digits of it are right.
 DWARFING_RATIO = 2.0**36
-#: Number of rows of W that are looked through at a time.
+#: Number of rows of W to process at a time.
 ROWS_AT_A_TIME = 64
 
 
@@ -40,9 +40,9 @@ class DropGreedyOptions:
     Attributes
     ----------
     path : bool
-        Go on to the empty set, O(n²), and report in ``stats`` the ``order`` (..., n), the vertices from the last one
-        dropped to the first (int64, padded with -1), so that its first j are the set of size j; and the ``path``
-        (..., n + 1): f of that set for every j, summed in float64, infinite where there are fewer than j candidates.
+        Continue to the empty set, O(n²). ``stats["order"]`` (..., n) then lists the vertices from the last one dropped
+        to the first (int64, padded with -1): its first j are the set of size j. ``stats["path"]`` (..., n + 1) is f of
+        that set for every j, summed in float64; infinite if there are fewer than j candidates.
     """
 
     path: bool = False
@@ -53,7 +53,7 @@ class DropGreedyOptions:
 
 @register("drop_greedy", options=DropGreedyOptions, batched=True, guarantee="optimal for diagonal W")
 def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Result:
-    """Drop the vertex whose removal lowers f most until k are left; of equal ones, the lowest index goes."""
+    """Drop the vertex whose removal lowers f most until k are left; ties drop the lowest index."""
     size = problem.candidates.sum(-1)
     scores = removal_scores(problem.W, problem.candidates)
     drops = size if options.path else size - problem.k
@@ -67,7 +67,7 @@ def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Resul
 
 
 def _dropped(problem: Problem, scores: Tensor, drops: Tensor) -> tuple[Tensor, Tensor]:
-    """What was dropped, in order, padded with -1; and the mask of what is left."""
+    """The dropped vertices in order, padded with -1, and the mask of the vertices left."""
     W, candidates = problem.W, problem.candidates
     order, mask, _ = greedy_order(W, scores, candidates, drops, int(drops.max()))
     left = candidates & ~mask
@@ -80,12 +80,12 @@ def _dropped(problem: Problem, scores: Tensor, drops: Tensor) -> tuple[Tensor, T
 
 
 def _suspects(W: Tensor, candidates: Tensor) -> Tensor:
-    """Instances in which some weights may dwarf the sum of others; a look at all that leaves hardly any."""
+    """Instances in which some weights may dwarf the sum of others; a quick test that rules out almost all."""
     least = W.diagonal(dim1=-2, dim2=-1).abs().masked_fill(~candidates, torch.inf).amin(-1).double()
     spread = W.shape[-1] * torch.maximum(W.amax((-1, -2)), -W.amin((-1, -2))).double()
     if (
         spread > DWARFING_RATIO * least
-    ).any():  # no diagonal, say: then the least weight that is not 0, some rows at a time
+    ).any():  # the diagonal may be 0: use the least weight that is not 0, some rows at a time
         sizes = (W[:, at : at + ROWS_AT_A_TIME].abs() for at in range(0, W.shape[-1], ROWS_AT_A_TIME))
         parts = [size.masked_fill_(size == 0, torch.inf).amin((-1, -2)) for size in sizes]
         least = least.maximum(torch.stack(parts).amin(0))
@@ -93,7 +93,7 @@ def _suspects(W: Tensor, candidates: Tensor) -> Tensor:
 
 
 def _carefully(W: npt.NDArray[np.float64], left: npt.NDArray[np.bool_], count: int) -> list[int]:
-    """The same drops one at a time, from `left`; scores are summed afresh where the sum that they had is gone."""
+    """The same drops one at a time, from `left`; scores are summed again once they have become rounding error."""
     sizes = np.abs(W)
     grain = sizes.min(where=sizes > 0, initial=np.inf)
     order: list[int] = []

@@ -1,11 +1,11 @@
 r"""Exhaustive enumeration of all k-subsets: the oracle, exact, for small instances.
 
-Maths: subsets are visited in revolving-door order, in which neighbours differ by one exchange, so f and the row sums
-:math:`s = W 1_S` follow in O(n) per subset, each with a bound on what rounding has done to it since it was computed
-afresh. A subset that may be better than the best one, as far as these bounds can tell, is summed again with every
-addition's rounding error kept (pairs of float64, some 32 digits), and compared by that. After a false alarm, f and s
-are computed afresh, so that a large weight that has left leaves no rounding behind. Vertices with large weights come
-last, where the order exchanges least.
+Maths: subsets are visited in revolving-door order: each differs from the one before by one exchange. So f and the row
+sums :math:`s = W 1_S` are updated in O(n) per subset, with a bound on the rounding error accumulated so far. A subset
+that may be better than the best one, given these bounds, is summed again with the rounding error of every addition kept
+(pairs of float64, about 32 digits), and compared by that sum. If it is not better, f and s are recomputed, so that a
+large weight that has left leaves no rounding error behind. Vertices with large weights come last, where the order
+exchanges least.
 
 Complexity O(n C(n, k)) time, O(n²) memory. Guarantee: optimal, to the 32 digits of the sums. Good up to C(n, k) of
 about 10⁸; beyond, it refuses at once. References: Knuth, TAOCP 4A, 7.2.1.3, Algorithm R; Payne & Ives (1979); Ogita,
@@ -30,7 +30,7 @@ from grace_opt.solution import Result
 
 #: Subsets times n between two looks at the clock.
 WORK_BETWEEN_CLOCK_CHECKS = 1 << 26
-#: What sums in pairs may be off by, relative to the sum of the absolute weights.
+#: Error of sums in pairs, relative to the sum of the absolute weights.
 PAIR_SUM_ERROR = 2.0**-96
 
 
@@ -52,7 +52,7 @@ class ExhaustiveOptions:
 
 @register("exhaustive", options=ExhaustiveOptions, exact=True, batched=True, guarantee="optimal", searches=True)
 def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result:
-    """Visit every k-subset and keep the best; proves optimality, for small C(n, k) only."""
+    """Visit every k-subset and keep the best; proves optimality, but only for small C(n, k)."""
     free, k = problem.candidates.sum(-1).tolist(), problem.k.tolist()
     counts = [math.comb(m, c) for m, c in zip(free, k, strict=True)]
     if (most := max(counts)) > options.max_subsets:
@@ -63,7 +63,7 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
     visited = 0
     run.ctrl_c_stops()
     for b, candidates in enumerate(problem.candidates):
-        if b and run.expired():  # no slice for each of what may be thousands
+        if b and run.expired():  # even one slice each would take too long for thousands of instances
             mies, limit[b:] = registry.get("mies"), True
             rest = problem.instances(torch.arange(b, len(mask), device=mask.device))
             mask[b:] = mies.solve(rest, mies.make_options({}), run).mask
@@ -76,7 +76,7 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
         mask[b, vertices[torch.from_numpy(chosen).to(vertices.device)]] = True
         limit[b] = not finished
         visited += seen
-    # Sets that differ by less than the sums tell may have been taken for equal.
+    # Sets that differ by less than the error of the sums may have been treated as equal.
     untold = PAIR_SUM_ERROR * objective.magnitude(problem.W, mask)
     bound = torch.where(limit, -torch.inf, objective.evaluate(problem.W, mask) - untold)
     return Result(mask, lower_bound=bound, limit=limit, stats={"subsets": visited})
@@ -95,11 +95,11 @@ def _refusal(n: int, k: int, count: int, allowed: int) -> str:
 
 
 def _search(W: np.ndarray[Any, Any], k: int, run: Run) -> tuple[np.ndarray[Any, Any], int, bool]:
-    """Best subset of one instance, subsets visited, and whether all were."""
+    """Best subset of one instance, number of subsets visited, and whether all were."""
     n = W.shape[0]
     if k in (0, n):
         return np.arange(k), 1, True
-    from grace_opt.kernels.enumeration.cpu import advance  # numba takes a while
+    from grace_opt.kernels.enumeration.cpu import advance  # importing numba takes a while
 
     order = np.argsort(np.abs(W).max(1), kind="stable")
     W = np.ascontiguousarray(W[np.ix_(order, order)])

@@ -1,12 +1,12 @@
-r"""Local search: best-improvement 1-swap from any start, batched, until no swap improves.
+r"""Local search: from any start, make the best exchange of two vertices until none improves f; batched.
 
 Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W
-1_S`; the best exchange is made, s is updated in O(n), and the search stops when a freshly computed s shows no improving
-exchange. Complexity O(n²) per step; compiled on the CPU, and on a GPU, for n up to 256, all steps in one launch of a
+1_S`; the best exchange is made, s is updated in O(n), and the search stops when a recomputed s shows no improving
+exchange. Complexity O(n²) per step. Compiled on the CPU; on a GPU, for n up to 256, all steps run in one launch of a
 Triton kernel. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f by more
-than what the weights of its own two vertices with S round to (`grace_opt.kernels.exchange.rounding`), whatever other
-weights there are. Good after MIES: it repairs most of greedy's misses on attention's W. Reference: Ghosh (1996), and
-any work on maximum diversity.
+than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.exchange.rounding`), whatever the
+other weights are. Good after MIES: it improves most of greedy's non-optimal answers on attention's W. Reference: Ghosh
+(1996), and any work on maximum diversity.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
-#: Pairs that the compiled search looks at, per instance, between two looks at the clock: some hundredths of a second.
+#: Pairs per instance that the compiled search tries between two looks at the clock: some hundredths of a second.
 PAIRS_PER_LOOK = 50_000_000
 
 
@@ -43,10 +43,10 @@ class LocalSearchOptions:
     Attributes
     ----------
     start : str, bool mask (..., n), or int indices (..., k)
-        Where to start: a method's name, or a choice of k vertices by number (of a graph, places in
+        Where to start: a method's name, or a choice of k vertices by number (for a graph, positions in
         ``list(graph.nodes)``) or as a mask.
     max_steps : int or None
-        Largest number of swaps per instance; None: until locally optimal.
+        Maximum number of swaps per instance; None: until locally optimal.
     """
 
     start: Any = "mies"
@@ -67,7 +67,7 @@ class LocalSearchOptions:
     searches=True,
 )
 def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Result:
-    """Improve a start by the best swap of two vertices until none improves."""
+    """Exchange two vertices, the best pair at a time, until no exchange improves f."""
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
     run.begin()
@@ -81,7 +81,7 @@ def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Res
 
 
 def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
-    """By the reference, with a look at the clock at every step."""
+    """Run the torch reference, checking the clock at every step."""
     limit = torch.zeros_like(problem.k, dtype=torch.bool)
 
     def going_on(steps: int, active: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _torch(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> R
 
 
 def _open(problem: Problem, mask: Tensor, active: Tensor, limit: Tensor, run: Run) -> Tensor:
-    """The instances among those active that neither target nor patience ends; `limit` is set for the others."""
+    """The active instances that neither target nor patience ends; `limit` is set for the others."""
     its = run.instances(active.tolist())
     its.note(objective.evaluate(problem.W[active], mask[active]).tolist())
     still = torch.tensor(its.open(), dtype=torch.bool, device=active.device)
@@ -106,7 +106,7 @@ def _open(problem: Problem, mask: Tensor, active: Tensor, limit: Tensor, run: Ru
 
 
 def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -> Result:
-    """On the CPU: all steps of an instance in one go, but with a look at the clock now and then."""
+    """Run the compiled loop on the CPU: many steps of an instance at once, checking the clock now and then."""
     from grace_opt.kernels.exchange.cpu import improve
 
     W, n = problem.W.contiguous().numpy(), problem.n
@@ -123,7 +123,7 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
         most = 1 if run.targets else max(PAIRS_PER_LOOK // (n * n), 1)
         if (
             not run.limited and not run.targets
-        ):  # whole stretches between fresh sums: the same answer as in one go, and time for Ctrl-C
+        ):  # stop only where sums are recomputed: the same answer as in one go, with pauses for Ctrl-C
             most = max(most // REFRESH, 1) * REFRESH
         most = most if max_steps is None else min(most, max_steps - steps)
         part, before = chosen[active], done[active]
@@ -138,7 +138,7 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
 
 
 def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
-    """Why the GPU's kernel cannot take this: once launched, it runs to the end."""
+    """Why the GPU kernel cannot do this, or None; once launched, it runs to the end."""
     if problem.n > LARGEST_ON_CHIP:
         return f"n is larger than {LARGEST_ON_CHIP}"
     if options.max_steps is not None or run.limited or run.watches:

@@ -1,9 +1,9 @@
-r"""MIES, minimum incremental error selection: the greedy of GRACE, Algorithm 1, batched over instances.
+r"""MIES, minimum incremental error selection: the greedy method of GRACE, Algorithm 1, batched over instances.
 
 Maths: scores start at the diagonal; take the smallest, :math:`j^*`; add :math:`2 W_{:,j^*}` to every remaining score;
-repeat k times. A score always is the increase of f if its vertex joins. Complexity O(k n) per instance, k steps of a
-few tensor operations for the whole batch. Guarantee: none (W = vvᵀ with v = (.9, 1, -1) and k = 2 gives .01 where 0 is
-optimal), except for diagonal W. Good on attention's W, where it is optimal in most cases. The sets for k = 0, 1, 2, …
+repeat k times. A vertex's score is always the increase of f if it joins. Complexity O(k n) per instance, k steps of a
+few tensor operations for the whole batch. Guarantee: optimal for diagonal W, else none (W = vvᵀ with v = (.9, 1, -1)
+and k = 2 gives .01; the optimum is 0). Good on attention's W, where it is usually optimal. The sets for k = 0, 1, 2, …
 are nested, so one pass to n gives f for every k: ``path=True``. Reference: GRACE (arXiv 2604.16983), Algorithm 1.
 """
 
@@ -28,9 +28,9 @@ class MiesOptions:
     Attributes
     ----------
     path : bool
-        Go on to the last candidate, O(n²), and report in ``stats`` the ``order`` (..., n) in which vertices were taken
-        (int64, padded with -1) and the ``path`` (..., n + 1): f of the greedy set for every k, summed in float64,
-        infinite where there are fewer than k candidates.
+        Continue to the last candidate, O(n²). ``stats["order"]`` (..., n) then lists the vertices as they were taken
+        (int64, padded with -1), and ``stats["path"]`` (..., n + 1) is f of the greedy set for every k, summed in
+        float64; infinite if there are fewer than k candidates.
     """
 
     path: bool = False
@@ -41,7 +41,7 @@ class MiesOptions:
 
 @register("mies", options=MiesOptions, batched=True, guarantee="optimal for diagonal W")
 def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
-    """Greedily add the vertex that increases f least; ties go to the lowest index."""
+    """Add the vertex that increases f least, k times; ties go to the lowest index."""
     if not options.path:
         taken = greedy_order(problem.W, None, problem.candidates, problem.k, problem.k_max)
         return Result(taken.mask, objective=taken.rise)

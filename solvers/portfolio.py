@@ -1,11 +1,11 @@
-r"""Portfolio: the best answer within the time there is, with a certificate. What to use when in doubt.
+r"""Portfolio: several methods in turn, for the best answer in the time given, with a certificate. Use it when in doubt.
 
-Without a time limit: both greedies, tabu search from the better one, and `grace_opt.bounds.certificate` with that
-answer. With one: the same, then, where that proved nothing, branch and bound for half of the time that is left (it ends
-early if it proves the optimum), and tabu search again until the limit; beyond 2000 vertices tabu search all the time.
-What does not fit into the time that is left is not begun, `drop_greedy` and the bound of large W included. Complexity:
-that of its parts; guarantee: never worse than `mies`, and, given the time, than `drop_greedy` or a local optimum of
-exchanges, and with a bound. Reference: Huberman, Lukose & Hogg, Science 275 (1997), for portfolios.
+Without a time limit: both greedy methods, tabu search from the better one, and `grace_opt.bounds.certificate` for that
+answer. With one: the same, then, for instances not yet proved, branch and bound for half of the remaining time (it ends
+early if it proves the optimum), and tabu search again until the limit; above 2000 vertices, tabu search all the time.
+A step that does not fit into the remaining time is skipped, including `drop_greedy` and the bound for large W.
+Complexity: the sum of its parts. Guarantee: never worse than `mies`, and, given the time, never worse than
+`drop_greedy` or a local optimum of exchanges, and with a bound. Reference: Huberman, Lukose & Hogg, Science 275 (1997).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from grace_opt.registry import check_fields, choice, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result, proved
 
-#: What `drop_greedy` takes per entry of W, roughly.
+#: Approximate seconds of `drop_greedy` per entry of W.
 SECONDS_TO_DROP = 2e-8
 
 
@@ -36,7 +36,7 @@ class PortfolioOptions:
     iterations : int or None
         Exchanges per instance of the first tabu search; None: 20 n, at least 1000.
     bound : {"fast", "tight"}
-        Level of `grace_opt.bounds.certificate`: the bound that comes with the answer.
+        Level of `grace_opt.bounds.certificate` for the bound returned with the answer.
     """
 
     iterations: int | None = None
@@ -56,7 +56,7 @@ class PortfolioOptions:
     searches=True,
 )
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
-    """Greedies, tabu search and a certificate; with a time limit, branch and bound and more tabu search."""
+    """Greedy, tabu search and a certificate; with a time limit, also branch and bound and more tabu search."""
     mask = _call("mies", problem, run).mask
     run.ctrl_c_stops()
     entries = problem.W.numel()

@@ -1,7 +1,7 @@
-"""Random: a uniformly random k-subset of the candidates, the baseline that every method has to beat.
+"""Random: a uniformly random k-subset of the candidates, the baseline that every method should beat.
 
-Maths: each vertex draws a priority from the seed; the k smallest are taken. The instances of a batch share the
-priorities (common random numbers), so a batch equals a loop and differences between instances are not drowned in noise.
+Maths: the seed gives each vertex a priority; the k smallest are taken. The instances of a batch share the priorities
+(common random numbers): a batch equals a loop, and noise does not hide the differences between instances.
 Draw several sets of one instance with several seeds. Complexity O(n log n). Guarantee: none. Reference: none needed.
 """
 

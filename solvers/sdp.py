@@ -1,12 +1,12 @@
-r"""Semidefinite relaxation: a certified bound, usually the tightest here, and a rounded and polished choice.
+r"""Semidefinite relaxation: a certified bound, usually the tightest of all, and a choice rounded from its solution.
 
-Maths: Shor's relaxation with X1 = kx and diag(X) = x, on the face that these equations leave, so that the cone has an
-interior; ``relaxation="dnn"`` adds X ≥ 0 and ``"rlt"`` also X_ij ≤ x_i and X_ij ≥ x_i + x_j - 1. What a first-order
-solver prints as its objective is no bound; the bound returned is computed from its multipliers in float64, with
+Maths: Shor's relaxation with X1 = kx and diag(X) = x, on the face that these equations leave, where the cone has an
+interior; ``relaxation="dnn"`` adds X ≥ 0 and ``"rlt"`` also X_ij ≤ x_i and X_ij ≥ x_i + x_j - 1. The objective that a
+first-order solver reports is not a bound. The bound returned is computed from its multipliers in float64, with
 rounding margins, and holds whatever they are (`grace_opt.bounds.sdp_dual`). Rounding: the k largest x_i, and Gaussian
 samples with mean x and covariance X - xxᵀ, each polished by `local_search`. Complexity: O(m³) per iteration with SCS,
 O(m⁶) per instance with Clarabel, for m candidates. Guarantee: the bound. Good for one instance, or a few hundred, of
-up to some 300 vertices, where the gap of cheaper bounds is too wide: on attention's W ``"rlt"`` often closes it.
+up to about 300 vertices, if the gap of cheaper bounds is too wide: on attention's W ``"rlt"`` often closes it.
 References: Shor (1987); Goemans & Williamson, J. ACM 42 (1995); Rendl & Sotirov, Math. Program. 109 (2007).
 """
 
@@ -30,9 +30,9 @@ from grace_opt.registry import check_fields, choice, flag, integer, number, regi
 from grace_opt.run import Run
 from grace_opt.solution import Result
 
-#: "auto" takes Clarabel up to this number of candidates: there it is the faster one, and always the more accurate.
+#: "auto" uses Clarabel up to this number of candidates: there it is faster, and it is always more accurate.
 CLARABEL_MAX_CANDIDATES = 12
-#: Times m³: what building the model and the first steps of SCS take, so that a shorter limit is not overrun.
+#: Times m³: seconds to build the model and make the first steps of SCS; a shorter limit skips both.
 SECONDS_TO_START = 4e-8
 SOLVERS = ("auto", "clarabel", "scs")
 
@@ -44,19 +44,19 @@ class SdpOptions:
     Attributes
     ----------
     relaxation : {"rlt", "dnn", "shor"}
-        From the tightest to the one with the fewest constraints. The tightest often takes the fewest iterations, too.
+        From the tightest to the one with the fewest constraints. The tightest often needs the fewest iterations.
     solver : {"auto", "clarabel", "scs"}
-        ``"auto"``: Clarabel for a dozen candidates or fewer, else SCS, and the other one where the first fails.
+        ``"auto"``: Clarabel for a dozen candidates or fewer, else SCS; the next one if the first fails.
     eps : float or None
-        The solver's tolerance, which costs tightness only; None: 1e-8 (Clarabel), 1e-6 (SCS).
+        The solver's tolerance; a larger one only makes the bound looser. None: 1e-8 (Clarabel), 1e-6 (SCS).
     max_iters : int or None
-        None: 200 (Clarabel), 5000 (SCS).
+        Maximum number of the solver's iterations; None: 200 (Clarabel), 5000 (SCS).
     roundings : int
-        Random roundings beside the k largest x_i.
+        Number of random roundings, in addition to the k largest x_i.
     polish : bool
         Improve every rounding by `local_search`.
     max_memory : float or None
-        Refuse what would need more GiB than this; None: more than is free now.
+        Refuse instances that need more GiB than this; None: more than is free now.
     """
 
     relaxation: str = "rlt"
@@ -86,8 +86,8 @@ def sdp(problem: Problem, options: SdpOptions, run: Run) -> Result:
     sizes = [m for m, k in counts if 1 < k < m - 1]
     if sizes:
         _check_memory(max(sizes), options)
-    run = run.beside_search()  # the relaxation is for the bound; polishing takes no time
-    run.ctrl_c_stops()  # the k lightest vertices, at worst
+    run = run.beside_search()  # target and patience do not apply to a bound, and polishing takes no time
+    run.ctrl_c_stops()  # there is always a choice to return: the k lightest vertices
     found = [_one(problem.instance(b), options, run) for b in range(problem.W.shape[0])]
     masks, bounds, limits, each = zip(*found, strict=True)
     stats: dict[str, Any] = {key: [one[key] for one in each] for key in ("relaxation", "solver", "solver_status")}
@@ -111,7 +111,7 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
 
     stats: dict[str, Any] = {"relaxation": None, "solver": None, "solver_status": "not needed", "iterations": 0}
     if not (1 < k < m - 1) or not W.any():
-        choices, bound = _trivial(part, k)  # in W's own units: a large weight must not hide small ones
+        choices, bound = _trivial(part, k)  # without scaling: a large weight must not hide small ones
         return result(choices, bound, stats)
     fallback = np.argsort(np.diag(W), kind="stable")[:k]
     if run.expired() or run.deadline - time.monotonic() < SECONDS_TO_START * m**3:
@@ -119,7 +119,7 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
     found = _relaxation_solved(W, k, options, run)
     if found.status == sdp_primal.INTERRUPTED:
         run.interrupt()
-    # Without any multipliers the bound is k λ_min(W): better than what a solver stopped early may have.
+    # Without multipliers the bound is k λ_min(W): it may beat that of a solver stopped early.
     bound = max(sdp_dual.dual_bound(W, k, each) for each in (found.multipliers, sdp_dual.SdpMultipliers.zero(m)))
     value = None if math.isnan(found.value) else found.value * scale
     stats = {"relaxation": value, "solver": found.solver, "solver_status": found.status}
@@ -132,7 +132,7 @@ def _one(problem: Problem, options: SdpOptions, run: Run) -> tuple[Tensor, float
 
 
 def _trivial(W: np.ndarray[Any, Any], k: int) -> tuple[list[np.ndarray[Any, Any]], float]:
-    """The optimum where at most m sets have k vertices, or where all of W is zero; its value is the bound."""
+    """The optimum if at most m sets have k vertices, or if W is zero; its value is the bound."""
     m = len(W)
     if not W.any() or k in (0, m):
         return [_mask(m, np.arange(k))], float(W.sum()) if k == m and m else 0.0
@@ -218,5 +218,5 @@ def _check_memory(m: int, options: SdpOptions) -> None:
     )
     raise SolverError(
         f"sdp with relaxation={options.relaxation!r} on n = {m} candidates needs about {needed:.2g} GiB with {solver}, "
-        f"and {'max_memory =' if options.max_memory is not None else 'free are'} {allowed:.2g} GiB: {instead}."
+        f"but {'max_memory =' if options.max_memory is not None else 'free memory is'} {allowed:.2g} GiB: {instead}."
     )

@@ -1,14 +1,14 @@
-r"""Tabu search over exchanges, with memetic restarts: the method that finds optima, of either sign, up to thousands of
+r"""Tabu search over exchanges, with memetic restarts: usually optimal, for weights of any sign, up to thousands of
 vertices.
 
-Maths: every iteration makes the best exchange of one chosen vertex for another whose ends were not moved lately, even
-if f grows; :math:`\Delta f = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W 1_S` kept up to date. After
-`restart_after` iterations without improvement the search starts again from two elite sets joined, or from the best set
-shaken. Complexity O(n) per iteration plus the pairs that bounds cannot rule out, O(n²) at worst; s is computed afresh,
-O(k n), when what left dwarfs what it leaves behind, and before a best set is believed. Guarantee: never worse than its
-start, by sums that keep their rounding. Always exactly k vertices; the same seed gives the same answer unless time ends
-it. References: Palubeckis, Appl. Math. Comput. 189 (2007); Zhou, Hao & Duval, IEEE T. Evol. Comput. 21 (2017); Nogueira
-et al. (2025) for the GPU.
+Maths: every iteration makes the best exchange of a chosen vertex for another, neither of them moved recently, even if f
+grows; :math:`\Delta f = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W 1_S` kept up to date. After
+`restart_after` iterations without improvement the search restarts from two elite sets combined, or from the best set
+perturbed. Complexity O(n) per iteration plus the pairs that bounds cannot rule out, O(n²) at worst; s is recomputed,
+O(k n), when a weight that leaves dwarfs what remains, and before a set is accepted as the best. Guarantee: never worse
+than its start, compared by sums that keep their rounding errors. Always exactly k vertices; the same seed gives the
+same answer unless time ends the search. References: Palubeckis, Appl. Math. Comput. 189 (2007); Zhou, Hao & Duval, IEEE
+T. Evol. Comput. 21 (2017); Nogueira et al. (2025) for the GPU.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
-#: Sets kept to join at restarts; and iterations without a limit, and before a restart, per vertex.
+#: Number of sets kept to combine at restarts; iterations per vertex in all (if no limit is given) and before a restart.
 ELITE_SETS, ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 8, 20, 2
-#: Vertices rest for this many iterations, and for as many again by lot, unless k or n - k is small.
+#: A moved vertex is blocked for this many iterations plus a random number up to as many, unless k or n - k is small.
 TENURE = 10
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
 WORK_BETWEEN_CLOCK_CHECKS = 2_000_000
@@ -44,14 +44,14 @@ class TabuOptions:
     Attributes
     ----------
     start : str, bool mask (..., n), or int indices (..., k)
-        Where to start: a method's name, or a choice of k vertices by number (of a graph, places in
+        Where to start: a method's name, or a choice of k vertices by number (for a graph, positions in
         ``list(graph.nodes)``) or as a mask.
     iterations : int or None
-        Exchanges per instance; None: 20 n (at least 1000), or as many as the time limit allows.
+        Number of exchanges per instance; None: 20 n (at least 1000), or as many as the time limit allows.
     restart_after : int or None
-        Iterations without improvement before a restart; None: 2 n, at least 100.
+        Number of iterations without improvement before a restart; None: 2 n, at least 100.
     tenure : int or None
-        Iterations that a moved vertex rests, at least; None: 10, less where k or n - k is below 40.
+        Least number of iterations for which a moved vertex is blocked; None: 10, less if k or n - k is below 40.
     """
 
     start: Any = "mies"
@@ -70,7 +70,7 @@ class TabuOptions:
     "tabu", options=TabuOptions, batched=True, guarantee="never worse than its start", compiled=True, searches=True
 )
 def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
-    """Exchange vertices, uphill too, with memory; finds the optimum of most instances, and says nothing of it."""
+    """Exchange vertices, even uphill, with memory; usually optimal, proves nothing."""
     start = starting_masks(problem, options.start, run).cpu().numpy()
     run.ctrl_c_stops()
     run.begin()
@@ -133,7 +133,7 @@ class _Search:
             self.run.report(0, self._value(), -np.inf, self.mask())
 
     def _value(self) -> float:
-        """f of the best choice so far, as `Solution.objective` has it to the last bit where there is a target."""
+        """f of the best choice so far; with a target, equal to `Solution.objective` to the last bit."""
         if not self.run.targets:
             return float(self.values[1])
         return float(objective.evaluate(self.problem.W, torch.from_numpy(self.mask()).to(self.problem.W.device)))

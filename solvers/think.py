@@ -1,4 +1,4 @@
-r"""THINK: the k smallest diagonal entries of W, blind to interactions.
+r"""THINK: the k smallest diagonal entries of W, without regard to interactions.
 
 Maths: minimises :math:`\sum_{i \in S} W_{ii}`. Complexity O(n log n). Guarantee: optimal for diagonal W. Good as a
 baseline and where interactions are weak. Reference: ThinK (arXiv 2407.21018); on attention's W its score
@@ -19,7 +19,7 @@ from grace_opt.solution import Result
 
 @register("think", batched=True, guarantee="optimal for diagonal W")
 def think(problem: Problem, options: NoOptions, run: Run) -> Result:
-    """Take the k vertices of least node weight; ties go to the lowest index."""
+    """Take the k vertices with the smallest diagonal entries; ties go to the lowest index."""
     scores = first_scores(problem.W, problem.candidates)
     order = scores.argsort(dim=-1, stable=True)[:, : problem.k_max]
     kept = torch.arange(problem.k_max, device=order.device) < problem.k.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""`branch_and_bound`: `search` is the method, `depth_first` the tree search of one subproblem."""
+"""`branch_and_bound`: `search` has the method, `depth_first` the tree search of one subproblem."""
 
 from . import search
 

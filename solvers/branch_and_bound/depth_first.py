@@ -1,7 +1,7 @@
 """`DepthFirst`: the compiled tree search of one subproblem, a slice of nodes at a time.
 
-For exact methods: they decide how long to go on, and what to do with what is left. The search itself stands in
- `grace_opt.kernels.search.cpu`.
+For exact methods, which decide how long to search and what to do with the rest. The loop itself is in
+`grace_opt.kernels.search.cpu`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class DepthFirst:
         self.weight = np.abs(relaxation.A - sub.W).sum(1)
 
     def advance(self, value: float, slack: float, count: int) -> tuple[float, int, npt.NDArray[np.bool_] | None]:
-        """Search `count` nodes: seconds taken, nodes searched, and a better choice than `value` if one was found.
+        """Search `count` nodes: returns seconds, nodes searched, and a choice better than `value`, if one was found.
 
-        What the leaves among them are no better than, rounding included, goes into `least_leaf`, where it matters.
+        Updates `least_leaf` from the leaves among them, rounding included.
         """
         from ...kernels.search.cpu import search
 
@@ -68,9 +68,9 @@ class DepthFirst:
         return time.perf_counter() - began, used, self.best_x.copy() if best < value else None
 
     def least_bound(self) -> float:
-        """The least bound of what is left to search; inf if nothing is."""
+        """The least bound of the parts left to search; inf if none is left."""
         return float(self.bounds[: self.top].min()) - self.relaxation.rounding if self.top else math.inf
 
     def least_leaf(self) -> float:
-        """No completion of the leaves seen is below this, unless it is above the cutoff that they were compared to."""
+        """A lower bound on the leaves seen so far, as far as it is below the cutoff they were compared with."""
         return self.leaf - self.relaxation.rounding

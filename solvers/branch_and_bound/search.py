@@ -2,17 +2,17 @@ r"""Branch and bound: proves the optimum, or stops at a limit with the best choi
 
 Maths, in order: (1) an incumbent by tabu search; (2) probing with the dual of the continuous relaxation fixes most
 vertices of attention's W; (3) a diagonal shift by coordinate ascent (QCR-CD) makes the relaxation tighter, or convex in
-the first place; probing again; (4) depth-first search with that relaxation at every node, compiled, for a number of
-nodes; (5) where that does not finish, multipliers of products of pairs (DNN + RLT, by ADMM) tighten the relaxation, and
-the depth-first search is tried again; (6) where that does not finish either, the vertex that the relaxation is least
-sure of is branched on, and the two halves go back to (5), the one with the lowest bound first.
+the first place; probing again; (4) compiled depth-first search with that relaxation at every node, for a limited number
+of nodes; (5) if that does not finish, multipliers of products of pairs (DNN + RLT, by ADMM) tighten the relaxation, and
+depth-first search is tried again; (6) if that does not finish either, branch on the vertex that the relaxation is least
+sure of, and take both halves back to (5), the one with the lowest bound first.
 
-Complexity exponential at worst; O(n³) per relaxation, O(n²) per node. Guarantee: optimal, to 1e-9 of \|f\| (where f
-nearly cancels: to the rounding of the chosen weights), or to the last unit for whole numbers; every bound holds under
-rounding. Where weights are so far apart, or cancel so well, that rounding hides the optimum from the relaxations, all
+Complexity exponential at worst; O(n³) per relaxation, O(n²) per node. Guarantee: optimal, to 1e-9 of \|f\| (if f nearly
+cancels: to the rounding of the chosen weights), or to the last unit for whole numbers; every bound holds under
+rounding. If weights are so far apart, or cancel so well, that rounding hides the optimum from the relaxations, all
 choices are tried if they are few; otherwise nothing is claimed. Good on attention's W up to several hundred vertices,
-on random graphs to about 100. References: Billionnet & Elloumi (2007); Krislock, Malick & Roupin, Comput. Oper. Res. 66
-(2016), for the strength of such bounds on k-cluster.
+on random graphs up to about 100. References: Billionnet & Elloumi (2007); Krislock, Malick & Roupin, Comput. Oper. Res.
+66 (2016), for the strength of such bounds on k-cluster.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from grace_opt.solution import OPTIMALITY_RTOL, STEP_MARGIN, Result, rounding
 from grace_opt.solvers.branch_and_bound.depth_first import DepthFirst
 from grace_opt.starts import starting_masks
 
-#: Nodes of a depth-first try before pairs, and with pairs; and with ``bound="sdp"``, which branches on the strong
-#: bound.
+#: Number of nodes of a depth-first search before pairs, with pairs, and with ``bound="sdp"``, which branches on the
+#: strong bound.
 SHIFT_NODES, PAIR_NODES, STRONG_NODES = 2_000, 20_000, 200
 #: Seconds of depth-first search between two looks at the clock, roughly.
 SECONDS_BETWEEN_CLOCK_CHECKS = 0.05
-#: With no more subsets than this all are tried where rounding keeps the search from a proof.
+#: If rounding prevents a proof and there are no more subsets than this, all are tried.
 MAX_ENUMERATED_SUBSETS = 20_000_000
-#: The first slice, before it is known how long a node takes: this many entries of W.
+#: Size of the first slice, before the time per node is known: this many entries of W.
 FIRST_SLICE_ENTRIES = 1_000_000
 #: Rounds of strengthening and probing at one node, while they fix many.
 MAX_ROUNDS_AT_A_NODE = 4
@@ -68,11 +68,11 @@ class BranchAndBoundOptions:
     Attributes
     ----------
     bound : {"auto", "qp", "sdp"}
-        Bound at the nodes: the convex quadratic relaxation alone, the one with products of pairs at every branching, or
-        the second where the first stalls.
+        Bound at the nodes. ``"qp"``: the convex quadratic relaxation alone; ``"sdp"``: the one with products of pairs
+        at every branching; ``"auto"``: the second if the first does not finish.
     start : str, bool mask (..., n), or int indices (..., k)
-        The first incumbent: a method's name, or a choice of k vertices as a mask or by number (of a graph, places in
-        ``list(graph.nodes)``). A bad one makes everything slower.
+        The first incumbent: a method's name, or a choice of k vertices as a mask or by number (for a graph, positions
+        in ``list(graph.nodes)``). A bad one makes everything slower.
     node_limit : int or None
         Stop an instance after this many nodes.
     """
@@ -102,7 +102,7 @@ def branch_and_bound(problem: Problem, options: BranchAndBoundOptions, run: Run)
     if problem.n > LARGEST_RELAXED:
         raise SolverError(
             f"branch_and_bound: n = {problem.n} is beyond {LARGEST_RELAXED}: a relaxation would take O(n³) time and "
-            f"{8 * 12 * problem.n**2 / 2**30:.1f} GiB. Use method='portfolio' or 'tabu'; certify=True brings a bound."
+            f"{8 * 12 * problem.n**2 / 2**30:.1f} GiB. Use method='portfolio' or 'tabu'; certify=True adds a bound."
         )
     masks = _incumbents(problem, options.start, run.until(0.25)).cpu().numpy()
     run.ctrl_c_stops()
@@ -123,13 +123,13 @@ def _incumbents(problem: Problem, start: Any, run: Run) -> torch.Tensor:
     if not (isinstance(start, str) and start == "tabu"):
         return starting_masks(problem, start, run)
     spec = registry.get("tabu")
-    # Its own default, but not "as long as the time limit allows".
+    # The default without a time limit: tabu search must not use up all the time.
     return spec.solve(problem, spec.make_options({"iterations": max(1000, 20 * problem.n)}), run).mask
 
 
 @dataclass(order=True)
 class _Open:
-    """A part of the tree still to search, the one with the lowest bound first, then the oldest."""
+    """A part of the tree still to search; ordered by lowest bound, then by age."""
 
     bound: float
     age: int
@@ -164,9 +164,9 @@ class _Tree:
 
     @property
     def slack(self) -> float:
-        """By how much a bound may stay below the incumbent and still prove it: almost a step, or half the tolerance.
+        """How far a bound may lie below the incumbent and still prove it: almost a step, or half the tolerance.
 
-        Where f nearly cancels, rounding decides: the tolerance is then that of the chosen weights, as far as needed.
+        If f nearly cancels, the tolerance is the rounding error of the chosen weights, as far as needed.
         """
         if self.step:
             return max(0.0, self.step * (1 - STEP_MARGIN) - 8 * _EPS * abs(self.value))
@@ -200,7 +200,7 @@ class _Tree:
         self.run.begin()
         before = math.inf
         while not self.open and not self.proved and self.value < before and not self.stopped:
-            # Once; and again where parts were closed with too much slack, before a better choice was known.
+            # Once, and again if parts were closed with too much slack before a better choice was known.
             before, self.floor = self.value, math.inf
             self._grow(self.sub)
 
@@ -211,7 +211,7 @@ class _Tree:
 
     @property
     def proved(self) -> bool:
-        """Whether what was searched proves the incumbent, to twice the slack or the last unit."""
+        """Whether the search so far proves the incumbent, to twice the slack or the last unit."""
         return self.lower_bound >= (self.value - (0.0 if self.step else 2 * self.slack)) * self.scale
 
     def _grow(self, sub: Subproblem) -> None:
@@ -233,7 +233,7 @@ class _Tree:
             self.at_work = math.inf
 
     def enumerate_if_in_doubt(self) -> None:
-        """Where weights are too far apart for relaxations, or nearly cancel, all choices are tried, if they are few."""
+        """Try all choices, if they are few, when weights are too far apart for relaxations or nearly cancel."""
         free, k = int(count_true(self.problem.candidates)), self.problem.k_max
         if self.cut_short or self.proved or math.comb(free, k) > MAX_ENUMERATED_SUBSETS:
             return
