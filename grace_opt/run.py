@@ -1,7 +1,7 @@
-"""`Run`, what a call brings besides the instance: the seed, when to stop, and who wants to hear of `Progress`.
+"""`Run`: the seed of a call, its limits, and the callback that receives `Progress`.
 
-Four things end a search before it is through: the time limit, Ctrl-C or the callback, a target that f has reached, and
-patience that has run out. The first two end the whole call, the others each instance of a batch by itself.
+Four things stop a search early: the time limit; Ctrl-C or the callback; f reaching the target; patience running out.
+The first two end the whole call, the last two end single instances of a batch.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ._util.parameters import integer
 
 @dataclass(frozen=True)
 class Progress:
-    """What a method knows so far about one instance; what a ``callback=`` is given.
+    """What a method knows so far about one instance; passed to ``callback=``.
 
     Attributes
     ----------
     instance : int
-        Number in the flattened batch.
+        Index in the flattened batch.
     time : float
         Seconds since the call began.
     objective : float
         f of the best choice so far.
     lower_bound : float
-        -inf where nothing is certified yet.
+        Certified bound; -inf if there is none yet.
     mask : ndarray (n,), bool
         The best choice so far.
     """
@@ -47,29 +47,31 @@ class Progress:
 
 
 class _Stop:
-    """Who asked a call to stop, shared by all copies of its `Run`.
+    """Whether a call was asked to stop, and by whom; shared by all copies of its `Run`.
 
-    Plain attributes: a signal's handler must not wait for a lock that the thread it interrupts may hold.
+    No locks: a signal handler must not wait for a lock that the interrupted thread may hold.
     """
 
     def __init__(self) -> None:
         self.asked = self.by_ctrl_c = self.has_choice = False
-        self.before: Any = None  # the handler that was there
+        self.before: Any = None  # the previous handler
 
     def on_ctrl_c(self, number: int, frame: Any) -> None:
-        """Stop the method the first time, if it has something to return; else do what would have been done."""
+        """Stop the method the first time, if it has a choice to return; otherwise call the previous handler."""
         if self.by_ctrl_c or not self.has_choice:
             self.before(number, frame)
             return
         self.by_ctrl_c = self.asked = True
-        if isinstance(getattr(self.before, "__self__", None), _Stop):  # `solve` in a callback: its caller stops, too
+        if isinstance(
+            getattr(self.before, "__self__", None), _Stop
+        ):  # `solve` called in a callback: stop its caller too
             self.before(number, frame)
 
 
 class _Found:
     """The least f so far and when it was found, by instance; shared by all copies of a `Run`.
 
-    Each instance is searched by one thread at a time, so that no lock is needed.
+    No locks: only one thread at a time searches an instance.
     """
 
     def __init__(self) -> None:
@@ -79,26 +81,26 @@ class _Found:
 
 @dataclass(frozen=True)
 class Run:
-    """What a call brings besides the instance: the seed, when to stop, and who wants to hear of progress.
+    """The seed of a call, its limits, and the callback.
 
     Attributes
     ----------
     seed : int
-        Random choices must come from it alone.
+        The only source of random choices.
     deadline : float
         `time.monotonic()` value at which to stop with the best choice so far; infinite without a limit.
     callback : callable, optional
-        Called with a `Progress` now and then, by the methods that search; stops them by a true answer.
+        Called with a `Progress` now and then by the methods that search; they stop if it returns something true.
     cap : bool
-        The deadline is there for safety only: methods that could go on for ever do what they would do without one.
+        The deadline is only a safeguard: methods with no natural end stop where they would without a limit.
     targets : tuple of float
-        One per instance of the whole call: searching ends where f is at most this. Empty: none.
+        One per instance of the whole call: searching an instance ends when f is at most this. Empty: none.
     patience : float
-        Seconds after which searching an instance ends, unless a better choice was found; they begin anew with each.
+        Searching an instance ends after this many seconds without a better choice.
     numbers : tuple of int, optional
-        The numbers of these instances in the whole call; None: they are the whole call.
+        Indices of these instances in the whole call; None: all of them.
     pace : float
-        How many times longer than it usually does a step takes now; more than 1 on a busy machine.
+        How many times longer than usual a step takes now; more than 1 on a busy machine.
     """
 
     seed: int = 0
@@ -114,11 +116,11 @@ class Run:
     _found: _Found = field(default_factory=_Found, repr=False)
 
     def expired(self) -> bool:
-        """Whether to stop: time is over, or Ctrl-C or the callback asked for it, or no instance is `open` any more."""
+        """Whether to stop: time is up, Ctrl-C or the callback asked for it, or no instance is `open` any more."""
         return not self.has_time(0.0)
 
     def has_time(self, seconds: float) -> bool:
-        """Whether a step that cannot be cut short, and takes about this long, would end before the search has to."""
+        """Whether a step of about this many seconds, which cannot be interrupted, fits into the remaining time."""
         if self._stop.asked:
             return False
         then = time.monotonic() + seconds * self.pace
@@ -126,11 +128,11 @@ class Run:
 
     @property
     def watches(self) -> bool:
-        """Whether there is a target or patience, so that searches have to `note` what they find."""
+        """Whether there is a target or patience; searches must then `note` what they find."""
         return bool(self.targets) or self.patience < math.inf
 
     def open(self) -> list[bool]:
-        """Which instances are to be searched on: those that are not at their target, and still have patience."""
+        """Which instances to go on searching: those not yet at their target, with patience left."""
         return self._open(time.monotonic())
 
     def _open(self, then: float) -> list[bool]:
@@ -146,7 +148,7 @@ class Run:
         return [bool(self.targets) and b in value and value[b] <= self.targets[b] for b in self.numbers or ()]
 
     def note(self, values: Sequence[float]) -> None:
-        """Say what f is of the best choice so far, for each instance: where it fell, patience begins anew."""
+        """Record f of the best choice so far, for each instance; where it fell, patience starts again."""
         if not self.watches:
             return
         now, found = time.monotonic(), self._found
@@ -155,27 +157,27 @@ class Run:
                 found.value[number], found.since[number] = value, now
 
     def begin(self) -> None:
-        """Say that searching these instances begins now: patience with them does as well."""
+        """Record that the search of these instances starts now, and patience with it."""
         if self.watches:
             self._found.since.update(dict.fromkeys(self.numbers or (), time.monotonic()))
 
     def instances(self, places: Sequence[int]) -> Run:
-        """The same run for the instances at these places of the batch, as `Problem.instances` has them."""
+        """The same run for the instances at these places in the batch, in the order of `Problem.instances`."""
         numbers = tuple(places) if self.numbers is None else tuple(self.numbers[place] for place in places)
         return replace(self, numbers=numbers)
 
     def instance(self, place: int) -> Run:
-        """The same run for the instance at this place of the batch; it is number 0 of its own."""
+        """The same run for the instance at this place in the batch, which is instance 0 of the new run."""
         return self.instances([place])
 
     def beside_search(self) -> Run:
-        """The same run for work that finds no better choice, such as a bound: target and patience do not end it."""
+        """The same run without target and patience, for work that finds no better choice, such as a bound."""
         return replace(self, targets=(), patience=math.inf)
 
     def ctrl_c_stops(self) -> None:
-        """Say that there is a choice to return, and that `expired` is looked at: from now on Ctrl-C is a limit.
+        """Let Ctrl-C act as a limit from now on. Call it once there is a choice to return, and check `expired`.
 
-        Without it Ctrl-C raises KeyboardInterrupt, as anywhere in Python.
+        Before this call, Ctrl-C raises KeyboardInterrupt as usual.
         """
         self._stop.has_choice = True
 
@@ -190,14 +192,14 @@ class Run:
         return self._stop.by_ctrl_c
 
     def interrupt(self) -> None:
-        """Stop as Ctrl-C does; for methods whose libraries catch the signal themselves."""
+        """Stop as Ctrl-C does; for methods that use a library which catches the signal."""
         self._stop.by_ctrl_c = self._stop.asked = True
 
     @contextmanager
     def heeding_ctrl_c(self) -> Iterator[None]:
-        """While in this block Ctrl-C asks to stop once the method has a choice; a second one raises KeyboardInterrupt.
+        """Inside this block, Ctrl-C asks to stop once the method has a choice; a second one raises KeyboardInterrupt.
 
-        Signals reach the main thread only, and a program that handles Ctrl-C in a way of its own is left to do so.
+        Only in the main thread, which alone receives signals, and only if the program has no handler for Ctrl-C.
         """
         before, stop = signal.getsignal(signal.SIGINT), self._stop
         ours = before is signal.default_int_handler or isinstance(getattr(before, "__self__", None), _Stop)
@@ -213,30 +215,30 @@ class Run:
 
     @property
     def limited(self) -> bool:
-        """Whether this call has a time limit that is meant to be used, or patience: searches go on until then."""
+        """Whether there is patience, or a time limit that is no mere safeguard: searches continue until then."""
         return (self.deadline < math.inf and not self.cap) or self.patience < math.inf
 
     def until(self, share: float) -> Run:
-        """The same run with only this share of the time that remains, and of the patience."""
+        """The same run with only this share of the remaining time and of the patience."""
         now = time.monotonic()
         return replace(self, deadline=now + share * (self.deadline - now), patience=share * self.patience)
 
     def leaving(self, seconds: float) -> Run:
-        """The same run, over this many seconds earlier, for what comes afterwards; half of what remains at most."""
+        """The same run, ending this many seconds earlier to leave time for later work, at most half of what remains."""
         if self.deadline == float("inf"):
             return self
         return replace(self, deadline=self.deadline - min(seconds, 0.5 * max(0.0, self.deadline - time.monotonic())))
 
     def stop(self) -> None:
-        """Let every part of the call see `expired`; for whoever has to end its threads."""
+        """Make `expired` true in every part of the call, to end its threads."""
         self._stop.asked = True
 
     def go_on(self) -> None:
-        """Take back what a callback or an error asked for, not Ctrl-C: for what comes after the method."""
+        """Undo a stop by a callback or an error, but not by Ctrl-C; for work after the method."""
         self._stop.asked = self._stop.by_ctrl_c
 
     def report(self, instance: int, objective: float, lower_bound: float, mask: npt.NDArray[np.bool_]) -> None:
-        """Note f of one instance's best choice and tell the callback; `expired` knows what came of it."""
+        """Record f of one instance's best choice and call the callback; check `expired` afterwards."""
         one = self.instance(instance)
         one.note([objective])
         if self.callback is not None and not self._stop.asked:
@@ -247,5 +249,5 @@ class Run:
 
 
 def checked_seed(seed: Any) -> int:
-    """A seed as an int; OptionError for what is none."""
+    """The seed as an int; raises OptionError if it is not one."""
     return integer("seed", seed, at_least=0)

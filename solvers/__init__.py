@@ -1,9 +1,9 @@
 """The solvers, one file per algorithm. The folder ``solvers/`` of a checkout is installed as ``grace_opt.solvers``.
 
 Importing the package imports every file and folder in it: to register a new method, add its file. Names that begin
-with an underscore are skipped. The options classes, as in ``solve(W, k, TabuOptions(iterations=500))``, are imported here for
-editors to complete; a class that is not listed works too, imported from its own file. Why the folder is at the top
-level, and how both names work: ``docs/adr/0001-layout.md``.
+with an underscore are skipped. The options classes, as in ``solve(W, k, TabuOptions(iterations=500))``, are imported
+here for editors to complete; a class that is not listed works too, imported from its own file. Why the folder is at the
+top level, and how both names work: ``docs/adr/0001-layout.md``.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """`Comparison`: what `compare` returns, several methods' answers to one problem, as a table, a DataFrame or JSON.
 
-All methods solve the same instance, so a lower bound that one of them proved holds for all: gaps here are to the best
-bound of all methods, while `Solution.gap` is to the method's own. Tables are built on rich.
+All methods solve the same instance, so a lower bound proved by one of them holds for all. Gaps in a comparison are
+relative to the best bound of all methods; `Solution.gap` is relative to the method's own. Tables are built on rich.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ComparisonError(SolverError):
-    """A method that was asked for failed; `partial` is the `Comparison` of those that had finished."""
+    """A method that was asked for failed; `partial` is the `Comparison` of the methods that had finished."""
 
     def __init__(self, message: str, partial: Comparison) -> None:
         super().__init__(message)
@@ -39,9 +39,9 @@ class ComparisonError(SolverError):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Sequence[Solution]):
-    """The solutions of several methods, in the order asked for: a sequence that cannot be changed.
+    """The solutions of several methods, as an immutable sequence in the order given.
 
-    ``comparison[0]``, ``comparison["mies"]`` and slices work, so do ``len``, ``in`` and iteration;
+    Index it by number, by name (``comparison["mies"]``) or by slice; ``len``, ``in`` and iteration work too.
     ``print(comparison)`` shows the table.
 
     Attributes
@@ -127,23 +127,23 @@ class Comparison(Sequence[Solution]):
 
     @property
     def best_bound(self) -> Any:
-        """The best lower bound of all methods, shape (...), as W came; -inf where none has one.
+        """The best lower bound of all methods, shape (...), as numpy or torch like W; -inf if no method has one.
 
-        Where a method proved its answer optimal, that answer's objective is the bound.
+        If a method proved its answer optimal, that answer's objective is the bound.
         """
         return self._export(self._bound)
 
     def gaps(self, method: int | str) -> Any:
-        """The gap of one method's answers to `best_bound`, shape (...): 0 where optimal, inf without a bound."""
+        """The gap between one method's answers and `best_bound`, shape (...): 0 if optimal, inf without a bound."""
         solution = self[method]
         return self._export(self._gaps[next(i for i, s in enumerate(self.solutions) if s is solution)])
 
     @property
     def best(self) -> Solution:
-        """The answer with the least objective; among equals a proved one, then the first.
+        """The answer with the least objective; of equal ones, one that is proved, else the first.
 
-        Of a batch, the best answer to each instance as one Solution, with ``best_bound`` for its bound; its
-        ``stats["methods"]`` names the method of each instance.
+        For a batch, the best answer to each instance, combined into one Solution with ``best_bound`` as its bound.
+        ``stats["methods"]`` names the method for each instance.
         """
         bound = self._bound  # an empty comparison has none, and says so
         f = torch.stack(self._flat)
@@ -175,7 +175,7 @@ class Comparison(Sequence[Solution]):
         Raises
         ------
         SolverError
-            Naming the methods that disagree.
+            The message names the methods that disagree.
         """
         for solution in self.solutions:
             solution.verify()
@@ -188,17 +188,17 @@ class Comparison(Sequence[Solution]):
                 by = max(self.solutions, key=lambda s: float(_claim(s)[b]))
                 raise SolverError(
                     f"{by.method} claims that no answer to instance {b} is below {float(self._bound[b]):.17g}, but "
-                    f"{solution.method} has f = {float(f[b]):.17g}: one of the two methods is wrong."
+                    f"{solution.method} found f = {float(f[b]):.17g}: one of these methods is wrong."
                 )
         return self
 
     def table(self, *, per_instance: bool = False) -> Table:
-        """A rich table: objective, gap to the best bound of all methods, what is certified, status, time and nodes.
+        """A rich table: objective, gap to the best bound of all methods, certificate, status, time and nodes.
 
         Parameters
         ----------
         per_instance : bool
-            For a batch: the first 20 instances one by one, instead of one row per method over all of them.
+            For a batch: show the first 20 instances one by one, instead of one row per method.
         """
         from .table import comparison_table
 
@@ -206,7 +206,7 @@ class Comparison(Sequence[Solution]):
         return comparison_table(self.rows(), self._labels(), nodes, self._notes(), per_instance=per_instance)
 
     def _labels(self) -> list[str]:
-        """The methods' names; of one that is here several times, with the options in which these differ."""
+        """The methods' names; a method that appears several times also gets the options that differ."""
         labels = []
         for solution in self.solutions:
             others = [other.options for other in self.solutions if other.method == solution.method]
@@ -251,7 +251,7 @@ class Comparison(Sequence[Solution]):
         """A pandas DataFrame with one row per method and instance.
 
         Columns: method, instance, n, k, objective, lower_bound (the method's own), best_bound and gap (of all methods),
-        optimal, certified, status, time, nodes (both of the whole batch, unless the method counts per instance), seed.
+        optimal, certified, status, time, nodes (for the whole batch, unless the method counts per instance), seed.
 
         Raises
         ------
@@ -261,7 +261,7 @@ class Comparison(Sequence[Solution]):
         return require("pandas", "bench", "to_frame()").DataFrame(self.rows())
 
     def values(self) -> dict[str, Any]:
-        """Plain values: the solutions, each with its gap to the best bound, that bound, and what was left out."""
+        """Plain values: the solutions with their gaps to the best bound, that bound, and the methods left out."""
         bound = self._export(self._bound) if self.solutions else None
         return {
             "solutions": [
@@ -274,7 +274,7 @@ class Comparison(Sequence[Solution]):
         }
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """`values` as JSON text, null for infinities; also written to `path`, atomically, if there is one.
+        """`values` as JSON text, with null for infinities; also written to `path`, atomically, if given.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class Comparison(Sequence[Solution]):
     @cached_property
     def _problem(self) -> Problem:
         if not self.solutions or self.solutions[0].problem is None:
-            raise OptionError("this comparison holds no solution of `compare`: there is nothing to choose from.")
+            raise OptionError("this comparison has no solution from `compare`: there is nothing to choose from.")
         return self.solutions[0].problem.flatten()
 
     @property
@@ -308,9 +308,7 @@ class Comparison(Sequence[Solution]):
         gaps = []
         for solution, f in zip(self.solutions, (f.to(bound) for f in self._flat), strict=True):
             mask = self._mask(solution)
-            above = (f - bound) / torch.maximum(
-                f.abs(), bound.abs()
-            )  # another method's bound, which one of them has wrong
+            above = (f - bound) / torch.maximum(f.abs(), bound.abs())  # another method's bound: one of the two is wrong
             gap = torch.where(f < bound, above, relative_gap(problem, mask, f, bound))
             same = (f - bound).abs() <= tolerance(problem, mask, f)
             gaps.append(torch.where(same, 0.0, gap).cpu())
@@ -329,7 +327,7 @@ class Comparison(Sequence[Solution]):
 
 
 def _claim(solution: Solution) -> Tensor:
-    """What a solution says that no answer is below: its bound, and its objective where that is proved optimal."""
+    """The lower bound that a solution implies: its bound, or its objective if proved optimal."""
     bound = np.array(to_numpy(solution.lower_bound), dtype=np.float64).reshape(-1)
     optimal = np.array([s is Status.OPTIMAL for s in np.ravel(np.asarray(solution.status, dtype=object))])
     return torch.from_numpy(np.where(optimal, np.maximum(bound, np.ravel(to_numpy(solution.objective))), bound))

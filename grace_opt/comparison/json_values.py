@@ -1,4 +1,4 @@
-"""Answers as plain values for JSON, where null stands for what is infinite or unknown."""
+"""Answers as plain values for JSON, with null for infinite and unknown values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def to_numpy(values: Any) -> np.ndarray[Any, Any]:
 
 
 def to_jsonable(value: Any) -> Any:
-    """Numbers, texts, lists and dicts only: what is not finite becomes None, and what is unknown its text."""
+    """The value as numbers, strings, lists and dicts: non-finite numbers become None, other types become text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -34,7 +34,7 @@ def to_jsonable(value: Any) -> Any:
 
 
 def solution_to_dict(solution: Solution) -> dict[str, Any]:
-    """A solution as plain values for JSON; null where nothing was certified.
+    """A solution as plain values for JSON; null if nothing was certified.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def solution_to_dict(solution: Solution) -> dict[str, Any]:
 
 
 def to_json_text(value: Any, path: str | os.PathLike[str] | None = None) -> str:
-    """Values, made plain, as JSON text, also written to `path` if there is one."""
+    """The value as JSON text, also written to `path` if given."""
     text = json.dumps(to_jsonable(value), indent=2, allow_nan=False) + "\n"
     if path is not None:
         write_file(path, text)

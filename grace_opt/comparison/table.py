@@ -1,4 +1,4 @@
-"""The table of a `Comparison`: one row per method, over all instances of a batch or for each of the first.
+"""The table of a `Comparison`: one row per method, for the whole batch or for each of its first instances.
 
 Built on rich.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from .._util.terminal import FittingTable
 
-#: Instances of a batch that tables show one by one; JSON gives all.
+#: Number of instances of a batch that tables show one by one; JSON has all.
 MAX_INSTANCES_SHOWN = 20
 
 
@@ -26,15 +26,15 @@ def comparison_table(
     *,
     per_instance: bool,
 ) -> FittingTable:
-    """The rows of `Comparison.rows` as a table; a batch is summed up per method unless `per_instance`.
+    """The rows of `Comparison.rows` as a table; for a batch, one row per method unless `per_instance`.
 
-    `nodes` are the totals of each method, where it counts any; `notes` end the caption.
+    `nodes` are the totals of each method, if it counts nodes; `notes` end the caption.
     """
     size = len(rows) // len(methods) if methods else 0
     summed = size > 1 and not per_instance
     notes = [_gap_note(rows, size), *notes]
     if summed:
-        notes.insert(0, f"{size} instances; best: in how many of them no method found a smaller objective")
+        notes.insert(0, f"{size} instances; best: number of them for which no method found a smaller objective")
     elif size > MAX_INSTANCES_SHOWN:
         notes.insert(0, f"{size} instances, the first {MAX_INSTANCES_SHOWN} shown")
     table = FittingTable(caption=". ".join(notes) + ".")
@@ -82,7 +82,7 @@ def _gap_note(rows: Sequence[Mapping[str, Any]], size: int) -> str:
     if size == 1:
         bound = rows[0]["best_bound"]
         return f"gap: to {bound:.9g}, the best lower bound of all methods"
-    return "gap: to the best lower bound that any of the methods has for the instance"
+    return "gap: to the best lower bound that any method has for the instance"
 
 
 def _percent(gap: float) -> str:

@@ -1,6 +1,6 @@
-"""The solver registry: methods by name, ours and those of other packages, and the checks of what they hand back.
+"""The solver registry: methods by name, ours and those of other packages, and checks of what they return.
 
-Beside it, for the option classes of solvers: `check_fields` with `integer`, `number`, `flag` and `choice`.
+Also, for options classes of solvers: `check_fields` with `integer`, `number`, `flag` and `choice`.
 """
 
 from .._util.parameters import check_fields, choice, flag, integer, number

@@ -1,7 +1,7 @@
-"""The solver registry: `register` adds a method by name, `get` finds one, entry points bring other packages' solvers.
+"""The solver registry: `register` adds a method by name, `get` finds one, entry points add other packages' solvers.
 
 A solver is a function ``solve(problem, options, run) -> Result``. With ``batched=True`` the problem has exactly one
-batch dimension; otherwise it is called once per instance, without a batch dimension.
+batch dimension; otherwise the function is called once per instance, without a batch dimension.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ..solution import Result
 from .result_checks import checked_result, copy_of_problem, refuse_overwritten
 
 ENTRY_POINT_GROUP = "grace_opt.solvers"
-#: From this number of vertices on everything is compiled.
+#: From this number of vertices on, compiled loops do all the work.
 ALWAYS_COMPILED_FROM = math.isqrt(COMPILE_FROM) + 1
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """For solvers that take none."""
+    """The options of solvers that take none."""
 
 
 Solver = Callable[[Problem, Any, Run], Result]
 
 
 class MethodOptions(Protocol):
-    """Options of a method as a whole, such as ``TabuOptions(iterations=500)``: an object of a dataclass."""
+    """The options of a method as one dataclass object, such as ``TabuOptions(iterations=500)``."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -62,17 +62,17 @@ class SolverSpec:
     exact : bool
         Whether it proves optimality when it finishes.
     batched : bool
-        Whether it takes a whole batch at once.
+        Whether it solves a whole batch in one call.
     requires : tuple of str
         Modules that must be importable, each as ``"module"`` or ``"module:extra"``.
     guarantee : str
-        What is known about the answer, in one line.
+        What the method guarantees about its answer, in one line.
     summary : str
         First line of the solver's docstring.
     compiled : bool
         Whether it runs code that is compiled at its first use.
     searches : bool
-        Whether it looks for better and better choices, so that ``target=`` and ``patience=`` mean something to it.
+        Whether it keeps improving its choice, and so obeys ``target=`` and ``patience=``.
     """
 
     name: str
@@ -87,15 +87,15 @@ class SolverSpec:
     searches: bool = False
 
     def prepare(self) -> None:
-        """Have compiled code loaded, and at its first use on a machine compiled, before a time limit starts to run."""
+        """Load compiled code, compiling it first if it is new to this machine, before a time limit starts."""
         if not self.compiled:
             return
-        with _preparing:  # another thread waits until all is there, not only begun
+        with _preparing:  # other threads wait until everything is ready
             if self.solver not in _prepared:
                 place = torch.arange(24.0, dtype=torch.float64, device="cpu")
-                small = torch.cos(7 * place[:, None] * place)  # no bound settles it: every part of a search is called
+                small = torch.cos(7 * place[:, None] * place)  # no bound settles this W: every part of a search runs
                 self.solver(Problem.of(small[None], 12), self.options(), Run(0))
-                # Where W is large, greedy passes and f are compiled as well.
+                # For large W, greedy passes and f use compiled code too.
                 large = Problem.of(
                     torch.zeros(1, ALWAYS_COMPILED_FROM, ALWAYS_COMPILED_FROM, dtype=torch.float64, device="cpu"),
                     ALWAYS_COMPILED_FROM // 2,
@@ -116,9 +116,9 @@ class SolverSpec:
         return self.options(**given)
 
     def solve(self, problem: Problem, options: Any, run: Run, *, check: bool = True) -> Result:
-        """Solve a flattened batch, looping over instances where the solver takes one at a time.
+        """Solve a flattened batch, one instance at a time unless the solver is batched.
 
-        Solvers of other packages get a copy and are refused if they write into it, unless `check` is False.
+        Solvers of other packages get a copy, and an error if they write into it, unless `check` is False.
         """
         theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"
         given = copy_of_problem(problem) if theirs else problem
@@ -149,7 +149,7 @@ class SolverSpec:
 
 
 def _noted(result: Result, problem: Problem, run: Run) -> Result:
-    """The result, whose f the run now knows: where a target is reached, no limit was missed."""
+    """Record f in the run; an instance that reached its target is not marked as cut short."""
     run.note(objective.evaluate(problem.W, result.mask).tolist())
     if result.limit is None or not run.targets:
         return result
@@ -159,9 +159,9 @@ def _noted(result: Result, problem: Problem, run: Run) -> Result:
 
 _REGISTRY: dict[str, SolverSpec] = {}
 _prepared: set[Solver] = set()
-_preparing = threading.RLock()  # preparing a method calls others
+_preparing = threading.RLock()  # reentrant: preparing a method calls others
 _loaded = False
-_this_thread = threading.local()  # `loading`: this thread is at it
+_this_thread = threading.local()  # `loading`: this thread is loading the solvers
 #: Entry points that could not be loaded, and why.
 _broken_entry_points: dict[EntryPoint, str] = {}
 
@@ -182,9 +182,9 @@ def register(
     Parameters
     ----------
     name : str
-        What users write as ``method=``.
+        The name for ``method=``.
     options : type
-        Frozen dataclass of the method's options; validate in its ``__post_init__``.
+        Frozen dataclass of the method's options, which validates itself in ``__post_init__``.
     exact, batched, requires, guarantee, compiled, searches
         As in `SolverSpec`.
 
@@ -209,7 +209,7 @@ def register(
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise OptionError(
-            f'{name!r} is no name for a method: write @register("my_method"), letters, digits and underscores.'
+            f'{name!r} is not a valid method name: write @register("my_method"), letters, digits and underscores.'
         )
     if not (dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise OptionError(f"options of {name!r} must be a frozen dataclass: decorate it with @dataclass(frozen=True).")
@@ -234,12 +234,12 @@ def unregister(name: str) -> None:
 
 
 def specs() -> dict[str, SolverSpec]:
-    """All registered methods by name, ours first, entry points of other packages loaded.
+    """All registered methods by name, ours first, then the entry points of other packages.
 
-    One that cannot be loaded is left out, with a warning; a package that asks while it is being loaded gets what there
-    is so far.
+    An entry point that cannot be loaded is left out, with a warning. A package that calls this while it is being loaded
+    gets the methods registered so far.
     """
-    # No lock of ours: whoever holds it and waits for an import could meet one who imports and waits for the lock.
+    # No lock: a thread that holds it and waits for an import could deadlock with one that imports and waits for it.
     # Importing has its own locks, and importing twice is harmless.
     global _loaded
     if not _loaded and not getattr(_this_thread, "loading", False):
@@ -248,7 +248,7 @@ def specs() -> dict[str, SolverSpec]:
             importlib.import_module("grace_opt.solvers")
             for point in entry_points(group=ENTRY_POINT_GROUP):
                 _load(point)
-            _loaded = True  # not before: until then other threads load, too
+            _loaded = True  # only now: until then, other threads must load too
         finally:
             _this_thread.loading = False
     return dict(_REGISTRY)
@@ -259,14 +259,14 @@ def _load(point: EntryPoint) -> None:
         return
     try:
         point.load()
-    except Exception as error:  # whatever somebody's module raises: the other methods are fine
-        for name, spec in list(_REGISTRY.items()):  # what it registered before it failed is of no use
+    except Exception as error:  # another package's module may raise anything; the other methods still work
+        for name, spec in list(_REGISTRY.items()):  # drop what it registered before it failed
             if f"{spec.solver.__module__}.".startswith(f"{point.module}."):
                 unregister(name)
         why = f"{type(error).__name__}: {error}"
         if _broken_entry_points.setdefault(point, why) is why:
             warnings.warn(
-                f"the methods of entry point {point.name} = {point.value} are missing, it could not be loaded: {why}",
+                f"the methods of entry point {point.name} = {point.value} are missing: it could not be loaded ({why})",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -278,7 +278,7 @@ def get(name: str) -> SolverSpec:
     Raises
     ------
     UnknownSolverError
-        If there is none (the nearest name is suggested), or a module that it requires is missing (the extra is named).
+        If there is none (suggests the nearest name), or a module that it requires is missing (names the extra).
     """
     known = specs()
     spec = known.get(name) if isinstance(name, str) else None
@@ -300,14 +300,15 @@ def get(name: str) -> SolverSpec:
 
 
 def chosen(method: Any, options: Mapping[str, Any]) -> tuple[SolverSpec, Any]:
-    """A method and its options, from its name and options by name, or from its options as a whole.
+    """A method and its options object, from a name and keyword options, or from an options object.
 
     Raises
     ------
     UnknownSolverError
-        As `get`; or if no method has options of this class.
+        As in `get`, or if no method has options of this class.
     OptionError
-        If `method` is neither; if both are given; or if an option is wrong.
+        If `method` is neither a name nor an options object, if it is an options object and `options` is not empty, or
+        if an option is wrong.
 
     Examples
     --------
@@ -323,14 +324,14 @@ def chosen(method: Any, options: Mapping[str, Any]) -> tuple[SolverSpec, Any]:
     if options:
         name, kind = next(iter(options)), type(method).__name__
         raise OptionError(
-            f"method is a {kind} already, and {name}= comes beside it: write {kind}({name}=...), or "
+            f"method is a {kind} already, so {name}= cannot be given separately: write {kind}({name}=...), or "
             f"method={spec.name!r} and all options by name."
         )
     return spec, method
 
 
 def changed(options: Any) -> dict[str, Any]:
-    """The options, by name, that are not as they are by default.
+    """The options that differ from their defaults, by name.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""What a solver hands back is checked here before anybody believes it: its form, its bound, and that W is as it was.
+"""Checks of what a solver returns: its form, its bound, and that the solver left W unchanged.
 
-Methods come from other packages as well; whatever they get wrong ends as a `SolverError` that names them, never as an
-answer. `registry.SolverSpec.solve` and `api.solve` call these.
+Other packages add methods too. A mistake in one of them raises a `SolverError` that names the method, and never becomes
+an answer. `registry.SolverSpec.solve` and `api.solve` call these checks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..solution import Result
 
 
 def checked_result(result: Any, problem: Problem, name: str) -> Result:
-    """The result of `problem`, if it is one, with tensors on W's device and bounds in float64; reads no data.
+    """The result, if valid for `problem`, with tensors on W's device and bounds in float64; reads no data.
 
     Raises
     ------
     SolverError
-        Naming the method and what it should return.
+        The message names the method and what it should return.
     """
     if not isinstance(result, Result) or not isinstance(result.mask, Tensor):
         got = f"Result({type(result.mask).__name__})" if isinstance(result, Result) else type(result).__name__
@@ -70,14 +70,14 @@ def _per_instance(value: Any, dtype: torch.dtype, problem: Problem, name: str) -
 
 
 def copy_of_problem(problem: Problem) -> Problem:
-    """The same problem in memory of its own, for a solver that may write where it should only read."""
+    """A copy of the problem, for a solver that might write into its input."""
     own = problem.W.clone(), problem.k.clone(), problem.candidates.clone()
     return replace(problem, W=own[0], k=own[1], candidates=own[2])
 
 
 def refuse_overwritten(given: Problem, left: Problem, name: str) -> None:
-    """Raise SolverError if a solver wrote into the copy `left` of the problem `given`: its bounds then mean nothing."""
-    bits = torch.int64 if given.W.dtype == torch.float64 else torch.int32  # two NaN of the same bits are equal
+    """Raise SolverError if a solver changed `left`, its copy of the problem `given`: its bounds then mean nothing."""
+    bits = torch.int64 if given.W.dtype == torch.float64 else torch.int32  # NaNs with equal bits are equal
     same = {
         "W": torch.equal(given.W.view(bits), left.W.view(bits)),
         "k": torch.equal(given.k, left.k),
@@ -85,25 +85,25 @@ def refuse_overwritten(given: Problem, left: Problem, name: str) -> None:
     }
     if not all(same.values()):
         what = " and ".join(f"problem.{part}" for part, equal in same.items() if not equal)
-        raise SolverError(f"{name} wrote into {what} (a copy; yours is as it was): a solver works on a clone().")
+        raise SolverError(f"{name} wrote into {what} (a copy; yours is unchanged): a solver must work on a clone().")
 
 
 def bound_within_rounding(problem: Problem, mask: Tensor, value: Tensor, bound: Tensor, name: str) -> Tensor:
-    """`bound`, lowered to f where it lies above by no more than f's own rounding.
+    """`bound`, lowered to f where it exceeds f by no more than rounding.
 
     Raises
     ------
     SolverError
-        Where it lies above f by more, or is no number.
+        If it exceeds f by more, or is NaN.
     """
     if bool(((bound > value) | bound.isnan()).any()):
-        # What a solver's own sum of f may be off by.
+        # Rounding error of a solver's own sum of f.
         rounding = 4 * problem.n * float(np.finfo(np.float64).eps) * objective.magnitude(problem.W, mask)
         wrong = ~(bound <= value + rounding)
         if bool(wrong.any()):
             b = int(wrong.nonzero()[0])
             raise SolverError(
-                f"{name} returned the lower bound {float(bound[b])!r} for instance {b}, where f of the choice is "
+                f"{name} returned the lower bound {float(bound[b])!r} for instance {b}, but f of the choice is "
                 f"{float(value[b])!r}: a bound is at most f."
             )
     return torch.minimum(bound, value)
