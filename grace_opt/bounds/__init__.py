@@ -1,4 +1,4 @@
-"""Certified lower bounds: no k-vertex set weighs less, whatever rounding and early stopping did."""
+"""Certified lower bounds: no k-vertex set weighs less, in spite of rounding and early stopping."""
 
 from .batched import continuous_bound, eigenvalue_bound, entry_bound, row_bound, row_bound_in_time
 from .certificates import LEVELS, certificate, prepare, seconds_to_certify

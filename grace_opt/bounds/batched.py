@@ -5,9 +5,9 @@ r"""Certified lower bounds on the optimum, batched: no k-vertex set has a smalle
 * `eigenvalue_bound`: any W, one symmetric eigenvalue problem.
 * `continuous_bound`: the convex quadratic relaxation over :math:`\{0 \le x \le 1, 1^\top x = k\}`, made convex or
   tighter by a diagonal shift, :math:`x^\top (W - \mathrm{Diag}\, d) x + d^\top x`, which agrees with f on 0/1 points.
-  Its value at any x is turned into a bound by duality, so stopping early costs tightness, never validity.
+  Duality turns its value at any x into a bound, so stopping early makes it looser, never wrong.
 
-Those that are compiled, instance by instance, stand in `grace_opt.bounds.tight`.
+`grace_opt.bounds.tight` has the compiled bounds, which work on one instance at a time.
 
 All arithmetic is in float64. Rounding is covered by explicit margins (`EIGENVALUE_MARGIN`, `SUM_MARGIN`), subtracted
 from every returned value. Sources: Billionnet & Elloumi, Math. Program. 109 (2007) for the shift; Platt (1998) for the
@@ -25,11 +25,11 @@ from ..problem import Problem
 from ..run import Run
 from .convexity import EIGENVALUE_MARGIN
 
-#: Entries that `row_bound` and `entry_bound` hold at a time.
+#: Number of entries that `row_bound` and `entry_bound` hold at a time.
 ROW_BLOCK = 1 << 22
-#: What they take, roughly, per entry of W.
+#: Approximate seconds they take per entry of W.
 ROW_SECONDS, ENTRY_SECONDS = 6e-8, 4e-9
-#: A bound that takes no longer than this is computed even when the time is over.
+#: A bound that takes no longer than this (seconds) is computed even when time is up.
 AT_ONCE = 0.05
 #: Sums of n products are off by at most this times n·eps·Σ|terms|.
 SUM_MARGIN = 8.0
@@ -38,7 +38,7 @@ _NotConverged: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-d
 
 
 def entry_bound(problem: Problem) -> Tensor:
-    r"""Lower bound from the least entries alone: the k least vertex weights, and k(k - 1) times the least entry beside.
+    r"""Lower bound from single entries: the k least vertex weights, plus k(k - 1) times the least off-diagonal entry.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def entry_bound(problem: Problem) -> Tensor:
 
     Notes
     -----
-    O(n²) per instance: one pass over W. Never below zero where no entry is.
+    O(n²) per instance: one pass over W. Never negative if no entry is.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def entry_bound(problem: Problem) -> Tensor:
 
 
 def row_bound(problem: Problem) -> Tensor:
-    r"""Lower bound from the rows alone: every chosen vertex has k - 1 chosen neighbours.
+    r"""Lower bound from each row's least entries: every chosen vertex has k - 1 chosen neighbours.
 
     .. math:: f(S) \ge \sum_{i \in k\ \text{smallest}} c_i,\quad c_i = W_{ii} + \sum_{(k-1)\ \text{smallest}} W_{ij}
 
@@ -121,7 +121,7 @@ def row_bound(problem: Problem) -> Tensor:
 
 
 def row_bound_in_time(problem: Problem, run: Run) -> Tensor:
-    """`row_bound`, for methods with a time limit; where that is in its way `entry_bound`, or -inf."""
+    """`row_bound` if the time limit allows it, else `entry_bound`, else -inf."""
     for bound, seconds in ((row_bound, ROW_SECONDS), (entry_bound, ENTRY_SECONDS)):
         if seconds * problem.W.numel() <= AT_ONCE or run.has_time(seconds * problem.W.numel()):
             return bound(problem)
@@ -136,7 +136,7 @@ def eigenvalue_bound(problem: Problem) -> Tensor:
 
     .. math:: f \ge \tfrac{k^2}{n^2} 1^\top W 1 - \tfrac{2k}{n} \|P W 1\| \|y\| + \lambda_{\min}(W|_{1^\perp}) \|y\|^2,
 
-    taken together with :math:`f \ge k \lambda_{\min}(W)`. Protected vertices are left out.
+    or :math:`f \ge k \lambda_{\min}(W)`, whichever is larger. Protected vertices are left out.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def eigenvalue_bound(problem: Problem) -> Tensor:
     size = torch.linalg.matrix_norm(W)
     n = W.shape[-1]
     margin = EIGENVALUE_MARGIN * n * _EPS * size
-    # Vertices left out get a large diagonal entry, which never is the least eigenvalue; not so large as to cost digits.
+    # Vertices left out get a large diagonal entry: never the least eigenvalue, yet too small to cost digits.
     out = torch.diag_embed((1 - ones) * (4 * size).unsqueeze(-1))
     plain = k * (_least_eigenvalue(W + out) - margin)
     sums = W.sum(-1)
@@ -184,7 +184,7 @@ def eigenvalue_bound(problem: Problem) -> Tensor:
 
 
 def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 400, rtol: float = 1e-3) -> Tensor:
-    r"""Lower bound from the convex quadratic relaxation, by pairwise (SMO) steps with an any-time dual value.
+    r"""Lower bound from the convex quadratic relaxation, by pairwise (SMO) steps that can stop at any time.
 
     At any x with gradient g of the convex q, :math:`f(S) \ge q(x) - g^\top x + \sum_{k\ \mathrm{smallest}} g_i`.
 
@@ -195,9 +195,9 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
     shift : {"scaled", "uniform", "none"}
         How d is chosen. ``"scaled"``: ``d = λ_min(C) diag(W)`` with C the unit-diagonal scaling of W, where all
         candidates' ``W_ii`` are positive, else as ``"uniform"``: ``d = λ_min(W) 1``. ``"none"``: d = 0, which needs W
-        to be positive semidefinite, as far as rounding allows to tell.
+        to be positive semidefinite, up to rounding.
     steps : int
-        Largest number of pairwise steps.
+        Maximum number of pairwise steps.
     rtol : float
         Stop when every instance's relaxation is solved to this relative accuracy.
 
@@ -229,7 +229,7 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
         b = int((~possible).nonzero()[0])
         raise ProblemError(
             f"shift='none' needs a positive semidefinite W; the least eigenvalue of instance {b} is "
-            f"{float(scale[b] * d[b].min()):.3g}. Write shift='scaled' or 'uniform', which move its diagonal."
+            f"{float(scale[b] * d[b].min()):.3g}. Write shift='scaled' or 'uniform', which shift its diagonal."
         )
     A = W - torch.diag_embed(d)
     best = _solve_relaxation(A, d, alive, problem.k, steps, rtol)
@@ -239,7 +239,7 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
 def _candidate_matrix(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """W / scale in float64 with the rows and columns of protected vertices zeroed; the candidates; and the scale.
 
-    The scale is a power of two near max |W|: exact, and margins neither underflow nor drown.
+    The scale is a power of two near max |W|: dividing is exact, and margins neither underflow nor vanish.
     """
     alive = problem.candidates
     both = alive.unsqueeze(-1) & alive.unsqueeze(-2)
@@ -250,13 +250,13 @@ def _candidate_matrix(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _diagonal_shift(W: Tensor, alive: Tensor, shift: str) -> tuple[Tensor, Tensor]:
-    """d with W - Diag d positive semidefinite on the candidates, and where such a d of this kind exists."""
+    """d with W - Diag d positive semidefinite on the candidates, and for which instances such a d exists."""
     n, diagonal = W.shape[-1], W.diagonal(dim1=-2, dim2=-1)
     size = torch.linalg.matrix_norm(W)
     big = torch.diag_embed((~alive).to(W) * (4 * size).unsqueeze(-1))
     least = _least_eigenvalue(W + big) - EIGENVALUE_MARGIN * n * _EPS * size
     if shift == "none":
-        # The margin alone makes least negative for singular W; give those away as a shift of the same size.
+        # For singular W the margin alone makes `least` negative; a shift of that size makes up for it.
         d = torch.where(alive, least.clamp_max(0.0).unsqueeze(-1), 0.0)
         return d, least >= -4 * EIGENVALUE_MARGIN * n * _EPS * size
     uniform = torch.where(alive, least.unsqueeze(-1), 0.0)
@@ -265,7 +265,7 @@ def _diagonal_shift(W: Tensor, alive: Tensor, shift: str) -> tuple[Tensor, Tenso
     positive = ((diagonal > 0) | ~alive).all(-1) & alive.any(-1)
     root = torch.where(alive & positive.unsqueeze(-1), diagonal, 1.0).sqrt()
     C = W / root.unsqueeze(-1) / root.unsqueeze(-2)
-    positive &= torch.isfinite(torch.linalg.matrix_norm(C))  # else the diagonals are too far apart for a scale
+    positive &= torch.isfinite(torch.linalg.matrix_norm(C))  # else the diagonal entries are too far apart to scale
     C = torch.where(positive[..., None, None], C, W)
     norm = torch.linalg.matrix_norm(C)
     big = torch.diag_embed((~alive).to(W) * (4 * norm).unsqueeze(-1))
@@ -286,9 +286,9 @@ def _solve_relaxation(A: Tensor, d: Tensor, alive: Tensor, k: Tensor, steps: int
     check_every = 32
     for step in range(steps + 1):
         if step % check_every == 0:
-            gradient = d + 2 * _times(A, x)  # no drift in what the certificate is made of
+            gradient = d + 2 * _times(A, x)  # recomputed: the certificate must not suffer from drift
             value, dual = _dual_value(A, d, x, gradient, alive, k)
-            # An instance that is done stays as it is, whatever its batch still has to do.
+            # A finished instance stays as it is while the rest of the batch continues.
             best = torch.where(done, best, torch.maximum(best, dual))
             done |= value - best <= rtol * value.abs()
             if bool(done.all()):
@@ -314,7 +314,7 @@ def _solve_relaxation(A: Tensor, d: Tensor, alive: Tensor, k: Tensor, steps: int
 
 
 def _dual_value(A: Tensor, d: Tensor, x: Tensor, gradient: Tensor, alive: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """QuadraticRelaxation value at x, and the bound from the tangent plane there with its rounding margin taken off."""
+    """The relaxation's value at x, and the bound from the tangent plane at x, less its rounding margin."""
     n = A.shape[-1]
     quadratic = 0.5 * (x * (gradient - d)).sum(-1)
     ordered = torch.where(alive, gradient, torch.inf).sort(-1).values
@@ -335,7 +335,7 @@ def _times(A: Tensor, x: Tensor) -> Tensor:
 
 
 def _least_eigenvalue(W: Tensor) -> Tensor:
-    """The least eigenvalue per instance; on the CPU one by one, for a batched call may round differently."""
+    """The least eigenvalue per instance; on the CPU one by one, since a batched call may round differently."""
     if W.device.type == "cpu":
         return torch.stack([_one_least_eigenvalue(one) for one in W])
     try:

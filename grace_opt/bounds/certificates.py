@@ -1,7 +1,7 @@
-"""`certificate`: the bound that ``certify=`` and `portfolio` show beside an answer, the best that a level can afford.
+"""`certificate`: the lower bound that ``certify=`` and `portfolio` add to an answer; the best that its level affords.
 
-It is computed after a method has run, with the method's answer as the known choice that fixing needs, and within what
-is left of the time limit: cheap bounds first, and what does not fit is left out.
+It is computed after a method has run: the method's answer is the known choice that fixing needs. Cheap bounds come
+first; those that do not fit into the rest of the time limit are skipped.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from .qcr import seconds_to_relax
 from .sdp_primal import free_memory
 from .tight import FAST, FIXING_RTOL, fast_bound, tight_bound
 
-#: Levels of ``certify=``, first the default.
+#: Levels of ``certify=``; the first is the default.
 LEVELS = ("fast", "tight")
-#: What a certificate takes on one core, roughly: times n³, or of large W as many plain relaxations; and to start.
+#: Approximate cost of a certificate on one core: seconds times n³, or for large W this many plain relaxations; plus
+#: seconds to start.
 SECONDS_PER_CUBE, RELAXATIONS, TO_START = {"fast": 3e-8, "tight": 1e-7}, 6, 0.02
-#: A bound that usually takes longer than this shows by what it takes how fast the others will be.
+#: If the first bound usually takes longer than this (seconds), its time shows how busy the machine is.
 LONG_ENOUGH = 0.01
-#: Up to this many vertices `eigenvalue_bound` is cheap, and says more than a relaxation where W is nearly of rank one.
+#: Up to this many vertices `eigenvalue_bound` is cheap, and it beats a relaxation if W is nearly of rank one.
 LARGEST_EIGEN = 500
-#: Matrices of n² float64 numbers that a relaxation needs beside W.
+#: Number of n² float64 matrices that a relaxation needs besides W.
 COPIES = 6
 
 
 def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None, run: Run | None = None) -> Tensor:
-    """A certified lower bound per instance: the best of those that a level affords.
+    """A certified lower bound per instance, the best that a level affords.
 
     Parameters
     ----------
@@ -49,20 +50,20 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
         ``"fast"``: the best of `row_bound`, `fast_bound` and `eigenvalue_bound`; some milliseconds per instance of 64
         vertices, seconds for 5000. ``"tight"``: `tight_bound` instead of `fast_bound`.
     incumbent : Tensor (B, n), bool, optional
-        A known choice per instance: `solve` gives the answer. Default: greedy and exchanges.
+        A known choice per instance; `solve` passes its answer. Default: greedy and exchanges.
     run : Run, optional
-        What does not fit into its time is left out: `entry_bound` may be all that does, or nothing, which leaves -inf.
-        What takes no longer than 0.05 seconds is computed in any case.
+        Bounds that do not fit into its time are skipped: perhaps all but `entry_bound`, or all of them, which gives
+        -inf. Anything that takes no longer than 0.05 seconds is computed in any case.
 
     Returns
     -------
     Tensor, shape (B,), float64
-        On the CPU in as many threads as torch has; what needs more memory than is free is left out.
+        Computed on the CPU in torch's number of threads; bounds that need more memory than is free are skipped.
 
     Raises
     ------
     OptionError
-        For an unknown level, and an incumbent that is none.
+        If the level is unknown or the incumbent is not a valid choice.
 
     Examples
     --------
@@ -97,15 +98,15 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
 
 @cache
 def prepare() -> None:
-    """Have what certificates are made of imported and compiled, before a time limit starts to run."""
+    """Import and compile everything that certificates need, before a time limit starts."""
     place = torch.arange(24.0, dtype=torch.float64, device="cpu")
-    small = Problem.of(torch.cos(7 * place[:, None] * place)[None], 12)  # nothing settles it: every part is called
+    small = Problem.of(torch.cos(7 * place[:, None] * place)[None], 12)  # no bound settles it: every part runs
     certificate(small, "tight")
     convex_shift(np.diag(np.arange(float(CHOLESKY_FROM))))
 
 
 def seconds_to_certify(problem: Problem, level: str = "fast") -> float:
-    """What a certificate takes, roughly: what a method with a time limit leaves for it."""
+    """Approximate seconds that a certificate takes, which a method with a time limit leaves for it."""
     n, threads = problem.n, max(1, min(len(problem.k), torch.get_num_threads()))
     cubic = level == "tight" or n <= FAST.probed
     each = SECONDS_PER_CUBE[level] * n**3 if cubic else RELAXATIONS * seconds_to_relax(n)

@@ -1,10 +1,10 @@
 r"""Diagonals that make a quadratic form convex on the plane ``sum x = k``, certified in spite of rounding.
 
-For a few hundred vertices the least eigenvalue is computed, with a margin for what LAPACK rounds. For more, Lanczos
-guesses it and a Cholesky factorisation proves the guess: if the factorisation of ``C + tI`` runs to its end in floating
-point, then :math:`\lambda_{\min}(C) \ge -t - \gamma_{m+1}\,\mathrm{tr}(C + tI)`, in whatever order it summed. That is a
-tenth of the work of all eigenvalues, and a theorem. Sources: Lanczos (1950), by ARPACK; Demmel (1989) and Rump, BIT 46
-(2006), for the proof by Cholesky.
+For a few hundred vertices the least eigenvalue is computed, with a margin for LAPACK's rounding. For more, Lanczos
+guesses it and a Cholesky factorisation proves the guess: if the factorisation of ``C + tI`` completes in floating
+point, then :math:`\lambda_{\min}(C) \ge -t - \gamma_{m+1}\,\mathrm{tr}(C + tI)`, whatever the order of summation. This
+is a theorem, and takes a tenth of the work of computing all eigenvalues. Sources: Lanczos (1950), by ARPACK; Demmel
+(1989) and Rump, BIT 46 (2006), for the proof by Cholesky.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from .subproblem import Array, Subproblem
 
 #: Computed extreme eigenvalues are off by at most this times m·eps·‖·‖_F.
 EIGENVALUE_MARGIN = 8.0
-#: A Cholesky factorisation that ends is that of a matrix off by at most this and m times eps·trace; half would do.
+#: A completed Cholesky factorisation is that of a matrix off by at most (this + m)·eps·trace; half would do.
 CHOLESKY_MARGIN = 8.0
-#: From this many vertices on Lanczos and Cholesky are faster than all eigenvalues.
+#: From this many vertices on, Lanczos and Cholesky are faster than computing all eigenvalues.
 CHOLESKY_FROM = 200
-#: Relative accuracy of Lanczos' guess, size of its basis, and by what the guess is lowered each time it is refuted.
+#: Relative accuracy of Lanczos' guess, size of its basis, factor of its error after each failure, number of guesses.
 LANCZOS_RTOL, LANCZOS_BASIS, LOWER_BY, GUESSES = 1e-5, 60, 8.0, 6
 #: Weight of the direction that leaves the plane ``sum x = k``, in unit-diagonal scale.
 PLANE_PENALTY = 10.0
-#: A diagonal that exceeds the node weights by less than this share of them is taken as it is: W was semidefinite.
+#: If a diagonal exceeds the node weights by less than this share of them, W counts as semidefinite.
 SEMIDEFINITE_RTOL = 1e-6
-#: Keeps scales away from the end of float64's range; W is of size about one where that matters.
+#: Keeps scales away from the limits of float64; where this matters, W is of size about one.
 NOTHING = 1e-100
 _EPS = float(np.finfo(np.float64).eps)
 
 
 def convex_shift(C: Array) -> float:
-    """A number t for which ``C + tI`` is certainly positive semidefinite, not much above the least one.
+    """A number t for which ``C + tI`` is proved positive semidefinite, not much larger than necessary.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ def convex_shift(C: Array) -> float:
 
 
 def _proved_by_cholesky(C: Array) -> float | None:
-    """`convex_shift` for a Lanczos guess, or None where Lanczos or all guesses failed."""
+    """`convex_shift` from a Lanczos guess, or None if Lanczos or all guesses failed."""
     guess, error = _lanczos(C)
     if guess is None:
         return None
-    if abs(guess) <= error:  # singular, as it seems: a shift by the rounding alone is the tightest
+    if abs(guess) <= error:  # apparently singular: try a shift by no more than rounding first
         rounding = CHOLESKY_MARGIN * len(C) * _EPS * float(np.abs(C.diagonal()).sum())
         if (found := _shift_if_convex(C, rounding)) is not None:
             return found
@@ -72,11 +72,11 @@ def _proved_by_cholesky(C: Array) -> float | None:
 
 
 def _lanczos(C: Array) -> tuple[float | None, float]:
-    """A guess at the least eigenvalue of C, and about how far off it may be."""
+    """A guess at the least eigenvalue of C, and its approximate error."""
     arpack = importlib.import_module("scipy.sparse.linalg")
     m, middle = len(C), float(np.median(C.diagonal()))  # the accuracy is relative to the distance from it
     moved = arpack.LinearOperator((m, m), matvec=lambda x: C @ x - middle * x, dtype=np.float64)
-    start = np.cos(np.arange(1.0, m + 1.0))  # any vector that is not special
+    start = np.cos(np.arange(1.0, m + 1.0))  # an arbitrary vector
     try:
         (least,) = arpack.eigsh(
             moved, k=1, which="SA", tol=LANCZOS_RTOL, ncv=LANCZOS_BASIS, v0=start, return_eigenvectors=False
@@ -87,14 +87,14 @@ def _lanczos(C: Array) -> tuple[float | None, float]:
 
 
 def _shift_if_convex(C: Array, t: float) -> float | None:
-    """t and the margin under which it is proved that C plus it is positive semidefinite; None if it is not."""
+    """t plus the margin with which ``C + tI`` is proved positive semidefinite; None if the proof fails."""
     from scipy.linalg.lapack import dpotrf
 
     shifted = np.array(C, order="F")
     shifted[range(len(C)), range(len(C))] += t
     trace = float(shifted.diagonal().sum())
     _, failed = dpotrf(shifted, lower=1, clean=0, overwrite_a=1)
-    # Half of the margin is the theorem's, the rest covers the rounding of the diagonal, of the trace and of the sum.
+    # Half of the margin is the theorem's; the rest covers rounding of the diagonal, the trace and the sum.
     return None if failed or not np.isfinite(trace) else t + (len(C) + CHOLESKY_MARGIN) * _EPS * trace
 
 
@@ -117,7 +117,7 @@ def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY
 
 
 def penalise_leaving(C: Array, scale: Array, weight: float) -> None:
-    """Add weight on the direction that leaves the plane, in place."""
+    """Add `weight` in the direction that leaves the plane, in place."""
     u = scale.min() / scale
     u /= np.linalg.norm(u)
     for i in range(len(C)):  # a row at a time: no second matrix
@@ -125,7 +125,7 @@ def penalise_leaving(C: Array, scale: Array, weight: float) -> None:
 
 
 def start_diagonal(sub: Subproblem, W: Array) -> Array:
-    """The one of `start_diagonals` that adds least in all."""
+    """The diagonal of `start_diagonals` with the smallest sum."""
     return min(start_diagonals(sub, W), key=lambda a: float(a.sum()))
 
 
@@ -135,9 +135,9 @@ def constant_diagonal(W: Array) -> Array:
 
 
 def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
-    """Diagonals that make W convex: a multiple of the node weights, and one of the row sums.
+    """Diagonals that make W convex: a multiple of the node weights, and a multiple of the row sums.
 
-    The first alone where it is no larger than the node weights: W was positive semidefinite.
+    Only the first if it is no larger than the node weights, that is, if W was positive semidefinite.
     """
     if not W.any():
         return [np.zeros(sub.m)]
@@ -146,7 +146,7 @@ def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
         a = made_convex(W, sub.linear, np.sqrt(sub.linear))
         if is_semidefinite(sub, a):
             return [a]
-        if np.isfinite(a).all():  # else the weights are too far apart for a scale
+        if np.isfinite(a).all():  # else the weights are too far apart to scale
             found.append(a)
     rows = np.abs(W).sum(1)
     return [*found, made_convex(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))]
@@ -168,5 +168,5 @@ def semidefinite_bound(sub: Subproblem) -> float:
 
 
 def is_semidefinite(sub: Subproblem, a: Array) -> bool:
-    """Whether W with the node weights on its diagonal was convex, as a diagonal that makes it so tells."""
+    """Whether W with the node weights on its diagonal was convex, judged by `a`, a diagonal that makes it convex."""
     return bool((a <= sub.linear * (1 + SEMIDEFINITE_RTOL)).all())

@@ -3,12 +3,12 @@ r"""First-order multipliers for the doubly nonnegative relaxation with all produ
 With :math:`\bar x = 1 - x` and :math:`y = (x, \bar x)`, the relaxation asks for :math:`Y \approx yy^\top` positive
 semidefinite, entrywise nonnegative, with :math:`x_i \bar x_i = 0` and on the face that ``1ᵀx = k`` cuts out: then ``Y =
 V R Vᵀ`` with R only m×m and trace R = m. The alternating direction method of multipliers splits it into the two
-projections: eigenvalues onto a simplex, and entries onto [0, 1]. What comes out are multipliers of :math:`x_i x_j \ge
-0`, :math:`x_i (1 - x_j) \ge 0` and :math:`(1 - x_i)(1 - x_j) \ge 0`; any nonnegative ones give a valid bound, so
-stopping early costs tightness, never validity, and `dnn_relaxation` proves its bound anew from them.
+projections: eigenvalues onto a simplex, and entries onto [0, 1]. The result is multipliers of :math:`x_i x_j \ge 0`,
+:math:`x_i (1 - x_j) \ge 0` and :math:`(1 - x_i)(1 - x_j) \ge 0`. Any nonnegative ones give a valid bound, which
+`dnn_relaxation` proves independently; stopping early makes it looser, never wrong.
 
 Sources: Burer (2010) and Oliveira, Wolkowicz & Xu (2018) for the facially reduced splitting; Sherali & Adams (1990) for
-the products. The complement block, which makes all products plain nonnegativity, is ours.
+the products. New here is the complement block, which turns all products into plain nonnegativity.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .subproblem import Array, Subproblem
 
 #: Over-relaxation of the multiplier step; anything below 1.618 converges.
 RELAXATION = 1.6
-#: Steps between two looks at the balance of the residuals, and the imbalance and factor of a change of penalty.
+#: The penalty is checked after this many steps, and changed by this factor if the residuals differ by this ratio.
 BALANCE_EVERY, IMBALANCE, CHANGE = 20, 4.0, 1.5
-#: DnnMultipliers that are larger than this times the weights are not started from.
+#: A warm start from multipliers larger than this times the weights is refused.
 OUTGROWN = 1e6
-#: Times m³: what a step takes on one core, roughly.
+#: Times m³: approximate seconds per step on one core.
 SECONDS_PER_DNN_STEP = 8e-10
-#: Steps of a cold and of a warm start, unless the caller knows better.
+#: Default number of steps after a cold and after a warm start.
 COLD_STEPS, WARM_STEPS = 150, 60
 
 
 @dataclass
 class DnnMultipliers:
-    """State of the method: the blocks of Y and of the multiplier Z (of the x, the mixed and the complement entries)."""
+    """State of the method: the blocks of Y and of the multiplier Z (x entries, mixed entries, complement entries)."""
 
     Y: tuple[Array, Array, Array]
     Z: tuple[Array, Array, Array]
@@ -44,7 +44,7 @@ class DnnMultipliers:
 
     @classmethod
     def cold(cls, sub: Subproblem) -> DnnMultipliers:
-        """The uniform point, no multipliers."""
+        """The start: a uniform point and no multipliers."""
         m, k = sub.m, sub.k
         pairs = m * max(m - 1, 1)
         shares = k * (k - 1) / pairs, k * (m - k) / pairs, (m - k) * (m - k - 1) / pairs
@@ -56,7 +56,7 @@ class DnnMultipliers:
         return cls((X, M, N), (zero, zero.copy(), zero.copy()))
 
     def restricted(self, free: Any) -> DnnMultipliers:
-        """What is left of it when only the `free` vertices remain."""
+        """The blocks of the `free` vertices."""
         at = np.ix_(free, free)
         X, M, N = (block[at] for block in self.Y)
         return DnnMultipliers((X, M, N), tuple(block[at] for block in self.Z), self.penalty)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class DnnMultipliers:
 def dnn_relaxation(
     sub: Subproblem, incumbent: float, warm: DnnMultipliers | None = None, *, steps: int | None = None, run: Any = None
 ) -> tuple[QuadraticRelaxation, DnnMultipliers]:
-    """A relaxation with products of pairs taken off, and the multipliers to start a smaller subproblem's from.
+    """A relaxation with products of pairs subtracted, and multipliers from which to start a smaller subproblem.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def dnn_relaxation(
     full = sub.W + np.diag(sub.linear)
     size = max(float(np.linalg.norm(full)) / sub.m, float(np.finfo(np.float64).tiny))
     if warm is not None and max(float(np.abs(block).max()) for block in warm.Z) > OUTGROWN * size:
-        warm = None  # what is left is of another size altogether: its parent's multipliers would only drown it
+        warm = None  # the remaining weights are far smaller: the parent's multipliers would swamp them
     count = steps if steps is not None else COLD_STEPS if warm is None else WARM_STEPS
     state = DnnMultipliers.cold(sub) if warm is None else warm
     state = _iterate(full / size, sub.k, DnnMultipliers(state.Y, _scaled(state.Z, 1 / size), state.penalty), count, run)
@@ -128,7 +128,7 @@ def _iterate(C: Array, k: int, state: DnnMultipliers, steps: int, run: Any) -> D
         reduced[0, 1:] = reduced[1:, 0] = (edge - h * (h @ edge))[1:] / cross
         try:
             values, vectors = np.linalg.eigh(reduced)
-        except np.linalg.LinAlgError:  # entries too far apart: what is there holds all the same
+        except np.linalg.LinAlgError:  # entries too far apart: the current multipliers are still valid
             break
         weights = _onto_simplex(values, float(m))
         alive = weights > 0

@@ -1,9 +1,9 @@
 r"""Which vertices are in every optimal set, and which in none: fixing by bounds, before any search.
 
-If every choice with vertex v costs more than a known one, v is out; if every choice without it does, v is in. The lower
-bound of "with" and "without" is a convex relaxation (`grace_opt.bounds.qcr`), so what is fixed is proved. On
-attention's W this decides most channels, the massive ones first, whose range of weights general solvers stumble over.
-Sources: Hammer, Hansen & Simeone (1984) for persistency; ours for the relaxations used.
+If every choice with vertex v costs more than a known one, v is out; if every choice without it does, v is in. The cost
+of "with" and "without" is bounded by a convex relaxation (`grace_opt.bounds.qcr`), so whatever is fixed is proved. On
+attention's W this decides most channels, starting with the massive ones, which cause general solvers numerical trouble.
+Source: Hammer, Hansen & Simeone (1984) for persistency.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .qcr import (
 )
 from .subproblem import IN, OUT, Subproblem
 
-#: Probing stops refining where fewer than this share of the vertices was fixed by a round.
+#: Fixing makes another round only if the last one fixed at least this share of the vertices.
 WORTH_ANOTHER = 0.1
-#: Rounds of fixing per kind of relaxation.
+#: Maximum number of rounds of fixing per kind of relaxation.
 ROUNDS = 6
 #: Sums of n terms are off by at most this times n·eps·Σ|terms|.
 SUM_MARGIN = 8.0
@@ -53,7 +53,7 @@ class Fixing:
     inside, outside : ndarray (n,), bool
         Vertices that are in every optimal set, and vertices that are in none (protected ones included).
     objective : float
-        f of the choice that it was proved with.
+        f of the choice used in the proof.
     lower_bound : float
         Certified bound on the optimum.
     """
@@ -70,22 +70,22 @@ class Fixing:
 
 
 def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: Any = None) -> Fixing:
-    r"""Vertices that are in every optimal set of an instance, and in none.
+    r"""Find the vertices that are in every optimal set of an instance, and those that are in none.
 
-    v is in none if :math:`\min \{f(S) : v \in S\} > f(S_0)` for a known :math:`S_0`; in every one if the same holds for
-    the sets without v. Both minima are replaced by lower bounds.
+    v is in none if :math:`\min \{f(S) : v \in S\} > f(S_0)` for a known :math:`S_0`; v is in every one if the same
+    holds for the sets without v. Both minima are replaced by lower bounds.
 
     Parameters
     ----------
     W : array_like (n, n), scipy.sparse matrix, networkx graph, or Problem
         One instance.
     k : int, optional
-        How many vertices are chosen; leave out when W is a `Problem`.
+        Number of vertices to choose; leave out when W is a `Problem`.
     protected : array_like, optional
         As in `grace_opt.solve`.
     incumbent : bool mask (n,), optional
-        The known choice, such as the ``mask`` of an answer: the better it is, the more is fixed. Default: a local
-        optimum of greedy and exchanges.
+        A known choice, such as the ``mask`` of a solution: the better it is, the more is fixed. Default: a local
+        optimum by greedy and exchanges.
 
     Returns
     -------
@@ -94,13 +94,13 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: A
     Raises
     ------
     ProblemError
-        As `grace_opt.solve`.
+        As in `grace_opt.solve`.
     OptionError
         For a batch: call it once per instance.
 
     Notes
     -----
-    O(n³) for the shift and O(n²) to O(n³) per vertex probed. Rounding is covered: what is fixed stays fixed in exact
+    O(n³) for the shift and O(n²) to O(n³) per vertex probed. Rounding is covered: the result holds in exact
     arithmetic.
 
     References
@@ -126,7 +126,7 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: A
     inside, outside = np.zeros(problem.n, bool), ~problem.candidates.cpu().numpy()
     if sub is None:  # weights too far apart for a relaxation
         return Fixing(inside, outside, objective, -math.inf)
-    # Ties must stay: only what costs clearly more than the known choice is ruled out.
+    # Keep ties: rule out only what clearly costs more than the known choice.
     tie = (OPTIMALITY_RTOL * abs(objective) + float(rounding(problem, torch.from_numpy(mask)))) / scale
     ((left, bound),) = map_in_threads(lambda part: reduce_by_fixing(part, objective / scale, -tie), [sub])
     inside[left.chosen] = True
@@ -145,7 +145,7 @@ def reduce_by_fixing(
     largest_shifted: int = LARGEST_RELAXED,
     largest_probed: int = LARGEST_RELAXED,
 ) -> tuple[Subproblem, float]:
-    """What fixing leaves of a subproblem, and a lower bound on everything it left out and kept.
+    """Fix vertices of a subproblem: returns what is left, and a lower bound on everything, kept or ruled out.
 
     Parameters
     ----------
@@ -153,24 +153,24 @@ def reduce_by_fixing(
     incumbent : float
         Objective of a known choice.
     slack : float
-        Choices of ``incumbent - slack`` and more may be lost (negative: must be kept up to there).
+        Choices that cost ``incumbent - slack`` or more may be lost; a negative slack keeps choices up to that cost.
     run : Run, optional
-        Fixing stops when its time is over.
+        Fixing stops when its time is up.
     first : QuadraticRelaxation, optional
-        The plain relaxation of `sub`, where it is known.
+        The plain relaxation of `sub`, if known.
     shifts : int
-        Go on with the diagonal of `qcr_relaxation`, at most this many times, where the plain relaxation fixes no more.
+        Maximum number of rounds with `qcr_relaxation`, after the plain relaxation fixes no more.
     largest_shifted : int
-        With more vertices than this `qcr_relaxation` is left out.
+        With more vertices than this, `qcr_relaxation` is skipped.
     largest_probed : int
-        With more vertices than this only reduced costs are looked at, O(m²), and no vertex is probed, O(m³).
+        With more vertices than this, only reduced costs are used, O(m²), and no vertex is probed, O(m³).
 
     Returns
     -------
     sub : Subproblem
-        What is left; empty of meaning where `bound` is the cutoff.
+        The rest; meaningless if `bound` is the cutoff.
     bound : float
-        At most the cutoff ``incumbent - slack``; equal to it if nothing below it exists.
+        At most the cutoff ``incumbent - slack``; equal to it if no choice is below the cutoff.
     """
     cutoff, bound = incumbent - slack, -math.inf if first is None else first.bound
     for tight, rounds in ((False, ROUNDS), (True, shifts)):
@@ -201,10 +201,10 @@ def reduce_by_fixing(
 
 
 def by_reduced_costs(sub: Subproblem, relaxation: QuadraticRelaxation, cutoff: float) -> npt.NDArray[np.int8]:
-    """What the tangent plane at the relaxation's solution decides: 1 = in, 2 = out, 0 = open, below `cutoff`.
+    """Decide vertices by the tangent plane at the relaxation's solution: 1 = in, 2 = out, 0 = open, below `cutoff`.
 
-    The least of the plane over all choices takes the k smallest entries of the gradient; with another vertex instead of
-    the last of them, or the next one instead of one of them, it is larger by the difference.
+    The minimum of the plane over all choices takes the k smallest entries of the gradient. Taking another vertex for
+    the last of them, or the next vertex for one of them, raises it by the difference.
     """
     c, k, x = linear_term(sub, relaxation.A, relaxation.F), sub.k, relaxation.x
     Ax = relaxation.A @ x
@@ -222,7 +222,7 @@ def by_reduced_costs(sub: Subproblem, relaxation: QuadraticRelaxation, cutoff: f
 def probed(
     sub: Subproblem, relaxation: QuadraticRelaxation, cutoff: float, run: Run | None = None
 ) -> npt.NDArray[np.int8]:
-    """What probing every vertex decides: 1 = in, 2 = out, 0 = open, for all choices below `cutoff`."""
+    """Decide vertices by probing each one: 1 = in, 2 = out, 0 = open, for all choices below `cutoff`."""
     from ..kernels.relaxation.cpu import probe
 
     verdict = np.zeros(sub.m, np.int8)
@@ -239,7 +239,7 @@ def probed(
 
 
 def value_if_decided(sub: Subproblem) -> float:
-    """The objective where nothing is left to decide, less what rounding may have added; -inf elsewhere."""
+    """The objective, less its rounding error, if nothing is left to decide; else -inf."""
     if not sub.decided:
         return -math.inf
     value, size = sub.constant, sub.constant_size

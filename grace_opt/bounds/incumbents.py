@@ -1,7 +1,7 @@
-"""A choice to bound with where nobody brings one: greedy, then exchanges until none improves; by kernels alone.
+"""A default incumbent for bounds: greedy, then exchanges until none improves; uses kernels alone.
 
-A bound that fixes vertices is the better the better the choice it knows. `solve` hands over the answer of the method
-that has run; what calls `grace_opt.bounds` directly may give ``incumbent=``, and gets this one otherwise.
+Bounds that fix vertices need a known choice, and a better choice gives a better bound. `solve` passes the answer of its
+method. Code that calls `grace_opt.bounds` directly may pass ``incumbent=``; this is the default.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..problem import Problem
 
 
 def checked_incumbent(problem: Problem, incumbent: Any) -> Tensor:
-    """The masks (B, n) of a known choice per instance, by `local_optimum` where there is none.
+    """The incumbent's masks (B, n), checked; those of `local_optimum` if it is None.
 
     Raises
     ------
     OptionError, ProblemError
-        Where these are no masks of k candidates each.
+        If the incumbent is not a mask of k candidates per instance.
     """
     if incumbent is None:
         return local_optimum(problem)
@@ -37,12 +37,12 @@ def checked_incumbent(problem: Problem, incumbent: Any) -> Tensor:
             f"{tuple(problem.candidates.shape)}, one choice per instance."
         )
     if bool(((mask & problem.candidates).sum(-1) != problem.k).any() | (mask & ~problem.candidates).any()):
-        raise OptionError("incumbent is no choice of k vertices that may be chosen, for every instance.")
+        raise OptionError("incumbent must choose exactly k unprotected vertices in every instance.")
     return mask
 
 
 def local_optimum(problem: Problem) -> Tensor:
-    """Masks (B, n): greedy as MIES takes vertices, then the best exchange until none improves, or n of them.
+    """Masks (B, n) by the greedy steps of MIES, then the best exchange until none improves, at most n times.
 
     Examples
     --------

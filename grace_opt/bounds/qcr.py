@@ -1,16 +1,16 @@
-r"""Convex relaxations of a subproblem, as tight as a diagonal and products of pairs can make them, with valid bounds.
+r"""Convex relaxations of a subproblem, tightened by a diagonal and by products of pairs, with valid bounds.
 
 For 0/1 points with k ones,
 
 .. math:: x^\top W x + l^\top x = x^\top A x + (l - \mathrm{diag} A + E)^\top x + h + (\text{something} \ge 0),
 
 where A is convex on :math:`1^\perp`. Its diagonal comes from `qcr_relaxation` (QCR by coordinate ascent); off the
-diagonal it differs from W where multiples of :math:`x_i x_j`, :math:`x_i (1 - x_j)` and :math:`(1 - x_i)(1 - x_j)`,
-all of them :math:`\ge 0`, were taken off (`grace_opt.bounds.dnn.dnn_relaxation`).
+diagonal it differs from W by multiples of :math:`x_i x_j`, :math:`x_i (1 - x_j)` and :math:`(1 - x_i)(1 - x_j)`, all
+of them :math:`\ge 0`, that were subtracted (`grace_opt.bounds.dnn.dnn_relaxation`).
 
-Every A is checked to be convex by an eigenvalue computation, and shifted by what that leaves open; `rounding` bounds
-what evaluating a bound can lose. Sources: Billionnet, Elloumi & Plateau (2009); Billionnet, Elloumi & Lambert (2012);
-Rendl, Rinaldi & Wiegele (2010) for bounds of this strength in branch and bound.
+An eigenvalue computation checks that A is convex, and the diagonal is shifted if it is not; `rounding` bounds the error
+of evaluating a bound. Sources: Billionnet, Elloumi & Plateau (2009); Billionnet, Elloumi & Lambert (2012); Rendl,
+Rinaldi & Wiegele (2010) for bounds of this strength in branch and bound.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .._util.arrays import least_eigenvalue
 from .convexity import CHOLESKY_FROM, NOTHING, PLANE_PENALTY, made_convex, penalise_leaving, start_diagonal
 from .subproblem import Array, Subproblem
 
-#: Above this, one relaxation alone takes minutes and gigabytes.
+#: With more vertices than this, a single relaxation takes minutes and gigabytes.
 LARGEST_RELAXED = 2000
-#: Accuracy of the relaxations' solutions; steps allowed per vertex.
+#: Relative accuracy of the relaxations' solutions; number of steps allowed per vertex.
 RTOL, STEPS_PER_VERTEX = 1e-6, 100
-#: Sweeps of a round of the ascent, and the share of the gap that a round has to close for another one to be made.
+#: Maximum number of sweeps per round of the ascent; share of the gap that a round must close to start another.
 SWEEPS, WORTH_ANOTHER_ROUND = 6, 0.02
-#: The diagonal has settled where a sweep changes no entry by more than this, in its own scale.
+#: The diagonal has converged if a sweep changes no entry by more than this, in its own scale.
 SETTLED = 1e-2
-#: Times m³: what a small relaxation takes on one core, roughly, and a sweep of the ascent; times m²: what a large one
-#: takes, more so the larger.
+#: Approximate seconds on one core: times m³ for a small relaxation and for a sweep of the ascent; times m² for a large
+#: relaxation, growing with m.
 SECONDS_PER_CUBE, SECONDS_PER_SWEEP, SECONDS_PER_SQUARE = 6e-10, 1e-9, 1e-7
-#: Entries that the ascent changes between two looks at the clock.
+#: Number of entries that the ascent changes between two looks at the clock.
 ASCENT_SLICE = 50_000_000
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -50,13 +50,13 @@ class QuadraticRelaxation:
     A : ndarray (m, m)
         Convex on the plane.
     F, H : ndarray (m, m)
-        What a pair of free vertices adds: ``F[i, j]`` to the linear term of j, and ``-H[i, j]`` to the constant.
+        A pair of free vertices adds ``F[i, j]`` to the linear term of j, and ``-H[i, j]`` to the constant.
     x : ndarray (m,)
-        Its (approximate) minimiser.
+        The (approximate) minimiser.
     bound : float
-        A valid lower bound on the subproblem, rounding taken off.
+        A valid lower bound on the subproblem, less rounding.
     rounding : float
-        What evaluating a bound with these matrices can be off by.
+        Largest rounding error of a bound evaluated with these matrices.
     """
 
     A: Array
@@ -67,7 +67,7 @@ class QuadraticRelaxation:
     rounding: float
 
     def restricted(self, sub: Subproblem, free: npt.NDArray[np.bool_]) -> QuadraticRelaxation:
-        """What is left of it for the `free` vertices, which are those of `sub`; the bound holds on."""
+        """The relaxation of the `free` vertices, which are those of `sub`; the bound stays valid."""
         A, F, H = (np.ascontiguousarray(M[np.ix_(free, free)]) for M in (self.A, self.F, self.H))
         return QuadraticRelaxation(A, F, H, self.x[free], self.bound, rounding_of(sub, A, F, H))
 
@@ -102,7 +102,7 @@ def solve_relaxation(
 
 
 def seconds_to_relax(m: int) -> float:
-    """What `solve_relaxation` takes for m vertices on one core, roughly; what does not fit is not begun."""
+    """Approximate seconds of `solve_relaxation` for m vertices on one core; used to skip what does not fit."""
     return SECONDS_PER_CUBE * float(m**3) if m < CHOLESKY_FROM else SECONDS_PER_SQUARE * float(m**2) * (1 + m / 3000)
 
 
@@ -119,7 +119,7 @@ def linear_term(sub: Subproblem, A: Array, F: Array) -> Array:
 
 
 def rounding_of(sub: Subproblem, A: Array, F: Array, H: Array) -> float:
-    """What a bound can be off by: sums of m terms, and gradients updated in up to `STEPS_PER_VERTEX` m steps."""
+    """Largest rounding error of a bound: sums of m terms, and gradients updated in up to `STEPS_PER_VERTEX` m steps."""
     if not sub.m:
         return 0.0
     F_rows, H_sum = (np.abs(F).sum(0) if F.any() else 0.0), (float(np.abs(H).sum()) if H.any() else 0.0)
@@ -147,13 +147,13 @@ def qcr_relaxation(
     incumbent : float
         Objective of a known choice; scales the barrier.
     cuts : (A, F, H), optional
-        W with products of pairs taken off (zero diagonal), instead of W itself.
+        W with products of pairs subtracted (zero diagonal), instead of W itself.
     start : ndarray (m,), optional
         Diagonal to start from; it is made valid first.
     weights : tuple of float
         Barrier weights, relative to gap / m, one round of ascent for each.
     run : Run, optional
-        Rounds stop when its time is over.
+        Rounds stop when its time is up.
 
     Notes
     -----
@@ -170,7 +170,7 @@ def qcr_relaxation(
             a, best = a2, other
     if not W.any():  # linear already
         return best
-    # Entries may be negative where convexity is needed on the plane only; the scale is not.
+    # Entries may be negative, since convexity is needed on the plane only; the scale must be positive.
     scale = np.sqrt(np.maximum(a, 1e-9 * float(np.abs(a).max()) + NOTHING))
     base, e = W / np.outer(scale, scale), a / scale**2
     penalise_leaving(base, scale, PLANE_PENALTY)
@@ -183,13 +183,13 @@ def qcr_relaxation(
         e += max(0.0, 1e-8 - least)
         try:
             inverse = np.linalg.inv(with_diagonal(base, e))
-        except np.linalg.LinAlgError:  # entries so far apart that the best so far has to do
+        except np.linalg.LinAlgError:  # entries too far apart: keep the best so far
             break
         inverse = 0.5 * (inverse + inverse.T)
         for _ in range(SWEEPS):
             if not _swept(inverse, e, spread * scale**2, weight * gap / m, run):
                 break
-        if not np.isfinite(e).all():  # an inverse too inaccurate to go on with
+        if not np.isfinite(e).all():  # the inverse is too inaccurate to continue
             break
         a = made_convex(W, e * scale**2, scale)
         found = solve_relaxation(sub, with_diagonal(W, a), F, H, best.x)
@@ -203,7 +203,7 @@ def qcr_relaxation(
 
 
 def _swept(inverse: Array, e: Array, spread: Array, mu: float, run: Any) -> bool:
-    """One sweep of the ascent, as far as the time allows that its relaxation needs; whether another one is worth it."""
+    """One sweep of the ascent, leaving time for its relaxation; returns whether another sweep is worthwhile."""
     from ..kernels.shift.cpu import ascend
 
     m, largest = len(e), 0.0

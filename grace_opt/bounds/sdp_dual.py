@@ -1,12 +1,13 @@
 r"""Semidefinite relaxations in a matrix variable: lower bounds that hold whatever the conic solver returned.
 
-Use it for the strongest bounds here, through ``method="sdp"``, or directly: `grace_opt.bounds.sdp_primal.solve_sdp`
-solves a relaxation of one dense instance with cvxpy, `dual_bound` turns any multipliers into a certified bound.
+Use them through ``method="sdp"`` for the strongest bounds of this library, or directly:
+`grace_opt.bounds.sdp_primal.solve_sdp` solves a relaxation of one dense instance with cvxpy, and `dual_bound` turns any
+multipliers into a certified bound.
 
 **The relaxation.** With Y = (1, x)(1, x)ᵀ for the indicator x of a k-vertex set, Shor's relaxation minimises ⟨W, X⟩
 over ``Y = [[1, xᵀ], [x, X]]`` positive semidefinite, diag X = x, 1ᵀx = k, X1 = kx. No such Y is positive definite:
-(-k, 1, …, 1) is in its kernel. On the face that is left, x = X1/k, so Y = U X Uᵀ with U = [1ᵀ/k; I], and the same
-relaxation reads, with an interior and with sparse rows,
+(-k, 1, …, 1) is in its kernel. On the remaining face, x = X1/k, so Y = U X Uᵀ with U = [1ᵀ/k; I]. The same
+relaxation, now with an interior and sparse rows, is
 
 .. math:: \min \langle W, X\rangle \quad\text{over}\quad X \succeq 0,\ \mathrm{diag}\,X = X1/k,\ 1^\top X 1 = k^2 .
 
@@ -17,9 +18,9 @@ relaxation reads, with an interior and with sparse rows,
 .. math:: f(S) = \langle W - M, X\rangle + \langle M, X\rangle \ge
           \min_{S'} \langle W - M, 1_{S'}1_{S'}^\top\rangle + k\,\lambda_{\min}(M),
 
-since X is positive semidefinite of trace k. (The face has been factored out: with an orthonormal basis V of it the same
-reads ``-(1 + k) λ_max(VᵀZV)``, and V brings rounding of its own.) M = W + (multipliers × constraints) makes the minimum
-one over separable terms, see `dual_bound`. The solver's accuracy decides how tight the bound is, not whether it holds.
+since X is positive semidefinite of trace k. (With an orthonormal basis V of the face, the same bound would be
+``-(1 + k) λ_max(VᵀZV)``, and V would add rounding errors.) With M = W + (multipliers × constraints), the minimum is
+over separable terms, see `dual_bound`. The solver's accuracy decides how tight the bound is, not whether it holds.
 
 Sources: Shor (1987); Rendl & Sotirov, Math. Program. 109 (2007), for the face; Jansson, Chaykin & Keil, SIAM J. Numer.
 Anal. 46 (2008), for rigorous bounds from approximate multipliers.
@@ -37,16 +38,16 @@ from .._util.arrays import least_eigenvalue, power_of_two_scale
 
 Array = npt.NDArray[np.float64]
 
-#: Forming M and computing its least eigenvalue err by at most this times m·eps·‖ |terms of M| ‖_F.
+#: Forming M and computing its least eigenvalue is off by at most this times m·eps·‖ |terms of M| ‖_F.
 EIGENVALUE_MARGIN = 16.0
-#: The sums of the separable part err by at most this times m·eps·Σ|terms|.
+#: The sums of the separable part are off by at most this times m·eps·Σ|terms|.
 SUM_MARGIN = 8.0
 _EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
 class SdpMultipliers:
-    """SdpMultipliers of the relaxation's constraints; any finite values give a valid bound.
+    """Multipliers of the relaxation's constraints; any finite values give a valid bound.
 
     Attributes
     ----------
@@ -82,8 +83,8 @@ def dual_bound(W: Array, k: int, multipliers: SdpMultipliers) -> float:
 
     where M is W plus each multiplier times its constraint. The first term is at least :math:`k \lambda_{\min}(M)`. The
     last three are bounded row by row: a chosen i has exactly k - 1 chosen neighbours, which cost at least
-    :math:`\sum_j C_{ij}` and the k - 1 smallest :math:`B_{ij} - C_{ij}`; an unchosen one has m - k - 1 unchosen
-    neighbours; and the k rows are taken for which being chosen costs least.
+    :math:`\sum_j C_{ij}` plus the k - 1 smallest :math:`B_{ij} - C_{ij}`; an unchosen one has m - k - 1 unchosen
+    neighbours; and the k rows that cost least when chosen are taken as chosen.
 
     Parameters
     ----------
@@ -98,9 +99,9 @@ def dual_bound(W: Array, k: int, multipliers: SdpMultipliers) -> float:
 
     Notes
     -----
-    Tolerance: computed in float64, less ``16 k m eps ‖T‖_F`` for the eigenvalue and for forming M, T being the sum of
-    the absolute values of M's terms, and ``8 m eps Σ|terms|`` for the sums; the returned number is a bound for W as
-    stored. O(m³).
+    Tolerance: computed in float64, less ``16 k m eps ‖T‖_F`` for the eigenvalue and for forming M, where T is the sum
+    of the absolute values of M's terms, and less ``8 m eps Σ|terms|`` for the sums. The returned number is a bound for
+    W as stored. O(m³).
 
     Examples
     --------
@@ -130,7 +131,7 @@ def dual_bound(W: Array, k: int, multipliers: SdpMultipliers) -> float:
         unchosen = _row_minima(H, off, m - k - 1)
         separable = unchosen.sum() + np.sort(chosen - unchosen)[:k].sum() - H.sum() - y * k * k
         bound = scale * float(k * least + separable - SUM_MARGIN * m * _EPS * weight)
-    return math.nextafter(bound, -math.inf) if math.isfinite(bound) else -math.inf  # tiny W: the product rounds, too
+    return math.nextafter(bound, -math.inf) if math.isfinite(bound) else -math.inf  # for tiny W the product also rounds
 
 
 def _row_minima(A: Array, off: npt.NDArray[np.bool_], count: int) -> Array:

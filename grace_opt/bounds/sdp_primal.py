@@ -1,7 +1,7 @@
 """The semidefinite relaxations of `grace_opt.bounds.sdp_dual`, solved approximately by cvxpy with Clarabel or SCS.
 
 Use it through ``method="sdp"``, or directly with `grace_opt.bounds.sdp_dual.dual_bound` for one dense instance of up to
-some 300 vertices. cvxpy is imported on the first call. Sources: Goulart & Chen, Clarabel (arXiv 2405.12762);
+about 300 vertices. cvxpy is imported on the first call. Sources: Goulart & Chen, Clarabel (arXiv 2405.12762);
 O'Donoghue, Chu, Parikh & Boyd, SCS, J. Optim. Theory Appl. 169 (2016); Ruiz, A scaling algorithm to equilibrate both
 rows and columns norms in matrices (2001).
 """
@@ -29,15 +29,15 @@ Array = npt.NDArray[np.float64]
 
 #: The relaxations, from the weakest to the strongest.
 RELAXATIONS = ("shor", "dnn", "rlt")
-#: SCS's word for Ctrl-C.
+#: SCS's status after Ctrl-C.
 INTERRUPTED = "interrupted"
-#: Row and column scaling stays within this factor of that of the k-th smallest vertex.
+#: Row and column scales stay within this factor of the scale of the k-th smallest vertex.
 SCALING_RANGE = 1e3
 
 
 @dataclass(frozen=True)
 class SdpSolution:
-    """What a conic solver made of one instance: nothing in it is certified.
+    """The result of a conic solver for one instance; nothing in it is certified.
 
     Attributes
     ----------
@@ -47,10 +47,10 @@ class SdpSolution:
         The approximate primal solution, or NaN.
     multipliers : SdpMultipliers
     solver, status : str
-        Which solver, and its own words on how it ended.
+        The solver's name, and the status it reports.
     iterations : int
     converged : bool
-        Whether the solver reports its tolerance as reached.
+        Whether the solver reports that it reached its tolerance.
     """
 
     value: float
@@ -75,8 +75,8 @@ def solve_sdp(
 ) -> SdpSolution:
     """Solve one relaxation approximately with cvxpy.
 
-    The rows and columns of X are scaled so that every row of the scaled W has largest entry about 1. First-order
-    solvers need this: on attention's W, whose diagonal spans five decades, SCS does not get anywhere without it.
+    The rows and columns of X are scaled to make the largest entry of every row of the scaled W about 1. First-order
+    solvers need this: on attention's W, with a diagonal that spans five decades, SCS makes no progress without it.
 
     Parameters
     ----------
@@ -85,23 +85,24 @@ def solve_sdp(
         Outside this range the relaxations have no interior, and the problem is trivial.
     relaxation : {"shor", "dnn", "rlt"}
     solver : {"clarabel", "scs"}
-        Interior point: accurate, O(m⁶) time and O(m⁴) memory. First order: O(m³) per iteration, O(m²) memory.
+        Clarabel is an interior-point method: accurate, O(m⁶) time and O(m⁴) memory. SCS is a first-order method:
+        O(m³) per iteration, O(m²) memory.
     eps : float, optional
         The solver's tolerance; default 1e-8 for Clarabel, 1e-6 for SCS.
     max_iters : int, optional
         Default 200 for Clarabel, 5000 for SCS.
     time_limit : float
-        Seconds, looked at between iterations. The first call in a process also imports cvxpy, a second or two.
+        Seconds, checked between iterations. The first call in a process also imports cvxpy, a second or two.
     stopped : callable
-        Asked once the model is built: true, and there is nothing to solve any more. While SCS is at work it takes
-        Ctrl-C itself and ends as at a limit, with status ``"interrupted"``.
+        Called once the model is built; if it returns true, the model is not solved. While SCS runs it handles Ctrl-C
+        itself and ends as at a limit, with status ``"interrupted"``.
 
     Raises
     ------
     UnknownSolverError
         If the conic solver is not installed.
     SolverError
-        If it ends without a solution; the message passes its status on.
+        If it ends without a solution; the message has its status.
 
     Examples
     --------
@@ -130,7 +131,7 @@ def solve_sdp(
     model = cp.Problem(cp.Minimize(cp.sum(cp.multiply(W / pairs / unit, X))), rows)
     status, settings = "", _settings(solver, eps, max_iters)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "may be inaccurate": what that costs shows in the certified bound
+        warnings.simplefilter("ignore")  # "may be inaccurate": the certified bound is valid anyway
         try:
             data, chain, inverse = model.get_problem_data(solver.upper(), solver_opts=settings)
             if stopped():
@@ -148,7 +149,7 @@ def solve_sdp(
     if X.value is None or any(dual is None for dual in duals):
         if not _cut_short(status):
             raise SolverError(f"{solver} ended without a solution: {status}.")
-        return _nothing(m, solver, status)  # SCS, stopped within its first steps: no more was asked for
+        return _nothing(m, solver, status)  # SCS was stopped within its first steps
     weights = [np.maximum(np.asarray(dual, np.float64), 0.0) * (unit * pairs[i, j]) for dual in duals[2:]]
     both, one, neither = (None if len(weights) <= at else np.zeros((m, m)) for at in (0, 1, 1))
     if both is not None:
@@ -164,7 +165,7 @@ def solve_sdp(
 
 
 def _cut_short(status: str) -> bool:
-    """Whether these are a solver's words for a limit or Ctrl-C, rather than for a failure."""
+    """Whether this status means a limit or Ctrl-C, rather than a failure."""
     return "reached" in status or status == INTERRUPTED
 
 
@@ -177,15 +178,15 @@ def row_scaling(W: Array, k: int) -> Array:
     A = np.abs(W) / power_of_two_scale(W)
     s = np.ones(len(W))
     for _ in range(10):  # converges like 2^-t
-        largest = (A / s / s[:, None]).max(1)  # not by their product, which may vanish
+        largest = (A / s / s[:, None]).max(1)  # one after the other: their product may underflow
         s *= np.sqrt(np.where(largest > 0, largest, 1.0))
-    filled = np.where(A.max(1) > 0, s, np.median(s[A.max(1) > 0]))  # zero rows have no scale of their own
+    filled = np.where(A.max(1) > 0, s, np.median(s[A.max(1) > 0]))  # zero rows have no scale
     middle = np.sort(filled)[k - 1]
     return np.asarray(np.clip(filled / middle, 1 / SCALING_RANGE, SCALING_RANGE))
 
 
 def memory_needed(m: int, relaxation: str, solver: str) -> float:
-    """Bytes that `solve_sdp` takes for m vertices, as a fit to measurements up to m = 96 (Clarabel) and 256 (SCS)."""
+    """Bytes that `solve_sdp` needs for m vertices, fitted to measurements up to m = 96 (Clarabel) and 256 (SCS)."""
     entries, pairs = m * (m + 1) / 2, m * (m - 1) / 2
     if solver == "clarabel":
         return 64.0 * entries**2
@@ -201,14 +202,14 @@ def _settings(solver: str, eps: float | None, max_iters: int | None) -> dict[str
     if solver == "clarabel":
         tolerance = 1e-8 if eps is None else eps
         settings: dict[str, Any] = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)
-        # "Insufficient progress" still comes with multipliers, and any are good for a bound.
+        # "Insufficient progress" still returns multipliers, and any multipliers give a bound.
         return settings | {"max_iter": max_iters or 200, "accept_unknown": True}
     tolerance = 1e-6 if eps is None else eps
     return {"eps_abs": tolerance, "eps_rel": tolerance, "max_iters": max_iters or 5000}
 
 
 def _words(raw: Any) -> str:
-    """A solver's own status, as text."""
+    """The solver's status, as text."""
     if isinstance(raw, dict):
         return str(raw.get("info", {}).get("status", "unknown"))
     return str(getattr(raw, "status", "unknown"))

@@ -1,8 +1,8 @@
-r"""`Subproblem`: what is left of one instance once some vertices are in and others are out.
+r"""`Subproblem`: the rest of an instance after some vertices were decided, in or out.
 
 .. math:: f(S) = c_0 + \sum_{i \in T} l_i + \sum_{i \ne j \in T} W_{ij},\quad T \subseteq \text{free vertices},\ |T| = k
 
-Exact methods and certificates work on it, in numpy and float64; the node weights live in l, so W has a zero diagonal.
+Exact methods and certificates work on it, in numpy and float64; the node weights are in l, so W has a zero diagonal.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Array = npt.NDArray[np.float64]
 IN, OUT = 1, 2
 #: A candidate's weights dwarf a choice if they are this many times its sum. Quotients below TINY lose digits.
 DWARFS, TINY = 2.0**20, 1e-290
-#: Number of the heaviest candidates that are also tried with what the others weigh without them.
+#: Number of heaviest candidates for which the weight of the others is also bounded without them.
 ONE_BY_ONE = 8
 _EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
 class Subproblem:
-    """Free vertices with their weights, and how many of them are still to choose.
+    """Free vertices with their weights, and the number of them still to choose.
 
     Attributes
     ----------
@@ -39,13 +39,13 @@ class Subproblem:
     constant : float
         Weight of the chosen vertices.
     k : int
-        How many are still to choose.
+        Number of vertices still to choose.
     vertices : ndarray (m,)
-        The free vertices' numbers in the instance.
+        The free vertices' indices in the instance.
     chosen : ndarray
-        Numbers of the vertices that are in.
+        Indices of the vertices that are in.
     linear_size : ndarray (m,), constant_size : float
-        Sums of the absolute values that `linear` and `constant` were summed from: what their rounding is relative to.
+        Sums of the absolute values of the terms of `linear` and `constant`; their rounding is relative to these.
     """
 
     W: Array
@@ -59,19 +59,19 @@ class Subproblem:
 
     @classmethod
     def of(cls, problem: Problem, known: npt.NDArray[np.bool_] | None = None) -> tuple[Subproblem | None, float]:
-        """What there is to decide of one instance (no batch dimension), and the power of two that W was divided by.
+        """The subproblem of one instance (no batch dimension), and the power of two that W was divided by.
 
         Parameters
         ----------
         problem : Problem
         known : ndarray (n,), bool, optional
-            A choice. Candidates that are in no choice as good as this one are left out where their weights dwarf its
-            own: beside them, all that matters would be rounding.
+            A known choice. Candidates with weights that dwarf those of the choice are left out if no choice with them
+            is as good; otherwise the small weights would be lost in rounding.
 
         Returns
         -------
         sub : Subproblem or None
-            None where weights are so far apart that the smallest vanish beside the largest.
+            None if weights are so far apart that the smallest vanish beside the largest.
         scale : float
         """
         W = problem.W.detach().to("cpu").double().numpy()
@@ -125,10 +125,10 @@ class Subproblem:
 def _too_heavy(
     W: Array, vertices: npt.NDArray[np.int64], k: int, known: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Which `vertices` are in no choice as good as the `known` one, of those whose weights dwarf its own.
+    """Which `vertices`, of those with weights that dwarf the `known` choice, are in no choice as good as it.
 
-    A choice with v weighs :math:`W_{vv} + 2 \\sum_j W_{vj}` over its other vertices j, and what these weigh among
-    themselves; both are bounded by sorting. Weights are used as they are: no scale suits all of them.
+    A choice with v weighs :math:`W_{vv} + 2 \\sum_j W_{vj}` over its other vertices j, plus their weight among
+    themselves; both are bounded by sorting. Weights are not scaled, since no scale suits all of them.
     """
     own = W[np.ix_(known, known)]
     size = float(np.abs(own).sum())
@@ -139,13 +139,13 @@ def _too_heavy(
     suspects = np.argsort(-heaviest, kind="stable")[: np.count_nonzero(heaviest > DWARFS * size)]
     suspects = suspects[~known[suspects]]
     found = bool(k)
-    while found:  # each one that goes may make room for others to go
+    while found:  # leaving out one vertex may allow leaving out others
         found, among = False, np.flatnonzero(alive)
         shared = _lightest(W, among, k - 1)
         left = suspects[alive[suspects]]
         for place, v in enumerate(left):
             rest = among[alive[among] & (among != v)]
-            # What the others weigh at least, for all suspects at once; for the heaviest ones also without themselves.
+            # Least weight of the others, shared by all suspects; for the heaviest ones also without themselves.
             others = [shared] + ([_lightest(W, rest, k - 1)] if place < ONE_BY_ONE else [])
             tied = 2.0 * np.sort(W[v, rest])[: k - 1]
             if any(_at_least(np.concatenate([[W[v, v]], tied, other])) > cutoff for other in others):
@@ -154,7 +154,7 @@ def _too_heavy(
 
 
 def _lightest(W: Array, rest: npt.NDArray[np.int64], count: int) -> Array:
-    """Terms whose sum is at most what any `count` vertices of `rest` weigh among themselves."""
+    """Terms with a sum of at most the weight of any `count` vertices of `rest` among themselves."""
     among = W[np.ix_(rest, rest)]
     diagonal = among.diagonal().copy()
     np.fill_diagonal(among, np.inf)
@@ -163,12 +163,12 @@ def _lightest(W: Array, rest: npt.NDArray[np.int64], count: int) -> Array:
 
 
 def _at_least(terms: Array) -> float:
-    """Their sum, less what rounding may have added."""
+    """The sum of the terms, less its rounding error."""
     return float(terms.sum() - 8.0 * len(terms) * _EPS * np.abs(terms).sum())
 
 
 def objective_step(problem: Problem) -> float:
-    """A number that divides every objective of one instance; 0 if none is known. Whole-number weights have one."""
+    """A number that divides every objective of one instance, if all weights are whole numbers; else 0."""
     W = _of_candidates(problem)
     if not ((np.round(W) == W).all() and np.abs(W).max(initial=0.0) < 2**53):
         return 0.0
@@ -178,7 +178,7 @@ def objective_step(problem: Problem) -> float:
 
 
 def sums_are_exact(problem: Problem) -> bool:
-    """Whether a search sums whole-number weights of one instance without rounding, on the way to k vertices or more."""
+    """Whether whole-number weights of one instance are so small that a search sums them without rounding."""
     most = float(np.abs(_of_candidates(problem)).max(initial=0.0))
     return most * (problem.k_max + 2) ** 2 < 2**52
 

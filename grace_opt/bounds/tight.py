@@ -1,17 +1,15 @@
-r"""Tighter certified bounds, instance by instance in threads: QCR by coordinate ascent, DNN + RLT, and both after
-fixing.
+r"""Tighter certified bounds, one instance per thread: QCR by coordinate ascent, DNN + RLT, and both after fixing.
 
 * `plain_bound`: the convex relaxation with a diagonal shift that is a multiple of the node weights or row sums, or
   constant.
 * `qcr_bound`: the convex relaxation with the best diagonal that coordinate ascent finds.
-* `dnn_bound`: products of pairs as well; what a semidefinite solver would give, at the price of some 100 eigenvalue
-  problems.
-* `fast_bound` and `tight_bound`: what `grace_opt.bounds.certificate` computes. Vertices that a known choice rules in or
-  out are fixed first, which mostly settles attention's W; then the bounds above as far as they are needed, and, for the
-  fast one, as far as they are cheap.
+* `dnn_bound`: also uses products of pairs; as strong as a semidefinite solver, for about 100 eigenvalue problems.
+* `fast_bound` and `tight_bound`: what `grace_opt.bounds.certificate` computes. First they fix the vertices that a known
+  choice rules in or out, which settles most of attention's W. Then they use the bounds above as far as needed;
+  `fast_bound` uses only those that are cheap.
 
-Every value is a bound whatever the iterations reached (`grace_opt.bounds.qcr` says why, and by what margins for
-rounding). Sources: as `grace_opt.bounds.qcr` and `grace_opt.bounds.dnn`.
+Every value is a valid bound however far the iterations got (`grace_opt.bounds.qcr` explains why, with the margins for
+rounding). Sources: see `grace_opt.bounds.qcr` and `grace_opt.bounds.dnn`.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from .incumbents import checked_incumbent
 from .qcr import LARGEST_RELAXED, qcr_relaxation, seconds_to_relax, solve_relaxation, with_diagonal
 from .subproblem import Array, Subproblem, objective_step
 
-#: Choices within this of the known one, relative to it, may be lost by fixing: the bound then is that much below it.
+#: Fixing may lose choices within this relative distance of the known one; the bound is then that much below it.
 FIXING_RTOL = 1e-10
 _EPS = torch.finfo(torch.float64).eps
 
@@ -49,11 +47,12 @@ class Effort:
     Attributes
     ----------
     shifted, probed, paired : int
-        The most vertices for which the best diagonal is sought, every vertex is probed, and products of pairs are used.
+        Largest number of vertices for which the best diagonal is computed, all vertices are probed, and products of
+        pairs are used.
     gap_left : float
-        No further bound is tried where the gap to the known choice, relative to it, is at most this.
+        No further bound is tried once the relative gap to the known choice is at most this.
     steps : int
-        Of the method of multipliers.
+        Number of steps of the method of multipliers.
     """
 
     shifted: int
@@ -70,12 +69,12 @@ TIGHT = Effort(shifted=LARGEST_RELAXED, probed=LARGEST_RELAXED, paired=LARGEST_R
 def plain_bound(problem: Problem) -> Tensor:
     """Lower bound from the plain convex relaxation, solved to the end, with the best of three simple diagonals.
 
-    Parameters, returns as `qcr_bound`; any n.
+    Parameters and return value as in `qcr_bound`; any n.
 
     Notes
     -----
-    O(n³) for the shift (one factorisation, for a few hundred vertices and more), O(n) per pairwise step. With all three
-    diagonals it is at least `continuous_bound` and `eigenvalue_bound`, but for 1e-6 of them.
+    O(n³) for the shift (one factorisation for a few hundred vertices or more), O(n) per pairwise step. With all three
+    diagonals it is at least `continuous_bound` and `eigenvalue_bound`, up to a relative 1e-6.
 
     Examples
     --------
@@ -104,11 +103,11 @@ def qcr_bound(problem: Problem) -> Tensor:
     Raises
     ------
     SolverError
-        If n is beyond 2000.
+        If n is larger than 2000.
 
     Notes
     -----
-    O(n³) per sweep, some 100 sweeps. References: Billionnet, Elloumi & Plateau, Discrete Appl. Math. 157 (2009).
+    O(n³) per sweep, about 100 sweeps. References: Billionnet, Elloumi & Plateau, Discrete Appl. Math. 157 (2009).
 
     Examples
     --------
@@ -124,7 +123,7 @@ def qcr_bound(problem: Problem) -> Tensor:
 def dnn_bound(problem: Problem) -> Tensor:
     """Lower bound from the doubly nonnegative relaxation with products of pairs (DNN + RLT), by a first-order method.
 
-    Parameters, returns and raises as `qcr_bound`.
+    Parameters, return value and errors as in `qcr_bound`.
 
     Notes
     -----
@@ -142,17 +141,17 @@ def dnn_bound(problem: Problem) -> Tensor:
 
 
 def tight_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) -> Tensor:
-    """Lower bound after fixing what a known choice rules out, by QCR-CD and, where a gap is left, DNN + RLT.
+    """Lower bound after fixing what a known choice rules out, by QCR-CD and, if a gap is left, DNN + RLT.
 
     Parameters
     ----------
     problem : Problem
-        A flattened batch of any n; beyond 2000 vertices the steps of O(n³) many times over are left out.
+        A flattened batch of any n; above 2000 vertices, bounds that repeat steps of O(n³) many times are skipped.
     incumbent : Tensor (B, n), bool, optional
-        A known choice per instance, such as the answer of a search. Default: greedy and exchanges. Where fixing leaves
+        A known choice per instance, such as the answer of a search. Default: greedy and exchanges. If fixing leaves
         nothing better than this choice, the bound is its objective, to 1e-10.
     run : Run, optional
-        What does not fit into its time is left out.
+        Bounds that do not fit into its time are skipped.
 
     Returns
     -------
@@ -173,9 +172,9 @@ def tight_bound(problem: Problem, incumbent: Any = None, run: Run | None = None)
 
 
 def fast_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) -> Tensor:
-    """`tight_bound`, with steps of O(n³) many times over only where fixing leaves no more than about 100 vertices.
+    """`tight_bound`, but repeating steps of O(n³) many times only if fixing leaves about 100 vertices or fewer.
 
-    Parameters and returns as `tight_bound`.
+    Parameters and return value as in `tight_bound`.
 
     Examples
     --------
@@ -188,7 +187,7 @@ def fast_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) 
 
 
 def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, float], float]) -> Tensor:
-    """`bound(sub, value)` of every instance, in W's units and raised to whole steps; f where nothing is to decide.
+    """`bound(sub, value)` for every instance, in W's units and raised to whole steps; f if nothing is left to decide.
 
     Parameters
     ----------
@@ -197,12 +196,13 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
     incumbent : Tensor (B, n), bool, or None
         A known choice per instance; `value` is its objective.
     bound : callable
-        Of the candidates' part of W, scaled, where there is something to decide; at most `value` is believed.
+        Called with the candidates' part of W, scaled, if there is something to decide; a result above `value` is cut
+        to it.
 
     Returns
     -------
     Tensor, shape (B,), float64
-        -inf for weights that are too far apart for float64.
+        -inf if weights are too far apart for float64.
     """
     masks = checked_incumbent(problem, incumbent)
     values = objective.evaluate(problem.W, masks).tolist()
@@ -217,7 +217,7 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
         value = float(values[b]) / scale
         found = min(value, bound(sub, value))
         step = objective_step(instance) / scale
-        if step:  # objectives are whole steps: the next one above the bound, however the quotient is rounded
+        if step:  # objectives are multiples of the step: round up, allowing for rounding of the quotient
             steps = found / step
             found = max(found, min(value, step * math.ceil(steps - STEP_MARGIN - 4.0 * _EPS * abs(steps))))
         return float(found * scale)
