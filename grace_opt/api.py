@@ -50,7 +50,7 @@ def solve(
     callback: Callable[[Progress], Any] | None = None,
     **options: Any,
 ) -> Solution:
-    r"""Choose k vertices whose induced subgraph has the least weight.
+    r"""Choose the k vertices that induce the subgraph of least weight.
 
     .. math:: \min_{S \subseteq V,\; |S| = k} \; 1_S^\top W 1_S
 
@@ -419,7 +419,7 @@ def _given(k: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Stopping:
-    """When a search is to stop: the arguments of `solve`, checked, of which each method gets a `Run` of its own."""
+    """When to stop: the checked arguments of `solve`, from which each method gets its own `Run`."""
 
     time_limit: float
     targets: tuple[float, ...]

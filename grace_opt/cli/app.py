@@ -187,7 +187,7 @@ def solve(
     method: Annotated[str, typer.Option(help="Name of the solver; for a list: grace-opt methods")] = "mies",
     option: Annotated[
         list[str] | None,
-        typer.Option(help="Option of the method, name=value; repeatable. Values as in Python or JSON."),
+        typer.Option(help="Option of the method, name=value; repeatable. True, False and None as in Python or JSON."),
     ] = None,
     protected: Protected = None,
     seed: Seed = 0,
@@ -268,7 +268,7 @@ def generate(
     seed: Seed = 0,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="Option of KIND, name=value; repeatable. Values as in Python or JSON."),
+        typer.Option(help="Option of KIND, name=value; repeatable. True, False and None as in Python or JSON."),
     ] = None,
 ) -> None:
     """Write a random instance of KIND to a file.

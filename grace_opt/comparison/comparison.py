@@ -188,7 +188,7 @@ class Comparison(Sequence[Solution]):
                 by = max(self.solutions, key=lambda s: float(_claim(s)[b]))
                 raise SolverError(
                     f"{by.method} claims that no answer to instance {b} is below {float(self._bound[b]):.17g}, but "
-                    f"{solution.method} found f = {float(f[b]):.17g}: one of these methods is wrong."
+                    f"{solution.method} has f = {float(f[b]):.17g}: one of these methods is wrong."
                 )
         return self
 

@@ -254,10 +254,10 @@ class _Tree:
         heapq.heappush(self.open, part)
 
     def _search(self, part: _Open) -> None:
-        """Bound, fix, search depth first; leave `at_work` at infinity where that settles it (branching included)."""
+        """Bound, fix, search depth first; leave `at_work` at infinity if that settles the part (branching included)."""
         sub, warm, bound = part.sub, part.warm, part.bound
         if not self.run.has_time(self._seconds(sub, part.pairs)):
-            self.late = True  # what can be done about it takes too long: the search is over
+            self.late = True  # the next step would take too long: end the search
             return
         for _ in range(MAX_ROUNDS_AT_A_NODE):
             relaxation, warm = self._relaxed(sub, part.pairs, warm)
@@ -294,7 +294,7 @@ class _Tree:
             self.at_work = math.inf
 
     def _seconds(self, sub: Subproblem, pairs: bool) -> float:
-        """What the least of `_relaxed` takes, roughly."""
+        """Approximate least number of seconds that `_relaxed` takes."""
         return 2 * seconds_to_relax(sub.m) + SECONDS_PER_DNN_STEP * pairs * float(sub.m**3)
 
     def _relaxed(
@@ -338,7 +338,7 @@ class _Tree:
             self._push(_Open(bound, self.age, sub.fixed(verdict), True, rest))
 
     def _offer(self, sub: Subproblem, picked: npt.NDArray[np.bool_]) -> None:
-        """Take a choice as the incumbent if it is better, by its objective computed afresh."""
+        """Take a choice as the incumbent if it is better, by its recomputed objective."""
         mask = sub.whole_mask(picked, self.problem.n)
         value, allowed = self._exact(mask)
         if value < self.value:
@@ -347,7 +347,7 @@ class _Tree:
             self._report()
 
     def _exact(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
-        """f of a choice, computed afresh, and what rounding of its weights is allowed to leave open."""
+        """f of a choice, recomputed, and the tolerance for the rounding of its weights."""
         chosen = torch.from_numpy(mask).to(self.problem.W.device)
         value, allowed = objective.evaluate(self.problem.W, chosen), rounding(self.problem, chosen)
         return float(value) / self.scale, float(allowed) / self.scale
