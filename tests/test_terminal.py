@@ -257,7 +257,7 @@ def test_the_demo_shows_what_a_model_writes(width):
 
 
 def test_compare_answers_where_optimality_was_proved(terminal, file):
-    """The bound of the method that proved the optimum serves the one that a limit stopped; without a proof it is missed."""
+    """One method's proof serves another that a limit stopped; without a proof, the optimum is missed."""
     stopped = ("--method", "local_search", "--method", "tabu", "--no-certify", "--time-limit", "1e-9")
     assert terminal("compare", file, *stopped) == 3
     assert "LIMIT" in terminal.out
