@@ -2,8 +2,8 @@
 Methods side by side on small instances
 =======================================
 
-Twelve channels, of which five are to be dropped. At this size all 792 choices can be enumerated, so that every method
-can be compared to the optimum. One instance says little about a method, so here are two hundred.
+We want to drop five of twelve channels. There are only 792 choices, so one method can try them all, and we can compare
+the others to the optimum. One instance says little about a method, so we solve two hundred.
 """
 
 import matplotlib.pyplot as plt
@@ -12,8 +12,8 @@ import numpy as np
 import grace_opt
 
 # %%
-# Instances as attention makes them: ``W`` is the entrywise product of two Gram matrices. The columns of queries and
-# keys are strongly correlated, so that dropping two channels together costs much more or less than dropping each alone.
+# The instances resemble attention: ``W`` is the entrywise product of two Gram matrices. The columns of queries and keys
+# are strongly correlated, so dropping two channels together costs much more, or much less, than the sum of both.
 
 rng = np.random.default_rng(0)
 mix = np.eye(12) + rng.normal(size=(200, 12, 12))
@@ -24,16 +24,16 @@ k = 5
 
 # %%
 # One call runs each method on the whole batch. ``certify=True`` adds a lower bound to every answer: no choice of five
-# channels does better. The table's gaps are to the best bound of all methods, which here is the optimum itself, since
-# one of them enumerates.
+# channels has a smaller objective. The table's gaps are relative to the best bound of all methods. Since ``exhaustive``
+# enumerates, that bound is the optimum.
 
 methods = ["random", "think", "mies", "local_search", "exhaustive"]
 solutions = grace_opt.compare(W, k, methods, certify=True)
 print(solutions)
 
 # %%
-# ``to_frame()`` has one row per method and instance, for questions of your own: how much worse than the optimum is each
-# method, on average and at worst?
+# ``to_frame()`` returns one row per method and instance. How much worse than the optimum is each method, on average and
+# at worst?
 
 optimum = solutions["exhaustive"].objective
 ratios = [solution.objective / optimum for solution in solutions]
@@ -42,8 +42,8 @@ frame["ratio"] = frame["objective"] / frame["best_bound"]
 print(frame.groupby("method", sort=False)["ratio"].agg(["mean", "max"]).round(3))
 
 # %%
-# Each bar is the mean over the instances, and the whisker reaches to the worst one. The dashed line is the mean of
-# the lower bounds that certify an answer without enumeration.
+# Each bar shows the mean over the instances; its whisker ends at the worst one. The dashed line is the mean of lower
+# bounds that need no enumeration.
 
 bound = (solutions["mies"].lower_bound / optimum).mean()
 means = np.array([ratio.mean() for ratio in ratios])

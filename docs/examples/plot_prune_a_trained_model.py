@@ -2,8 +2,9 @@
 Prune a trained model's key cache
 =================================
 
-The pocket model that ships with grace_opt has learnt to find passwords in long texts. Here it answers from a dense
-cache and from pruned ones. It is tiny: this shows how to use the library, not what to expect of a large model.
+The pocket model that ships with grace_opt was trained to find passwords in long texts. We let it answer from a pruned
+key cache and see what that costs. The model is tiny: this page shows how to use the library, not what to expect of a
+large model.
 """
 
 import matplotlib.pyplot as plt
@@ -21,9 +22,9 @@ print(prompt.text[:150], "...")
 print("...", prompt.text[-60:])
 
 # %%
-# Three lines: select the attention function, make a cache, pass it to ``generate``. The context manager puts the
-# model's own attention back afterwards. 0.3 is the ratio to start with: the pocket model still answers at larger ones,
-# where a real model loses answers.
+# Three lines: select the attention function, create a cache, pass it to ``generate``. The context manager restores the
+# model's own attention afterwards. Start with a ratio of 0.3: at larger ratios the pocket model still answers, but a
+# real model loses answers.
 
 with attention_implementation(model, "grace_sdpa"):
     cache = PrunedKeyCache(model.config, method="grace", ratio=0.3)
@@ -32,14 +33,14 @@ print("expected: ", prompt.answer)
 print("generated:", tokenizer.decode(output[0, inputs.input_ids.shape[1] :]))
 
 # %%
-# The channels are really gone, and the report counts the bytes of what is left.
+# The pruned channels are no longer in memory. The report counts the bytes that remain.
 
 print(cache.memory_report())
 
 # %%
-# ``run_demo`` is what ``grace-opt demo`` shows: THINK, GRACE and GRACE followed by local search at three ratios,
-# each with its objective, the gap to a certified lower bound, and the relative error of the logits. Every token of
-# the answer is decoded from the pruned cache.
+# ``run_demo`` does what ``grace-opt demo`` does: it runs THINK, GRACE, and GRACE followed by local search, at three
+# ratios. Each row has the objective, the gap to a certified lower bound, and the relative error of the logits. Every
+# token of the answer is decoded from the pruned cache.
 
 report = run_demo(model, tokenizer, tokens=1000, depth=0.3, seed=1)
 for row in report.rows:
@@ -49,8 +50,8 @@ for row in report.rows:
     )
 
 # %%
-# Left, per layer, what MIES and local search gain over THINK on the observed queries; below zero is better. Right,
-# the interactions of one head's channels, which THINK does not see.
+# Left: per layer, how MIES and local search compare to THINK on the observed queries; below zero is better. Right: the
+# interactions between the channels of one head, which THINK ignores.
 
 figure = plt.figure(figsize=(11, 4.4), layout="constrained")
 draw_demo(figure, report)

@@ -103,6 +103,11 @@ def dnn_relaxation(
     return qcr_relaxation(sub, incumbent, cuts=cuts, start=start, weights=(0.004, 0.001), run=run), state
 
 
+def seconds_per_dnn_step(m: int) -> float:
+    """Approximate seconds of a step, plus the relaxation after the last one, for m vertices on one core."""
+    return (SECONDS_PER_DNN_STEP + 2 * SECONDS_PER_CUBE) * float(m**3)
+
+
 def _scaled(blocks: tuple[Array, Array, Array], factor: float) -> tuple[Array, Array, Array]:
     X, M, N = blocks
     return X * factor, M * factor, N * factor
@@ -157,7 +162,7 @@ def _iterate(C: Array, k: int, state: DnnMultipliers, steps: int, run: Any) -> D
                 b *= CHANGE
             elif dual > IMBALANCE * primal:
                 b /= CHANGE
-        if run is not None and not run.has_time((SECONDS_PER_DNN_STEP + 2 * SECONDS_PER_CUBE) * m**3):
+        if run is not None and not run.has_time(seconds_per_dnn_step(m)):
             break
     return DnnMultipliers((X, M, N), (ZX, ZM, ZN), b)
 

@@ -33,9 +33,9 @@ RTOL, STEPS_PER_VERTEX = 1e-6, 100
 SWEEPS, WORTH_ANOTHER_ROUND = 6, 0.02
 #: The diagonal has converged if a sweep changes no entry by more than this, in its own scale.
 SETTLED = 1e-2
-#: Approximate seconds on one core: times m³ for a small relaxation and for a sweep of the ascent; times m² for a large
-#: relaxation, growing with m.
-SECONDS_PER_CUBE, SECONDS_PER_SWEEP, SECONDS_PER_SQUARE = 6e-10, 1e-9, 1e-7
+#: Approximate seconds on one core: times m³ for a relaxation that is small or has a diagonal that needs eigenvalues,
+#: and for a sweep of the ascent; times m² for a large relaxation with a simple diagonal, growing with m.
+SECONDS_PER_CUBE, SECONDS_PER_SWEEP, SECONDS_PER_SQUARE = 6e-10, 1e-9, 2e-7
 #: Number of entries that the ascent changes between two looks at the clock.
 ASCENT_SLICE = 50_000_000
 _EPS = float(np.finfo(np.float64).eps)
@@ -176,7 +176,7 @@ def qcr_relaxation(
     penalise_leaving(base, scale, PLANE_PENALTY)
     spread = np.maximum(best.x * (1 - best.x), 2e-3)
     for round_, weight in enumerate(weights):
-        if run is not None and not run.has_time(3 * seconds_to_relax(m) + SECONDS_PER_SWEEP * m**3):
+        if run is not None and not run.has_time((3 * SECONDS_PER_CUBE + SECONDS_PER_SWEEP) * m**3):
             break
         gap = max(incumbent - best.bound, 1e-3 * abs(incumbent), NOTHING)
         least = least_eigenvalue(with_diagonal(base, e))
@@ -211,6 +211,6 @@ def _swept(inverse: Array, e: Array, spread: Array, mu: float, run: Any) -> bool
     for first in range(0, m, rows):
         change = ascend(inverse, e, spread, mu, first, min(m, first + rows))
         largest = max(largest, change)
-        if change < 0 or (run is not None and not run.has_time(2 * seconds_to_relax(m))):
+        if change < 0 or (run is not None and not run.has_time(2 * SECONDS_PER_CUBE * m**3)):
             return False
     return largest >= SETTLED

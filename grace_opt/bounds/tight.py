@@ -29,7 +29,7 @@ from ..problem import Problem
 from ..run import Run
 from ..solution import STEP_MARGIN
 from .convexity import constant_diagonal, is_semidefinite, semidefinite_bound, start_diagonals
-from .dnn import dnn_relaxation
+from .dnn import dnn_relaxation, seconds_per_dnn_step
 from .fixing import reduce_by_fixing
 from .incumbents import checked_incumbent
 from .qcr import LARGEST_RELAXED, qcr_relaxation, seconds_to_relax, solve_relaxation, with_diagonal
@@ -244,7 +244,8 @@ def _after_fixing(sub: Subproblem, value: float, effort: Effort, run: Run | None
         largest_shifted=effort.shifted,
         largest_probed=effort.probed,
     )
-    if leaves_a_gap() and 0 < left.k < left.m <= effort.paired:
+    in_time = run is None or run.has_time(seconds_per_dnn_step(left.m))
+    if in_time and leaves_a_gap() and 0 < left.k < left.m <= effort.paired:
         best = max(best, dnn_relaxation(left, value, steps=effort.steps, run=run)[0].bound)
     if leaves_a_gap():
         best = max(best, _best_of(sub, first, others, run))

@@ -116,7 +116,8 @@ def explain() -> Explanation:
     >>> next(c.code for c in found.choices if (c.operation, c.device) == ("interaction", "cpu"))
     'torch'
     >>> print(found)
-    interaction  cpu     torch          there is no compiled loop: ...
+    interaction  cpu     torch          there is no compiled loop
+    ...
     """
     devices = [torch.device(DEVICE_TYPE, i) for i in range(torch.cuda.device_count())] if DEVICE_TYPE == "cuda" else []
     choices = [_on_cpu(operation) for operation in OPERATIONS]
