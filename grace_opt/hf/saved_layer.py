@@ -1,7 +1,7 @@
-"""One layer of a saved cache, checked: what a file says about it, before anything is built on it.
+"""Check one layer of a saved cache before it is used.
 
-When: `grace_opt.hf.saving.restore_layers`. Every field and every tensor is either what a layer of a cache can hold, and
-fits all others, or a `CacheError` that names it.
+When: `grace_opt.hf.saving.restore_layers`. Every field and tensor must be one that a layer can hold and must fit all
+others; otherwise a `CacheError` names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STORED = ("pruned_keys", "old_values")
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """What was saved of one layer, and fits together.
+    """The saved parts of one layer, checked to fit together.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class SavedLayer:
     parts : dict
         Tensors, and quantised ones, by name.
     batch, tokens : int
-        Sequences, and how many tokens each has seen; 0 if the layer is empty.
+        Number of sequences, and number of tokens that each has seen; 0 if the layer is empty.
     """
 
     number: int
@@ -46,14 +46,14 @@ class SavedLayer:
 
     @staticmethod
     def of(number: int, layer: Any, description: Any, found: dict[str, Tensor]) -> SavedLayer:
-        """Check what a file says of a layer.
+        """Check a layer's description and tensors.
 
         Parameters
         ----------
         number : int
             For messages.
         layer : cache layer
-            Empty, of the kind that is expected.
+            An empty layer of the expected kind.
         description : Any
             The layer's entry in the metadata.
         found : dict of Tensor
@@ -95,7 +95,7 @@ class SavedLayer:
 
 @dataclass(frozen=True)
 class _Check:
-    """Checks of one layer; every message begins with its number."""
+    """The checks of one layer; every message begins with the layer's number."""
 
     number: int
 
@@ -149,7 +149,7 @@ class _Check:
         return SavedLayer(self.number, said, parts, keys.shape[0], length + keys.shape[2])
 
     def put_together(self, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, StoredTensor]:
-        """The tensors, quantised ones made whole."""
+        """Return the tensors, with quantised ones put together."""
         quantized = said.get("quantized", {})
         self.require(isinstance(quantized, dict) and set(quantized) <= set(_STORED), "what is quantised is unknown")
         plain = ("tail_keys", "tail_values", *_DENSE, *(name for name in _STORED if name not in quantized))
@@ -163,7 +163,7 @@ class _Check:
         return parts
 
     def compressed(self, length: Any, parts: dict[str, StoredTensor], keys: Tensor, values: Tensor) -> None:
-        """Whether the older part fits itself and the tail."""
+        """Check that the parts of the older tokens fit each other and the tail."""
         kept, sinks, pruned, old = (parts[name] for name in ("kept_indices", "sink_keys", "pruned_keys", "old_values"))
         positions, (batch, heads, _, width) = parts.get("positions"), keys.shape
         if not isinstance(kept, Tensor) or not isinstance(sinks, Tensor) or isinstance(positions, QuantizedTokens):
@@ -188,7 +188,7 @@ class _Check:
         self.require(within, f"positions are not different tokens of 0 to {length - 1}")
 
     def names(self, said: dict[str, Any], fields: set[str], found: dict[str, Tensor], tensors: tuple[str, ...]) -> None:
-        """Whether exactly these fields and tensors are there."""
+        """Check that there are exactly these fields and tensors."""
         for have, want, what in ((set(said), fields, "fields"), (set(found), set(tensors), "tensors")):
             lost = ", ".join(f"{self.number}.{name}" for name in sorted(want - have))
             self.require(not lost, f"it lacks {what}: {lost}")
@@ -198,7 +198,7 @@ class _Check:
     def tokens_of(
         self, name: str, part: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> None:
-        """Whether keys or values are floating numbers (B, H, S, ...) of this beginning."""
+        """Check that keys or values are floating-point tensors (B, H, S, ...) with these first dimensions."""
         fits = len(part.shape) == 4 and tuple(part.shape[: len(shape)]) == tuple(shape)
         sizes = fits and min(part.shape[0], part.shape[1], part.shape[3]) > 0
         kind = part.dtype.is_floating_point if dtype is None else part.dtype == dtype

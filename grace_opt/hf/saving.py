@@ -1,9 +1,8 @@
-"""A pruned prompt as a file: prefill once, decode in another process, bit for bit.
+"""Save and load a pruned cache: prefill once, decode in another process, bit for bit.
 
-One safetensors file: every stored tensor under ``<layer>.<part>``, and JSON metadata with the settings, the model's
-fingerprint and what the tensors mean. What is loaded is checked before it is used (:mod:`grace_opt.hf.saved_layer`): a
-file that was damaged or edited raises here, and not in the middle of generating. Users of kvpress ask for this
-(a saved compressed prefill).
+The format is one safetensors file: every stored tensor under ``<layer>.<part>``, and JSON metadata with the settings,
+the model's fingerprint and the meaning of the tensors. A file is checked before it is used
+(:mod:`grace_opt.hf.saved_layer`): a damaged or edited one raises when it is loaded, not in the middle of generating.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
     Parameters
     ----------
     path : path
-        Written atomically.
+        The file, written atomically.
     layers : list
         All layers of the cache.
     about : mapping
-        JSON-able; what `load_about` returns besides.
+        Values for JSON, which `load_about` returns again.
     """
     tensors: dict[str, Tensor] = {}
     described = []
@@ -55,12 +54,12 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
 
 
 def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `save_layers` wrote: the metadata, and the tensors on the CPU.
+    """Read what `save_layers` wrote: the metadata, and the tensors on the CPU.
 
     Raises
     ------
     CacheError
-        If the file is missing, truncated, changed, something else, or of a later version.
+        If the file is missing, truncated, changed, of another kind, or of a later version.
     """
     about, tensors = FILE_FORMAT.read(path)
     kinds = {
@@ -84,21 +83,21 @@ def restore_layers(
     tensors: Mapping[str, Tensor],
     device: torch.device | str | Mapping[int, torch.device],
 ) -> None:
-    """Fill the new layers of a cache with what was saved.
+    """Fill the new layers of a cache from a saved file.
 
     Parameters
     ----------
     layers : list
-        Of a cache that was made for the same model with the same settings.
+        Layers of a cache made for the same model with the same settings.
     about, tensors
         From `load_about`.
     device : device, or mapping from layer number to device
-        Where the layers go.
+        Where the layers are put.
 
     Raises
     ------
     CacheError
-        If what was saved is no state of these layers.
+        If the saved state does not fit these layers.
     """
     if len(about["layers"]) != len(layers):
         raise CacheError(f"the file describes {len(about['layers'])} layers and the model has {len(layers)}")
