@@ -17,15 +17,15 @@ from ..errors import OptionError
 
 T = TypeVar("T")
 
-_RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: a cache lies where the model computes"
+_RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: the cache is on the model's device"
 _BITS, _TOKENS = "write quantize=Quantization(keys=4)", "write evict=SnapKV(budget=512)"
-_GENERATE, _TYPE = "pass it to generate()", "leave it out: a cache has the type of the keys that come in"
+_GENERATE, _TYPE = "pass it to generate()", "leave it out: the cache has the type of the model's keys"
 
 #: Names of cache settings in other libraries, and settings that people often look for.
 OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("compression_ratio", "key_channel_compression_ratio", "lam", "lambda", "sparsity"), _RATIO),
     **dict.fromkeys(("pruning_ratio", "prune_ratio"), _RATIO),
-    "keep_ratio": "write ratio=, the share that goes: 1 - keep_ratio",
+    "keep_ratio": "write ratio=, the share to prune: 1 - keep_ratio",
     **dict.fromkeys(("k", "channels", "keep_channels", "num_channels"), _KEPT),
     **dict.fromkeys(("bits", "nbits", "n_bits", "num_bits"), _BITS),
     **dict.fromkeys(("budget", "token_budget", "max_capacity_prompt", "max_capacity_prompts", "press"), _TOKENS),
@@ -33,7 +33,7 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("window", "window_size"), "write observation_window= (queries) or recent_window= (tokens)"),
     **dict.fromkeys(("device", "device_map"), _DEVICE),
     **dict.fromkeys(("dtype", "torch_dtype"), _TYPE),
-    "layers": "write one ratio per layer of the model, 0 for those to leave alone: ratio=[0, 0.5, ...]",
+    "layers": "write one ratio per layer of the model, 0 for those to leave dense: ratio=[0, 0.5, ...]",
     **dict.fromkeys(("mask", "channel_mask", "channels_mask"), "write masks=, a ChannelMask that calibrate() makes"),
     "skip_layers": "write dense_layers=, how many of the first layers stay dense",
     **dict.fromkeys(("max_new_tokens", "do_sample", "temperature", "num_beams", "input_ids"), _GENERATE),
@@ -123,5 +123,7 @@ def unwrap_model(given: Any, call: str) -> Any:
         for name in ("model", "module", "base_model"):
             if isinstance(getattr(model, name, None), PreTrainedModel):
                 kind = type(model).__name__
-                raise OptionError(f"model must be a transformers model, and a {kind} holds one; write {call}(x.{name})")
+                raise OptionError(
+                    f"model must be a transformers model, and a {kind} contains one; write {call}(x.{name})"
+                )
     return model

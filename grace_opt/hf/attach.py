@@ -65,8 +65,8 @@ class Attached(ContextDecorator):
         found = self._latest if own is None else own
         if found is None:
             raise CacheError(
-                "there is no cache yet: attached.cache is that of the latest model.generate(...) inside the block; "
-                "calls with a cache of your own or with use_cache=False have none"
+                "there is no cache yet: attached.cache is the cache of the latest model.generate(...) inside the "
+                "block; calls with your own cache or with use_cache=False have none"
             )
         return found
 
@@ -83,11 +83,11 @@ class Attached(ContextDecorator):
         given, length = kwargs.get("past_key_values"), _prompt_length(args, kwargs)
         if isinstance(given, Attached):
             raise OptionError(
-                "past_key_values is what attach() yields, which is no cache; write past_key_values=attached.cache to "
-                "go on with a conversation, or leave it out"
+                "past_key_values is the object that attach() yields, which is not a cache; write "
+                "past_key_values=attached.cache to continue a conversation, or leave it out"
             )
         if kwargs.get("cache_implementation") is not None:
-            raise OptionError("attach() gives generate() its cache; leave out cache_implementation")
+            raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
         if given is None and self._uses_cache(args, kwargs):
             given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache(length)
         elif isinstance(given, PrunedKeyCache) and given.is_dense and length and length > given.get_seq_length():
@@ -123,8 +123,8 @@ class Attached(ContextDecorator):
     def __enter__(self) -> Attached:
         if self._override is not None and self._override.is_open:
             raise OptionError(
-                "this block is open already, or calls in it are still running; write attach(model, ...) again for "
-                "another one"
+                "this block is open already, or calls in it are still running; call attach(model, ...) again for a "
+                "new block"
             )
         self._used = True
         try:
@@ -159,7 +159,9 @@ class Attached(ContextDecorator):
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and hasattr(PrunedKeyCache, name):
-            raise AttributeError(f"what attach() yields is no cache and has no {name}; write attached.cache.{name}")
+            raise AttributeError(
+                f"the object that attach() yields is not a cache and has no {name}; write attached.cache.{name}"
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __del__(self) -> None:
@@ -218,8 +220,8 @@ def attach(
     if not callable(getattr(found, "generate", None)):
         raise OptionError(
             f"{type(found).__name__} has no generate(): it is a model without its language-model head; write "
-            "attach(model) with the whole one, which AutoModelForCausalLM.from_pretrained(...) gives. To call this one "
-            "yourself, pass it a PrunedKeyCache"
+            f"attach(model) with the full model, from AutoModelForCausalLM.from_pretrained(...). To call this model "
+            f"yourself, pass it a PrunedKeyCache"
         )
     return Attached(found, {"method": method, "ratio": ratio, **settings})
 

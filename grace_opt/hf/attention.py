@@ -88,7 +88,7 @@ def base_function(name: str, module: nn.Module) -> AttentionFunction:
         function = function or getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
     if function is None:
         raise CacheError(
-            f"{type(module).__name__} has no eager attention function to build on; write "
+            f"{type(module).__name__} has no eager attention function; write "
             'model.set_attn_implementation("grace_sdpa")'
         )
     return function
@@ -110,15 +110,15 @@ def pruning_function(base_name: str) -> AttentionFunction:
         if base_name == "sdpa" and kwargs.get("softcap") is not None:
             raise CacheError(
                 f"{type(module).__name__} soft-caps its attention logits, which sdpa cannot do (old transformers "
-                'leave it out silently); write model.set_attn_implementation("grace_eager")'
+                'silently ignores it); write model.set_attn_implementation("grace_eager")'
             )
         context = context_of(key)
         if context is None:
             return base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
         if context_of(value) is None:
             raise CacheError(
-                f"{type(module).__name__} changes its values between cache and attention, so the stored ones would be "
-                "used wrongly; this model cannot be pruned"
+                f"{type(module).__name__} changes its values between cache and attention, so the cached values would "
+                f"be wrong; this model cannot be pruned"
             )
         layer, old = context.layer, context.compressed
         layer.attended()

@@ -104,8 +104,8 @@ class PrunedKeyCache(Cache):
         text = _text_config(model)
         if offloading and not torch.cuda.is_available():
             raise CacheError(
-                "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and there is none "
-                "here; leave it out: without a GPU the cache is in main memory anyway"
+                "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine "
+                "has none; leave it out: without a GPU the cache is in main memory anyway"
             )
         given = {"method": method, "ratio": ratio, **settings}
         if pruning is not None:
@@ -124,8 +124,8 @@ class PrunedKeyCache(Cache):
         self.prunable_layers = tuple(i for i in prunable if i >= self.pruning.dense_layers)
         if not self.prunable_layers:
             raise CacheError(
-                f"dense_layers={self.pruning.dense_layers} leaves no layer to prune; write fewer: the last layer that "
-                f"could be pruned is {prunable[-1]}"
+                f"dense_layers={self.pruning.dense_layers} leaves no layer to prune; write fewer: the last layer "
+                f"that can be pruned is {prunable[-1]}"
             )
         self._shape = fingerprint(text)
         self._config = weakref.ref(text)
@@ -193,7 +193,7 @@ class PrunedKeyCache(Cache):
         """Append to one layer; the model calls it (see :meth:`grace_opt.hf.layer.PrunedKeyLayer.update`)."""
         if layer_idx >= len(self.layers):
             raise CacheError(
-                f"the model writes to layer {layer_idx} and this cache was made for {len(self.layers)} layers; write "
+                f"the model writes to layer {layer_idx} but this cache was made for {len(self.layers)} layers; write "
                 "PrunedKeyCache(model.config, ...) with the configuration of the same model"
             )
         self._check_readable(self.layers[layer_idx])
@@ -215,7 +215,7 @@ class PrunedKeyCache(Cache):
             if expected != found and layer.keys.numel():
                 raise CacheError(
                     f"layer {layer_idx} of the cache holds (batch, KV heads, head_dim, width of values) = {expected} "
-                    f"and the new keys have {found}; use a new cache, or one of this model and batch"
+                    f"but the new keys have {found}; use a new cache, or the one for this model and batch"
                 )
         if isinstance(layer, PrunedKeyLayer):
             layer.implementation = self._implementation()
@@ -253,7 +253,7 @@ class PrunedKeyCache(Cache):
             raise CacheError(
                 f'this cache is pruned, and the model\'s attention is "{name}", which cannot read it; write '
                 'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
-                "go on inside `with grace_opt.hf.attach(model):`"
+                "continue inside `with grace_opt.hf.attach(model):`"
             )
 
     def _implementation(self) -> str:
@@ -278,8 +278,9 @@ class PrunedKeyCache(Cache):
         for layer in self._pruned_layers():
             if layer.compressed is None:
                 raise CacheError(
-                    f"nothing is pruned yet: the cache holds {layer.get_seq_length()} tokens and prunes after a prompt "
-                    f"of more than recent_window={self.pruning.recent_window}; run the model on a longer prompt, or "
+                    f"nothing is pruned yet: the cache holds {layer.get_seq_length()} tokens and prunes after a "
+                    f"prompt longer than recent_window={self.pruning.recent_window}; run the model on a longer "
+                    f"prompt, or "
                     "write a smaller recent_window"
                 )
             masks.append(mask_from_kept(layer.compressed.kept_indices, layer.head_dim))
@@ -343,9 +344,11 @@ class PrunedKeyCache(Cache):
         # A cache made from a configuration knows no weights; everything else is always compared.
         names = sorted({*here, *there} - ({"weights"} if not ("weights" in here and "weights" in there) else set()))
         pairs = {name: (there.get(name), here.get(name)) for name in names}
-        differ = [f"{name}: {a!r} there, {b!r} here" for name, (a, b) in pairs.items() if a != b]
+        differ = [f"{name}: {a!r} in the file, {b!r} in this model" for name, (a, b) in pairs.items() if a != b]
         if differ:
-            raise CacheError(f"{path} was saved for another model ({'; '.join(differ)}); run this one on the prompt")
+            raise CacheError(
+                f"{path} was saved for another model ({'; '.join(differ)}); run the prompt through this model instead"
+            )
         try:
             pruning = PruningConfig.from_dict(about["pruning"])
         except GraceError as error:
@@ -440,7 +443,7 @@ def _prunable(config: PreTrainedConfig, layers: list[Any]) -> tuple[int, ...]:
     if not found:
         kinds = sorted({type(layer).__name__ for layer in layers}) if attends else ["layers without attention heads"]
         raise CacheError(
-            f"{config.model_type} has no full-attention layer whose keys could be pruned, only {', '.join(kinds)}; use "
-            "transformers' own DynamicCache for it"
+            f"{config.model_type} has no full-attention layer whose keys could be pruned, only {', '.join(kinds)}; "
+            f"use transformers' own DynamicCache"
         )
     return found

@@ -96,14 +96,14 @@ def calibrate(
     if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
         raise OptionError("texts come before their tokenizer; write calibrate(model, texts, tokenizer)")
     if tokenizer is not None and not callable(tokenizer):
-        raise OptionError(f"a {type(tokenizer).__name__} is no tokenizer; write calibrate(model, texts, tokenizer)")
+        raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write calibrate(model, texts, tokenizer)")
     if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
         raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
     if ignored := sorted({"provider", "masks"} & set(settings)):
         raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
     if ignored := sorted(_NOT_ASKED & set(settings)):
         raise OptionError(
-            f"the channels do not depend on {', '.join(ignored)}; give that to the cache that is to use the masks: "
+            f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
             f"PrunedKeyCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
         )
     if observation_window is not None:
@@ -154,5 +154,7 @@ def _tokens(text: str | Tensor, tokenizer: Any, number: int) -> Tensor:
     else:
         ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
     if ids.dim() != 2 or ids.shape[0] != 1 or not ids.shape[1]:
-        raise OptionError(f"text {number} has token numbers of shape {tuple(ids.shape)}; each must be one sequence")
+        raise OptionError(
+            f"text {number} has token numbers of shape {tuple(ids.shape)}; give one sequence, (L,) or (1, L)"
+        )
     return ids

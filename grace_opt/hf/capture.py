@@ -119,7 +119,7 @@ def capture(
     if missing:
         raise CacheError(
             f"layers {missing} of {type(model).__name__} did not call the attention interface; write layers= with "
-            "those that have attention of their own"
+            f"those that compute attention themselves"
         )
     return {index: captured[index] for index in sorted(captured)}
 

@@ -72,8 +72,8 @@ def raise_for_verdict(layer: int, verdict: Iterable[bool]) -> None:
     finite, in_range = verdict
     if not finite:
         raise CacheError(
-            f"keys or queries of layer {layer} are not finite (inf or NaN), so no channels can be chosen from them; "
-            "the model itself computes nothing of use with them. Usually float16 has overflowed: load the model with "
+            f"keys or queries of layer {layer} are not finite (inf or NaN), so no channels can be chosen from them, "
+            f"and the model's own output is useless too. Usually float16 has overflowed: load the model with "
             "dtype=torch.bfloat16 or torch.float32"
         )
     if not in_range:

@@ -25,7 +25,7 @@ from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
 
-@explains_arguments(OTHER_NAMES_OF_SETTINGS, ' Options of a method are written options={"name": value}.')
+@explains_arguments(OTHER_NAMES_OF_SETTINGS, ' Give the options of a method as options={"name": value}.')
 @dataclass(frozen=True)
 class PruningConfig:
     """How a key cache is pruned.
@@ -116,7 +116,7 @@ class PruningConfig:
         if not isinstance(self.ratio, numbers.Real):
             if isinstance(self.ratio, str) or not isinstance(self.ratio, Sequence) or not len(self.ratio):
                 raise OptionError(
-                    f"ratio={self.ratio!r}: write one number in [0, 1), or a list with one per layer"
+                    f"ratio={self.ratio!r}: give one number in [0, 1), or a list with one per layer"
                     f"{_meant_ratio(self.ratio)}"
                 )
             object.__setattr__(self, "ratio", tuple(self.ratio))
@@ -139,7 +139,8 @@ class PruningConfig:
         group = self.quantize.group_size if self.quantize is not None and self.quantize.keys is not None else 1
         if self.tail_block is not None and self.tail_block % group:
             raise OptionError(
-                f"tail_block={self.tail_block} is no multiple of group_size={group}, in which keys are stored; write "
+                f"tail_block={self.tail_block} is not a multiple of group_size={group}, in which keys are stored; "
+                f"write "
                 f"tail_block={-(-self.tail_block // group) * group}"
             )
         try:
@@ -149,7 +150,7 @@ class PruningConfig:
                 raise
             names = [f.name for f in fields(self)]
             meant = advice(self.options, names, OTHER_NAMES_OF_SETTINGS)
-            raise OptionError(f"{error} Settings of a cache are {', '.join(names)}.{meant}") from None
+            raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.{meant}") from None
 
     def ratios(self, layers: int | None = None) -> tuple[float, ...]:
         """The ratio of every layer.
@@ -202,7 +203,7 @@ class PruningConfig:
         known = [f.name for f in fields(cls)]
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise OptionError(f"a pruning configuration has no {', '.join(unknown)}; known are {', '.join(known)}")
+            raise OptionError(f"a pruning configuration has no {', '.join(unknown)}; it has {', '.join(known)}")
         found = dict(values)
         if found.get("evict") is not None:
             found["evict"] = eviction_from_dict(found["evict"])
@@ -222,7 +223,7 @@ class PruningConfig:
 
 _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("options", Mapping, "a dict from names to values"),
-    ("method", str, 'a name, for instance "grace"; the share that goes is another argument, ratio='),
+    ("method", str, 'a name, for instance "grace"; the share to prune is another argument, ratio='),
     ("weight", str, 'a name, for instance "frobenius"'),
     ("fused", bool, "True or False"),
     ("quantize", Quantization | None, "a Quantization, for instance Quantization(keys=4)"),

@@ -317,8 +317,8 @@ def kept_tokens(
         return None
     if count <= first + last:
         raise OptionError(
-            f"layer {layer} keeps {count} tokens, of which {first + last} stay dense (sink tokens, recent window, what "
-            "does not fill a group): nothing would be left to prune. Give a larger budget."
+            f"layer {layer} keeps {count} tokens, of which {first + last} stay dense (sink tokens, recent window, "
+            f"tokens that fill no group): nothing would be left to prune. Give a larger budget."
         )
     check_valid(keys, valid)
     scores = eviction.scores(queries, keys, valid, scaling, softcap).clamp(min=torch.finfo(torch.float32).min)
@@ -370,7 +370,7 @@ def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM
     known = ", ".join(map(repr, _NAMES))
     name = values.get("name") if isinstance(values, Mapping) else None
     if not isinstance(name, str) or name not in _NAMES:
-        raise OptionError(f'eviction {values!r}: give {{"name": ..., "budget": ...}}, the name one of {known}.')
+        raise OptionError(f'eviction {values!r}: give {{"name": ..., "budget": ...}}, with a name from {known}.')
     given = {key: value for key, value in values.items() if key != "name"}
     fields = [field.name for field in dataclasses.fields(_NAMES[name])]
     unknown = [key for key in given if key not in fields]

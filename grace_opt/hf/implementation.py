@@ -53,8 +53,8 @@ class ImplementationOverride:
             self._model.set_attn_implementation(self._name)
             if self._model.config._attn_implementation != self._name:
                 raise CacheError(
-                    f"{type(self._model).__name__} does not let its attention be chosen, so grace_opt cannot reach "
-                    "it; use a model whose attention goes through transformers' attention interface"
+                    f"{type(self._model).__name__} does not let its attention be chosen, so grace_opt cannot "
+                    f"replace it; use a model that computes attention through transformers' attention interface"
                 )
 
     def restore(self) -> None:

@@ -140,7 +140,7 @@ class PrunedKeyLayer(DynamicLayer):
         if self.implementation.startswith("grace_"):
             raise CacheError(
                 f'{lost}although "{self.implementation}" is selected: this model changes its keys between cache and '
-                "attention (multi-head latent attention does, as in DeepSeek), and cannot be pruned; use "
+                "attention (as multi-head latent attention does, for example in DeepSeek), and cannot be pruned; use "
                 "transformers' own DynamicCache for it"
             )
         raise CacheError(
@@ -212,12 +212,12 @@ class PrunedKeyLayer(DynamicLayer):
             # Settings that, if they alone were smaller, would leave something to prune.
             causes = {"recent_window": recent and length > first, "sink_tokens": first and length > recent}
             if config.quantize is not None and config.quantize.keys is not None:
-                groups = f", and so does what fills no group_size={config.quantize.group_size}"
+                groups = f", as do tokens that fill no group_size={config.quantize.group_size}"
                 causes = {"group_size": length > recent + first, **causes}
             advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
             warnings.warn(
                 f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense"
-                f"{groups}, so nothing is pruned; write a smaller {advice} to prune prompts as short as this",
+                f"{groups}, so nothing is pruned; to prune prompts this short, write a smaller {advice}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -239,8 +239,8 @@ class PrunedKeyLayer(DynamicLayer):
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         if count == 0:
             raise CacheError(
-                f"there are no new tokens: the cache holds {self.get_seq_length()} already, and the input has no more; "
-                "for another prompt, make a new PrunedKeyCache or call reset()"
+                f"there are no new tokens: the cache already holds the whole input of {self.get_seq_length()} "
+                f"tokens; for another prompt, make a new PrunedKeyCache or call reset()"
             )
         return self.get_seq_length() + count, 0
 
@@ -389,6 +389,6 @@ class PrunedKeyLayer(DynamicLayer):
         found = (key_states.shape[0], key_states.shape[1], key_states.shape[3])
         if expected != found:
             raise CacheError(
-                f"layer {self.plan.index} of the cache holds (batch, KV heads, head_dim) = {expected} and the new keys "
-                f"have {found}; use one cache per batch and model, or call reset() in between"
+                f"layer {self.plan.index} of the cache holds (batch, KV heads, head_dim) = {expected} but the new "
+                f"keys have {found}; use one cache per batch and model, or call reset() in between"
             )

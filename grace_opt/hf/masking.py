@@ -135,8 +135,8 @@ class StaticMask:
         pruned, batch = self.mask.pruned, keys.shape[0]
         if pruned.dim() == 3 and pruned.shape[0] != batch:
             raise MaskError(
-                f"the static mask was made for {pruned.shape[0]} sequences and the batch has {batch}; to use one "
-                "prompt's mask for all of them, take its batch dimension off: ChannelMask(mask.pruned[:, 0])"
+                f"the static mask was made for {pruned.shape[0]} sequences but the batch has {batch}; to use one "
+                f"prompt's mask for all of them, remove its batch dimension: ChannelMask(mask.pruned[:, 0])"
             )
         heads, ranks = keys.shape[1], _ranks()
         if ranks > 1 and pruned.shape[-2] == ranks * heads:
@@ -173,15 +173,15 @@ def static_sources(
     shape = tuple(masks.pruned.shape)
     if len(shape) not in (3, 4):
         raise MaskError(
-            f"masks= has shape {shape}; write one entry per layer in front, (layers, KV heads, head_dim), for instance "
-            "with ChannelMask.stack"
+            f"masks= has shape {shape}; give one entry per layer, (layers, KV heads, head_dim), for example with "
+            f"ChannelMask.stack"
         )
     known = {"num_key_value_heads": masks.kv_heads, "head_dim": masks.head_dim, **masks.fingerprint}
     ChannelMask(masks.pruned, known).require_fit(model)
     if shape[0] not in (len(prunable), model["num_hidden_layers"]):
         raise MaskError(
-            f"the mask was made for another model: it has {shape[0]} layers, the model {model['num_hidden_layers']}, "
-            f"of which {len(prunable)} can be pruned; make one for this model"
+            f"the mask was made for another model: it has {shape[0]} layers, the model has "
+            f"{model['num_hidden_layers']}, of which {len(prunable)} can be pruned; make one for this model"
         )
     rows = range(len(prunable)) if shape[0] == len(prunable) else prunable
     return {layer: StaticMask(masks.layer(row).counted()) for layer, row in zip(prunable, rows, strict=True)}
@@ -206,16 +206,16 @@ def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
     found = tuple(mask.pruned.shape) if isinstance(mask, ChannelMask) else type(mask).__name__
     if found != expected:
         raise MaskError(
-            f"the mask source returned {found} for keys with (batch, KV heads, head_dim) = {expected}; write one that "
-            "returns a ChannelMask with an entry per sequence, KV head and channel"
+            f"the mask source returned {found} for keys with (batch, KV heads, head_dim) = {expected}; it must "
+            f"return a ChannelMask with an entry per sequence, KV head and channel"
         )
     if mask.pruned_per_head is None:
         mask = mask.counted()
     if mask.pruned_per_head is None:
         counts = sorted(set((~mask.pruned).sum(-1).flatten().tolist()))
         raise MaskError(
-            f"the mask keeps between {counts[0]} and {counts[-1]} channels per KV head and this cache stores one "
-            "number for all heads of a layer; write a mask that keeps equally many in every head"
+            f"the mask keeps between {counts[0]} and {counts[-1]} channels per KV head, but this cache needs the "
+            f"same number in all heads of a layer; give a mask that keeps equally many in every head"
         )
     # Not mask.kept_indices: if the numbers were not finite, a mask may keep another number of channels than it says,
     # and an index out of range destroys a GPU's context. Sorting gives valid indices; check_numbers reports the cause.

@@ -133,7 +133,9 @@ def make_prompt(
     >>> p.answer in p.text, p.text.endswith(f"Password of {p.city}:")
     (True, True)
     """
-    depth = number("depth", depth, at_least=0, at_most=1, hint="0 is the first sentence of the haystack, 1 the last")
+    depth = number(
+        "depth", depth, at_least=0, at_most=1, hint="0 puts it in the first sentence of the haystack, 1 in the last"
+    )
     distractors = integer("distractors", distractors, at_least=0, at_most=len(CITIES) - 1)
     tokens = integer("tokens", tokens, at_least=1)
     rng = random.Random(integer("seed", seed, at_least=0))
@@ -144,7 +146,7 @@ def make_prompt(
     room = tokens - count(" ".join([needle, *noise, asked]))
     if room < 0:
         raise OptionError(
-            f"tokens={tokens}: the facts and the question alone need {tokens - room}; ask for at least that."
+            f"tokens={tokens}: the facts and the question alone need {tokens - room}; give at least that."
         )
     hay: list[str] = []
     while (cost := count(sentence := filler(rng))) <= room:

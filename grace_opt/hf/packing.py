@@ -71,8 +71,8 @@ class BlockFormat:
         if self.grouping == "tokens":
             if tokens % self.group_size:
                 raise OptionError(
-                    f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of it, or "
-                    "write another group_size"
+                    f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of that, "
+                    f"or write another group_size"
                 )
             tensor = tensor.reshape(len(tensor), -1, self.group_size, self.channels).transpose(2, 3)
         groups = tensor.reshape(-1, self.width).float()

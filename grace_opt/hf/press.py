@@ -25,8 +25,7 @@ from ..registry import MethodOptions
 MINIMUM = (0, 5, 5)
 
 _INSTALL = (
-    'write: pip install "grace-opt[kvpress]" (it needs transformers older than 5.3: use a virtual environment of its '
-    "own)"
+    'write: pip install "grace-opt[kvpress]" (it needs transformers older than 5.3: use a separate virtual environment)'
 )
 
 

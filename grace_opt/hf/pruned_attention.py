@@ -155,9 +155,9 @@ def check_mask_covers_cache(module: nn.Module, attention_mask: Tensor, old: Comp
     """`check_mask_length` for a compressed part and a tail; recognises masks that a model makes from its cache."""
     if attention_mask.dim() == 4 and attention_mask.shape[-1] == tail < old.length + tail:
         raise CacheError(
-            f"the attention mask of {type(module).__name__} has {tail} columns, which is how many keys are dense; "
-            f"{old.length} older ones are pruned. If you passed no such mask, the model makes its own from the keys or "
-            "values that the cache hands out, as Doge does: write fused=False and leave out evict"
+            f"the attention mask of {type(module).__name__} has {tail} columns, one per dense key, but {old.length} "
+            f"older keys are pruned. If you passed no mask, the model makes its own from the keys or values that the "
+            f"cache returns, as Doge does: write fused=False and leave out evict"
         )
     check_mask_length(attention_mask, old.length + tail)
 

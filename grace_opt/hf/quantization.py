@@ -106,7 +106,7 @@ class Quantization:
         """Read what `to_dict` wrote; raises `OptionError` for unknown names."""
         known = [f.name for f in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
-            raise OptionError(f"a quantisation has no {', '.join(unknown)}; known are {', '.join(known)}")
+            raise OptionError(f"a quantisation has no {', '.join(unknown)}; it has {', '.join(known)}")
         return cls(**values)
 
 
@@ -152,8 +152,8 @@ class QuantizedTokens:
         """
         if tensor.dim() != 4 or not tensor.numel():
             raise OptionError(
-                f"a tensor of shape {tuple(tensor.shape)} cannot be quantised; it must be (batch, heads, tokens, "
-                "channels), none of them zero"
+                f"a tensor of shape {tuple(tensor.shape)} cannot be quantised; give (batch, heads, tokens, "
+                f"channels), none of them zero"
             )
         form = BlockFormat(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
         # In blocks, because the libraries compute in float32 and need several times the memory of their input.
@@ -178,8 +178,8 @@ class QuantizedTokens:
         found = (*tensor.shape[:2], *tensor.shape[3:], dtype_name(tensor.dtype), str(tensor.device))
         if expected != found:
             raise CacheError(
-                f"(batch, heads, channels, dtype, device) of what is stored are {expected}, and of the new tokens "
-                f"{found}; they must be the same"
+                f"(batch, heads, channels, dtype, device) of the stored tokens are {expected}, those of the new "
+                f"tokens {found}; they must be the same"
             )
         form = self._form
         more = QuantizedTokens.quantize(tensor, form.bits, form.grouping, form.group_size, form.backend)
@@ -312,12 +312,14 @@ class QuantizedTokens:
         """
         try:
             if meta["format"] != _FORMAT:
-                raise CacheError(f"quantised tokens of format {meta['format']} cannot be read, only of {_FORMAT}")
+                raise CacheError(f"quantised tokens have format {meta['format']}; this grace_opt reads only {_FORMAT}")
             values = {f.name: meta[f.name] for f in fields(BlockFormat)}
             form = BlockFormat(**{**values, "dtype": getattr(torch, values["dtype"])})
             counts = [form.heads, form.channels, *meta["tokens"]]
             if any(type(count) is not int or count < 1 for count in counts):
-                raise CacheError(f"quantised tokens cannot be counted by {counts}, only by integers of at least 1")
+                raise CacheError(
+                    f"the token counts of quantised tokens are {counts}; they must be integers of at least 1"
+                )
             if any(type(number) is not int or number < 0 for row in meta["rows"] for number in row):
                 raise CacheError("the sequences of quantised tokens must be lists of blocks, numbered from 0")
             blocks = []

@@ -110,10 +110,12 @@ class _Check:
                 f"layer {self.number} was saved as {said['kind']} and is {type(layer).__name__} in this "
                 "transformers; load the cache with the version that saved it"
             )
-        self.require(type(said["filled"]) is bool, f"filled={said['filled']!r} is neither true nor false")
+        self.require(type(said["filled"]) is bool, f"filled={said['filled']!r} is not true or false")
         if isinstance(layer, PrunedKeyLayer):
             declared = said.get("declared", "missing")
-            self.require(declared is None or _at_least(declared, 1), f"declared={declared!r} is no length of a prompt")
+            self.require(
+                declared is None or _at_least(declared, 1), f"declared={declared!r} is not the length of a prompt"
+            )
             return self.pruned(said, found)
         return self.plain(type(layer), said, found)
 
@@ -129,7 +131,9 @@ class _Check:
         if kind is DynamicSlidingWindowLayer:
             self.require(_at_least(length, keys.shape[2]), f"cumulative_length={length!r} for {keys.shape[2]} tokens")
         else:
-            self.require(kind is DynamicLayer and length is None, f"cumulative_length={length!r} where there is none")
+            self.require(
+                kind is DynamicLayer and length is None, f"cumulative_length={length!r} but the layer has none"
+            )
         return SavedLayer(self.number, said, dict(found), keys.shape[0], keys.shape[2] if length is None else length)
 
     def pruned(self, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
@@ -151,7 +155,10 @@ class _Check:
     def put_together(self, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, StoredTensor]:
         """Return the tensors, with quantised ones put together."""
         quantized = said.get("quantized", {})
-        self.require(isinstance(quantized, dict) and set(quantized) <= set(_STORED), "what is quantised is unknown")
+        self.require(
+            isinstance(quantized, dict) and set(quantized) <= set(_STORED),
+            "the list of quantised parts is missing or wrong",
+        )
         plain = ("tail_keys", "tail_values", *_DENSE, *(name for name in _STORED if name not in quantized))
         optional = ("positions",) if "positions" in found else ()
         inner = {name: [key for key in found if key.startswith(f"{name}.")] for name in quantized}
@@ -178,14 +185,14 @@ class _Check:
         self.tokens_of("old_values", old, (batch, heads, stored, values.shape[3]), values.dtype)
         self.require(_at_least(length, max(stored, 1)), f"length={length!r} for {stored} stored tokens")
         if positions is None:
-            self.require(length == stored, f"length={length} for {stored} stored tokens, and none was evicted")
+            self.require(length == stored, f"length={length} for {stored} stored tokens, although none was evicted")
             return
         shapes = ((batch, 1, stored), (batch, heads, stored))
         fits = positions.dtype == torch.int32 and tuple(positions.shape) in shapes
         self.require(fits, f"positions are {positions.dtype} {tuple(positions.shape)}, not int32 of {stored} tokens")
         order = positions.sort(dim=-1).values
         within = int(order.min()) >= 0 and int(order.max()) < length and bool((order[..., 1:] > order[..., :-1]).all())
-        self.require(within, f"positions are not different tokens of 0 to {length - 1}")
+        self.require(within, f"positions are not distinct tokens from 0 to {length - 1}")
 
     def names(self, said: dict[str, Any], fields: set[str], found: dict[str, Tensor], tensors: tuple[str, ...]) -> None:
         """Check that there are exactly these fields and tensors."""
@@ -193,7 +200,7 @@ class _Check:
             lost = ", ".join(f"{self.number}.{name}" for name in sorted(want - have))
             self.require(not lost, f"it lacks {what}: {lost}")
             more = ", ".join(f"{self.number}.{name}" for name in sorted(have - want))
-            self.require(not more, f"it has {what} that do not belong there: {more}")
+            self.require(not more, f"it has {what} that do not belong: {more}")
 
     def tokens_of(
         self, name: str, part: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
@@ -202,7 +209,7 @@ class _Check:
         fits = len(part.shape) == 4 and tuple(part.shape[: len(shape)]) == tuple(shape)
         sizes = fits and min(part.shape[0], part.shape[1], part.shape[3]) > 0
         kind = part.dtype.is_floating_point if dtype is None else part.dtype == dtype
-        self.require(sizes and kind, f"{name} are {part.dtype} {tuple(part.shape)} and fit nothing else")
+        self.require(sizes and kind, f"{name} are {part.dtype} {tuple(part.shape)} and do not fit the other tensors")
 
 
 def _at_least(value: Any, least: int) -> bool:

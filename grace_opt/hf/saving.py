@@ -72,7 +72,7 @@ def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     wrong += sorted(set(about) - set(kinds))
     if wrong:
         raise CacheError(
-            f"{path}: {wrong[0]!r} in the metadata is missing, unknown or not what it should be; save it again"
+            f"{path}: {wrong[0]!r} in the metadata is missing, unknown or of the wrong type; save it again"
         )
     return about, tensors
 
@@ -113,7 +113,9 @@ def restore_layers(
     filled = [one for one in saved if one.tokens]
     if len({(one.batch, one.tokens) for one in filled}) > 1:
         sizes = ", ".join(f"{one.number}: {one.batch} x {one.tokens}" for one in filled)
-        raise CacheError(f"the layers of the file differ in sequences or tokens ({sizes}); save the cache again")
+        raise CacheError(
+            f"the layers of the file differ in their number of sequences or tokens ({sizes}); save the cache again"
+        )
     for one, layer in zip(saved, layers, strict=True):
         one.restore(layer, device[one.number] if isinstance(device, Mapping) else torch.device(device))
 
@@ -136,7 +138,7 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict
         if layer.tail is None:
             return {}, {**description, "filled": False}
         if layer.prompt.waiting:
-            raise CacheError("the prompt is still coming in chunks; save the cache when it is over")
+            raise CacheError("the prompt is still coming in chunks; save the cache after the last chunk")
         parts: dict[str, StoredTensor] = {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
         if layer.compressed is not None:
             parts.update(layer.compressed.parts())

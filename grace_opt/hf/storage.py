@@ -179,10 +179,10 @@ class Compressed:
         sinks = self.sink_keys.shape[-2]
         keys, values = self.pruned_keys, self.values
         if self.positions is not None or isinstance(keys, QuantizedTokens) or isinstance(values, QuantizedTokens):
-            why = "in groups" if self.positions is None else "in an order of their own"
+            why = "in groups" if self.positions is None else "in another order"
             raise CacheError(
-                f"the cache can be cropped to {self.length} tokens or more, not to {length}: the tokens before are "
-                f"stored {why} (eviction, quantisation, or sink tokens of a padded batch); call reset() and start anew"
+                f"the cache can be cropped to {self.length} tokens or more, not to {length}: the older tokens are "
+                f"stored {why} (eviction, quantisation, or sink tokens of a padded batch); call reset() and start again"
             )
         return replace(
             self,

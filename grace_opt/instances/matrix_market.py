@@ -1,9 +1,9 @@
-"""MatrixMarket files as matrices and back, every number and every line counted.
+"""Read and write MatrixMarket files, checking every number and the count of lines.
 
-When: `grace_opt.instances` reads or writes .mtx. By ourselves, because SciPy's reader takes many a file that was cut in
-two for another matrix, and crashes the process on some. Both layouts (coordinate, array), all symmetries of real
-matrices (general, symmetric, skew-symmetric) and the fields real, double, integer and pattern are read; complex ones
-are refused. Source: NIST, The Matrix Market Exchange Formats (1996).
+When: `grace_opt.instances` reads or writes .mtx. SciPy's reader is not used, because it reads many truncated files as
+another matrix and crashes the process on some. Both layouts (coordinate, array), all symmetries of real matrices
+(general, symmetric, skew-symmetric) and the fields real, double, integer and pattern are read; complex matrices are
+refused. Source: NIST, The Matrix Market Exchange Formats (1996).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 
 
 def read_matrix(path: Path) -> Array:
-    """The matrix (n, n); int64 where the field is integer or pattern, whose entries are ones, else float64.
+    """Return the matrix (n, n): int64 for the fields integer and pattern (all entries 1), else float64.
 
     Raises
     ------
     ProblemError
-        If the header is none of the above, lines are missing or too many, or an entry stands twice or outside.
+        If the header is none of the above, lines are missing or too many, or an entry is repeated or out of range.
     """
     lines = read_lines(path, ProblemError)
     banner = lines[0].lower().split()
@@ -60,7 +60,7 @@ def read_matrix(path: Path) -> Array:
 
 
 def matrix_text(W: Array) -> str:
-    """A real matrix (n, n) as the text of a .mtx file, every entry of it (of a symmetric one, every lower entry)."""
+    """Write a real matrix (n, n) as .mtx text with all its entries (all lower ones if it is symmetric)."""
     symmetric = np.array_equal(W, W.T)
     field = "real" if W.dtype.kind == "f" else "integer"
     listed = W.T[np.triu_indices(len(W))] if symmetric else W.T.reshape(-1)  # column by column
@@ -81,7 +81,7 @@ def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry:
         raise ProblemError(f"{path}: entry {' '.join(bad[0])[:40]!r} lies outside: rows and columns are 1 to {n}.")
     at = at.astype(np.int64)
     if symmetry != "general":
-        at = np.sort(at, axis=1)[:, ::-1]  # some writers list the upper half, which is the same
+        at = np.sort(at, axis=1)[:, ::-1]  # some writers list the upper half instead
     if (again := first_duplicate(at, n)) is not None:
         i, j = at[again] + 1
         raise ProblemError(f"{path}: entry {i} {j} stands twice: give each once, of a symmetric matrix one half.")
