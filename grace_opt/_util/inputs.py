@@ -154,7 +154,7 @@ def _nodes_mask(protected: Any, place: dict[Any, int]) -> np.ndarray[Any, Any]:
         at = _position(node, place)
         # True equals 1 and would find node 1, but does not name it; nor does 1 name a node called True.
         if at is None or is_bool != isinstance(labels[at], bool | np.bool_):
-            raise ProblemError(f"protected names {node!r}, which is no node of the graph.")
+            raise ProblemError(f"protected names {node!r}, which is not a node of the graph.")
     _check_distinct(nodes, len(place))
     mask = np.zeros(len(place), dtype=bool)
     mask[[place[node] for node in nodes]] = True

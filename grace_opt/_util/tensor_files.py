@@ -65,7 +65,7 @@ class TensorFormat:
             if not os.path.exists(path):
                 raise self.error(f"no {self.what.split(' ', 1)[1]} at {os.fspath(path)}.")
             if not os.path.isfile(path):
-                raise self.error(f"{unreadable}: it is no regular file.")
+                raise self.error(f"{unreadable}: it is not a regular file.")
             with safe_open(os.fspath(path), framework="pt") as file:
                 metadata = dict(file.metadata() or {})
                 if metadata.get("format") != self.format:

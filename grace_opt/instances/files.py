@@ -117,11 +117,11 @@ def read(path: str | os.PathLike[str]) -> Instance:
     try:
         if not path.is_file():
             if path.exists():  # a folder, a pipe that would block, a device without end
-                raise ProblemError(f"{path} cannot be read as {path.suffix}: it is no regular file.")
+                raise ProblemError(f"{path} cannot be read as {path.suffix}: it is not a regular file.")
             raise ProblemError(f"no instance file at {path}.")
         made = reader(path)
         if made.W.ndim < 2 or made.W.shape[-1] != made.W.shape[-2] or made.W.dtype.kind not in "biuf":
-            raise ProblemError(f"{path} holds {made.W.dtype} of shape {made.W.shape}: W is square, of real numbers.")
+            raise ProblemError(f"{path} holds {made.W.dtype} of shape {made.W.shape}: W must be square and real.")
         return made
     except ProblemError:
         raise
@@ -163,7 +163,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     if suffix not in SUFFIXES:
         raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
     if k is not None and suffix not in SUFFIXES_WITH_K:
-        raise ProblemError(f"{path}: {suffix} has no room for k; write .npz or .safetensors.")
+        raise ProblemError(f"{path}: {suffix} cannot store k; write .npz or .safetensors.")
     if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
         raise ProblemError(f"W has shape {W.shape}: give a square matrix (n, n) or a batch (..., n, n).")
     if W.ndim != 2 and suffix not in (".npy", ".npz", ".safetensors"):

@@ -63,10 +63,10 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
     ends = _ends(path, given, n, base, source)
     if (again := first_duplicate(np.sort(ends, axis=1), n)) is not None:
         i, j = ends[again] + base
-        raise ProblemError(f"{path}: the {source} pair {i} {j} stands twice: give each pair once, in one direction.")
+        raise ProblemError(f"{path}: the {source} pair {i} {j} appears twice: give each pair once, in one direction.")
     weight = np.ones(expected) if is_cluster else weight
     if weight.dtype.kind == "u" or (weight.dtype.kind == "i" and (weight == np.iinfo(np.int64).min).any()):
-        raise ProblemError(f"{path}: a distance is beyond 63 bits, so that there is no -d: scale the distances.")
+        raise ProblemError(f"{path}: a distance is beyond 63 bits and cannot be negated: scale the distances.")
     return _matrix(n, ends, -weight), k, source
 
 
@@ -158,7 +158,7 @@ def parse_floats(path: Path, texts: list[str]) -> Array:
     """Return the numbers as float64."""
     for text in texts:
         if not _REAL.fullmatch(text):
-            raise ProblemError(f"{path} cannot be read as {path.suffix}: {text[:40]!r} is no number.")
+            raise ProblemError(f"{path} cannot be read as {path.suffix}: {text[:40]!r} is not a number.")
     return np.array([float(text) for text in texts], dtype=np.float64)
 
 
