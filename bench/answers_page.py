@@ -60,14 +60,15 @@ def page(value: dict[str, Any]) -> Page:
         "a dense cache, how many does it still answer from a smaller one?",
         found=f"Of them, {found} of the bytes of a 16-bit K+V.",
         sure=f"One small model and {value['texts']} generated texts: with {total} questions the 95 % intervals are "
-        "wide, and settings whose intervals overlap are not told apart.",
+        "wide; where intervals overlap, no setting is shown to be better.",
         tables=table(head, body),
         details=[
             (
                 "How it is counted",
                 [
                     f"{value['model']}, float32; {value['asked']} questions were asked, and those that the dense cache "
-                    "answers count. An answer is kept if the expected words stand in it, case and punctuation aside; "
+                    "answers count. An answer is kept if it contains the expected words, ignoring case and "
+                    "punctuation; "
                     f"greedy decoding, at most {value['new_tokens']} tokens.",
                     "",
                     "- The question ends the prompt, and so the queries that choose the channels. The prompt is read "

@@ -137,11 +137,11 @@ def page(value: dict[str, Any]) -> Page:
         title="At a glance",
         picture="Five plots: proof time, quality, KL by bytes, time per token, agreement with enumeration",
         draw=lambda figure: draw(figure, value),
-        asked="How fast is a proof, how good an answer without one, what does a smaller cache cost and save, and is it "
-        "all right?",
+        asked="How fast is a proof, how good an answer without one, what does a smaller cache cost and save, and are "
+        "the results correct?",
         found="The five numbers below.",
         sure=f"Two cores of one machine and one small model, {value['model']}; each number's page says how it was "
-        "measured and how far it carries.",
+        "measured and what it does not show.",
         tables=table(["question", "number", "page"], rows(value), words=3),
     )
 

@@ -130,7 +130,7 @@ def test_every_byte_changed(make: Any, tmp_path: Path) -> None:
 
 
 def test_a_flipped_vertex_is_told_by_the_others(tmp_path: Path) -> None:
-    """`e 1 2` that became `e 2 3` stands twice, though the count is right."""
+    """`e 1 2` that became `e 2 3` appears twice, though the count is right."""
     path = theirs(tmp_path, "a.clq")
     for old, new in (("e 1 2", "e 2 3"), ("e 1 2", "e 3 2")):
         path.write_text(THEIRS["a.clq"].replace(old, new))
@@ -169,13 +169,13 @@ def test_scipy_reads_what_we_write(W: Any, tmp_path: Path) -> None:
         (f"{BANNER} coordinate real general\n2 2 1\n1 3 1\n", "'?1 3 1'? lies outside"),
         (f"{BANNER} coordinate real general\n2 2 1\n0 1 1\n", "1 to 2"),
         (f"{BANNER} coordinate real general\n2 2 1\n1 99999999999999999999999 1\n", "lies outside"),
-        (f"{BANNER} coordinate real general\n2 2 2\n1 2 1\n1 2 1\n", "1 2 stands twice"),
-        (f"{BANNER} coordinate real symmetric\n2 2 2\n1 2 1\n2 1 1\n", "2 1 stands twice"),
+        (f"{BANNER} coordinate real general\n2 2 2\n1 2 1\n1 2 1\n", "1 2 appears twice"),
+        (f"{BANNER} coordinate real symmetric\n2 2 2\n1 2 1\n2 1 1\n", "2 1 appears twice"),
         (f"{BANNER} coordinate real skew-symmetric\n2 2 1\n1 1 1\n", "diagonal"),
-        (f"{BANNER} coordinate integer general\n1 1 1\n1 1 1.5\n", "64 bits"),
-        (f"{BANNER} coordinate integer general\n1 1 1\n1 1 99999999999999999999999\n", "64 bits"),
-        (f"{BANNER} coordinate real general\n1 1 1\n1 1 1_0\n", "'1_0' is no number"),
-        (f"{BANNER} coordinate real general\n1 1 1\n1 1\n", "no entry"),
+        (f"{BANNER} coordinate integer general\n1 1 1\n1 1 1.5\n", "64-bit"),
+        (f"{BANNER} coordinate integer general\n1 1 1\n1 1 99999999999999999999999\n", "64-bit"),
+        (f"{BANNER} coordinate real general\n1 1 1\n1 1 1_0\n", "'1_0' is not a number"),
+        (f"{BANNER} coordinate real general\n1 1 1\n1 1\n", "not an entry"),
         (f"{BANNER} array real general\n1 1\n1 2\n", "one on each line"),
         (f"{BANNER} array real general\n1 1\n1\n2\n", "more than the header"),
     ],
@@ -231,7 +231,7 @@ def test_no_objects_are_written(suffix: str, W: Any, k: Any, message: str, tmp_p
 @pytest.mark.parametrize("W", [np.ones(3), np.ones((2, 3)), np.array([["a"]]), np.array([[1j]])])
 def test_what_is_no_matrix_is_refused_with_the_files_name(W: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "w.npy", W)
-    with pytest.raises(ProblemError, match=r"w\.npy holds .*: W is square, of real numbers"):
+    with pytest.raises(ProblemError, match=r"w\.npy holds .*: W must be square and real"):
         instances.read(tmp_path / "w.npy")
 
 
@@ -260,7 +260,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
         with pytest.raises(ProblemError, match=r"no instance file|cannot be read"):
             instances.read(tmp_path / name)
     for name in {"folder.npy", "fifo.npy", "device.npy"} & {p.name for p in tmp_path.iterdir()}:
-        with pytest.raises(ProblemError, match=rf"{name} cannot be read as \.npy: it is no regular file"):
+        with pytest.raises(ProblemError, match=rf"{name} cannot be read as \.npy: it is not a regular file"):
             instances.read(tmp_path / name)
 
 

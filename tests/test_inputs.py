@@ -157,13 +157,13 @@ def test_a_list_of_bools_is_a_mask_for_graphs_too(graph, mask):
 
 GRAPH = nx.Graph([(0, 1), (1, 2), ("a", 0), ((0, 1), 0)])
 NODES = {
-    "set of bools": ({True}, "True, which is no node"),
-    "bool among nodes": ([True, "a"], "True, which is no node"),
+    "set of bools": ({True}, "True, which is not a node"),
+    "bool among nodes": ([True, "a"], "True, which is not a node"),
     "text": ("a", r"protected=\['a'\]"),
     "a tuple that is a node": ((0, 1), r"protected=\[\(0, 1\)\]"),
     "one node": (1, r"protected=\[1\]"),
     "a number": (17, "list of nodes"),
-    "unhashable": ([[0]], r"\[0\], which is no node"),
+    "unhashable": ([[0]], r"\[0\], which is not a node"),
     "0/1": ([0, 1, 1, 0, 0], "0/1 mask"),
     "masked": (np.ma.array([0, 1], mask=[True, False]), "masked array"),
 }
@@ -187,7 +187,7 @@ def test_nodes_in_every_kind():
     assert solve(bools, 1, protected=np.array([True, False, True])).labels == [False]
     with pytest.raises(ProblemError, match="a mask, or nodes"):
         solve(bools, 1, protected=[True, False, False])
-    with pytest.raises(ProblemError, match="1, which is no node"):
+    with pytest.raises(ProblemError, match="1, which is not a node"):
         solve(bools, 1, protected=[1])
 
 

@@ -66,7 +66,7 @@ BROKEN = {
     "zero-based.dat": (b"4 2 3\n0 1 .5\n1 2 .5\n2 3 .5\n", r"looks 0-based.*vertex 0.*add 1 to"),
     "one-based.txt": (b"3 2\n1 2 1.5\n1 3 2.5\n2 3 0.5\n", r"looks 1-based.*vertex 3.*take 1 from"),
     "zero-based.clq": (b"p edge 3 2\ne 0 1\ne 1 2\n", r"looks 0-based.*vertex 0"),
-    "twice.dat": (CLUSTER.replace("\n2 3", "\n2 1").encode(), "pair [12] [12] stands twice"),
+    "twice.dat": (CLUSTER.replace("\n2 3", "\n2 1").encode(), "pair [12] [12] appears twice"),
     "half.dat": (CLUSTER.replace("\n2 3", "\n2.5 3").encode(), "two different.*'2.5 3'"),
     "big k.dat": (CLUSTER.replace("4 2 3", "4 5 3").encode(), "0 <= k <= n"),
     "nan.txt": (MDP.replace("2.5", "nan").encode(), "edge 2 holds a value that is not finite"),
@@ -162,7 +162,7 @@ def test_objectives_in_the_sources_terms(tmp_path):
         ("w.txt", np.eye(3), 1, "as MDPLIB: its diagonal is not zero"),
         ("w.txt", np.array([[0, np.inf], [np.inf, 0]]), 1, "other entries.*finite"),
         ("w.clq", -(1 - np.eye(3)), None, "as DIMACS: it has other entries.*complement"),
-        ("w.clq", 1 - np.eye(3), 1, "no room for k"),
+        ("w.clq", 1 - np.eye(3), 1, "cannot store k"),
         ("w.dat", np.zeros((3, 3)), None, "states k in its first line"),
         ("w.txt", np.zeros((3, 3)), 4, "0 to 3"),
         ("w.txt", np.zeros((3, 3)), 1.5, "an integer"),
@@ -180,7 +180,7 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
     W = np.eye(3)
     with pytest.raises(ProblemError, match="cannot write"):
         instances.write(tmp_path / "w.dat", W)
-    with pytest.raises(ProblemError, match="no room for k"):
+    with pytest.raises(ProblemError, match="cannot store k"):
         instances.write(tmp_path / "w.csv", W, 2)
     with pytest.raises(ProblemError, match="one matrix"):
         instances.write(tmp_path / "w.mtx", np.stack([W, W]))

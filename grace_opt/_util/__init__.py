@@ -1,1 +1,1 @@
-"""Nobody's API: what several rooms use and no user should see."""
+"""Internal helpers shared by several packages; not part of the API."""

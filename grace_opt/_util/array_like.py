@@ -1,8 +1,8 @@
-"""`as_tensor`: whatever users have as an array, as a plain torch tensor of numbers or bools; the one gate for all.
+"""`as_tensor`: convert any array-like input to a plain torch tensor of numbers or bools.
 
-Here stands what may come in and what may not, for W, k, protected=, start=, queries and keys alike: nothing that numpy
-or torch would turn into other numbers without a word (masks of masked arrays, True among numbers, large integers among
-fractions) gets past. What the numbers mean is the caller's to check.
+W, k, protected=, start=, queries and keys all pass through it. It refuses input that numpy or torch would silently turn
+into other numbers: masked arrays (the mask is lost), True among numbers, large integers among fractions. The caller
+checks what the numbers mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import ProblemError
 
-#: The largest integer below which every integer is a float64.
+#: Every integer up to this one is exact in float64.
 MAX_EXACT_INTEGER = 2**53
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -26,21 +26,22 @@ _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def as_tensor(value: Any, name: str, wanted: str = "") -> Tensor:
-    """An array_like as a strided tensor of float16, bfloat16, float32, float64, int64 or bool, shared where possible.
+    """Return a strided tensor of float16, bfloat16, float32, float64, int64 or bool, sharing memory if possible.
 
     Parameters
     ----------
     value : array_like
-        numpy array, torch tensor, scipy.sparse matrix, nested sequence, or what else numpy makes an array of.
+        A numpy array, torch tensor, scipy.sparse matrix, nested sequence, or anything else that numpy converts.
     name : str
-        What to call it in an error message.
+        Name of the argument, for error messages.
     wanted : str
-        What the message tells to give instead; empty: real numbers, as for W. Say it for whatever does not take those.
+        What the message tells the user to give instead. Empty means real numbers, as for W; required for arguments that
+        take anything else.
 
     Raises
     ------
     ProblemError
-        For what holds no numbers, other numbers than these, or numbers that would silently become others.
+        If the value holds no numbers, numbers of other types, or numbers that would silently change.
 
     Examples
     --------
@@ -62,13 +63,13 @@ def as_tensor(value: Any, name: str, wanted: str = "") -> Tensor:
 
 
 def wrong_dtype_error(name: str, dtype: Any, wanted: str = "") -> ProblemError:
-    """The error for entries that are no real numbers of a known precision, or not what is `wanted` instead of those."""
+    """Return the error for entries that are not real numbers of a known precision, or not as `wanted`."""
     kind = str(dtype).removeprefix("torch.")
     if wanted:
         return ProblemError(f"{name} has dtype {kind}: give {wanted}.")
     if kind.startswith("complex"):
         convert = f", for instance {name}.real where the imaginary parts are zero"
-    elif kind.startswith(("bool", "object")):  # a list as well, and no telling what it was made from
+    elif kind.startswith(("bool", "object")):  # also lists, made of anything
         convert = f", for instance np.asarray({name}, dtype=float)"
     else:
         convert = f", for instance {name}.to(torch.float64)" if isinstance(dtype, torch.dtype) else ""
@@ -78,7 +79,7 @@ def wrong_dtype_error(name: str, dtype: Any, wanted: str = "") -> ProblemError:
 
 
 def too_large_error(name: str, worst: int, wanted: str = "") -> ProblemError:
-    """The error for an integer that float64 does not hold."""
+    """Return the error for an integer that float64 does not hold exactly."""
     if wanted:
         return ProblemError(f"{name} holds the integer {worst}: give {wanted}.")
     return ProblemError(
@@ -89,7 +90,7 @@ def too_large_error(name: str, worst: int, wanted: str = "") -> ProblemError:
 
 def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
     kind = type(tensor)
-    # Wrappers of other tensors (masked, distributed, jagged) do not hold the numbers that they stand for.
+    # Wrapper tensors (masked, distributed, jagged) do not hold the numbers that they represent.
     is_wrapper = hasattr(kind, "__tensor_flatten__") or issubclass(kind, torch.masked.MaskedTensor)
     if is_wrapper or tensor.is_nested:
         what = "nested tensor" if tensor.is_nested else kind.__name__
@@ -101,14 +102,14 @@ def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
         raise ProblemError(f"{name} is quantised ({tensor.dtype}): {instead}.")
     tensor = tensor.detach()
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:  # not of a tensor that a compiler is tracing
+    if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:  # not for a tensor that a compiler is tracing
         tensor = tensor.as_subclass(Tensor)
     return tensor.resolve_neg()
 
 
 def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
-    """What numpy makes of a value, of whatever dtype, if nothing is lost on the way; ProblemError otherwise."""
-    if hasattr(value, "toarray"):  # scipy.sparse, without importing it; dok_matrix is a dict besides
+    """Convert a value to a numpy array of any dtype; raise ProblemError if that would lose something."""
+    if hasattr(value, "toarray"):  # scipy.sparse, without importing it; dok_matrix is also a dict
         value = value.toarray()
     if value is None or isinstance(value, str | bytes | os.PathLike | dict):
         hint = ""
@@ -127,9 +128,9 @@ def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: tensors in a list that numpy cannot read
         what = "a ragged sequence" if "inhomogeneous" in str(error) else "nothing that numpy makes an array of"
         raise ProblemError(f"{name} is {what}: give {wanted or 'a rectangular array'} ({error}).") from None
-    if array.ndim == 0 and array.dtype == object and array is not value:  # an iterator or a set, say, as one thing
+    if array.ndim == 0 and array.dtype == object and array is not value:  # an iterator or a set
         raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}.")
-    if array.dtype.kind == "f" and len(parts) > 1:  # numpy rounds integers that stand among fractions
+    if array.dtype.kind == "f" and len(parts) > 1:  # numpy rounds large integers in a list with fractions
         large = (p for p in parts if isinstance(p, numbers.Integral) and abs(int(p)) > MAX_EXACT_INTEGER)
         if (worst := next(large, None)) is not None:
             raise too_large_error(name, int(worst), wanted)
@@ -137,7 +138,7 @@ def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What nested lists and tuples hold."""
+    """Yield the entries of nested lists and tuples."""
     for part in value:
         if isinstance(part, list | tuple):
             yield from _parts(part)
@@ -146,7 +147,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _is_bool(part: Any) -> bool:
-    """Whether it is a bool, or an array of bools."""
+    """Return whether it is a bool, or an array of bools."""
     if isinstance(part, bool | float | int):
         return isinstance(part, bool)
     return getattr(part, "dtype", None) in (np.bool_, torch.bool)
@@ -159,6 +160,6 @@ def _from_numpy(array: np.ndarray[Any, Any], name: str, wanted: str) -> Tensor:
         raise wrong_dtype_error(name, array.dtype, wanted)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)  # longdouble
-    # Torch shares memory, cannot walk backwards, and warns of read-only arrays; nothing here writes into its input.
+    # Torch shares memory, has no negative strides, and warns about read-only arrays; nothing writes to the input.
     shared = array.flags.writeable and array.flags.c_contiguous
     return torch.from_numpy(array if shared else array.copy())

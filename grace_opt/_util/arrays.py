@@ -1,5 +1,4 @@
-"""The one place that tells numpy from torch: everything inside the library is a torch tensor, results go back as they
-came.
+"""Convert inputs to torch and results back: the library computes on tensors and returns the user's kind of array.
 
 `to_float_tensor` takes what users have (numpy arrays, nested lists, torch tensors, scipy.sparse matrices) as real
 numbers, and `backend_of` says which kind it was, so that `Backend.export` can return the same kind on the same device.
@@ -21,19 +20,19 @@ from .array_like import FLOATS, MAX_EXACT_INTEGER, as_tensor, too_large_error, w
 
 @dataclass(frozen=True)
 class Backend:
-    """Where the user's arrays live: numpy, or torch on a device."""
+    """Kind of the user's arrays: numpy, or torch on a device."""
 
     is_torch: bool
     device: torch.device
 
     def export(self, tensor: Tensor) -> Any:
-        """A result in the user's kind: a torch tensor on their device, or a numpy array (scalars for 0-d)."""
+        """Return a result as the user's kind: a torch tensor on their device, or a numpy array (a scalar for 0-d)."""
         tensor = tensor.to(self.device)
         return tensor if self.is_torch else tensor.cpu().numpy()[()]
 
 
 def backend_of(*arrays: Any) -> Backend:
-    """The common backend of several inputs (None and plain Python values are neutral).
+    """Return the common backend of several inputs (None and plain Python values fit any).
 
     Raises
     ------
@@ -43,8 +42,8 @@ def backend_of(*arrays: Any) -> Backend:
     tensors = [a for a in arrays if isinstance(a, Tensor)]
     if tensors and any(isinstance(a, np.ndarray) for a in arrays):
         raise ProblemError(
-            "numpy arrays and torch tensors are mixed in one call: convert all of them to one kind, "
-            "for instance with torch.as_tensor(array) or tensor.numpy()."
+            "numpy arrays and torch tensors are mixed in one call: convert all of them to one kind, for example with "
+            "torch.as_tensor(array) or tensor.numpy()."
         )
     devices = {t.device for t in tensors}
     if len(devices) > 1:
@@ -54,7 +53,7 @@ def backend_of(*arrays: Any) -> Backend:
 
 
 def to_float_tensor(value: Any, name: str) -> Tensor:
-    """A real-valued array as a torch tensor, without a copy where possible; integers become float64, exactly.
+    """Convert a real-valued array to a torch tensor, if possible without a copy; integers become float64, exactly.
 
     Parameters
     ----------
@@ -66,19 +65,19 @@ def to_float_tensor(value: Any, name: str) -> Tensor:
     Raises
     ------
     ProblemError
-        For bool, complex and object entries, for integers beyond 2**53, and for what `array_like.as_tensor` refuses.
+        For bool, complex and object entries, integers beyond 2**53, and all that `array_like.as_tensor` refuses.
     """
     return to_floats(as_tensor(value, name), name)
 
 
 def to_floats(tensor: Tensor, name: str) -> Tensor:
-    """What `as_tensor` gave as floats; integers become float64, exactly."""
+    """Convert the result of `as_tensor` to floats; integers become float64, exactly."""
     if tensor.dtype in FLOATS:
         return tensor
     if tensor.dtype == torch.bool:
         raise wrong_dtype_error(name, tensor.dtype)
     if tensor.numel():
-        # Not through abs(): the least int64 has no positive counterpart.
+        # Not abs(): the least int64 has no positive counterpart.
         worst = max(int(tensor.max()), int(tensor.min()), key=abs)
         if abs(worst) > MAX_EXACT_INTEGER:
             raise too_large_error(name, worst)
@@ -86,14 +85,14 @@ def to_floats(tensor: Tensor, name: str) -> Tensor:
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype computations run in: half precision is accumulated in float32."""
+    """Return the dtype for computations: half precision is accumulated in float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def first_argmin(tensor: Tensor) -> Tensor:
-    """Index of the first minimum along the last dimension, int64.
+    """Return the index of the first minimum along the last dimension, int64.
 
-    On the CPU by numpy, which documents that the first minimum wins and is some eight times faster there.
+    On the CPU by numpy, which documents that the first minimum wins and is about eight times faster there.
     """
     if tensor.device.type == "cpu":
         return torch.from_numpy(np.argmin(tensor.numpy(), axis=-1))
@@ -101,9 +100,9 @@ def first_argmin(tensor: Tensor) -> Tensor:
 
 
 def count_true(mask: Tensor) -> Tensor:
-    """How many are True along the last dimension, int64.
+    """Count True along the last dimension, int64.
 
-    On the CPU by numpy: torch wakes its threads for it, and they spin for a while where compiled loops want to run.
+    On the CPU by numpy: torch would wake its threads, which keep spinning on cores that compiled loops need.
     """
     if mask.ndim > 1 and not any(mask.stride()[:-1]):  # one row, expanded
         return count_true(mask[(0,) * (mask.ndim - 1)]).expand(mask.shape[:-1])
@@ -113,13 +112,13 @@ def count_true(mask: Tensor) -> Tensor:
 
 
 def power_of_two_scale(W: Any) -> float:
-    """A power of two near max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow."""
+    """Return a power of two near max |W|, or 1: dividing by it is exact, and margins neither underflow nor overflow."""
     largest = float(abs(W).max()) if len(W) else 0.0
     return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
 
 
 def least_eigenvalue(W: np.ndarray[Any, Any]) -> float:
-    """The least eigenvalue of a symmetric W; where its entries are too far apart for LAPACK, Gershgorin's bound on it.
+    """Return the least eigenvalue of a symmetric W, or Gershgorin's bound if LAPACK fails on its range of entries.
 
     Examples
     --------

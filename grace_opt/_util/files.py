@@ -1,11 +1,11 @@
-"""The one place that writes files, atomically: under another name, synced to disk, renamed; and reads text files whole.
+"""Write files atomically (under another name, synced to disk, then renamed), and read complete text files.
 
-A reader never sees half a file, whatever fails leaves the old one in place and nothing beside it, and what has its
-name survives a loss of power. The rest is as with `open`: symbolic links are followed, a new file's mode follows the
-umask, an old one's stays, and a file that may not be written is not. Devices, pipes and folders are refused. A hard
-link is left behind with the old content, as the file is a new one.
+A reader never sees half a file. A failure leaves the old file in place and no other file behind, and a file that has
+its final name survives a loss of power. Otherwise this behaves like `open`: symbolic links are followed, a new file's
+mode follows the umask, an existing file keeps its mode, and a read-only file is not written. Devices, pipes and folders
+are refused. Other hard links keep the old content, because the file is a new one.
 
-When: for every file that the library writes; tests/test_files.py holds that no other module does.
+When: for every file that the library writes; tests/test_files.py checks that no other module writes any.
 `os.replace` is atomic within one folder on every system that Python runs on.
 """
 
@@ -26,32 +26,32 @@ from ..errors import FileError, GraceError, OptionError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Names that lead to what the shell has opened, and must not be replaced even where that is a file.
+#: Names of streams that the shell has opened; never replaced, even if they are files.
 STREAM_PATHS = ("/dev/std", "/dev/fd/", "/proc/")
-#: What the system says where there is no room left.
+#: Error numbers that mean that no space is left.
 NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], error: type[GraceError] = FileError) -> Iterator[Path]:
-    """An empty file in the folder of `path`, with its suffix, to write to; renamed to `path` if the block succeeds.
+    """Yield an empty temporary file next to `path`, with its suffix; it becomes `path` if the block succeeds.
 
     Parameters
     ----------
     path : path
-        Where the file shall stand in the end.
+        The final name of the file.
     error : type
         What to raise where the system refuses: the `GraceError` of what is being written.
 
     Yields
     ------
     Path
-        What to write to, by its name. It is removed if the block raises.
+        The temporary file to write to. It is removed if the block raises.
 
     Raises
     ------
     GraceError
-        Of type `error`, if there is no such folder, no room, no permission, or something else than a file at `path`.
+        Of type `error`, if the folder does not exist, space or permission is missing, or `path` is not a file.
 
     Examples
     --------
@@ -65,18 +65,18 @@ def atomic_write(path: str | os.PathLike[str], error: type[GraceError] = FileErr
     name = None
     try:
         target, mode = _target(path)
-        # Not by tempfile: its files are readable to their owner alone, and stay so when renamed.
+        # Not tempfile: its files can be read only by their owner, even after renaming.
         name = target.with_name(f".{target.stem[:32]}.{secrets.token_hex(8)}{target.suffix[-16:]}")
         fresh = _create(name)
         yield name
         _sync(name)
-        name.chmod(fresh if mode is None else mode)  # a library may have put a file of its own there, with its own mode
+        name.chmod(fresh if mode is None else mode)  # a library may have replaced the file, with another mode
         os.replace(name, target)
-        with suppress(OSError):  # not every system can sync a folder; the file is whole in any case
+        with suppress(OSError):  # not every system can sync a folder; the file is complete in any case
             _sync(target.parent, os.O_RDONLY)
     except BaseException as failure:
         if name is not None:
-            with suppress(OSError):  # a read-only file system refuses this as well; what it refused first is told
+            with suppress(OSError):  # a read-only file system refuses this too; report the first error
                 name.unlink()
         if isinstance(failure, OSError) and not isinstance(failure, GraceError):
             raise error(f"cannot write {os.fspath(path)}: {os_error_advice(failure)}") from failure
@@ -110,7 +110,7 @@ def make_folder(path: Path, error: type[GraceError]) -> list[Path]:
 
 @contextmanager
 def new_folder(path: Path, error: type[GraceError] = FileError) -> Iterator[None]:
-    """A folder to write into, made where it is missing; what was made and is still empty goes if the block raises.
+    """Make a folder if it is missing; if the block raises, remove what was made and is still empty.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def new_folder(path: Path, error: type[GraceError] = FileError) -> Iterator[None
 
 
 def os_error_advice(failure: OSError) -> str:
-    """What the system says, and what would help, as the end of a sentence.
+    """Return the system's message and a remedy, as the end of a sentence.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def os_error_advice(failure: OSError) -> str:
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes, error: type[GraceError] = FileError) -> None:
-    """Write text (UTF-8, its line ends as they are) or bytes to a file, as `atomic_write` does.
+    """Write text (UTF-8, line ends unchanged) or bytes to a file, as `atomic_write` does.
 
     Parameters
     ----------
@@ -202,13 +202,13 @@ def write_tensors(
 
 
 def read_lines(path: Path, error: type[GraceError]) -> list[str]:
-    """The lines of a text file, none of them cut short.
+    """Return the lines of a text file; raise if the last one may be cut short.
 
     Parameters
     ----------
     path : Path
     error : type
-        What to raise if the file is empty, or its last line does not end: ``12`` may be what is left of ``123``.
+        What to raise if the file is empty or does not end with a newline: ``12`` may be the rest of ``123``.
 
     Examples
     --------
@@ -220,7 +220,7 @@ def read_lines(path: Path, error: type[GraceError]) -> list[str]:
     Traceback (most recent call last):
     grace_opt.errors.FileError: ...w.csv: the last line, '3,4', does not end. Was the file cut short (truncated)? ...
     """
-    text = path.read_text(encoding="utf-8-sig")  # Excel's CSV begins with a mark
+    text = path.read_text(encoding="utf-8-sig")  # Excel's CSV begins with a byte-order mark
     if not text.strip():
         raise error(f"{path} cannot be read as {path.suffix}: it is empty. The first line is missing.")
     lines = text.split("\n")
@@ -233,7 +233,7 @@ def read_lines(path: Path, error: type[GraceError]) -> list[str]:
 
 
 def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
-    """The file itself, links followed, and its mode if it exists; an OSError if it cannot be written as a file."""
+    """Return the file with links followed, and its mode if it exists; raise OSError if it cannot be written."""
     try:
         text = os.fsdecode(path)
     except TypeError:
@@ -251,12 +251,12 @@ def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
     if not stat.S_ISREG(found.st_mode) or os.path.abspath(text).startswith(STREAM_PATHS):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
         raise OSError(errno.EINVAL, f"it is {kind}, which a file cannot replace; give the name of a file")
-    os.close(os.open(target, os.O_WRONLY))  # whether it may be written, and if not, why not
+    os.close(os.open(target, os.O_WRONLY))  # raises if it may not be written
     return target, stat.S_IMODE(found.st_mode)
 
 
 def _create(name: Path) -> int:
-    """Make the file, for its owner alone until it is whole; the mode that it would have by the umask."""
+    """Create the file, private until it is complete, and return the mode that the umask gives it."""
     file = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         mode = stat.S_IMODE(os.fstat(file).st_mode)

@@ -1,6 +1,6 @@
-"""What users give beside W, made uniform: k per instance, protected vertices as a mask, networkx graphs as matrices.
+"""Convert the other inputs of a problem: k per instance, protected vertices to a mask, networkx graphs to W.
 
-`Problem.of` calls these; every way to get them wrong has its own message.
+`Problem.of` calls these functions. Every kind of wrong input has its own message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .arrays import count_true
 
 
 def k_per_instance(k: Any, batch: tuple[int, ...], n: int, device: torch.device) -> tuple[Tensor, int]:
-    """One k per instance, (...) int64, and the largest of them."""
+    """Return one k per instance, (...) int64, and the largest of them."""
     if isinstance(k, numbers.Integral) and not isinstance(k, bool | np.bool_):
         if not 0 <= int(k) <= n:
             raise ProblemError(f"k = {int(k)}: must lie between 0 and n = {n}.")
@@ -45,7 +45,7 @@ def k_per_instance(k: Any, batch: tuple[int, ...], n: int, device: torch.device)
 
 
 def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torch.device) -> Tensor:
-    """The vertices that are not protected as a bool mask (..., n), which may be an expanded one."""
+    """Return the unprotected vertices as a bool mask (..., n), possibly an expanded view."""
     if protected is None:
         return torch.ones(n, dtype=torch.bool, device=device).expand(*batch, n)
     if isinstance(protected, set | frozenset | range):
@@ -65,7 +65,7 @@ def candidates_mask(protected: Any, batch: tuple[int, ...], n: int, device: torc
                 f"protected is a bool mask of shape {tuple(tensor.shape)}: give one entry per vertex, shape {shapes}."
             ) from None
     if tensor.numel() == 0:
-        tensor = tensor.to(torch.int64)  # an empty list has no numbers to tell a kind by
+        tensor = tensor.to(torch.int64)  # an empty list has no dtype of its own
     if tensor.dtype.is_floating_point:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise ProblemError(f"protected has dtype {kind}: give {wanted}.")
@@ -104,7 +104,7 @@ def check_enough_candidates(k: Tensor, candidates: Tensor, n: int) -> None:
 
 
 def from_graph(graph: Any, protected: Any) -> tuple[np.ndarray[Any, Any], Any, tuple[Any, ...]]:
-    """Matrix, protected mask and labels of a networkx graph."""
+    """Return matrix, protected mask and labels of a networkx graph."""
     if graph.is_directed():
         raise ProblemError("the graph is directed: pass graph.to_undirected() if each edge's weight counts once.")
     labels = tuple(graph.nodes)
@@ -127,7 +127,7 @@ def from_graph(graph: Any, protected: Any) -> tuple[np.ndarray[Any, Any], Any, t
 
 
 def _nodes_mask(protected: Any, place: dict[Any, int]) -> np.ndarray[Any, Any]:
-    """Protected nodes of a graph as a bool mask; a mask, of whatever kind, stays one."""
+    """Return protected nodes of a graph as a bool mask; masks of any kind stay masks."""
     if isinstance(protected, np.ndarray) and protected.dtype.kind in "USO" and not np.ma.isMaskedArray(protected):
         protected = protected.tolist()  # names
     elif hasattr(protected, "dtype"):
@@ -152,9 +152,9 @@ def _nodes_mask(protected: Any, place: dict[Any, int]) -> np.ndarray[Any, Any]:
     labels = list(place)
     for node, is_bool in zip(nodes, bools, strict=True):
         at = _position(node, place)
-        # True is equal to 1 and finds it, but is no name for it, nor 1 for a node called True.
+        # True equals 1 and would find node 1, but does not name it; nor does 1 name a node called True.
         if at is None or is_bool != isinstance(labels[at], bool | np.bool_):
-            raise ProblemError(f"protected names {node!r}, which is no node of the graph.")
+            raise ProblemError(f"protected names {node!r}, which is not a node of the graph.")
     _check_distinct(nodes, len(place))
     mask = np.zeros(len(place), dtype=bool)
     mask[[place[node] for node in nodes]] = True
@@ -164,7 +164,7 @@ def _nodes_mask(protected: Any, place: dict[Any, int]) -> np.ndarray[Any, Any]:
 def _position(node: Any, place: dict[Any, int]) -> int | None:
     try:
         return place.get(node)
-    except TypeError:  # a list, say, is nobody's name
+    except TypeError:  # a list, for example, cannot be a node
         return None
 
 
@@ -176,7 +176,7 @@ def _weight(data: Any, default: float, where: str) -> float:
         raise too_large_error(f"the weight of {where}", int(value))
     try:
         weight = float(value)
-    except OverflowError:  # a Fraction, say
+    except OverflowError:  # for example a Fraction
         weight = math.inf
     if not math.isfinite(weight):
         raise ProblemError(f"the weight of {where} is {value!r}: every weight must be finite, as a float64 too.")

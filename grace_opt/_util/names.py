@@ -1,4 +1,4 @@
-"""`nearest_name`: the name that was most likely meant where one is unknown; for error messages."""
+"""`nearest_name`: suggest the name that an unknown one was meant to be, for error messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 
 def nearest_name(name: Any, known: Iterable[str], similarity: float = 0.6) -> str | None:
-    """The known name that was most likely meant, in whatever case it was written; None if none comes near.
+    """Return the known name most similar to `name`, ignoring case; None if none is similar.
 
     Parameters
     ----------
     name : object
-        What was written.
+        The unknown name.
     known : iterable of str
     similarity : float
-        The least ratio of `difflib.SequenceMatcher`, from 0 to 1.
+        Least ratio of `difflib.SequenceMatcher` that counts, from 0 to 1.
 
     Examples
     --------

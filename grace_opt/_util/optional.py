@@ -1,4 +1,4 @@
-"""Libraries that are not always installed, imported where they are used; if one is missing, the pip extra is named."""
+"""Import an optional library where it is used; if it is missing, the error names the pip extra."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..errors import OptionError
 
 
 def require(module: str, extra: str, purpose: str) -> Any:
-    """Import `module`, or say which extra brings it.
+    """Import `module`, or raise with the extra that installs it.
 
     Parameters
     ----------
     module : str
-        What to import.
+        The module to import.
     extra : str
-        The extra of grace-opt that brings it.
+        The extra of grace-opt that installs it.
     purpose : str
-        What needs it, as the subject of the message.
+        What needs it: the subject of the message.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def require(module: str, extra: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # it is installed, and something that it needs is not: its own message says what
+            raise  # the module is installed but one of its dependencies is not: its own message names it
         raise OptionError(
             f'{purpose} needs {module}, which is not installed: pip install "grace-opt[{extra}]".'
         ) from None

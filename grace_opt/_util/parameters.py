@@ -1,7 +1,7 @@
-"""Parameters checked in one manner: integers, numbers, flags and names out of a list, as plain Python values.
+"""Check parameters (integers, numbers, flags, names from a list) and return plain Python values.
 
-Whatever stands for a number is taken: numpy's scalars, and arrays and tensors without dimensions. Bools are no numbers,
-texts neither. A message reads ``seed=-1: give an integer >= 0.``
+Numbers may be numpy scalars, or arrays and tensors without dimensions; bools and texts are refused. A message reads
+``seed=-1: give an integer >= 0.``
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 
 from ..errors import GraceError, OptionError
 
-#: Longest text of a wrong value in a message.
+#: Longest text of a wrong value in a message, in characters.
 MAX_SHOWN = 120
 
 
@@ -50,22 +50,22 @@ def integer(
     hint: str = "",
     error: type[GraceError] = OptionError,
 ) -> int | None:
-    """The value as an int.
+    """Return the value as an int.
 
     Parameters
     ----------
     name : str
-        Of the parameter, for the message.
+        Name of the parameter, for the message.
     value : object
-        An int, or what can be used as one (`operator.index`); 3.0 cannot.
+        An int, or anything that `operator.index` accepts; not 3.0.
     at_least, at_most : int, optional
         The range, both ends included.
     optional : bool
-        Whether None is a value as well.
+        Whether None is allowed.
     hint : str
-        What the message says beside the range.
+        Text that the message adds to the range.
     error : type
-        What is raised.
+        Type of the error to raise.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def integer(
     given = plain(value)
     try:
         found = None if isinstance(given, bool) or getattr(given, "shape", ()) != () else operator.index(given)
-    except (TypeError, RuntimeError):  # a tensor without data raises the second
+    except (TypeError, RuntimeError):  # a tensor without data raises RuntimeError
         found = None
     if found is None or not _within(found, at_least, None, at_most, None):
         wanted = "an integer" + _range(at_least, None, at_most, None)
@@ -130,16 +130,16 @@ def number(
     hint: str = "",
     error: type[GraceError] = OptionError,
 ) -> float | None:
-    """The value as a float; never NaN.
+    """Return the value as a float; never NaN.
 
     Parameters
     ----------
     name, value, optional, hint, error
         As in `integer`; the value is a real number of any kind.
     at_least, above, at_most, below : float, optional
-        The range; `above` and `below` are not in it themselves.
+        The range; `above` and `below` exclude their bound.
     infinite : bool
-        Whether an infinite value may be given.
+        Whether an infinite value is allowed.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def number(
 
 
 def flag(name: str, value: Any, *, error: type[GraceError] = OptionError) -> bool:
-    """The value as a bool; numpy's are taken as well.
+    """Return the value as a bool; numpy's bools are accepted too.
 
     Examples
     --------
@@ -182,7 +182,7 @@ def flag(name: str, value: Any, *, error: type[GraceError] = OptionError) -> boo
 
 
 def choice(name: str, value: Any, allowed: Iterable[str], *, error: type[GraceError] = OptionError) -> str:
-    """The value, one of the names that are allowed.
+    """Return the value if it is one of the allowed names.
 
     Examples
     --------
@@ -198,18 +198,18 @@ def choice(name: str, value: Any, allowed: Iterable[str], *, error: type[GraceEr
 
 
 def check_fields(options: Any, check: Callable[..., Any], *names: str, **limits: Any) -> None:
-    """Check fields of a dataclass, a frozen one too, and put the plain values in their places.
+    """Check fields of a dataclass, also a frozen one, and replace them by the plain values.
 
     Parameters
     ----------
     options : dataclass
-        What is checked, in its ``__post_init__``.
+        The object to check, in its ``__post_init__``.
     check : callable
         `integer`, `number`, `flag` or `choice`.
     *names : str
-        The fields.
+        Names of the fields.
     **limits
-        What `check` is told besides.
+        Further arguments of `check`.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def check_fields(options: Any, check: Callable[..., Any], *names: str, **limits:
 
 
 def shown(value: Any) -> str:
-    """A wrong value as a message shows it, cut where it is long.
+    """Return a wrong value as shown in a message, cut if it is long.
 
     Examples
     --------
@@ -237,13 +237,13 @@ def shown(value: Any) -> str:
     """
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integers of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return f"an int of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def plain(value: Any) -> Any:
-    """What a scalar of numpy's, or an array or tensor without dimensions, holds; anything else as it is."""
+    """Return the number in a numpy scalar or a 0-d array or tensor; anything else unchanged."""
     if getattr(value, "shape", None) != () or not hasattr(value, "item"):
         return value
     try:

@@ -1,4 +1,4 @@
-"""A progress bar on stderr that shows itself only where somebody is waiting.
+"""A progress bar on stderr that appears only in a terminal and only for long work.
 
 Built on rich.
 """
@@ -13,19 +13,19 @@ from typing import Any
 
 from ..errors import OptionError
 
-#: Seconds after which a bar appears by itself.
+#: Seconds after which a bar appears.
 SECONDS_BEFORE_BAR = 1.5
 
 
 @contextmanager
 def progress_bar(wanted: bool | None, total: int) -> Iterator[Callable[[str, int], None]]:
-    """A function ``show(description, completed)`` for the block.
+    """Yield a function ``show(description, completed)`` for the block.
 
     Parameters
     ----------
     wanted : bool or None
-        None: if the block takes longer than `SECONDS_BEFORE_BAR` and stderr is a terminal; True: at once, wherever
-        stderr goes.
+        None shows the bar if the block takes longer than `SECONDS_BEFORE_BAR` and stderr is a terminal. True shows it
+        at once, wherever stderr goes.
     total : int
         Number of steps.
 
@@ -60,7 +60,7 @@ def progress_bar(wanted: bool | None, total: int) -> Iterator[Callable[[str, int
                 try:
                     bar.start()
                 except LiveError:
-                    return  # the caller shows a display of its own, and rich allows one at a time
+                    return  # the caller shows its own display, and rich allows only one at a time
 
     def show(description: str, completed: int) -> None:
         bar.update(task, description=description, completed=completed)

@@ -1,8 +1,8 @@
-"""Safetensors files that know what they are and whether they are whole: a format, a version, and a digest of it all.
+"""Safetensors files with a format name, a version, and a digest that shows any change.
 
-When: for what the library saves of its own, masks and caches. Safetensors itself finds what was cut off, but not a
-byte that changed, a tensor that was replaced, or metadata that were edited. The digest finds those; it is no signature:
-who can write the file can make it fit, so that readers check all that they rely on.
+When: for files that the library itself defines, masks and caches. Safetensors detects truncation, but not a changed
+byte, a replaced tensor or edited metadata; the digest does. It is not a signature: anyone who can write the file can
+update the digest, so readers check everything they rely on.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class TensorFormat:
     Attributes
     ----------
     format, version : str
-        As they stand in the metadata.
+        As stored in the metadata.
     what : str
-        With its article, for messages: "a channel mask".
+        Name with its article, for messages: "a channel mask".
     error : type
-        What its readers and writers raise.
+        Type of error that reading and writing raise.
 
     Examples
     --------
@@ -53,19 +53,19 @@ class TensorFormat:
 
     def write(self, path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write tensors and JSON-able values, atomically."""
-        # Copies on the CPU: views share memory with others, which the format does not have.
+        # Copies on the CPU: the format does not allow views that share memory.
         owned = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
         metadata = {"format": self.format, "version": self.version, "about": json.dumps(dict(about), sort_keys=True)}
         write_tensors(path, owned, {**metadata, "digest": _digest(owned, metadata)}, self.error)
 
     def read(self, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The values and the tensors, on the CPU; an error of this kind's type if there is anything wrong with it."""
+        """Read the values and the tensors, on the CPU; raises this format's error if anything is wrong."""
         unreadable = f"{os.fspath(path)} cannot be read as {self.what} (truncated or not safetensors)"
         try:
             if not os.path.exists(path):
                 raise self.error(f"no {self.what.split(' ', 1)[1]} at {os.fspath(path)}.")
             if not os.path.isfile(path):
-                raise self.error(f"{unreadable}: it is no regular file.")
+                raise self.error(f"{unreadable}: it is not a regular file.")
             with safe_open(os.fspath(path), framework="pt") as file:
                 metadata = dict(file.metadata() or {})
                 if metadata.get("format") != self.format:

@@ -1,7 +1,7 @@
-"""What a terminal can show: plain letters where its encoding lacks others, and tables that fit it or become lists.
+"""Adapt output to the terminal: plain letters if its encoding lacks others, tables that become lists if narrow.
 
-When: whatever the command line prints, and every table. Text from elsewhere (names, paths, what a model wrote) is never
-read as rich's markup. Built on rich.
+When: for all that the command line prints, and every table. Foreign text (names, paths, model output) is never
+interpreted as rich's markup. Built on rich.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-#: Our own letters beyond ASCII, for where there is no room for them.
+#: ASCII spellings of the non-ASCII letters that we print.
 ASCII_SPELLINGS = dict(
     zip(
         "λ Σ √ ∞ ≤ ≥ × · → ² ³ ᵀ ‖ − – — … ‘ ’ “ ”".split(),
@@ -29,7 +29,7 @@ ASCII_SPELLINGS = dict(
 
 
 def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """An error handler for codecs: what `ASCII_SPELLINGS` says, or as many question marks as the letter is wide."""
+    """Error handler for codecs: the spelling in `ASCII_SPELLINGS`, or question marks for the width of the letter."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -41,12 +41,12 @@ codecs.register_error("grace_opt.plain", _spell_in_ascii)
 
 
 def use_ascii_fallback(stream: TextIO) -> None:
-    """From now on, write what the encoding of `stream` lacks in plain letters, instead of failing.
+    """From now on, write letters that the encoding of `stream` lacks in plain letters instead of failing.
 
     Parameters
     ----------
     stream : text file
-        Such as ``sys.stdout``; one that cannot be set up anew is left as it is.
+        Such as ``sys.stdout``; a stream that cannot be reconfigured is left unchanged.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def use_ascii_fallback(stream: TextIO) -> None:
 
 
 def escape_path(text: str, stream: TextIO) -> str:
-    """Text that names files: letters that `stream` lacks as Python would write them, which can be told from others.
+    """Escape, as Python would, the letters of a path that `stream` lacks; different names stay different.
 
     Examples
     --------
@@ -78,12 +78,12 @@ def escape_path(text: str, stream: TextIO) -> str:
     return "".join(map(shown, text))
 
 
-#: A rule below the names, of a letter that every terminal has.
+#: A rule below the column names, made of a character that every terminal has.
 HEADER_RULE = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
 
 
 class FittingTable(Table):
-    """A table without borders that becomes a list, a paragraph per row, where the terminal is too narrow for it.
+    """A table without borders that becomes a list, one paragraph per row, if the terminal is too narrow.
 
     Numbers and names are never cut or broken: only the column with a `min_width` is wrapped. Names, cells, title and
     caption are shown as they are, brackets included.
@@ -91,9 +91,9 @@ class FittingTable(Table):
     Parameters
     ----------
     names : str
-        Columns to begin with, on the left.
+        The first columns, on the left.
     title, caption : str, optional
-        What stands above and below.
+        Text above and below the table.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class FittingTable(Table):
     def add_column(  # type: ignore[override]
         self, name: str, *, justify: JustifyMethod = "left", min_width: int | None = None
     ) -> None:
-        """Add a column, whose cells are wrapped if it has a `min_width`, which one may have, and kept whole if not."""
+        """Add a column. Its cells are wrapped if it has a `min_width`, which only one column may have."""
         super().add_column(Text(name), justify=justify, min_width=min_width, no_wrap=min_width is None, overflow="fold")
 
     def add_row(self, *cells: str | Text) -> None:  # type: ignore[override]
@@ -160,4 +160,4 @@ class FittingTable(Table):
             lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
             whole = max(map(cell_len, lines), default=0)
             widths.append(whole if column.min_width is None else min(whole, column.min_width))
-        return sum(widths) + 2 * (len(widths) - 1)  # a space, and one of the box
+        return sum(widths) + 2 * (len(widths) - 1)  # a space, and one for the box

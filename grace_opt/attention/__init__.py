@@ -1,4 +1,4 @@
-"""From queries and keys to a mask: the interaction matrix, which channels it prunes, and the mask as a file."""
+"""From queries and keys to a mask: build the interaction matrix, choose channels, save the mask."""
 
 from .masks import ChannelMask
 from .provider import MaskProvider

@@ -1,7 +1,6 @@
-"""`ChannelMask`: which key channels are pruned, per KV head, for one layer or a whole model; saved as safetensors.
+"""`ChannelMask`: which key channels are pruned in every KV head of a layer or model; saved as safetensors.
 
-Use it to carry a selection from where it was made to where it is applied. The format is
-documented at `ChannelMask.save`.
+Use it to save a choice of channels and apply it elsewhere. `ChannelMask.save` documents the file format.
 """
 
 from __future__ import annotations
@@ -29,16 +28,17 @@ class ChannelMask:
     Attributes
     ----------
     pruned : Tensor (..., H_kv, d), bool
-        True = this channel of this head is pruned. Leading dimensions are layers and/or batch.
+        True where this channel of this head is pruned. Leading dimensions are layers, batch, or both.
     fingerprint : mapping
-        What the mask was made for (model type, layers, KV heads, head_dim, …); empty if unknown.
+        The model the mask was made for (model type, layers, KV heads, head_dim, …); empty if unknown.
     pruned_per_head : int or None
-        Number in every head, if whoever made the mask knows it: indices are then made without waiting for the device.
+        Number of pruned channels in every head, if known: indices are then computed without waiting for the device.
 
     Raises
     ------
     MaskError
-        If `pruned` is not a bool tensor of at least two dimensions, or `fingerprint` no such mapping.
+        If `pruned` is not a bool tensor of at least two dimensions, or `fingerprint` is not a mapping of names to texts
+        or integers.
 
     Examples
     --------
@@ -71,12 +71,12 @@ class ChannelMask:
 
     @property
     def head_dim(self) -> int:
-        """Channels per head, d."""
+        """Number of channels per head, d."""
         return self.pruned.shape[-1]
 
     @property
     def kv_heads(self) -> int:
-        """KV heads per layer."""
+        """Number of KV heads per layer."""
         return self.pruned.shape[-2]
 
     @property
@@ -91,23 +91,23 @@ class ChannelMask:
         return indices_from_mask(kept, _most(kept) if k is None else self.head_dim - k)
 
     def counted(self) -> ChannelMask:
-        """The same mask with ``pruned_per_head`` found out, if that is one number; waits for the device."""
+        """Return the mask with ``pruned_per_head`` counted, if all heads agree; waits for the device."""
         counts = set(self.pruned.sum(-1).flatten().tolist())
         return replace(self, pruned_per_head=counts.pop() if len(counts) == 1 else None)
 
     def layer(self, i: int) -> ChannelMask:
-        """Entry `i` of the first leading dimension."""
+        """Return entry `i` of the first leading dimension."""
         if self.pruned.ndim < 3:
             raise MaskError(f"this mask of shape {tuple(self.pruned.shape)} has no layer dimension.")
         return replace(self, pruned=self.pruned[i])
 
     def to(self, device: torch.device | str) -> ChannelMask:
-        """The same mask on another device."""
+        """Return the mask on another device."""
         return replace(self, pruned=self.pruned.to(device))
 
     @staticmethod
     def stack(masks: Sequence[ChannelMask], fingerprint: Mapping[str, str | int] | None = None) -> ChannelMask:
-        """Stack layers' masks along a new first dimension; they must agree in shape."""
+        """Stack the masks of layers, equal in shape, along a new first dimension."""
         shapes = {tuple(m.pruned.shape) for m in masks}
         if len(shapes) != 1:
             raise MaskError(f"cannot stack masks of shapes {sorted(shapes)}: give at least one, all of one shape.")
@@ -116,18 +116,17 @@ class ChannelMask:
         return ChannelMask(torch.stack([m.pruned for m in masks]), fingerprint or masks[0].fingerprint, per_head)
 
     def require_fit(self, fingerprint: Mapping[str, str | int]) -> None:
-        """Raise MaskError, naming the difference, if this mask was made for another model than `fingerprint`
-        describes."""
+        """Raise a MaskError that names the difference if the mask was made for a model other than `fingerprint`."""
         other = {key: (self.fingerprint[key], fingerprint[key]) for key in self.fingerprint.keys() & fingerprint.keys()}
         differ = [f"{key}: mask {a!r}, model {b!r}" for key, (a, b) in sorted(other.items()) if a != b]
         if differ:
             raise MaskError(f"the mask was made for another model ({'; '.join(differ)}): make one for this model.")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: tensor ``pruned`` (bool), and metadata ``format``, ``version``, ``about`` (JSON,
-        with the ``fingerprint``) and a ``digest`` of it all.
+        """Write a safetensors file: the bool tensor ``pruned``, and metadata.
 
-        The file is written atomically: a crash leaves no half of it.
+        The metadata are ``format``, ``version``, ``about`` (JSON with the ``fingerprint``) and a ``digest`` of the
+        whole content. The file is written atomically: a crash never leaves half of it.
 
         Raises
         ------
@@ -162,7 +161,7 @@ class ChannelMask:
 
 
 def is_fingerprint(value: Any) -> TypeGuard[Mapping[str, str | int]]:
-    """Whether a value, from a file or a user, is what `ChannelMask.fingerprint` may be."""
+    """Return whether a value from a file or a user is a valid `ChannelMask.fingerprint`."""
     return isinstance(value, Mapping) and all(
         isinstance(name, str) and type(entry) in (str, int) for name, entry in value.items()
     )

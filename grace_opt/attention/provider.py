@@ -1,6 +1,6 @@
-"""`MaskProvider`: observed queries and cached keys in, a `ChannelMask` out, by any registered method.
+"""`MaskProvider`: turn observed queries and cached keys into a `ChannelMask`, by any registered method.
 
-It is what inference code plugs in. A method that somebody registers can be used here at once. Source: GRACE
+Inference code calls it. Any method that you register can be used here. Source: GRACE
 (arXiv 2604.16983): the preset ``"grace"`` is salient-channel protection plus MIES.
 """
 
@@ -28,7 +28,7 @@ from .weights import PROTECT_HIGH, PROTECT_LOW, WEIGHTS, check_protection, prune
 #: Presets: name -> (method, protection bounds).
 PRESETS: Mapping[str, tuple[str, tuple[float, float]]] = {"grace": ("mies", (PROTECT_LOW, PROTECT_HIGH))}
 
-#: Share of the channels that is pruned where nobody says: docs/results/answers.md shows what larger ones cost.
+#: Default share of channels to prune; docs/results/answers.md shows what larger shares cost.
 DEFAULT_RATIO = 0.3
 
 
@@ -38,19 +38,19 @@ class MaskProvider:
     Parameters
     ----------
     method : str or options object
-        A registered method, or the preset ``"grace"`` (protection and MIES); or a method's options as a whole, such as
+        A registered method, the preset ``"grace"`` (protection and MIES), or a method's options object such as
         ``grace_opt.solvers.TabuOptions(iterations=500)``.
     ratio : float
         Fraction of channels to prune, in [0, 1); ⌈ratio · d⌉ channels of every head are pruned.
     kept_channels : int, optional
-        An absolute budget that replaces `ratio`: the number of channels kept in every head.
+        Number of channels to keep in every head; replaces `ratio`.
     protect : (low, high), optional
-        Bounds of the protected proportion, see `salient_channels`; None protects nothing (for the preset: its own
-        bounds).
+        Bounds of the protected proportion, see `salient_channels`. None protects nothing, or for the preset means its
+        own bounds.
     weight : {"frobenius"}
         Which W to build from queries and keys.
     seed : int
-        For randomised methods.
+        Seed for randomised methods.
     **options
         The method's own options.
 
@@ -93,19 +93,19 @@ class MaskProvider:
             near = nearest_name(method, PRESETS)
             meant = f" Did you mean {near!r}?" if near is not None else ""
             raise UnknownSolverError(f"{error} Here, {presets} is known as well.{meant}") from None
-        self._options = replace(self._spec, name=method).make_options(options)  # a message names what was written
+        self._options = replace(self._spec, name=method).make_options(options)  # for messages
 
     def __repr__(self) -> str:
         size = f"ratio={self.ratio:g}" if self.kept_channels is None else f"kept_channels={self.kept_channels}"
         return f"MaskProvider({self.method!r}, {size}, protect={self.protect}, weight={self.weight!r})"
 
     def count(self, head_dim: int) -> int:
-        """How many of `head_dim` channels are pruned; checks that protection leaves that many.
+        """Return how many of `head_dim` channels are pruned; raise if protection leaves too few.
 
         Raises
         ------
         ProblemError
-            If k + ⌊high · d + ½⌋ > d, or if `kept_channels` is more than there are.
+            If k + ⌊high · d + ½⌋ > d, or if `kept_channels` is larger than `head_dim`.
         """
         most = 0 if self.protect is None else math.floor(self.protect[1] * head_dim + 0.5)
         if self.kept_channels is not None:
@@ -125,7 +125,7 @@ class MaskProvider:
         return k
 
     def problem(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> Problem:
-        """The instance that `__call__` solves, one per KV head: for certificates and experiments."""
+        """Return the instances that `__call__` solves, one per KV head: for certificates and experiments."""
         q, k = to_float_tensor(queries, "queries"), to_float_tensor(keys, "keys")
         W = WEIGHTS[self.weight](q, k, attention_mask)
         protected = None
@@ -148,13 +148,13 @@ class MaskProvider:
         Returns
         -------
         ChannelMask
-            ``pruned`` has shape (..., H_kv, d). Nothing in here waits for the device, if the method does not.
+            ``pruned`` has shape (..., H_kv, d). This call does not wait for the device unless the method does.
         """
         problem = self.problem(queries, keys, attention_mask)
         return replace(self.choose(problem), pruned_per_head=problem.k_max)
 
     def choose(self, problem: Problem) -> ChannelMask:
-        """Solve instances that were built elsewhere, from an average of several W for instance."""
+        """Solve instances that were built elsewhere, for example from the average of several W."""
         with torch.no_grad():
             mask = self._spec.solve(problem.flatten(), self._options, Run(self.seed), check=False).mask
         return ChannelMask(mask.reshape(problem.candidates.shape))

@@ -1,5 +1,4 @@
-r"""From attention to a problem: the interaction matrix of observed queries and cached keys, and the channels to
-protect.
+r"""From attention to a problem: the interaction matrix of queries and keys, and the channels to protect.
 
 Dropping the key channels P changes the logits by :math:`\sum_{i \in P} q_i k_i^\top`, whose squared Frobenius norm is
 :math:`1_P^\top W 1_P` with :math:`W = (Q^\top Q) \circ (K^\top K)`.
@@ -21,12 +20,12 @@ from .._util.parameters import integer, number
 from ..errors import OptionError, ProblemError
 from ..kernels.interaction import interaction_matrix as kernel
 
-#: Our bounds [a, b] on the protected proportion; the paper gives none.
+#: Our bounds [a, b] on the protected proportion; the paper states none.
 PROTECT_LOW, PROTECT_HIGH = 0.05, 0.15
 
 
 def prune_count(ratio: float, d: int) -> int:
-    """How many of d channels a ratio prunes: ⌈ratio · d⌉, as in the paper.
+    """Return how many of d channels a ratio prunes: ⌈ratio · d⌉, as in the paper.
 
     Parameters
     ----------
@@ -38,7 +37,7 @@ def prune_count(ratio: float, d: int) -> int:
     Raises
     ------
     OptionError
-        If `ratio` lies outside [0, 1), or `d` is no number of channels.
+        If `ratio` is outside [0, 1), or `d` is not a positive integer.
 
     Examples
     --------
@@ -47,18 +46,18 @@ def prune_count(ratio: float, d: int) -> int:
     """
     d = integer("d", d, at_least=0, hint="the number of channels")
     ratio = number("ratio", ratio, at_least=0, below=1, hint="the share of channels to prune, for instance 0.6")
-    # .7 * 10 is 7.000000000000001 in floating point: round away what decimal ratios cannot mean.
+    # .7 * 10 is 7.000000000000001 in floating point: round away the error.
     return math.ceil(round(ratio * d, 9))
 
 
 def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> Any:
-    r"""Interaction matrix of every KV head, :math:`W = (Q^\top Q) \circ (K^\top K)`.
+    r"""Compute the interaction matrix of every KV head, :math:`W = (Q^\top Q) \circ (K^\top K)`.
 
     Parameters
     ----------
     queries : array (..., H_q, L_obs, d)
-        Observed queries after RoPE, the last L_obs positions. The query heads of a group are stacked, so grouped-query
-        attention is exact.
+        Observed queries after RoPE, at the last L_obs positions. The query heads of a group are stacked, so
+        grouped-query attention is treated exactly.
     keys : array (..., H_kv, L, d)
         Cached keys after RoPE; H_q is a multiple of H_kv.
     attention_mask : array (..., L), optional
@@ -73,12 +72,12 @@ def interaction_matrix(queries: Any, keys: Any, attention_mask: Any = None) -> A
     Raises
     ------
     ProblemError
-        On shapes that do not fit: L_obs > L, H_q not a multiple of H_kv, different d or leading dimensions.
+        If shapes do not fit: L_obs > L, H_q not a multiple of H_kv, different d or leading dimensions.
 
     Notes
     -----
-    O(H_q L_obs d² + H_kv L d²). Half-precision inputs are accumulated in float32. On a GPU, for d up to 256, Triton
-    reads the keys once, where they are and as they are; elsewhere they are copied to float32.
+    O(H_q L_obs d² + H_kv L d²). Half-precision inputs are accumulated in float32. On a GPU, for d up to 256, a Triton
+    kernel reads the keys once, without a copy; otherwise they are copied to float32.
 
     References
     ----------
@@ -105,9 +104,9 @@ def _refuse_infinite(norms: Tensor) -> None:
 
 
 def _refuse_out_of_range(q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tensor) -> None:
-    """Raise where W would be infinite, or lose its digits near zero."""
+    """Raise if W would overflow, or lose its digits near zero."""
     limits = torch.finfo(of_queries.dtype)
-    # W is positive semidefinite: no entry is larger than the largest of its diagonal.
+    # W is positive semidefinite: its largest entry is on the diagonal.
     diagonals = [product.diagonal(dim1=-2, dim2=-1).to(torch.float64) for product in (of_queries, of_keys)]
     reach = (diagonals[0] * diagonals[1]).amax(-1)
     if not bool(reach.isfinite().all()) or bool((reach > limits.max).any()):
@@ -126,7 +125,7 @@ def _refuse_out_of_range(q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tens
 def salient_channels(
     keys: Any, low: float = PROTECT_LOW, high: float = PROTECT_HIGH, attention_mask: Any = None
 ) -> Any:
-    r"""The channels that must not be pruned: those whose key column is unusually large.
+    r"""Return the channels that must not be pruned: those with an unusually large key column.
 
     A channel is salient if its L2 norm over the tokens exceeds mean + one standard deviation (ddof 0) of its head's
     channels. The proportion p of salient channels is clamped to [low, high]; the top ⌊p d + ½⌋ channels by norm are
@@ -170,7 +169,7 @@ def salient_channels(
     if attention_mask is not None:
         k = k.masked_fill(~_valid_tokens(attention_mask, k)[..., None, :, None], 0.0)
     norms = torch.linalg.vector_norm(k, dim=-2)
-    if norms.device.type == "cpu":  # elsewhere somebody would wait for it
+    if norms.device.type == "cpu":  # on other devices this would wait
         _refuse_infinite(norms)
     d = norms.shape[-1]
     salient = norms > norms.mean(-1, keepdim=True) + norms.std(-1, correction=0, keepdim=True)
@@ -181,7 +180,7 @@ def salient_channels(
 
 
 def check_protection(protect: Any) -> tuple[float, float]:
-    """The bounds (low, high) of the protected proportion, validated."""
+    """Return the validated bounds (low, high) of the protected proportion."""
     try:
         low, high = (number("protect", bound) for bound in protect)
     except (TypeError, ValueError):  # an OptionError is both

@@ -1,19 +1,19 @@
-"""The transformers adapter: a key cache that stores only the channels that a solver kept.
+"""The transformers adapter: a key cache that stores only the channels a solver keeps.
 
-Three lines make a stock model decode from a smaller cache, and leave it as it was::
+Three lines make an unmodified model decode from a smaller cache, and restore it afterwards::
 
     from grace_opt.hf import attach
     with attach(model, method="grace", ratio=0.5):
         output = model.generate(**inputs)
 
-or, with the cache in hand::
+or with an explicit cache::
 
     model.set_attn_implementation("grace_sdpa")
     cache = PrunedKeyCache(model, method="grace", ratio=0.5)
     output = model.generate(**inputs, past_key_values=cache)
 
 Importing this package registers the attention functions ``"grace_sdpa"`` and ``"grace_eager"`` with transformers,
-through its documented registration interface (nothing is patched); with any other cache they behave exactly as
+through its documented registration interface; nothing is patched. With any other cache they behave exactly like
 ``"sdpa"`` and ``"eager"``. Needs ``pip install "grace-opt[hf]"`` (transformers 5.2 or newer).
 """
 

@@ -1,6 +1,6 @@
-"""The one place that knows which transformers is installed, and where its cache interface changed.
+"""Differences between versions of transformers, and the check that a supported one is installed.
 
-The adapter runs on transformers 5.2 to the newest 5.x from one source. Three things differ between them:
+The adapter runs on transformers 5.2 to the newest 5.x. Three things differ between them:
 
 ========================  =======================================  ==========================================
 what                      5.2, 5.3                                 5.6 and later
@@ -10,8 +10,8 @@ what                      5.2, 5.3                                 5.6 and later
 ``crop``                  ``max_length``, absolute or negative     ``tokens_to_remove``, zero or negative
 ========================  =======================================  ==========================================
 
-The first two are absorbed by accepting either argument; for ``crop`` the meaning of zero differs (*keep nothing*
-against *remove nothing*), so it has to be told which of the two is meant.
+For the first two, the adapter accepts either argument. For ``crop``, zero means *keep nothing* in old versions and
+*remove nothing* in new ones, so `crop_is_relative` tells them apart.
 
 Source: ``transformers/cache_utils.py`` of 5.2.0 and 5.23.0.
 """
@@ -39,7 +39,7 @@ def require_transformers() -> None:
 
 
 def release(version: str) -> tuple[int, int]:
-    """Major and minor number of a version string; development and pre-releases count as the release they lead to.
+    """Return the major and minor version; development and pre-releases count as the release they precede.
 
     >>> release("5.23.0"), release("5.6.0.dev0"), release("5.2rc1")
     ((5, 23), (5, 6), (5, 2))
@@ -52,7 +52,7 @@ def release(version: str) -> tuple[int, int]:
 
 
 def crop_is_relative() -> bool:
-    """Whether this transformers' ``crop`` takes a number of tokens to remove rather than a length to keep."""
+    """Return whether ``crop`` in this transformers takes a number of tokens to remove, not a length to keep."""
     from transformers.cache_utils import DynamicLayer
 
     return "tokens_to_remove" in inspect.signature(DynamicLayer.crop).parameters

@@ -1,7 +1,6 @@
-"""Arguments that nothing here has, and objects that only hold a model: what their writer most likely meant.
+"""Error messages for unknown arguments and for objects that only contain a model: suggest what was meant.
 
-When: somebody knows another library's names, mistypes ours, or gives a pipeline where a model is wanted. An error then
-says what to write instead.
+When: somebody uses another library's names, mistypes ours, or passes a pipeline instead of a model.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from ..errors import OptionError
 
 T = TypeVar("T")
 
-_RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: a cache lies where the model computes"
+_RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: the cache is on the model's device"
 _BITS, _TOKENS = "write quantize=Quantization(keys=4)", "write evict=SnapKV(budget=512)"
-_GENERATE, _TYPE = "pass it to generate()", "leave it out: a cache has the type of the keys that come in"
+_GENERATE, _TYPE = "pass it to generate()", "leave it out: the cache has the type of the model's keys"
 
-#: What settings of a cache are called elsewhere, or what is often looked for among them.
+#: Names of cache settings in other libraries, and settings that people often look for.
 OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("compression_ratio", "key_channel_compression_ratio", "lam", "lambda", "sparsity"), _RATIO),
     **dict.fromkeys(("pruning_ratio", "prune_ratio"), _RATIO),
-    "keep_ratio": "write ratio=, the share that goes: 1 - keep_ratio",
+    "keep_ratio": "write ratio=, the share to prune: 1 - keep_ratio",
     **dict.fromkeys(("k", "channels", "keep_channels", "num_channels"), _KEPT),
     **dict.fromkeys(("bits", "nbits", "n_bits", "num_bits"), _BITS),
     **dict.fromkeys(("budget", "token_budget", "max_capacity_prompt", "max_capacity_prompts", "press"), _TOKENS),
@@ -34,7 +33,7 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("window", "window_size"), "write observation_window= (queries) or recent_window= (tokens)"),
     **dict.fromkeys(("device", "device_map"), _DEVICE),
     **dict.fromkeys(("dtype", "torch_dtype"), _TYPE),
-    "layers": "write one ratio per layer of the model, 0 for those to leave alone: ratio=[0, 0.5, ...]",
+    "layers": "write one ratio per layer of the model, 0 for those to leave dense: ratio=[0, 0.5, ...]",
     **dict.fromkeys(("mask", "channel_mask", "channels_mask"), "write masks=, a ChannelMask that calibrate() makes"),
     "skip_layers": "write dense_layers=, how many of the first layers stay dense",
     **dict.fromkeys(("max_new_tokens", "do_sample", "temperature", "num_beams", "input_ids"), _GENERATE),
@@ -43,14 +42,14 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
 
 
 def advice(unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str]) -> str:
-    """Sentences on what to write for names that do not exist; empty where nothing comes to mind.
+    """Return sentences on what to write instead of unknown names; empty if there is no suggestion.
 
     Parameters
     ----------
     unknown, known : iterable of str
-        The names that were given, and those that there are.
+        The names that were given, and those that exist.
     elsewhere : mapping
-        From a name of other libraries to what to do here.
+        Maps a name used by other libraries to the advice for it.
 
     Examples
     --------
@@ -67,7 +66,7 @@ def advice(unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str,
 
 
 def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable[[type[T]], type[T]]:
-    """Class decorator: arguments that the constructor does not have raise an `OptionError` with `advice`.
+    """Class decorator: unknown constructor arguments raise an `OptionError` with `advice`.
 
     Parameters
     ----------
@@ -100,19 +99,19 @@ def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable
 
 
 def unwrap_model(given: Any, call: str) -> Any:
-    """The model that ``torch.compile`` wrapped, or what was given.
+    """Return the model that ``torch.compile`` wrapped, or the given object itself.
 
     Parameters
     ----------
     given : object
-        What stands where a model is wanted.
+        The object passed as the model.
     call : str
-        Of which function, for the message.
+        Name of the called function, for the message.
 
     Raises
     ------
     OptionError
-        If it is something else that holds a model (a pipeline, an adapter), or the name of one.
+        If the object merely contains a model (a pipeline, an adapter), or is a model's name.
     """
     model = getattr(given, "_orig_mod", given)
     if isinstance(model, str):
@@ -124,5 +123,7 @@ def unwrap_model(given: Any, call: str) -> Any:
         for name in ("model", "module", "base_model"):
             if isinstance(getattr(model, name, None), PreTrainedModel):
                 kind = type(model).__name__
-                raise OptionError(f"model must be a transformers model, and a {kind} holds one; write {call}(x.{name})")
+                raise OptionError(
+                    f"model must be a transformers model, and a {kind} contains one; write {call}(x.{name})"
+                )
     return model

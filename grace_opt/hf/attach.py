@@ -1,14 +1,14 @@
 """`attach`: for the length of a ``with`` block, ``model.generate`` decodes from a pruned key cache.
 
 When: this is the shortest way to use the adapter, and the only one for code that calls ``generate`` for you, such as a
-``pipeline``. Every call gets a cache of its own, which knows where the prompt ends; so chunked prefill and assisted
-decoding need nothing declared, and calls from several threads share nothing. A cache that the caller passes is used;
-one of ours in which nothing is pruned yet is told where the prompt ends.
+``pipeline``. Every call gets a new cache that knows where the prompt ends. Chunked prefill and assisted decoding
+therefore need no declaration, and calls from several threads share nothing. If the caller passes a cache, that one is
+used; if it is a `PrunedKeyCache` that has not pruned yet, `attach` declares the end of the prompt.
 
-What is changed on the model, and put back when the block ends, also by an exception, or with the last call that is then
-still running in another thread (:mod:`grace_opt.hf.running_calls`): its attention implementation
-(:mod:`grace_opt.hf.implementation`), and an attribute ``generate`` of this one instance
-(:mod:`grace_opt.hf.generate_hook`). Nothing of transformers is patched.
+Two things change on the model: its attention implementation (:mod:`grace_opt.hf.implementation`), and an attribute
+``generate`` of this one instance (:mod:`grace_opt.hf.generate_hook`). Both are restored when the block ends, also after
+an exception. If a call is still running in another thread then, they are restored when the last such call ends
+(:mod:`grace_opt.hf.running_calls`). Nothing in transformers is patched.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .running_calls import RunningCalls
 
 
 class Attached(ContextDecorator):
-    """The ``with`` block that `attach` makes, and what it yields."""
+    """The ``with`` block that `attach` returns, and the object that the block yields."""
 
-    _used = True  # until the constructor is through
+    _used = True  # until the constructor has finished
     hook: GenerateHook | None = None
 
     def __init__(self, model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
         self._model, self._arguments = model, dict(arguments)
-        self.new_cache()  # wrong arguments are told now
+        self.new_cache()  # report wrong arguments now
         self._override: ImplementationOverride | None = None
         self._calls = RunningCalls()
         self._latest: PrunedKeyCache | None = None
@@ -50,10 +50,11 @@ class Attached(ContextDecorator):
 
     @property
     def cache(self) -> PrunedKeyCache:
-        """Of the latest ``generate``: for its `memory_report` or `channel_mask`, or to pass on as ``past_key_values``.
+        """The cache of the latest ``generate``: read its `memory_report` or `channel_mask`, or pass it on as
+        ``past_key_values``.
 
-        In a thread that has called ``generate`` in this block it is the cache of its own latest call; in any other, of
-        the call that was started last.
+        In a thread that has called ``generate`` in this block, the latest call is that thread's own; in any other
+        thread, it is the call started last.
 
         Raises
         ------
@@ -64,55 +65,55 @@ class Attached(ContextDecorator):
         found = self._latest if own is None else own
         if found is None:
             raise CacheError(
-                "there is no cache yet: attached.cache is that of the latest model.generate(...) inside the block; "
-                "calls with a cache of your own or with use_cache=False have none"
+                "there is no cache yet: attached.cache is the cache of the latest model.generate(...) inside the "
+                "block; calls with your own cache or with use_cache=False have none"
             )
         return found
 
     def new_cache(self, prompt_length: int | None = None) -> PrunedKeyCache:
-        """A cache for one prompt, with the settings given to `attach`."""
+        """Return a cache for one prompt, with the settings given to `attach`."""
         return PrunedKeyCache(self._model, **self._arguments, prompt_length=prompt_length)
 
     def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model's own ``generate``, with a cache unless the call has one or works without."""
-        with self._calls.counted() as belongs:  # False: the block ended just now
+        """Call the model's own ``generate``, with a new cache unless the call has one or uses none."""
+        with self._calls.counted() as belongs:  # False: the block has just ended
             return self._pruned(plain, args, kwargs) if belongs else plain(*args, **kwargs)
 
     def _pruned(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given, length = kwargs.get("past_key_values"), _prompt_length(args, kwargs)
         if isinstance(given, Attached):
             raise OptionError(
-                "past_key_values is what attach() yields, which is no cache; write past_key_values=attached.cache to "
-                "go on with a conversation, or leave it out"
+                "past_key_values is the object that attach() yields, which is not a cache; write "
+                "past_key_values=attached.cache to continue a conversation, or leave it out"
             )
         if kwargs.get("cache_implementation") is not None:
-            raise OptionError("attach() gives generate() its cache; leave out cache_implementation")
+            raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
         if given is None and self._uses_cache(args, kwargs):
             given = kwargs["past_key_values"] = self._of_thread.cache = self._latest = self.new_cache(length)
         elif isinstance(given, PrunedKeyCache) and given.is_dense and length and length > given.get_seq_length():
-            given.declare_prompt(length)  # a turn after others that were too short to be pruned
+            given.declare_prompt(length)  # the turns before this one were too short to prune
         if isinstance(given, PrunedKeyCache) and self._configured("cache_implementation", args, kwargs) is not None:
-            kwargs["cache_implementation"] = None  # generate() would refuse the two together
+            kwargs["cache_implementation"] = None  # generate() refuses both together
         if isinstance(given, PrunedKeyCache) and self._is_assisted(args, kwargs):
-            for layer in given.layers:  # later transformers say so themselves
+            for layer in given.layers:  # later versions of transformers raise themselves
                 if isinstance(layer, PrunedKeyLayer):
                     layer.activate_past_recording()
         return plain(*args, **kwargs)
 
     def _is_assisted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether this generate() feeds candidates that it may take back."""
+        """Whether this generate() feeds candidate tokens that it may remove again."""
         lookup = kwargs.get("prompt_lookup_num_tokens") or self._configured("prompt_lookup_num_tokens", args, kwargs)
         return kwargs.get("assistant_model") is not None or bool(lookup)
 
     def _uses_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether this generate() works with a cache at all: as an argument says, or else a configuration."""
+        """Whether this generate() uses a cache at all, according to its arguments or else to the configuration."""
         if "use_cache" in kwargs:
-            return bool(kwargs["use_cache"])  # None is off for transformers too
+            return bool(kwargs["use_cache"])  # transformers also reads None as off
         configured = self._configured("use_cache", args, kwargs)
         return True if configured is None else bool(configured)
 
     def _configured(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What this generate()'s configuration says, or else the model's; None if neither does."""
+        """Look up a setting in this generate()'s configuration, then in the model's; None if neither has it."""
         given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
         found = (getattr(config, name, None) for config in (given, self._model.generation_config))
         return next((value for value in found if value is not None), None)
@@ -122,8 +123,8 @@ class Attached(ContextDecorator):
     def __enter__(self) -> Attached:
         if self._override is not None and self._override.is_open:
             raise OptionError(
-                "this block is open already, or calls in it are still running; write attach(model, ...) again for "
-                "another one"
+                "this block is open already, or calls in it are still running; call attach(model, ...) again for a "
+                "new block"
             )
         self._used = True
         try:
@@ -149,7 +150,7 @@ class Attached(ContextDecorator):
             self._calls.end(self._override.restore)
 
     def _recreate_cm(self) -> Attached:
-        """A block for every call of a function that is decorated with it."""
+        """Return a new block for every call of a function decorated with this one."""
         return Attached(self._model, self._arguments)
 
     def __call__(self, func: Any) -> Any:
@@ -158,7 +159,9 @@ class Attached(ContextDecorator):
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and hasattr(PrunedKeyCache, name):
-            raise AttributeError(f"what attach() yields is no cache and has no {name}; write attached.cache.{name}")
+            raise AttributeError(
+                f"the object that attach() yields is not a cache and has no {name}; write attached.cache.{name}"
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __del__(self) -> None:
@@ -178,26 +181,26 @@ def attach(
     Parameters
     ----------
     model : PreTrainedModel
-        A decoder-only model; what ``torch.compile(model)`` returns is taken for the model in it.
+        A decoder-only model, or what ``torch.compile(model)`` returns for one.
     method, ratio, **settings
-        As in `PrunedKeyCache`, except ``prompt_length``, which each call knows.
+        As in `PrunedKeyCache`, but without ``prompt_length``, which each call sets.
 
     Returns
     -------
     Attached
-        The block, to be entered by ``with``. Its ``cache`` is the one of the latest call.
+        The block, to be entered with ``with``. Its ``cache`` is that of the latest call.
 
     Raises
     ------
     OptionError, CacheError, MaskError
-        As `PrunedKeyCache`; `CacheError` also when the block is entered, if the model does not let its attention be
+        As `PrunedKeyCache`; also `CacheError` on entering the block if the model does not allow its attention to be
         chosen.
 
     Notes
     -----
-    Blocks may be nested, may end in any order, and may be open in several threads: a call belongs to the innermost open
-    block of its own thread, in a thread without one to the block that was entered last. A call that still runs in
-    another thread when its block ends goes on as it began, and the model is put back when it is done.
+    Blocks may be nested, may end in any order, and may be open in several threads. A call belongs to the innermost open
+    block of its own thread; in a thread without one, to the block entered last. A call that is still running in another
+    thread when its block ends goes on unchanged, and the model is restored when it is done.
 
     Examples
     --------
@@ -217,14 +220,14 @@ def attach(
     if not callable(getattr(found, "generate", None)):
         raise OptionError(
             f"{type(found).__name__} has no generate(): it is a model without its language-model head; write "
-            "attach(model) with the whole one, which AutoModelForCausalLM.from_pretrained(...) gives. To call this one "
-            "yourself, pass it a PrunedKeyCache"
+            f"attach(model) with the full model, from AutoModelForCausalLM.from_pretrained(...). To call this model "
+            f"yourself, pass it a PrunedKeyCache"
         )
     return Attached(found, {"method": method, "ratio": ratio, **settings})
 
 
 def _prompt_length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Tokens of a generate()'s prompt, padding included; None if only generate() itself can know."""
+    """Return the number of tokens of a generate()'s prompt, padding included; None if only generate() can know it."""
     for given in (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), kwargs.get("inputs"), *args[:1]):
         if isinstance(given, Tensor) and given.dim() >= 2:
             return int(given.shape[1])

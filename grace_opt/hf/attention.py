@@ -1,18 +1,18 @@
-"""The attention functions ``"grace_sdpa"`` and ``"grace_eager"``: dense over the prompt, two segments afterwards.
+"""The attention functions ``"grace_sdpa"`` and ``"grace_eager"``: dense over the prompt, then on pruned keys.
 
-Prompt: the base function (sdpa, or the model's own eager one) runs on dense keys as ever. Then the layer is handed the
-post-RoPE queries and the padding that it saw, and compresses itself when the prompt is over. Nothing is re-projected,
-so query norms, biases and scaling are right by construction.
+Prompt: the base function (sdpa, or the model's own eager function) runs on dense keys as usual. The layer then receives
+the post-RoPE queries and the padding, and compresses its keys when the prompt is over. Nothing is projected again, so
+query norms, biases and scaling are those of the model.
 
-Decoding: the two-segment attention of :mod:`grace_opt.hf.pruned_attention`, by a kernel where one suits
-(:mod:`grace_opt.hf.decoding`). For many new tokens at once (a further turn of a
-conversation) its logits would take as much memory as eager attention's, so above ``MAX_FUSED_QUERIES`` the keys are
-widened with zeros, one layer at a time, and the base function does the work: the same numbers by another route.
+Decoding: the two-segment attention of :mod:`grace_opt.hf.pruned_attention`, by a kernel if one fits
+(:mod:`grace_opt.hf.decoding`). For many new tokens at once (another turn of a conversation), its logits would take as
+much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the keys are therefore widened with
+zeros, one layer at a time, and the base function computes the same result.
 
-A key tensor without such a context (another cache, a sliding layer, no cache) goes straight to the base function; only
-soft-capped logits, which sdpa cannot do, are refused whatever the cache.
+Keys that do not come from a `PrunedKeyLayer` (another cache, a sliding layer, no cache) go straight to the base
+function. Soft-capped logits, which sdpa cannot compute, are refused with any cache.
 
-Source: ``sdpa_attention_forward`` and ``eager_attention_forward`` of transformers, whose call they share.
+Source: ``sdpa_attention_forward`` and ``eager_attention_forward`` of transformers, which have the same signature.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def register_attention() -> None:
 
 
 def register(name: str, function: AttentionFunction, base_name: str) -> None:
-    """Register an attention function and a mask function: without the latter, transformers silently drops padding.
+    """Register an attention function and its mask function; without one, transformers silently ignores padding.
 
     Parameters
     ----------
     name : str
-        What ``model.set_attn_implementation`` is to accept.
+        The name for ``model.set_attn_implementation``.
     function : callable
         The attention function.
     base_name : str
@@ -71,14 +71,14 @@ def register(name: str, function: AttentionFunction, base_name: str) -> None:
 
 
 def base_function(name: str, module: nn.Module) -> AttentionFunction:
-    """The attention function to build on.
+    """Return the attention function to build on.
 
     Parameters
     ----------
     name : str
         ``"sdpa"`` or ``"eager"``.
     module : Module
-        The attention module that calls: eager attention is no registered function, each model file has its own, with
+        The calling attention module. Eager attention is not a registered function: each model file has its own, with
         its own soft-capping, sinks and so on.
     """
     function: AttentionFunction | None = None
@@ -88,14 +88,14 @@ def base_function(name: str, module: nn.Module) -> AttentionFunction:
         function = function or getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
     if function is None:
         raise CacheError(
-            f"{type(module).__name__} has no eager attention function to build on; write "
+            f"{type(module).__name__} has no eager attention function; write "
             'model.set_attn_implementation("grace_sdpa")'
         )
     return function
 
 
 def pruning_function(base_name: str) -> AttentionFunction:
-    """The attention function that is registered as ``grace_`` and this base's name."""
+    """Return the attention function to register as ``grace_`` plus the base's name."""
 
     def attend(
         module: nn.Module,
@@ -110,15 +110,15 @@ def pruning_function(base_name: str) -> AttentionFunction:
         if base_name == "sdpa" and kwargs.get("softcap") is not None:
             raise CacheError(
                 f"{type(module).__name__} soft-caps its attention logits, which sdpa cannot do (old transformers "
-                'leave it out silently); write model.set_attn_implementation("grace_eager")'
+                'silently ignores it); write model.set_attn_implementation("grace_eager")'
             )
         context = context_of(key)
         if context is None:
             return base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
         if context_of(value) is None:
             raise CacheError(
-                f"{type(module).__name__} changes its values between cache and attention, so the stored ones would be "
-                "used wrongly; this model cannot be pruned"
+                f"{type(module).__name__} changes its values between cache and attention, so the cached values would "
+                f"be wrong; this model cannot be pruned"
             )
         layer, old = context.layer, context.compressed
         layer.attended()
@@ -128,7 +128,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
             return _decoded(base_name, module, query, key, value, attention_mask, old, layer.plan.config.fused, kwargs)
         attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
         behind = layer.prompt.behind(query.shape[2], key.shape[2])
-        # Layers that share another's keys (Gemma 3n) come by as well; the owner's queries choose.
+        # Layers that share another layer's keys (Gemma 3n) get here too; the owner's queries choose.
         if getattr(module, "layer_idx", layer.plan.index) == layer.plan.index:
             now = Observation(
                 query,
@@ -139,7 +139,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
             )
             layer.observe(now, key, value, at_once=behind > 0)
         if behind and layer.compressed is not None:
-            pruned = layer.compressed.to(key.device)  # an offloading cache has put the layer away
+            pruned = layer.compressed.to(key.device)  # an offloading cache has moved the layer away
             fused = layer.plan.config.fused
             return _candidates(
                 base_name, module, query, key, value, attention_mask, pruned, fused, behind, attended, kwargs
@@ -161,7 +161,7 @@ def _decoded(
     fused: bool,
     kwargs: dict[str, Any],
 ) -> Attended:
-    """Attention of new tokens over what is compressed and the dense tail."""
+    """Compute attention of new tokens over the compressed part and the dense tail."""
     if fused and query.shape[2] <= MAX_FUSED_QUERIES:
         return fused_attention(module, query, tail, value, attention_mask, old, base_name == "eager", **kwargs)
     if attention_mask is not None:
@@ -184,9 +184,9 @@ def _candidates(
     attended: Attended,
     kwargs: dict[str, Any],
 ) -> Attended:
-    """What was attended densely, with the rows of the candidates behind the prompt done again on the pruned keys.
+    """Recompute, on the pruned keys, the output rows of candidates that follow the prompt.
 
-    So each of them sees what it would see if it were fed alone, after the prompt.
+    Each candidate then sees what it would see if fed alone, after the prompt.
     """
     shown, length = query.shape[2] - behind, key.shape[2]
     mask = causal_mask(behind, length, key.device) if attention_mask is None else attention_mask[:, :, shown:]
@@ -200,12 +200,12 @@ def _candidates(
 
 
 def key_validity(attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:
-    """Which keys are real tokens, read from the mask that the attention got.
+    """Return which keys are real tokens, read from the attention mask.
 
     Parameters
     ----------
     attention_mask : Tensor or None
-        ``(B or 1, H or 1, L, S)``, bool or additive. None is what mask functions return when nothing is padded.
+        ``(B or 1, H or 1, L, S)``, bool or additive. None if nothing is padded.
     batch, length : int
         ``B`` and ``S``.
 
@@ -223,7 +223,7 @@ def key_validity(attention_mask: Tensor | None, batch: int, length: int) -> Tens
 
 
 def _refuse_unsupported(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Name what this model's attention needs and the fused path cannot do, rather than leave it out silently."""
+    """Raise if this model's attention needs something that the fused path cannot compute."""
     extra = [argument for argument in ("s_aux", "position_bias") if kwargs.get(argument) is not None]
     if extra:
         raise CacheError(

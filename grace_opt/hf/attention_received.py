@@ -1,7 +1,7 @@
-"""How much attention each cached key receives from a prompt's last queries: what eviction scores are made of.
+"""Attention that each cached key receives from a prompt's last queries; eviction scores are built from it.
 
-Source: the definitions in SnapKV (arXiv 2404.14469) and H2O (arXiv 2306.14048); one score per KV head and query of its
-group, so that pooling and averaging are the caller's.
+Source: the definitions in SnapKV (arXiv 2404.14469) and H2O (arXiv 2306.14048); one score per KV head and query head of
+its group; the caller pools and averages.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.nn import functional
 from .._util.arrays import working_dtype
 from ..errors import ProblemError
 
-#: Largest number of logits at once (256 MiB in float32, and a few temporaries of that size).
+#: Largest number of logits at once: 256 MiB in float32, plus a few temporaries of that size.
 MAX_LOGITS = 2**26
 
 
 def attention_received(
     queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None, needed: int | None
 ) -> Tensor:
-    """Attention that every key receives from the last `needed` queries, summed: (B, H, group, S)."""
+    """Return the attention that each key receives from the last `needed` queries, summed: (B, H, group, S)."""
     queries = _last_queries(queries, keys, valid, needed)
     (batch, heads, length, width), observed = keys.shape, queries.shape[2]
     dtype = torch.promote_types(working_dtype(queries.dtype), working_dtype(keys.dtype))
@@ -30,7 +30,7 @@ def attention_received(
     place = torch.arange(length, device=keys.device)
     total = torch.zeros(*grouped.shape[:3], length, dtype=dtype, device=keys.device)
     step = max(MAX_LOGITS // total[:, 0].numel(), 1)
-    # Head by head: all keys at once in float32 would be two layers' worth of half-precision ones.
+    # Head by head: all keys at once in float32 would take as much memory as two layers in half precision.
     for head, first in itertools.product(range(heads), range(0, observed, step)):
         part = grouped[:, head, :, first : first + step].to(dtype)
         position = place[length - observed + first :][: part.shape[2]]
@@ -50,7 +50,7 @@ def attention_received(
 
 
 def finished_scores(older: Tensor, keys: Tensor, valid: Tensor | None, always: int) -> Tensor:
-    """Scores of all tokens from those of the older ones: the others are always kept, and padding never wanted."""
+    """Extend scores of older tokens to all tokens: the newer get +inf (always kept), padding gets -inf."""
     scores = functional.pad(older, (0, min(always, keys.shape[2])), value=torch.inf)
     return scores if valid is None else scores.masked_fill(~valid[:, None], -torch.inf)
 
@@ -66,7 +66,7 @@ def check_valid(keys: Tensor, valid: Tensor | None) -> None:
 
 
 def _last_queries(queries: Tensor, keys: Tensor, valid: Tensor | None, needed: int | None) -> Tensor:
-    """The last `needed` queries."""
+    """Return the last `needed` queries."""
     check_valid(keys, valid)
     batch, heads, length, width = keys.shape
     if queries.ndim != 4 or (queries.shape[0], queries.shape[3]) != (batch, width) or queries.shape[1] % heads:

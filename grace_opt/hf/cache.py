@@ -1,11 +1,11 @@
-"""PrunedKeyCache: pass it to ``generate``, and the prompt's keys keep only the channels that a solver chose.
+"""`PrunedKeyCache`: a cache for ``generate`` that keeps only the key channels chosen by a solver.
 
-When: the key cache of long prompts should be smaller than 16-bit dense keys, on any model whose attention goes through
-transformers' attention interface. Pruning alone is the worse trade beside int8 or int4 keys; below about 3.5 bits per
-key element, as a rule of thumb, pruning together with quantisation is the better one.
+When: long prompts need a smaller key cache than dense 16-bit keys, on any model that computes attention through
+transformers' attention interface. At equal size, int8 or int4 keys lose less than pruning alone. Below about 3.5 bits
+per key element, as a rule of thumb, pruning combined with quantisation is better.
 
-The class starts from ``DynamicCache(config=...)``, so that transformers decides what every layer needs, and replaces
-only the full-attention layers; sliding windows and linear attention are left as they are.
+The class starts from ``DynamicCache(config=...)``, in which transformers decides what each layer needs, and replaces
+only the full-attention layers. Layers with sliding windows or linear attention stay as they are.
 
 Source: GRACE (arXiv 2604.16983), Algorithm 1; the layout of ThinK (arXiv 2407.21018), but stored per KV head.
 """
@@ -43,31 +43,31 @@ class PrunedKeyCache(Cache):
     Parameters
     ----------
     model : PreTrainedModel or PreTrainedConfig
-        The model, or ``model.config``. From the model itself the cache also learns the size of prefill chunks, and
-        which weights its masks and saved states belong to.
+        The model, or ``model.config``. From the model, the cache also learns the size of prefill chunks and which
+        weights its masks and saved states belong to.
     method, ratio
         As in `PruningConfig`.
     pruning : PruningConfig, optional
         All settings at once, instead of ``method``, ``ratio`` and ``settings``.
     provider : MaskSource, optional
-        Decides the channels instead of ``method``, ``ratio``, ``protect``, ``seed`` and options: a
+        Chooses the channels; replaces ``method``, ``ratio``, ``protect``, ``seed`` and the method's options. A
         `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) -> ChannelMask``.
     masks : ChannelMask, optional
-        Static masks with one leading entry per layer: the same channels for every prompt. Replaces the same arguments.
+        Static masks, one leading entry per layer: the same channels for every prompt. Replaces the same arguments.
     prompt_length : int, optional
-        Tokens of the prompt, padding included: for prompts that come in chunks, and for assisted decoding, which feeds
-        candidates along with it. By default the first forward pass of several tokens is the prompt.
+        Number of prompt tokens, padding included. Needed for prompts fed in chunks, and for assisted decoding, which
+        feeds candidates along with the prompt. By default the first forward pass of several tokens is the prompt.
     offloading : bool
-        Keep the layers on the CPU and fetch each when it is due, as ``DynamicCache(offloading=True)`` does. Needs CUDA.
+        Keep the layers on the CPU and fetch each when needed, as ``DynamicCache(offloading=True)`` does. Needs CUDA.
     **settings
-        The other settings of `PruningConfig`; what is none of them is an option of the method.
+        The other settings of `PruningConfig`; any other name is an option of the method.
 
     Attributes
     ----------
     pruning : PruningConfig
         The settings.
     prunable_layers : tuple of int
-        The layers that are pruned, by their position in the model.
+        Positions, in the model, of the layers that are pruned.
 
     Raises
     ------
@@ -104,8 +104,8 @@ class PrunedKeyCache(Cache):
         text = _text_config(model)
         if offloading and not torch.cuda.is_available():
             raise CacheError(
-                "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and there is none "
-                "here; leave it out: without a GPU the cache is in main memory anyway"
+                "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine "
+                "has none; leave it out: without a GPU the cache is in main memory anyway"
             )
         given = {"method": method, "ratio": ratio, **settings}
         if pruning is not None:
@@ -124,8 +124,8 @@ class PrunedKeyCache(Cache):
         self.prunable_layers = tuple(i for i in prunable if i >= self.pruning.dense_layers)
         if not self.prunable_layers:
             raise CacheError(
-                f"dense_layers={self.pruning.dense_layers} leaves no layer to prune; write fewer: the last layer that "
-                f"could be pruned is {prunable[-1]}"
+                f"dense_layers={self.pruning.dense_layers} leaves no layer to prune; write fewer: the last layer "
+                f"that can be pruned is {prunable[-1]}"
             )
         self._shape = fingerprint(text)
         self._config = weakref.ref(text)
@@ -151,12 +151,12 @@ class PrunedKeyCache(Cache):
         sources = {i: self.pruning.provider(i) if provider is None else provider for i in self.prunable_layers}
         for source in sources.values():
             if isinstance(source, MaskProvider):
-                # Now rather than after a long prompt: does protection leave enough channels to prune?
+                # Check now, not after a long prompt: does protection leave enough channels to prune?
                 source.count(int(self._shape["head_dim"]))
         return sources
 
     def _check_budgets(self, count: int) -> None:
-        """Now rather than after a long prompt: do the eviction budgets leave anything to prune?"""
+        """Raise, before a long prompt, if the eviction budgets leave nothing to prune."""
         evict, dense = self.pruning.evict, self.pruning.recent_window + self.pruning.sink_tokens
         if evict is None:
             return
@@ -170,12 +170,12 @@ class PrunedKeyCache(Cache):
                 )
 
     def declare_prompt(self, length: int) -> None:
-        """Say where the prompt ends; before the model runs on it.
+        """Declare where the prompt ends; call it before the model runs on the prompt.
 
         Parameters
         ----------
         length : int
-            Tokens up to there, padding and what is cached already included: ``inputs.input_ids.shape[1]``.
+            Number of tokens up to there, including padding and tokens already cached: ``inputs.input_ids.shape[1]``.
         """
         length = integer("prompt_length", length, at_least=1)
         for layer in self._pruned_layers():
@@ -190,20 +190,21 @@ class PrunedKeyCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append to one layer; called by the model (see :meth:`grace_opt.hf.layer.PrunedKeyLayer.update`)."""
+        """Append to one layer; the model calls it (see :meth:`grace_opt.hf.layer.PrunedKeyLayer.update`)."""
         if layer_idx >= len(self.layers):
             raise CacheError(
-                f"the model writes to layer {layer_idx} and this cache was made for {len(self.layers)} layers; write "
+                f"the model writes to layer {layer_idx} but this cache was made for {len(self.layers)} layers; write "
                 "PrunedKeyCache(model.config, ...) with the configuration of the same model"
             )
         self._check_readable(self.layers[layer_idx])
-        # A layer's attention runs before the next layer's update, so a forgotten attention function shows up here,
-        # within the first forward pass, rather than at the first decode step.
+        # A layer's attention runs before the next layer's update, so a forgotten attention function is noticed within
+        # the first forward pass, not only at the first decode step.
         if self._last_updated is not None:
             self._last_updated.check_attended()
         layer = self.layers[layer_idx]
         if layer_idx == self.prunable_layers[0]:
-            # A step after the prompt's, when a device has long said what was finite: nobody waits for it in the prompt.
+            # Checked one step after the prompt, when the device already has the result: the prompt does not wait for
+            # it.
             for each in self.layers:
                 if isinstance(each, PrunedKeyLayer):
                     each.check_numbers()
@@ -214,7 +215,7 @@ class PrunedKeyCache(Cache):
             if expected != found and layer.keys.numel():
                 raise CacheError(
                     f"layer {layer_idx} of the cache holds (batch, KV heads, head_dim, width of values) = {expected} "
-                    f"and the new keys have {found}; use a new cache, or one of this model and batch"
+                    f"but the new keys have {found}; use a new cache, or the one for this model and batch"
                 )
         if isinstance(layer, PrunedKeyLayer):
             layer.implementation = self._implementation()
@@ -222,17 +223,17 @@ class PrunedKeyCache(Cache):
         return updated
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of tokens that went in and were not cropped."""
+        """Return the number of cached tokens: all that were added and not cropped."""
         if any(isinstance(layer, PrunedKeyLayer) and layer.is_postponed for layer in self.layers):
-            self._settle()  # all layers at once: what torch.compile traces is interrupted here, and not in every layer
+            self._settle()  # all layers at once: breaks torch.compile's graph once, not in every layer
         return int(super().get_seq_length(layer_idx))
 
     @property
     def is_compileable(self) -> bool:
         """Whether ``generate`` may compile the steps with static shapes: never.
 
-        ``generate`` asks before every step, outside what ``torch.compile`` traces: the moment to compress what could
-        not be compressed while the prompt was traced.
+        ``generate`` asks before every step, outside what ``torch.compile`` traces. This is where a prompt that could
+        not be compressed while it was traced is compressed.
         """
         if not torch.compiler.is_compiling():
             self._settle()
@@ -245,14 +246,14 @@ class PrunedKeyCache(Cache):
                 layer.settle()
 
     def _check_readable(self, layer: Any) -> None:
-        """Raise before another attention function trips over keys that are not all there."""
+        """Raise if the model's attention function cannot read pruned keys."""
         name = self._implementation()
         others = name in ("sdpa", "eager", "flex_attention") or "flash" in name
         if others and isinstance(layer, PrunedKeyLayer) and layer.needs_our_attention:
             raise CacheError(
                 f'this cache is pruned, and the model\'s attention is "{name}", which cannot read it; write '
                 'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
-                "go on inside `with grace_opt.hf.attach(model):`"
+                "continue inside `with grace_opt.hf.attach(model):`"
             )
 
     def _implementation(self) -> str:
@@ -277,15 +278,16 @@ class PrunedKeyCache(Cache):
         for layer in self._pruned_layers():
             if layer.compressed is None:
                 raise CacheError(
-                    f"nothing is pruned yet: the cache holds {layer.get_seq_length()} tokens and prunes after a prompt "
-                    f"of more than recent_window={self.pruning.recent_window}; run the model on a longer prompt, or "
+                    f"nothing is pruned yet: the cache holds {layer.get_seq_length()} tokens and prunes after a "
+                    f"prompt longer than recent_window={self.pruning.recent_window}; run the model on a longer "
+                    f"prompt, or "
                     "write a smaller recent_window"
                 )
             masks.append(mask_from_kept(layer.compressed.kept_indices, layer.head_dim))
         return ChannelMask.stack(masks, fingerprint=self.fingerprint())
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Which model this cache is for; with its weights, if it was made from the model and that still exists."""
+        """Return which model this cache is for, weights included if it was made from a model that still exists."""
         model = None if self._model is None else self._model()
         return self._shape if model is None else fingerprint(model)
 
@@ -295,10 +297,10 @@ class PrunedKeyCache(Cache):
         return all(layer.compressed is None for layer in self._pruned_layers())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything that is cached to a safetensors file, for `load` in another process.
+        """Write all that is cached to a safetensors file, for `load` in another process.
 
-        The file is written atomically: a crash leaves no half of it. A cache that was made from the model
-        rather than from its configuration also records which weights the keys came from.
+        The file is written atomically: a crash never leaves half of it. A cache made from the model, not from its
+        configuration, also records which weights the keys came from.
         """
         self._pruned_layers()
         about = {
@@ -317,17 +319,17 @@ class PrunedKeyCache(Cache):
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
     ) -> PrunedKeyCache:
-        """A cache that `save` wrote, bit for bit.
+        """Read a cache that `save` wrote, bit for bit.
 
         Parameters
         ----------
         path : path
             The file.
         model : PreTrainedModel or PreTrainedConfig
-            What it was made for. Given the model, the tensors go to the devices of its layers, and its weights are
-            compared as well; given the configuration, to the CPU.
+            The model the cache was made for, or its configuration. Given the model, the tensors go to the devices of
+            its layers and the weights are compared too; given the configuration, the tensors go to the CPU.
         provider, masks
-            What chose the channels, if it was not a method; only asked for after a `reset`.
+            What chose the channels, if not a method; needed only after a `reset`.
 
         Raises
         ------
@@ -339,12 +341,14 @@ class PrunedKeyCache(Cache):
         about, tensors = load_about(path)
         here = fingerprint(model if isinstance(model, PreTrainedModel) else _text_config(model))
         there = about["fingerprint"]
-        # Whoever made the cache from a configuration knows no weights; all else is always compared.
+        # A cache made from a configuration knows no weights; everything else is always compared.
         names = sorted({*here, *there} - ({"weights"} if not ("weights" in here and "weights" in there) else set()))
         pairs = {name: (there.get(name), here.get(name)) for name in names}
-        differ = [f"{name}: {a!r} there, {b!r} here" for name, (a, b) in pairs.items() if a != b]
+        differ = [f"{name}: {a!r} in the file, {b!r} in this model" for name, (a, b) in pairs.items() if a != b]
         if differ:
-            raise CacheError(f"{path} was saved for another model ({'; '.join(differ)}); run this one on the prompt")
+            raise CacheError(
+                f"{path} was saved for another model ({'; '.join(differ)}); run the prompt through this model instead"
+            )
         try:
             pruning = PruningConfig.from_dict(about["pruning"])
         except GraceError as error:
@@ -365,7 +369,7 @@ class PrunedKeyCache(Cache):
         return cache
 
     def memory_report(self) -> MemoryReport:
-        """Bytes that the cache holds now, by part, beside the dense equivalent."""
+        """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""
         return measure(self._pruned_layers(), [x for x in self.layers if not isinstance(x, PrunedKeyLayer)])
 
     def _pruned_layers(self) -> list[PrunedKeyLayer]:
@@ -425,12 +429,12 @@ def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks
 
 
 def _prunable(config: PreTrainedConfig, layers: list[Any]) -> tuple[int, ...]:
-    """Full-attention layers: a plain DynamicLayer that the configuration does not call otherwise."""
-    # Old transformers give a plain DynamicLayer also to models without any attention.
+    """Return the full-attention layers: each a plain DynamicLayer, and of no other type in the configuration."""
+    # Old versions of transformers give even models without attention a plain DynamicLayer.
     attends = hasattr(config, "num_attention_heads")
     types = getattr(config, "layer_types", None) or ["full_attention" if attends else "none"] * len(layers)
     plain = [type(layer) is DynamicLayer for layer in layers]
-    crossing = getattr(config, "cross_attention_layers", None) or ()  # Mllama: images, which are not extended
+    crossing = getattr(config, "cross_attention_layers", None) or ()  # Mllama's image layers: never extended
     found = tuple(
         index
         for index in range(len(layers))
@@ -439,7 +443,7 @@ def _prunable(config: PreTrainedConfig, layers: list[Any]) -> tuple[int, ...]:
     if not found:
         kinds = sorted({type(layer).__name__ for layer in layers}) if attends else ["layers without attention heads"]
         raise CacheError(
-            f"{config.model_type} has no full-attention layer whose keys could be pruned, only {', '.join(kinds)}; use "
-            "transformers' own DynamicCache for it"
+            f"{config.model_type} has no full-attention layer whose keys could be pruned, only {', '.join(kinds)}; "
+            f"use transformers' own DynamicCache"
         )
     return found

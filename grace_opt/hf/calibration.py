@@ -1,14 +1,13 @@
-r"""Static masks: the channels of every head, chosen once from a few texts, and then used for any prompt.
+r"""Static masks: choose the channels of every head once, from a few texts, and use them for any prompt.
 
-When: prompts are of one kind, and nothing is to be observed, computed or waited for per prompt. The masks do not follow
-a prompt; compare both on your own texts.
+When: all prompts are of one kind, and choosing channels per prompt takes too long. Static masks do not adapt to the
+prompt; compare both on your own texts.
 
-Every prompt contributes its W, the squared change of the logits per pair of channels, divided by its number of tokens,
-so that a long text counts no more than a short one; the mean of these is what the method minimises, and the squared key
-norms that decide what is protected are averaged alike.
+Every text contributes its W, the squared change of the logits per pair of channels, divided by its number of tokens: a
+long text counts no more than a short one. The method minimises the mean of these. The squared key norms that decide
+which channels are protected are averaged in the same way.
 
-Source: static per-head masks are LeanK's row (arXiv 2508.02215); how they are chosen here is GRACE's (arXiv
-2604.16983).
+Source: LeanK (arXiv 2508.02215) for static masks per head; GRACE (arXiv 2604.16983) for the way they are chosen.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothi
 from .config import PruningConfig
 from .masking import execution_device, fingerprint
 
-#: Settings of a cache that say nothing about which channels are chosen from whole texts.
+#: Settings of a cache that do not affect which channels are chosen from whole texts.
 _NOT_ASKED = frozenset(("recent_window", "sink_tokens", "tail_block", "fused", "evict", "quantize"))
 
 
@@ -53,18 +52,18 @@ def calibrate(
     Parameters
     ----------
     model : PreTrainedModel
-        A decoder whose attention goes through transformers' attention interface.
+        A decoder that computes attention through transformers' attention interface.
     texts : sequence of str or Tensor
-        Texts, or their token numbers ``(L,)`` or ``(1, L)``.
+        Texts, or their token ids of shape ``(L,)`` or ``(1, L)``.
     tokenizer : callable, optional
-        Needed for texts.
+        Needed if ``texts`` contains strings.
     method, ratio, pruning, **settings
-        As in `PrunedKeyCache`, but only those on which the channels depend: ``recent_window``, ``sink_tokens``,
-        ``tail_block``, ``fused``, ``evict`` and ``quantize`` are the cache's, not read in ``pruning``.
+        As in `PrunedKeyCache`, but only those on which the channels depend. ``recent_window``, ``sink_tokens``,
+        ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the cache; in ``pruning`` they are ignored.
     observation_window : int, optional
-        Number of each text's last queries that count; None means all of them, as a static mask serves them all.
+        Number of last queries of each text that count. None means all, since a static mask serves them all.
     advance : callable
-        Told how many texts are done, for a progress bar.
+        Called with the number of texts done so far, for a progress bar.
 
     Returns
     -------
@@ -74,14 +73,15 @@ def calibrate(
     Raises
     ------
     OptionError
-        If there is no text, or one of them has no tokens, or texts come without a tokenizer; or if a setting is given
-        that would have no effect.
+        If there are no texts, a text has no tokens, strings come without a tokenizer, or a setting would have no
+        effect.
     CacheError
-        If a layer's keys or queries are not finite, or too large or small to choose channels by.
+        If a layer's keys or queries are not finite, or are too large or too small to choose channels by.
 
     Notes
     -----
-    One forward pass per text, without a cache: O(L²) of attention and the queries, keys and values of every layer.
+    Runs one forward pass per text, without a cache: O(L²) time for attention, and memory for the queries, keys and
+    values of every layer.
 
     Examples
     --------
@@ -96,14 +96,14 @@ def calibrate(
     if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
         raise OptionError("texts come before their tokenizer; write calibrate(model, texts, tokenizer)")
     if tokenizer is not None and not callable(tokenizer):
-        raise OptionError(f"a {type(tokenizer).__name__} is no tokenizer; write calibrate(model, texts, tokenizer)")
+        raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write calibrate(model, texts, tokenizer)")
     if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
         raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
     if ignored := sorted({"provider", "masks"} & set(settings)):
         raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
     if ignored := sorted(_NOT_ASKED & set(settings)):
         raise OptionError(
-            f"the channels do not depend on {', '.join(ignored)}; give that to the cache that is to use the masks: "
+            f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
             f"PrunedKeyCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
         )
     if observation_window is not None:
@@ -137,7 +137,7 @@ def calibrate(
         provider = cache.pruning.provider(layer)
         protected = None
         if provider.protect is not None:
-            # One token whose entries are the norms has these norms.
+            # A single token with the norms as its entries has exactly these norms.
             protected = salient_channels(squares[layer].sqrt()[:, None, :], *provider.protect)
         count = provider.count(means[layer].shape[-1])
         masks.append(ChannelMask(provider.choose(Problem.of(means[layer], count, protected=protected)).pruned.cpu()))
@@ -154,5 +154,7 @@ def _tokens(text: str | Tensor, tokenizer: Any, number: int) -> Tensor:
     else:
         ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
     if ids.dim() != 2 or ids.shape[0] != 1 or not ids.shape[1]:
-        raise OptionError(f"text {number} has token numbers of shape {tuple(ids.shape)}; each must be one sequence")
+        raise OptionError(
+            f"text {number} has token numbers of shape {tuple(ids.shape)}; give one sequence, (L,) or (1, L)"
+        )
     return ids

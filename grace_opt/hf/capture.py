@@ -1,11 +1,11 @@
 """Post-RoPE queries, keys and values of one forward pass, as the attention saw them.
 
 When: to study weights and masks on a real model (reconstruction errors per layer, heatmaps, calibration) without
-re-implementing its projections, norms and rotary embeddings. For the length of the call, the model's attention is a
-registered function that notes what it is given and then does what ``"grace_sdpa"`` or ``"grace_eager"`` does.
+re-implementing its projections, norms and rotary embeddings. During the call, the model's attention is a registered
+function that records its arguments and then does the same as ``"grace_sdpa"`` or ``"grace_eager"``.
 
-Source: the attention interface of transformers; nothing is patched, and the model's attention implementation is put
-back also when the forward pass raises.
+Source: the attention interface of transformers. Nothing is patched, and the model's attention implementation is
+restored even if the forward pass raises.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .implementation import attention_implementation, base_for
 
 Recorder = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None], None]
 
-# A context variable, so that models in other threads are not recorded. Recording has attention functions of its own,
-# because torch.compile cannot trace this variable and the functions for decoding must stay traceable.
+# A context variable keeps models in other threads from being recorded. Recording has separate attention functions:
+# torch.compile cannot trace this variable, and the functions for decoding must stay traceable.
 _RECORDER: ContextVar[Recorder | None] = ContextVar("grace_opt_recorder", default=None)
 
 
@@ -43,10 +43,10 @@ class CapturedAttention:
     keys, values : Tensor
         ``(B, H_kv, L, d)`` and ``(B, H_kv, L, d_v)``, keys post-RoPE.
     valid : Tensor or None
-        ``(B, L)`` bool, False at padding; None if nothing is padded. Of a sliding-window layer: what its last token
-        may look at.
+        ``(B, L)`` bool, False at padding; None if nothing is padded. In a sliding-window layer: the tokens that the
+        last token may attend to.
     scaling : float
-        Factor that the model applies to the logits.
+        Factor by which the model multiplies the logits.
     """
 
     layer: int
@@ -74,7 +74,7 @@ def capture(
     attention_mask : Tensor, optional
         ``(B, L)``, zero at padding; positions then count the real tokens, as in ``generate``.
     layers : iterable of int, optional
-        Layers to keep; default all of them. Each holds as much as its queries, keys and values.
+        Layers to record; by default all. Each takes the memory of its queries, keys and values.
 
     Returns
     -------
@@ -105,12 +105,13 @@ def capture(
 
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     if attention_mask is not None:
-        # As generate() does: positions count real tokens, so that a padded row gets the rotations of the row alone.
+        # As in generate(): positions count real tokens, so a padded row gets the same rotations as the row alone.
         inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
     with attention_implementation(model, f"grace_capture_{base_for(model)}"), torch.no_grad():
         token = _RECORDER.set(record)
         try:
-            # Without the language-model head: the logits of a long prompt would dwarf what is captured.
+            # Without the language-model head: the logits of a long prompt would take far more memory than what is
+            # captured.
             model.base_model(**inputs, use_cache=False)
         finally:
             _RECORDER.reset(token)
@@ -118,7 +119,7 @@ def capture(
     if missing:
         raise CacheError(
             f"layers {missing} of {type(model).__name__} did not call the attention interface; write layers= with "
-            "those that have attention of their own"
+            f"those that compute attention themselves"
         )
     return {index: captured[index] for index in sorted(captured)}
 
@@ -130,7 +131,7 @@ def register_capture() -> None:
 
 
 def _recording(base_name: str) -> AttentionFunction:
-    # Not the base function itself: another thread may be decoding on this model from a pruned cache just now.
+    # Not the base function: another thread may be decoding on this model from a pruned cache.
     attend_as_ever = pruning_function(base_name)
 
     def attend(

@@ -1,7 +1,7 @@
-"""A layer's channels for one prompt, and what is said where its numbers are none to choose by.
+"""Choose a layer's channels for one prompt, and check that its queries and keys are usable numbers.
 
-When: :mod:`grace_opt.hf.compression` has the keys and queries. Where every channel stays, nothing is looked at: "prune
-nothing" works whatever the numbers. On a device that nobody is to wait for, the numbers are judged one step later
+When: :mod:`grace_opt.hf.compression` has the keys and queries. If every channel stays, nothing is checked: "prune
+nothing" works with any numbers. On a GPU the check does not wait for the device; its result is read one step later
 (`check_numbers`, `raise_for_verdict`).
 """
 
@@ -20,17 +20,17 @@ from .masking import StaticMask
 from .plan import LayerPlan, MaskSource
 from .prompt import Observation
 
-#: Where a number is known without waiting for the device that computes it.
+#: Device types that give a number without waiting.
 _SYNCHRONOUS_DEVICES = ("cpu",)
 
 
 def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tensor | None) -> ChannelMask:
-    """The mask of a layer's source, or one that prunes nothing without asking it.
+    """Return the mask of the layer's source; if nothing is to be pruned, the source is not called.
 
     Raises
     ------
     CacheError
-        If a method cannot choose by these numbers; it names the layer.
+        If a method cannot choose from these numbers; the message names the layer.
     """
     if prunes_nothing(plan.source, keys):
         return mask_that_prunes_nothing(keys)
@@ -46,13 +46,13 @@ def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tenso
 
 @torch.no_grad()
 def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | None:
-    """Raise if channels are to be chosen from keys or queries that are not finite.
+    """Raise if keys or queries that channels are chosen from are not finite.
 
     Returns
     -------
     Tensor or None
-        Whether all is finite, and whether W stays in the range of its type, if that is known only to a device that
-        nobody is to wait for now; to be given to `raise_for_verdict` later on.
+        Whether all is finite, and whether W stays in the range of its type, if only the device knows it yet; pass it to
+        `raise_for_verdict` later. None if everything was checked.
     """
     if isinstance(plan.source, StaticMask) or not keys.is_floating_point() or prunes_nothing(plan.source, keys):
         return None  # nothing is chosen
@@ -68,12 +68,12 @@ def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | 
 
 
 def raise_for_verdict(layer: int, verdict: Iterable[bool]) -> None:
-    """Say what keys that are not finite usually mean, and what to do about huge and tiny ones."""
+    """Raise with the usual cause of keys that are not finite, or the remedy for huge and tiny ones."""
     finite, in_range = verdict
     if not finite:
         raise CacheError(
-            f"keys or queries of layer {layer} are not finite (inf or NaN), so no channels can be chosen from them; "
-            "the model itself computes nothing of use with them. Usually float16 has overflowed: load the model with "
+            f"keys or queries of layer {layer} are not finite (inf or NaN), so no channels can be chosen from them, "
+            f"and the model's own output is useless too. Usually float16 has overflowed: load the model with "
             "dtype=torch.bfloat16 or torch.float32"
         )
     if not in_range:
@@ -81,24 +81,24 @@ def raise_for_verdict(layer: int, verdict: Iterable[bool]) -> None:
 
 
 def check_usable(layer: int, queries: Tensor, keys: Tensor) -> None:
-    """Raise unless channels can be chosen from these, none of them padding; waits for the device."""
+    """Raise unless channels can be chosen from these tokens, none of them padding; waits for the device."""
     finite = bool(queries.isfinite().all()) and bool(keys.isfinite().all())
     raise_for_verdict(layer, [finite, finite and bool(_in_range(queries, keys, None))])
 
 
 def prunes_nothing(source: MaskSource, keys: Tensor) -> bool:
-    """Whether a method is to prune no channel of these keys, so that it has nothing to choose."""
+    """Return whether a method prunes no channel of these keys, which leaves nothing to choose."""
     return isinstance(source, MaskProvider) and source.count(keys.shape[-1]) == 0
 
 
 def mask_that_prunes_nothing(keys: Tensor) -> ChannelMask:
-    """The mask that prunes nothing of ``(B, H, S, d)``."""
+    """Return the mask that prunes nothing from keys ``(B, H, S, d)``."""
     shape = keys.shape[0], keys.shape[1], keys.shape[3]
     return ChannelMask(torch.zeros(shape, dtype=torch.bool, device=keys.device), pruned_per_head=0)
 
 
 def _in_range(queries: Tensor, keys: Tensor, valid: Tensor | None) -> Tensor:
-    """Whether the largest entry of every head's W, on its diagonal, neither overflows nor loses its digits."""
+    """Return whether the largest (diagonal) entry of every head's W neither overflows nor loses its digits."""
     dtype = torch.promote_types(working_dtype(queries.dtype), working_dtype(keys.dtype))
     if valid is not None:
         keys = keys.masked_fill(~valid[:, None, :, None], 0.0)

@@ -1,11 +1,11 @@
-"""From a prompt's keys and values to what is stored of them: evict tokens, choose channels, cut, quantise.
+"""Compress a prompt's keys and values for storage: evict tokens, choose channels, cut, quantise.
 
-The order is the paper's (and ThinK's): tokens first, then the channels of those that are left. The recent window and
-the sink tokens stay dense, whatever is evicted. Of a padded row, the sink tokens are its first real ones, so that the
-row is treated as it would be alone.
+The order is the paper's (and ThinK's): tokens first, then the channels of the tokens that are left. The recent window
+and the sink tokens stay dense, whatever is evicted. In a padded row, the sink tokens are the first real ones: the row
+gives the same result as it would alone.
 
-Source: GRACE (arXiv 2604.16983), Algorithm 1; ThinK (arXiv 2407.21018); KIVI (arXiv 2402.02750) for what is quantised
-along which dimension.
+Source: GRACE (arXiv 2604.16983), Algorithm 1; ThinK (arXiv 2407.21018); KIVI (arXiv 2402.02750) for the dimensions
+along which keys and values are quantised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .storage import Compressed, StoredTensor
 
 @torch.no_grad()
 def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Compressed | None:
-    """Everything of a prompt but its recent window, as it is to be stored.
+    """Compress all of a prompt but its recent window.
 
     Parameters
     ----------
@@ -38,14 +38,14 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
     Returns
     -------
     Compressed or None
-        None if the prompt is too short for anything to be pruned. Values that are neither evicted nor quantised are a
-        view of ``values``: copying them now would take a layer's V on top of everything.
+        None if the prompt is too short to prune. Values that are neither evicted nor quantised are a view of
+        ``values``: copying them now would need memory for another layer's V.
     """
     config, sinks, length = plan.config, plan.config.sink_tokens, over.length
     count = length if config.evict is None else config.evict.tokens(plan.index, plan.layers, length)
     recent = config.recent_window
     if config.quantize is not None and config.quantize.keys is not None:
-        # What does not fill a group stays dense, with the recent window.
+        # Tokens that do not fill a group stay dense, with the recent window.
         recent += max(count - recent - sinks, 0) % config.quantize.group_size
     if length <= recent + sinks:
         return None
@@ -79,7 +79,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
 
 
 def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int) -> Tensor | None:
-    """Positions before the recent tokens that each KV head keeps, ``(B, H, n)`` ascending; None if it keeps all."""
+    """Return the positions before the recent tokens that each KV head keeps, ``(B, H, n)`` ascending; None for all."""
     if plan.config.evict is None:
         return None
     kept = kept_tokens(
@@ -98,9 +98,9 @@ def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int) -> T
 
 
 def _sinks_first(valid: Tensor | None, kept: Tensor | None, keys: Tensor, old: int, sinks: int) -> Tensor | None:
-    """Positions in the order in which the old tokens are stored, ``(B, 1 or H, n)``; None for one after the other.
+    """Return the positions in the order in which old tokens are stored, ``(B, 1 or H, n)``; None for ascending order.
 
-    The sink tokens come first. In a padded row they are not the first ones, but the first that are no padding.
+    The sink tokens come first. In a padded row, they are the first tokens that are not padding.
     """
     if kept is None and (valid is None or sinks == 0):
         return None
@@ -116,6 +116,6 @@ def _sinks_first(valid: Tensor | None, kept: Tensor | None, keys: Tensor, old: i
 
 
 def _take(tensor: Tensor, order: Tensor) -> Tensor:
-    """Tokens of ``(B, H, S, C)`` in the order ``(B, 1 or H, n)``."""
+    """Gather tokens of ``(B, H, S, C)`` in the order ``(B, 1 or H, n)``."""
     index = order.expand(-1, tensor.shape[1], -1)[..., None].expand(-1, -1, -1, tensor.shape[-1])
     return tensor.gather(2, index)

@@ -1,7 +1,7 @@
-"""`PruningConfig`: everything that can be chosen about a pruned key cache, in one frozen, JSON-able value.
+"""`PruningConfig`: all settings of a pruned key cache, as one frozen value that can be written to JSON.
 
-Use it to keep a setting beside a result, to give several caches the same one, or to read one from a file. The same
-names can be written directly: ``PrunedKeyCache(model, ratio=0.6, sink_tokens=4)`` makes the configuration itself.
+Use it to store the settings next to a result, to share them between caches, or to read them from a file. You can also
+pass the same names directly: ``PrunedKeyCache(model, ratio=0.6, sink_tokens=4)`` builds the configuration for you.
 
 Source: GRACE (arXiv 2604.16983) for protection, ThinK (arXiv 2407.21018) for the windows, StreamingLLM (arXiv
 2309.17453) for sink tokens.
@@ -25,7 +25,7 @@ from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
 
-@explains_arguments(OTHER_NAMES_OF_SETTINGS, ' Options of a method are written options={"name": value}.')
+@explains_arguments(OTHER_NAMES_OF_SETTINGS, ' Give the options of a method as options={"name": value}.')
 @dataclass(frozen=True)
 class PruningConfig:
     """How a key cache is pruned.
@@ -33,39 +33,43 @@ class PruningConfig:
     Attributes
     ----------
     method : str or options object
-        ``"grace"`` (salient-channel protection and MIES) or any registered solver; or a solver's options as a whole,
-        such as ``grace_opt.solvers.TabuOptions(iterations=500)``, which are kept as its name and ``options``.
+        ``"grace"`` (salient-channel protection and MIES), the name of any registered solver, or a solver's options
+        object such as ``grace_opt.solvers.TabuOptions(iterations=500)``, which is stored as the solver's name and
+        ``options``.
     ratio : float or sequence of float
-        Share of the channels to prune, in [0, 1); ⌈ratio · d⌉ channels go. One number, or one per layer of the model
-        (those of layers that are not pruned are ignored).
+        Share of the channels to prune, in [0, 1): ⌈ratio · d⌉ of d channels are removed. One number, or one per layer
+        of the model; entries for layers that are not pruned are ignored.
     kept_channels : int, optional
-        An absolute budget instead of ``ratio``: the number of channels kept in every KV head.
+        Number of channels to keep in every KV head, instead of ``ratio``.
     protect : (float, float), optional
-        Bounds [a, b] of the share of salient channels that cannot be pruned; None is the method's own default.
+        Lower and upper bound on the share of channels that count as salient and are never pruned. None means the
+        method's default.
     weight : str
-        Which W the method minimises, see `grace_opt.MaskProvider`.
+        Which W the method minimises; see `grace_opt.MaskProvider`.
     seed : int
-        For methods that draw random numbers.
+        Seed for methods that draw random numbers.
     options : mapping
         The method's own options.
     recent_window : int
-        Number of the prompt's last tokens that stay dense, as do all tokens after the prompt.
+        Number of last prompt tokens that stay dense. All tokens after the prompt stay dense too, unless ``tail_block``
+        is set.
     observation_window : int
-        Number of the prompt's last queries that W is built from; clipped to the prompt.
+        Number of last prompt queries from which W is built; at most the whole prompt.
     sink_tokens : int
-        Number of the prompt's first (real) tokens that stay dense. None in the paper; means and regressions need four.
+        Number of first prompt tokens, padding not counted, that stay dense. The paper keeps none. A ``provider`` that
+        takes means or fits regressions needs about four.
     dense_layers : int
-        Number of the model's first layers that are not pruned at all.
+        Number of first layers of the model that are not pruned at all.
     tail_block : int, optional
-        None: tokens after the prompt stay dense, as in the paper. A number: whenever this many tokens have gathered
-        beyond the recent window, they move into the pruned segment, with the channels chosen for the prompt.
+        None keeps all tokens after the prompt dense, as in the paper. With a number, each block of this many tokens
+        that has left the recent window is pruned too, with the channels chosen for the prompt.
     fused : bool
-        True decodes on the pruned keys. False widens them with zeros first, one layer at a time: the same storage, and
-        what a model adds to its logits works.
+        True decodes directly on the pruned keys. False first widens them with zeros, one layer at a time: storage is
+        the same, and models that add terms to their logits work too.
     evict : TokenEviction, optional
-        Which tokens to drop before channels are chosen, for instance ``SnapKV(budget=512)``.
+        Which tokens to drop before channels are chosen, for example ``SnapKV(budget=512)``.
     quantize : Quantization, optional
-        In how many bits the pruned keys, and the values beside them, are stored.
+        Number of bits in which the pruned keys and their values are stored.
 
     Raises
     ------
@@ -112,7 +116,7 @@ class PruningConfig:
         if not isinstance(self.ratio, numbers.Real):
             if isinstance(self.ratio, str) or not isinstance(self.ratio, Sequence) or not len(self.ratio):
                 raise OptionError(
-                    f"ratio={self.ratio!r}: write one number in [0, 1), or a list with one per layer"
+                    f"ratio={self.ratio!r}: give one number in [0, 1), or a list with one per layer"
                     f"{_meant_ratio(self.ratio)}"
                 )
             object.__setattr__(self, "ratio", tuple(self.ratio))
@@ -135,17 +139,18 @@ class PruningConfig:
         group = self.quantize.group_size if self.quantize is not None and self.quantize.keys is not None else 1
         if self.tail_block is not None and self.tail_block % group:
             raise OptionError(
-                f"tail_block={self.tail_block} is no multiple of group_size={group}, in which keys are stored; write "
+                f"tail_block={self.tail_block} is not a multiple of group_size={group}, in which keys are stored; "
+                f"write "
                 f"tail_block={-(-self.tail_block // group) * group}"
             )
         try:
-            self.provider(0)  # unknown methods and options are told now, not after a long prompt
+            self.provider(0)  # report unknown methods and options now, not after a long prompt
         except OptionError as error:
             if "Did you mean" in str(error):
                 raise
             names = [f.name for f in fields(self)]
             meant = advice(self.options, names, OTHER_NAMES_OF_SETTINGS)
-            raise OptionError(f"{error} Settings of a cache are {', '.join(names)}.{meant}") from None
+            raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.{meant}") from None
 
     def ratios(self, layers: int | None = None) -> tuple[float, ...]:
         """The ratio of every layer.
@@ -153,7 +158,7 @@ class PruningConfig:
         Parameters
         ----------
         layers : int, optional
-            How many layers the model has; None takes the list that was given.
+            Number of layers of the model. None uses the length of the given list.
         """
         if isinstance(self.ratio, Sequence):
             if layers is not None and len(self.ratio) != layers:
@@ -178,7 +183,7 @@ class PruningConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; the inverse of `from_dict`."""
+        """Return plain values for JSON; the inverse of `from_dict`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["options"] = dict(self.options)
         values["evict"] = None if self.evict is None else eviction_to_dict(self.evict)
@@ -192,13 +197,13 @@ class PruningConfig:
         Raises
         ------
         OptionError
-            If there are names that no configuration has.
+            If the dict has names that no configuration has.
         """
         _check_kind("pruning", values, Mapping, "the dict that to_dict gives")
         known = [f.name for f in fields(cls)]
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise OptionError(f"a pruning configuration has no {', '.join(unknown)}; known are {', '.join(known)}")
+            raise OptionError(f"a pruning configuration has no {', '.join(unknown)}; it has {', '.join(known)}")
         found = dict(values)
         if found.get("evict") is not None:
             found["evict"] = eviction_from_dict(found["evict"])
@@ -209,7 +214,7 @@ class PruningConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> PruningConfig:
-        """From keyword arguments: what is no name of the configuration is an option of the method."""
+        """Build a configuration from keyword arguments; unknown names become options of the method."""
         known = {f.name for f in fields(cls)}
         _check_kind("options", settings.get("options", {}), Mapping, "a dict from names to values")
         options = {**settings.get("options", {}), **{n: v for n, v in settings.items() if n not in known}}
@@ -218,7 +223,7 @@ class PruningConfig:
 
 _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("options", Mapping, "a dict from names to values"),
-    ("method", str, 'a name, for instance "grace"; the share that goes is another argument, ratio='),
+    ("method", str, 'a name, for instance "grace"; the share to prune is another argument, ratio='),
     ("weight", str, 'a name, for instance "frobenius"'),
     ("fused", bool, "True or False"),
     ("quantize", Quantization | None, "a Quantization, for instance Quantization(keys=4)"),
@@ -226,7 +231,7 @@ _WRITE: tuple[tuple[str, Any, str], ...] = (
 
 
 def _meant_ratio(ratio: Any) -> str:
-    """What a text or a percentage was meant to say."""
+    """Guess the ratio meant by a text or a percentage."""
     try:
         value = float(ratio.rstrip(" %")) if isinstance(ratio, str) else float(ratio)
     except (TypeError, ValueError, OverflowError):

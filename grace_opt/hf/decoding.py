@@ -1,8 +1,8 @@
-"""Which code decodes on pruned keys: a kernel where one suits, and is faster, else the two-segment attention in torch.
+"""Decode on pruned keys: by a kernel if one fits and is faster, else by two-segment attention in torch.
 
-On a GPU Triton's kernel, on the CPU the compiled one; both compute what
-:func:`grace_opt.hf.pruned_attention.pruned_attention` defines, which does the work where attention weights, dropout or
-gradients are asked for, and while ``torch.compile`` is tracing. What is quantised is read where it lies, unless it is
+The kernel is Triton's on a GPU and a compiled one on the CPU. Both compute what
+:func:`grace_opt.hf.pruned_attention.pruned_attention` defines; that function runs itself if attention weights, dropout
+or gradients are needed, and while ``torch.compile`` is tracing. Kernels read quantised tokens in place, unless they are
 packed in 3 bits.
 """
 
@@ -28,7 +28,7 @@ def fused_attention(
     want_weights: bool,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of new tokens over what is compressed and the dense tail.
+    """Compute attention of new tokens over the compressed part and the dense tail.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def fused_attention(
     want_weights : bool
         Whether the attention weights are needed.
     **kwargs
-        Of transformers' attention functions.
+        Passed on to transformers' attention functions.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def _by_kernel(
     is_causal: bool | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """The output, or None if no kernel suits."""
+    """Return the output, or None if no kernel fits."""
     few_bits = any(isinstance(part, QuantizedTokens) for part in (old.pruned_keys, old.values))
     if not kernels.worth_a_kernel(query, old.stored + tail.shape[2], few_bits):
         return None

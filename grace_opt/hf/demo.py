@@ -1,8 +1,8 @@
-"""The main job, measured: one long needle prompt, a dense cache beside pruned ones, and what each costs and answers.
+"""The demo: answer one long needle prompt with a dense cache and with pruned ones, and compare memory and answers.
 
-``grace-opt demo`` prints what `run_demo` returns. The prompt except its last token is prefilled, the cache is pruned,
-and the last token is decoded from the pruned cache; so every token of the answer, the first one included, comes from
-pruned keys. Source: the experiments of GRACE (arXiv 2604.16983), figures 3 and 5 and table 3, in small.
+``grace-opt demo`` prints what `run_demo` returns. All of the prompt except its last token is prefilled, the cache is
+pruned, and the last token is decoded from the pruned cache. Every token of the answer, even the first, therefore comes
+from pruned keys. Source: the experiments of GRACE (arXiv 2604.16983), figures 3 and 5 and table 3, at a small scale.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .implementation import attention_implementation
 from .needle import NeedlePrompt, make_prompt
 from .report import MemoryReport
 
-#: The first one is what to start with, as bench/answers.py measured it on a real model; the paper's are larger.
+#: The first is the recommended start, measured on a real model by bench/answers.py; the paper's ratios are larger.
 RATIOS = (0.3, 0.5, 0.6)
-#: Below the table, in which the pocket model finds its password at all of these ratios.
+#: Printed below the table, where the pocket model finds its password at all of these ratios.
 ADVICE = (
-    f"Start with ratio={RATIOS[0]:g}: with a real model, larger ratios soon lose answers; 4 bits without pruning keep "
-    "about as many as that, and save more (the README has a table of it)."
+    f"Start with ratio={RATIOS[0]:g}: with a real model, larger ratios soon lose answers; 4 bits without pruning "
+    f"keep about as many answers and save more (see the table in the README)."
 )
 OBSERVED_QUERIES = 32
 
 
 def providers(ratio: float) -> dict[str, MaskProvider]:
-    """The methods of the demo's table, at one ratio."""
+    """Return the methods of the demo's table, at one ratio."""
     protect = (PROTECT_LOW, PROTECT_HIGH)
     return {
         "THINK": MaskProvider("think", ratio),
@@ -51,7 +51,7 @@ def providers(ratio: float) -> dict[str, MaskProvider]:
 
 @dataclass(frozen=True)
 class DemoRow:
-    """One cache's line in the table.
+    """One line of the table: one cache.
 
     Attributes
     ----------
@@ -59,17 +59,17 @@ class DemoRow:
     objective : float
         Σ over layers and KV heads of f(S), the squared change of the observed logits; 0 for dense.
     gap : float
-        (Σf - Σbound) / Σf; the bound is certified for every method alike (no protection).
+        (Σf - Σbound) / Σf, with one certified bound (without protection) for every method.
     logit_error : float
-        Relative Frobenius error of the logits over the dense run's continuation.
+        Relative Frobenius error of the logits on the dense run's continuation.
     key_bytes, total_bytes : int
-        K (indices included), and K + V.
+        Bytes of K (indices included), and of K + V.
     key_ratio, total_ratio : float
-        The same beside dense.
+        The same, divided by the dense cache's.
     found : bool
-        Whether the answer came back.
+        Whether the generated text contains the answer.
     text : str
-        What was generated, greedily.
+        The greedily generated text.
     layer_objective : list of float
         Σ over KV heads of f(S), per prunable layer.
     """
@@ -90,7 +90,7 @@ class DemoRow:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """Everything that the demo shows; `to_dict` is what goes to JSON."""
+    """All that the demo shows; `to_dict` gives it for JSON."""
 
     model: str
     prompt_tokens: int
@@ -105,7 +105,7 @@ class DemoReport:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain Python values, without the heatmap."""
+        """Return plain Python values, without the heatmap."""
         values = asdict(self)
         del values["interaction"]
         return values
@@ -131,15 +131,15 @@ def run_demo(
     model, tokenizer
         Any Llama-like causal language model.
     name : str
-        What to call the model in the report.
+        Name of the model in the report.
     tokens, depth, distractors, seed
-        Of the prompt, see `grace_opt.hf.needle.make_prompt`.
+        Arguments of `grace_opt.hf.needle.make_prompt`.
     new_tokens : int
-        How many tokens to generate.
+        Number of tokens to generate.
     ratios : tuple of float
         Ratios to prune at.
     advance : callable
-        Told the name of each finished step, for a progress bar.
+        Called with the name of each finished step, for a progress bar.
 
     Returns
     -------
@@ -189,7 +189,7 @@ def run_demo(
 
 
 def _interactions(model: PreTrainedModel, ids: Tensor, layers: tuple[int, ...]) -> Tensor:
-    """W of every prunable layer and KV head, (layers, H_kv, d, d), as the cache will see it."""
+    """Return W of every prunable layer and KV head, (layers, H_kv, d, d), as the cache will see it."""
     captured = capture(model, ids[:, :-1], layers=layers)
     return torch.stack(
         [interaction_matrix(c.queries[0, :, -OBSERVED_QUERIES:], c.keys[0]) for _, c in sorted(captured.items())]
@@ -203,7 +203,7 @@ def _bound(W: Tensor, ratio: float) -> float:
 
 @dataclass
 class _Run:
-    """What all caches of one demo share."""
+    """The state that all caches of one demo share."""
 
     model: PreTrainedModel
     tokenizer: Any

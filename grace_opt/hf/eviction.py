@@ -1,17 +1,18 @@
 """Token eviction: which of a prompt's tokens each KV head keeps, before channels are pruned.
 
-When: the cache should hold a fixed number of tokens per head, however long the prompt; pruning channels then works on
-what is left. Functions of queries and keys only: storing the outcome is the cache's business.
+When: the cache should hold a fixed number of tokens per head, however long the prompt is; channels are then pruned on
+the tokens that are left. The functions here only score and choose tokens, from queries and keys; the cache stores the
+result.
 
 ================  ==========================================================================================
 SnapKV            attention of the last queries, pooled along the tokens (arXiv 2404.14469)
 PyramidKV         the scores of SnapKV, more tokens in early layers than in late ones (arXiv 2406.02069)
-H2O               accumulated attention (arXiv 2306.14048), or of the last queries, as ThinK's experiments have it
+H2O               accumulated attention (arXiv 2306.14048), or only that of the last queries, as in ThinK's runs
 StreamingLLM      the first tokens and the last ones (arXiv 2309.17453)
 ================  ==========================================================================================
 
-Source: the papers, and ThinK (arXiv 2407.21018) for ``H2O(observed=32)``; one score per KV head, the mean over the
-query heads of its group, as in kvpress.
+Source: the papers, and ThinK (arXiv 2407.21018) for ``H2O(observed=32)``. A KV head has one score per token, the mean
+over the query heads of its group, as in kvpress.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from .attention_received import attention_received, check_valid, finished_scores
 
 
 class TokenEviction(Protocol):
-    """What decides which tokens stay; the four classes below, or one of yours."""
+    """Decides which tokens stay: one of the four classes below, or your own."""
 
     @property
     def queries_needed(self) -> int | None:
-        """How many of the prompt's last queries `scores` reads; None means all of them, 0 none."""
+        """Return how many of the prompt's last queries `scores` reads; None means all, 0 none."""
         ...
 
     def tokens(self, layer: int, layers: int, length: int) -> int:
-        """How many of `length` tokens every KV head keeps in this layer of `layers`."""
+        """Return how many of `length` tokens each KV head keeps in layer `layer` of `layers`."""
         ...
 
     def scores(
         self, queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None = None
     ) -> Tensor:
-        """Scores (B, H, S), float32: higher is kept first, +inf always, -inf is padding.
+        """Return scores (B, H, S), float32: the highest are kept first, +inf always; -inf is padding.
 
         Parameters
         ----------
@@ -55,9 +56,9 @@ class TokenEviction(Protocol):
         keys : Tensor (B, H, S, d)
             All keys of the prompt, after RoPE.
         valid : Tensor (B, S), bool, optional
-            False at padding, which stands on the left.
+            False at padding, which is on the left.
         scaling : float
-            Factor of the logits.
+            Factor applied to the logits.
         softcap : float, optional
             Logits become ``softcap * tanh(logits / softcap)``.
         """
@@ -84,25 +85,26 @@ class _Budget:
         check_fields(self, integer, "budget", at_least=1)
 
     def tokens(self, layer: int, layers: int, length: int) -> int:
-        """The budget, or every token if there are fewer."""
+        """Return the budget, or all tokens if there are fewer."""
         return min(length, self.budget)
 
 
 @explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class SnapKV(_Budget):
-    """Keep what the last queries attend to: their attention, summed, pooled along the tokens, one mean per group.
+    """Keep the tokens that the last queries attend to most: attention summed, pooled over tokens, averaged per group.
 
     Attributes
     ----------
     budget : int
-        Tokens that every KV head keeps, the window among them.
+        Number of tokens that each KV head keeps, the window included.
     window : int
-        Number of last tokens that observe, and are always kept.
+        Number of last tokens whose queries are observed, and that are always kept.
     kernel : int
-        Width of the pooling, odd; 1 does not pool.
+        Width of the pooling, an odd number; 1 means no pooling.
     pooling : {"max", "avg"}
-        How neighbours are pooled, per query head. Beyond the prompt's first token and the window there is nothing.
+        How neighbouring tokens are pooled, per query head. Before the prompt's first token and in the window, pooling
+        reads zeros.
 
     Examples
     --------
@@ -134,7 +136,7 @@ class SnapKV(_Budget):
         received = attention_received(queries, keys, valid, scaling, softcap, self.window)
         older = received[..., : max(keys.shape[2] - self.window, 0)]
         if older.shape[-1]:
-            rows, side = older.flatten(0, 2), self.kernel // 2  # padding received nothing, so zeros pool as at the edge
+            rows, side = older.flatten(0, 2), self.kernel // 2  # padding received no attention: zeros, as at the edge
             if self.pooling == "max":
                 rows = functional.max_pool1d(rows, self.kernel, stride=1, padding=side)
             else:
@@ -146,22 +148,23 @@ class SnapKV(_Budget):
 @explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
-    """SnapKV with more tokens in early layers: falling linearly, on average `budget` of them.
+    """SnapKV with a budget that falls linearly from early to late layers, `budget` tokens on average.
 
-    Of the m = budget - window tokens beside the window, the last layer keeps m / beta and the first 2m - m / beta; if
-    the prompt has fewer, the first keeps all of it and the last so much more.
+    Of the m = budget - window tokens outside the window, the last layer keeps m / beta and the first 2m - m / beta. If
+    the prompt has fewer, the first layer keeps all of them and the last layer more.
 
     Attributes
     ----------
     budget, window, kernel, pooling
         As in `SnapKV`; the budget is the mean over the layers.
     beta : int
-        Steepness, at least 1, which gives every layer the same.
+        Steepness, at least 1; 1 gives every layer the same budget.
 
     Notes
     -----
-    The budgets of KVCache-Factory, unrounded on the way. There, prompts shorter than 2m get a flat budget; here, as in
-    kvpress, a gentler slope. In kvpress the window is not added, and the slope is given up if m / beta < window.
+    The budgets are those of KVCache-Factory, without its intermediate rounding. For prompts shorter than 2m,
+    KVCache-Factory makes the budget flat; this class, like kvpress, makes the slope gentler. kvpress does not add the
+    window, and uses a flat budget if m / beta < window.
 
     Examples
     --------
@@ -176,7 +179,7 @@ class PyramidKV(SnapKV):
         check_fields(self, integer, "beta", at_least=1)
 
     def tokens(self, layer: int, layers: int, length: int) -> int:
-        """The share of this layer; every token, if they are no more than the budget."""
+        """Return this layer's share; all tokens if there are no more than the budget."""
         if not 0 <= layer < layers:
             raise OptionError(f"layer={layer} of layers={layers}: give 0 <= layer < layers.")
         if length <= self.budget or layers == 1:
@@ -190,12 +193,12 @@ class PyramidKV(SnapKV):
 @explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class H2O(_Budget):
-    """Keep the heavy hitters, the tokens that received most attention, and the last ones.
+    """Keep the heavy hitters (the tokens that received most attention) and the last tokens.
 
     Attributes
     ----------
     budget : int
-        Tokens that every KV head keeps, the window among them.
+        Number of tokens that each KV head keeps, the window included.
     window : int or None
         Number of last tokens that are always kept; None means half of the budget, as in the H2O paper.
     observed : int or None
@@ -219,12 +222,12 @@ class H2O(_Budget):
 
     @property
     def recent(self) -> int:
-        """How many of the last tokens are always kept."""
+        """Number of last tokens that are always kept."""
         return self.budget // 2 if self.window is None else self.window
 
     @property
     def queries_needed(self) -> int | None:
-        """Those that are observed."""
+        """Return the number of observed queries."""
         return self.observed
 
     def scores(
@@ -238,18 +241,18 @@ class H2O(_Budget):
 @explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class StreamingLLM(_Budget):
-    """Keep the first tokens, the attention sinks, and the last ones, whatever the model attends to.
+    """Keep the first tokens (the attention sinks) and the last ones, whatever the model attends to.
 
     Attributes
     ----------
     budget : int
-        Tokens that every KV head keeps.
+        Number of tokens that each KV head keeps.
     sinks : int
-        Number of them at the start, padding not counted.
+        Number of first tokens among them, padding not counted.
 
     Notes
     -----
-    The kept keys keep their positions, as everywhere in this module; the paper renumbers them.
+    The kept keys keep their positions, as with every eviction here; the paper renumbers them.
     """
 
     sinks: int = 4
@@ -261,7 +264,7 @@ class StreamingLLM(_Budget):
 
     @property
     def queries_needed(self) -> int | None:
-        """None of them, which is 0."""
+        """Return 0: no query is read."""
         return 0
 
     def scores(
@@ -289,7 +292,7 @@ def kept_tokens(
     first: int = 0,
     last: int = 0,
 ) -> Tensor | None:
-    """The positions that each KV head keeps, ascending; None if it keeps every one.
+    """Return the positions that each KV head keeps, ascending; None if it keeps all.
 
     Parameters
     ----------
@@ -298,15 +301,15 @@ def kept_tokens(
     queries, keys, valid, scaling, softcap
         As in `TokenEviction.scores`.
     layer, layers : int
-        Which layer of how many.
+        Position of the layer in the model, and the model's number of layers.
     first, last : int
-        Number of first real tokens, and of last tokens, that stay whatever their scores.
+        Number of first real tokens, and of last tokens, that stay whatever their scores are.
 
     Returns
     -------
     Tensor (B, H, tokens), int64, or None
-        Of equal scores the lowest position stays. Padding goes before any real token; a row with too few real tokens
-        keeps its last padding, the same in every head.
+        Among equal scores the lowest position stays. Padding is dropped before any real token. A row with too few real
+        tokens keeps its last padding tokens, the same in every head.
     """
     length = keys.shape[2]
     count = eviction.tokens(layer, layers, length)
@@ -314,8 +317,8 @@ def kept_tokens(
         return None
     if count <= first + last:
         raise OptionError(
-            f"layer {layer} keeps {count} tokens, of which {first + last} stay dense (sink tokens, recent window, what "
-            "does not fill a group): nothing would be left to prune. Give a larger budget."
+            f"layer {layer} keeps {count} tokens, of which {first + last} stay dense (sink tokens, recent window, "
+            f"tokens that fill no group): nothing would be left to prune. Give a larger budget."
         )
     check_valid(keys, valid)
     scores = eviction.scores(queries, keys, valid, scaling, softcap).clamp(min=torch.finfo(torch.float32).min)
@@ -342,7 +345,7 @@ _NAMES: dict[str, type[SnapKV | H2O | StreamingLLM]] = {
 
 
 def eviction_to_dict(eviction: TokenEviction) -> dict[str, Any]:
-    """An eviction as plain values for JSON; `eviction_from_dict` reads them back.
+    """Return an eviction as plain values for JSON; `eviction_from_dict` reads them back.
 
     Examples
     --------
@@ -357,7 +360,7 @@ def eviction_to_dict(eviction: TokenEviction) -> dict[str, Any]:
 
 
 def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM:
-    """The eviction that `eviction_to_dict` wrote; fields that are missing have their defaults.
+    """Read the eviction that `eviction_to_dict` wrote; missing fields get their defaults.
 
     Raises
     ------
@@ -367,7 +370,7 @@ def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM
     known = ", ".join(map(repr, _NAMES))
     name = values.get("name") if isinstance(values, Mapping) else None
     if not isinstance(name, str) or name not in _NAMES:
-        raise OptionError(f'eviction {values!r}: give {{"name": ..., "budget": ...}}, the name one of {known}.')
+        raise OptionError(f'eviction {values!r}: give {{"name": ..., "budget": ...}}, with a name from {known}.')
     given = {key: value for key, value in values.items() if key != "name"}
     fields = [field.name for field in dataclasses.fields(_NAMES[name])]
     unknown = [key for key in given if key not in fields]

@@ -1,9 +1,9 @@
-"""`GenerateHook`: what stands in the place of ``model.generate`` while blocks of `attach` are open on a model.
+"""`GenerateHook`: replaces ``model.generate`` while blocks of `attach` are open on a model.
 
-One hook per model keeps all of its open blocks, so they may end in any order and belong to different threads. A call
-belongs to the innermost block that its own thread entered; in a thread that has entered none (a streamer's, a server's
-worker), to the one that was entered last. Once no block is open, the hook is taken off, and whoever still holds it
-calls the plain ``generate``.
+One hook per model holds all of its open blocks, so they may end in any order and belong to different threads. A call
+belongs to the innermost block that its own thread entered; in a thread that entered none (a streamer's, a server
+worker's), to the block entered last. When no block is open, the hook is removed; code that still holds a reference to
+it then calls the plain ``generate``.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _LOCK = threading.RLock()
 class OpenBlock(Protocol):
     """An open block."""
 
-    #: Where it is open; written by `open_block`.
+    #: The hook on which it is open; set by `open_block`.
     hook: GenerateHook | None
 
     def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do what a call of ``generate`` inside the block is to do."""
+        """Handle a call of ``generate`` inside the block."""
         ...
 
 
 class GenerateHook:
-    """Stands in for ``model.generate``; put on by `open_block` and taken off by `close_block`.
+    """Replaces ``model.generate``; `open_block` installs it and `close_block` removes it.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Whose ``generate``.
+        The model to hook.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -56,7 +56,7 @@ class GenerateHook:
         return every[-1].generate(self._plain, args, kwargs) if every else self._plain(*args, **kwargs)
 
     def remove(self) -> None:
-        """Put back what was found, unless somebody else has wrapped the hook meanwhile."""
+        """Restore the original, unless other code has wrapped the hook meanwhile."""
         if vars(self._model).get("generate") is self:
             if self._found is None:
                 del self._model.generate
@@ -64,7 +64,7 @@ class GenerateHook:
                 self._model.generate = self._found
 
     def __deepcopy__(self, copies: dict[int, Any]) -> Any:
-        """A copied model is a plain one: its own ``generate``, and the attention from before the blocks."""
+        """Copy the model without the hook: its own ``generate``, and its attention from before the blocks."""
         restore_in_copy(copies)
         if self._found is not None:
             return copy.deepcopy(self._found, copies)
@@ -76,7 +76,7 @@ class GenerateHook:
 
 
 def open_block(model: PreTrainedModel, block: OpenBlock) -> None:
-    """From now on calls of ``model.generate`` belong to this block."""
+    """Make calls of ``model.generate`` belong to this block."""
     with _LOCK:
         found = vars(model).get("generate")
         block.hook = hook = found if isinstance(found, GenerateHook) else GenerateHook(model)
@@ -86,7 +86,7 @@ def open_block(model: PreTrainedModel, block: OpenBlock) -> None:
 
 
 def close_block(block: OpenBlock) -> None:
-    """The block is over; several calls do no harm, nor does one after an `open_block` that was interrupted."""
+    """End the block. Safe to call several times, and after an interrupted `open_block`."""
     with _LOCK:
         hook = block.hook
         if hook is None:

@@ -1,12 +1,11 @@
-"""Which attention implementation a model uses: chosen for the length of a block, and put back in whatever order blocks
-end.
+"""Switch a model's attention implementation for a block, and restore it whatever the order in which blocks end.
 
-When: for `attach`, `capture`, and whoever selects ``"grace_sdpa"`` for a while. Blocks on one model may be nested, may
-end in another order than last in, first out, and may belong to different threads: each remembers what it found on every
-configuration, and one that ends before a later one hands that down to it. So the last one that ends puts back what the
-first one found.
+When: for `attach`, `capture`, and code that selects ``"grace_sdpa"`` temporarily. Blocks on one model may be nested,
+may end in any order, and may belong to different threads. Each block remembers what it found on every configuration; a
+block that ends before a later one passes this on to it. The last block to end therefore restores what the first one
+found.
 
-``set_attn_implementation`` of transformers does the choosing.
+The switch itself is ``set_attn_implementation`` of transformers.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import CacheError
 
-#: Overrides that have not been restored, the oldest first.
+#: Overrides not restored yet, oldest first.
 _ACTIVE: list[ImplementationOverride] = []
 _LOCK = threading.RLock()
 
 
 class ImplementationOverride:
-    """Another attention implementation for a model: `apply` it, `restore` what was there, once or several times.
+    """Override a model's attention implementation: `apply` it, then `restore` the one before; may be repeated.
 
     Parameters
     ----------
     model : PreTrainedModel
-        The model, which is not changed yet.
+        The model; unchanged until `apply`.
     name : str
         For instance ``"grace_sdpa"``.
     """
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._model, self._name = model, name
-        #: What stood in every configuration that choosing may write to; strong references keep the ids unique.
+        #: The old value in each configuration that may be written to; strong references keep the ids unique.
         self.found: dict[int, tuple[PreTrainedConfig, str | None]] = {}
 
     @property
     def is_open(self) -> bool:
-        """Whether it was applied, and not restored since."""
+        """Whether it is applied and not restored yet."""
         return self in _ACTIVE
 
     def apply(self) -> None:
@@ -54,12 +53,12 @@ class ImplementationOverride:
             self._model.set_attn_implementation(self._name)
             if self._model.config._attn_implementation != self._name:
                 raise CacheError(
-                    f"{type(self._model).__name__} does not let its attention be chosen, so grace_opt cannot reach "
-                    "it; use a model whose attention goes through transformers' attention interface"
+                    f"{type(self._model).__name__} does not let its attention be chosen, so grace_opt cannot "
+                    f"replace it; use a model that computes attention through transformers' attention interface"
                 )
 
     def restore(self) -> None:
-        """Put back what was found, or leave that to the override that was applied next and is open still."""
+        """Restore the old values, or leave that to the next override if that one is still open."""
         with _LOCK:
             if self not in _ACTIVE:
                 return
@@ -69,21 +68,22 @@ class ImplementationOverride:
                 if heir is not None:
                     heir.found[key] = config, implementation
                 else:
-                    # What set_attn_implementation itself writes; the property would overwrite sub-configurations too.
+                    # The field that set_attn_implementation writes; the property would overwrite sub-configurations
+                    # too.
                     config._attn_implementation_internal = implementation
             _ACTIVE.remove(self)
 
 
 def restore_in_copy(copies: Mapping[int, Any]) -> None:
-    """Put back, in copied configurations, what stood in the originals before any override that is open.
+    """Restore in copied configurations what the originals had before any open override.
 
     Parameters
     ----------
     copies : mapping
-        From the id of an original to its copy, as ``copy.deepcopy`` keeps them.
+        Maps the id of an original to its copy, as in ``copy.deepcopy``.
     """
     with _LOCK:
-        for override in reversed(_ACTIVE):  # the oldest has the last word
+        for override in reversed(_ACTIVE):  # the oldest override wins
             for key, (_, implementation) in override.found.items():
                 if key in copies:
                     copies[key]._attn_implementation_internal = implementation
@@ -91,7 +91,7 @@ def restore_in_copy(copies: Mapping[int, Any]) -> None:
 
 @contextmanager
 def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Use another attention implementation inside a ``with`` block and put back the one found, whatever happens.
+    """Use another attention implementation inside a ``with`` block, and restore the old one afterwards.
 
     Parameters
     ----------
@@ -119,9 +119,9 @@ def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None
 
 
 def base_for(model: PreTrainedModel) -> str:
-    """``"eager"`` if that is what the model uses now, or what it needs; else ``"sdpa"``.
+    """Return ``"eager"`` if the model uses or needs it; else ``"sdpa"``.
 
-    Sdpa can neither cap attention logits nor add to them, and returns no attention weights.
+    Sdpa cannot cap attention logits or add to them, and returns no attention weights.
     """
     config = model.config.get_text_config(decoder=True)
     capped = getattr(config, "attn_logit_softcapping", None) is not None
@@ -130,7 +130,7 @@ def base_for(model: PreTrainedModel) -> str:
 
 
 def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Every configuration that choosing an attention implementation may write to, each once."""
+    """Return every configuration that switching the attention implementation may write to, each once."""
     pending: list[Any] = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
     found: dict[int, PreTrainedConfig] = {}
     while pending:

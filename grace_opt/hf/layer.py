@@ -1,10 +1,10 @@
-"""One layer of the pruned key cache: what is stored, and how it grows, shrinks and is re-ordered.
+"""One layer of the pruned key cache: how it stores, grows, shrinks and re-orders its tokens.
 
-Life of a layer: ``update`` appends to the dense tail and hands it to the attention function
-(:mod:`grace_opt.hf.attention`); after the prompt's attention has run dense, that function tells :meth:`observe` what it
-saw. When the prompt is over (:mod:`grace_opt.hf.prompt`), its older tokens are compressed: tokens are evicted if that
-was asked for, the channels are chosen, and what is kept is stored (:mod:`grace_opt.hf.storage`). From then on
-``update`` hands out the dense tail with the compressed part pinned to it.
+In order: ``update`` appends to the dense tail and passes it to the attention function (:mod:`grace_opt.hf.attention`).
+After the prompt's dense attention, that function passes its queries and padding to :meth:`observe`. When the prompt is
+over (:mod:`grace_opt.hf.prompt`), its older tokens are compressed: tokens are evicted if so configured, channels are
+chosen, and what is kept is stored (:mod:`grace_opt.hf.storage`). From then on ``update`` returns the dense tail with
+the compressed part attached.
 
 For ``B`` sequences, ``H`` KV heads, head width ``d`` and ``S`` cached tokens::
 
@@ -16,7 +16,7 @@ For ``B`` sequences, ``H`` KV heads, head width ``d`` and ``S`` cached tokens::
 
 with ``s + S_p + S_t = S``, or less than ``S`` if tokens were evicted.
 
-Source: ``DynamicLayer`` of transformers, whose contract this class keeps; ThinK (arXiv 2407.21018) for two segments.
+Source: ``DynamicLayer`` of transformers, with the same interface; ThinK (arXiv 2407.21018) for two segments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CROP_IS_RELATIVE = crop_is_relative()
 
 
 class PrunedKeyLayer(DynamicLayer):
-    """A dynamic cache layer whose old keys keep only some channels per KV head.
+    """A dynamic cache layer that keeps only some channels of its old keys, per KV head.
 
     Parameters
     ----------
@@ -60,37 +60,38 @@ class PrunedKeyLayer(DynamicLayer):
         self.tail: Tail | None = None
         self.compressed: Compressed | None = None
         self.head_dim = 0
-        #: The model's attention implementation when keys were handed out last, if the cache knows it.
+        #: The model's attention implementation when keys were last returned, if the cache knows it.
         self.implementation = ""
         self._awaits_attention = False
         self._announced = False
-        self._fresh = False  # compressed, and nothing has happened since
+        self._fresh = False  # compressed, and unchanged since
         self._postponed: Observation | None = None
-        self._verdict: Tensor | None = None  # what a device has not said yet
+        self._verdict: Tensor | None = None  # a check that the device has not finished yet
 
     # ------------------------------------------------------------ growing
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take type, device and shape from the first keys and values; stores nothing yet."""
+        """Take type, device and shape from the first keys and values; store nothing yet."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.head_dim = key_states.shape[-1]
         self.tail = Tail(key_states[:, :, :0], value_states[:, :, :0])
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the new tokens and return what the attention function is to work on.
+        """Append the new tokens and return the keys and values for the attention function.
 
         Returns
         -------
         keys, values : Tensor
-            The dense tail; before the prompt is compressed that is everything, afterwards the compressed part is
-            pinned to the keys. With ``fused=False``, everything at full width, unless tokens stand in another order.
+            The dense tail. Before the prompt is compressed, that is everything; afterwards, the compressed part is
+            attached to the keys. With ``fused=False``, all tokens at full width, unless they are stored in another
+            order.
 
         Raises
         ------
         CacheError
-            If the keys of the step before never reached grace_opt's attention function, or if the shapes do not
-            continue what is cached.
+            If the previous step's keys never reached grace_opt's attention function, or the shapes do not match the
+            cached tokens.
         """
         self.check_attended()
         if not self.is_initialized:
@@ -104,7 +105,7 @@ class PrunedKeyLayer(DynamicLayer):
         if self._fresh and self.compressed is not None:
             self.compressed, self._fresh = self.compressed.owned(), False
         tail.append(key_states, value_states)
-        # Of candidates, only the first token is sure to stay; the others may have to be cropped again.
+        # Among candidates, only the first token is sure to stay; the others may be cropped again.
         self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
         tail, old = self._stored(), self.compressed
         if old is not None and not self.needs_our_attention:
@@ -115,11 +116,11 @@ class PrunedKeyLayer(DynamicLayer):
 
     @property
     def needs_our_attention(self) -> bool:
-        """Whether only grace_opt's attention function can read what is stored now."""
+        """Whether only grace_opt's attention function can read what is now stored."""
         return self.compressed is not None and (self.compressed.positions is not None or self.plan.config.fused)
 
     def _move_old_tail(self, unsure: int) -> None:
-        """Prune what has left the recent window, whenever a block of it has gathered; not counting unsure tokens."""
+        """Prune each full block of tokens that has left the recent window; unsure tokens do not count."""
         block, tail = self.plan.config.tail_block, self._stored()
         if block is None or self.compressed is None:
             return
@@ -132,14 +133,14 @@ class PrunedKeyLayer(DynamicLayer):
     # --------------------------------------- with the attention function
 
     def check_attended(self) -> None:
-        """Raise if keys were handed out that grace_opt's attention function never saw: they cannot be pruned."""
+        """Raise if returned keys never reached grace_opt's attention function: they cannot be pruned."""
         if not self._awaits_attention:
             return
         lost = f"the keys of layer {self.plan.index} did not reach grace_opt's attention function, "
         if self.implementation.startswith("grace_"):
             raise CacheError(
                 f'{lost}although "{self.implementation}" is selected: this model changes its keys between cache and '
-                "attention (multi-head latent attention does, as in DeepSeek), and cannot be pruned; use "
+                "attention (as multi-head latent attention does, for example in DeepSeek), and cannot be pruned; use "
                 "transformers' own DynamicCache for it"
             )
         raise CacheError(
@@ -148,26 +149,26 @@ class PrunedKeyLayer(DynamicLayer):
         )
 
     def check_numbers(self) -> None:
-        """Raise if the channels were chosen from numbers that are none to choose by; may wait for the device, once."""
+        """Raise if the channels were chosen from unusable numbers; may wait for the device, once."""
         if self._verdict is not None and not torch.compiler.is_compiling():
             verdict, self._verdict = self._verdict, None
             raise_for_verdict(self.plan.index, verdict.tolist())
 
     def attended(self) -> None:
-        """Note that the attention function has received what ``update`` handed out."""
+        """Record that the attention function has received what ``update`` returned."""
         self._awaits_attention = False
 
     def observe(self, now: Observation, keys: Tensor, values: Tensor, at_once: bool = True) -> None:
-        """Take in what the attention function saw, and compress if the prompt is over.
+        """Receive the attention function's queries, and compress if the prompt is over.
 
         Parameters
         ----------
         now : Observation
             Queries and padding of this forward pass.
         keys, values : Tensor
-            Everything cached, as ``update`` returned it; not read from the layer, which may have been offloaded since.
+            All that is cached, as ``update`` returned it. Not read from the layer, which may have been offloaded since.
         at_once : bool
-            False lets the compression wait for `settle` while ``torch.compile`` is tracing, which cannot follow it.
+            False postpones the compression to `settle` while ``torch.compile`` is tracing, because it cannot be traced.
         """
         over = self.prompt.observe(now)
         if over is not None and not at_once and torch.compiler.is_compiling():
@@ -179,11 +180,11 @@ class PrunedKeyLayer(DynamicLayer):
 
     @property
     def is_postponed(self) -> bool:
-        """Whether `settle` has something to do."""
+        """Whether `settle` has anything to do."""
         return self._postponed is not None
 
     def settle(self) -> None:
-        """Compress now what had to wait while ``torch.compile`` was tracing the prompt."""
+        """Compress what was postponed while ``torch.compile`` was tracing the prompt."""
         if self._postponed is not None:
             tail, over, self._postponed = self._stored(), self._postponed, None
             self._compress(over, tail.keys, tail.values)
@@ -196,7 +197,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._announce_short(over.length)
             return self._stored()
         tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
-        if home != keys.device:  # an offloading cache has put the layer away meanwhile
+        if home != keys.device:  # an offloading cache has moved the layer away meanwhile
             found = found.to(home)
             tail.map(lambda tensor: tensor.to(home, non_blocking=True))
         self.compressed, self.tail, self._fresh = found, tail, True
@@ -208,15 +209,15 @@ class PrunedKeyLayer(DynamicLayer):
             config = self.plan.config
             recent, first = config.recent_window, config.sink_tokens
             sinks, groups = f" and the first sink_tokens={first}" if first else "", ""
-            # What would leave something to prune, if it alone were smaller.
+            # Settings that, if they alone were smaller, would leave something to prune.
             causes = {"recent_window": recent and length > first, "sink_tokens": first and length > recent}
             if config.quantize is not None and config.quantize.keys is not None:
-                groups = f", and so does what fills no group_size={config.quantize.group_size}"
+                groups = f", as do tokens that fill no group_size={config.quantize.group_size}"
                 causes = {"group_size": length > recent + first, **causes}
             advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
             warnings.warn(
                 f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense"
-                f"{groups}, so nothing is pruned; write a smaller {advice} to prune prompts as short as this",
+                f"{groups}, so nothing is pruned; to prune prompts this short, write a smaller {advice}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -229,17 +230,17 @@ class PrunedKeyLayer(DynamicLayer):
         return 0 if self.compressed is None else self.compressed.pruned_keys.shape[-2]
 
     def get_seq_length(self) -> int:
-        """Number of tokens that went in and were not cropped: pruned, dense and evicted together."""
+        """Number of tokens that were added and not cropped: pruned, dense and evicted."""
         old = 0 if self.compressed is None else self.compressed.length
         return old + (0 if self.tail is None else self.tail.length)
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        """Length and offset for the mask; old transformers pass the new tokens' positions, not their number."""
+        """Return length and offset for the mask; old transformers pass the new tokens' positions, not their number."""
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
         if count == 0:
             raise CacheError(
-                f"there are no new tokens: the cache holds {self.get_seq_length()} already, and the input has no more; "
-                "for another prompt, make a new PrunedKeyCache or call reset()"
+                f"there are no new tokens: the cache already holds the whole input of {self.get_seq_length()} "
+                f"tokens; for another prompt, make a new PrunedKeyCache or call reset()"
             )
         return self.get_seq_length() + count, 0
 
@@ -248,11 +249,11 @@ class PrunedKeyLayer(DynamicLayer):
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """No maximum, under the name that old transformers use."""
+        """No maximum; the name in old transformers."""
         return -1
 
     def stored_parts(self) -> dict[str, StoredTensor]:
-        """All that the layer keeps alive, by name; the tail's buffers have room to grow."""
+        """Return all tensors that the layer keeps alive, by name; the tail's buffers include spare room."""
         parts: dict[str, StoredTensor] = {} if self.compressed is None else self.compressed.parts()
         if self.tail is not None:
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
@@ -260,7 +261,7 @@ class PrunedKeyLayer(DynamicLayer):
 
     @property
     def keys(self) -> Tensor | None:
-        """`full_width`'s keys, for whoever looks into a cache (Mllama does); None while the layer is empty."""
+        """The keys of `full_width`, for code that reads caches (Mllama's does); None while the layer is empty."""
         return None if self.tail is None else self.full_width()[0]
 
     @keys.setter
@@ -269,7 +270,7 @@ class PrunedKeyLayer(DynamicLayer):
 
     @property
     def values(self) -> Tensor | None:
-        """`full_width`'s values; None while the layer is empty."""
+        """The values of `full_width`; None while the layer is empty."""
         return None if self.tail is None else self.full_width()[1]
 
     @values.setter
@@ -281,24 +282,24 @@ class PrunedKeyLayer(DynamicLayer):
             raise CacheError(f"layer {self.plan.index} of the cache cannot be written to; only update() adds tokens")
 
     def full_width(self) -> tuple[Tensor, Tensor]:
-        """All stored keys at full width, pruned channels as zeros, and all values; costs one dense layer."""
+        """Return all keys at full width, pruned channels as zeros, and all values; takes memory for a dense layer."""
         tail = self._stored()
         return scatter_channels(self.compressed, tail.keys, tail.values)
 
     # --------------------------------------- shrinking, re-ordering, moving
 
     def activate_past_recording(self) -> None:
-        """Called by transformers before assisted decoding."""
+        """Record that assisted decoding follows; called by transformers."""
         self.prompt.assisted = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the newest tokens, across the border of the segments if need be.
+        """Drop the newest tokens, from the pruned segment too if necessary.
 
         Parameters
         ----------
         tokens_to_remove : int
-            Negative: that many tokens go. Zero or positive as the installed transformers means it: in old ones the
-            length to keep; in later ones zero removes nothing and positive numbers are refused.
+            Negative: remove that many tokens. Zero or positive: as in the installed transformers. Old versions read it
+            as the length to keep; in newer ones zero removes nothing and positive numbers are refused.
         """
         self.settle()
         length = self.get_seq_length()
@@ -316,7 +317,7 @@ class PrunedKeyLayer(DynamicLayer):
             self.reset()
             return
         if self._fresh and self.prompt.declared is None and tokens_to_remove >= 0:
-            # How generate() of old transformers drops the candidates that assisted decoding did not accept.
+            # This is how generate() of old transformers drops candidates that assisted decoding did not accept.
             raise CacheError(
                 f"crop({tokens_to_remove}) right after an undeclared prompt: assisted decoding has fed its candidates "
                 "together with the prompt, and they were taken for observed queries. Declare the prompt's end, "
@@ -330,7 +331,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.tail = tail.cut(0, max(keep - old, 0))
 
     def reset(self) -> None:
-        """Forget everything; the layer can then be used for another prompt."""
+        """Forget everything, ready for another prompt."""
         self.tail = self.compressed = None
         self.prompt.reset()
         self.is_initialized = False
@@ -388,6 +389,6 @@ class PrunedKeyLayer(DynamicLayer):
         found = (key_states.shape[0], key_states.shape[1], key_states.shape[3])
         if expected != found:
             raise CacheError(
-                f"layer {self.plan.index} of the cache holds (batch, KV heads, head_dim) = {expected} and the new keys "
-                f"have {found}; use one cache per batch and model, or call reset() in between"
+                f"layer {self.plan.index} of the cache holds (batch, KV heads, head_dim) = {expected} but the new "
+                f"keys have {found}; use one cache per batch and model, or call reset() in between"
             )

@@ -1,7 +1,7 @@
-"""What a layer hands to the attention function with its keys: itself, and what it has compressed.
+"""`LayerContext`: what a layer passes to the attention function along with its keys.
 
-`with_context` puts a `LayerContext` on the keys and values that ``update`` returns, `context_of` reads it off them.
-Between the two stands transformers' attention interface, which passes tensors and nothing else.
+It holds the layer and its compressed part. `with_context` attaches it to the keys and values that ``update`` returns,
+and `context_of` reads it from them, because transformers' attention interface in between passes only tensors.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from .storage import Compressed
 
 
 class LayerProtocol(Protocol):
-    """What the attention function needs of a layer: :class:`grace_opt.hf.layer.PrunedKeyLayer` is one."""
+    """What the attention function needs from a layer: :class:`grace_opt.hf.layer.PrunedKeyLayer` is one."""
 
     plan: LayerPlan
     prompt: Prompt
     compressed: Compressed | None
 
     def attended(self) -> None:
-        """Note that the attention function has received what ``update`` handed out."""
+        """Record that the attention function has received what ``update`` returned."""
 
     def observe(self, now: Observation, keys: Tensor, values: Tensor, at_once: bool = True) -> None:
-        """Take in what the attention function saw, and compress if the prompt is over."""
+        """Receive the attention function's queries, and compress if the prompt is over."""
 
 
-# The attribute by which a key tensor carries its LayerContext from the cache's update to the attention function.
+# The attribute of a key tensor that carries its LayerContext from the cache's update to the attention function.
 _ATTRIBUTE = "_grace_layer_context"
 
 
 class LayerContext(NamedTuple):
-    """What the keys that ``update`` returns carry with them.
+    """The layer and its compressed part, attached to the keys that ``update`` returns.
 
-    The compressed part stands here, besides the layer, because an offloading cache moves the layer's own away between
-    ``update`` and the attention.
+    The compressed part is kept here too, because an offloading cache moves the layer's own away between ``update`` and
+    the attention.
     """
 
     layer: LayerProtocol
@@ -45,12 +45,12 @@ class LayerContext(NamedTuple):
 
 
 def with_context(tensor: Tensor, context: LayerContext) -> Tensor:
-    """A view of keys or values that carries the context; a view, so that the stored tensor itself never does."""
+    """Return a view of keys or values that carries the context; the stored tensor itself never does."""
     view = tensor.view_as(tensor)
     setattr(view, _ATTRIBUTE, context)
     return view
 
 
 def context_of(tensor: Tensor) -> LayerContext | None:
-    """The context that these keys or values carry, or None."""
+    """Return the context that these keys or values carry, or None."""
     return getattr(tensor, _ATTRIBUTE, None)

@@ -1,14 +1,13 @@
-"""Between masks and models: which model a mask was made for, static masks, and masks from stored indices.
+"""Connect masks to models: which model a mask was made for, static masks, and masks from stored indices.
 
-A `grace_opt.ChannelMask` is plain tensors. Here it meets a model: :func:`fingerprint` reads from a configuration
-what a mask must agree with, :func:`static_sources` turns a mask with one leading entry per layer into the sources of a
-cache (no query is observed, nothing is solved per prompt), and :func:`kept_channels` checks what any source returned
-before keys are cut by it.
+:func:`fingerprint` reads from a configuration what a `grace_opt.ChannelMask` must agree with. :func:`static_sources`
+splits a mask with one entry per layer into the mask sources of a cache, which observe no queries and solve nothing.
+:func:`kept_channels` checks what a source returned before keys are cut by it.
 
-Under tensor parallelism every process ("rank") computes some of the KV heads and caches only those. Masks are per KV
-head, so nothing has to cross ranks; a static mask of all heads is cut to the rank's own.
+Under tensor parallelism, every process ("rank") computes and caches only some of the KV heads. Masks are per KV head,
+so ranks exchange nothing; each rank takes its own heads from a static mask of all heads.
 
-LeanK's static channel masks are the use that :func:`static_sources` serves.
+:func:`static_sources` serves static channel masks such as LeanK's.
 """
 
 from __future__ import annotations
@@ -27,21 +26,20 @@ from ..errors import MaskError
 
 
 def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | str]:
-    """What a mask (or a saved cache) and a model must agree on.
+    """Return what a mask (or a saved cache) and a model must agree on.
 
     Parameters
     ----------
     model : PreTrainedModel or PreTrainedConfig
-        The model, or its configuration alone; of a composite model, its text decoder's is read.
+        The model, or only its configuration. For a composite model, the text decoder's is read.
 
     Returns
     -------
     dict
-        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``, of all ranks together; of a
-        model also ``weights``, a digest of a sample of every parameter. It is the same in every floating-point type
-        that holds bfloat16. A model whose weights are not all here (sharded over ranks, offloaded to disk) has no
-        ``weights``. A tensor-parallel one has ``tensor_parallel``, because its masks and caches hold only the KV heads
-        of this rank.
+        ``model_type``, ``num_hidden_layers``, ``num_key_value_heads`` and ``head_dim``, of all ranks together. A model
+        also has ``weights``, a digest of a sample of every parameter, equal in every floating-point type that holds
+        bfloat16; it is missing if some weights are elsewhere (sharded over ranks, offloaded to disk). A tensor-parallel
+        model has ``tensor_parallel``, because its masks and caches hold only the KV heads of this rank.
     """
     config = model.config if isinstance(model, PreTrainedModel) else model
     text = config.get_text_config(decoder=True)
@@ -61,12 +59,12 @@ def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | st
 
 
 def _is_tensor_parallel(model: PreTrainedModel) -> bool:
-    """Whether the model was loaded with ``tp_plan=``; old transformers shard it into plain tensors."""
+    """Return whether the model was loaded with ``tp_plan=``; old transformers shard it into plain tensors."""
     return (getattr(model, "tp_size", None) or 1) > 1
 
 
 def _is_sharded(parameter: Tensor) -> bool:
-    """Whether it is a DTensor; told by what only these have, because some builds of torch lack the class."""
+    """Return whether it is a DTensor, judged by its attributes: some builds of torch lack the class."""
     return hasattr(parameter, "placements")
 
 
@@ -82,7 +80,7 @@ DIGEST_ENTRIES_PER_PARAMETER = 16
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """SHA-256 over names, shapes and some evenly spread entries of every parameter, as bfloat16."""
+    """Return the SHA-256 of names, shapes and some evenly spread entries of every parameter, as bfloat16."""
     sampled = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().reshape(-1)
@@ -95,7 +93,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 def layer_devices(model: PreTrainedModel | PreTrainedConfig, layers: int) -> dict[int, torch.device]:
-    """Where the keys of every layer arise: by its attention's projections; the CPU for a configuration."""
+    """Return the device of every layer's keys: that of its attention projections; the CPU for a configuration."""
     cpu = torch.device("cpu")
     if not isinstance(model, PreTrainedModel):
         return dict.fromkeys(range(layers), cpu)
@@ -108,7 +106,7 @@ def layer_devices(model: PreTrainedModel | PreTrainedConfig, layers: int) -> dic
 
 
 def execution_device(module: nn.Module) -> torch.device | None:
-    """Where a module computes: what accelerate's hooks say, as offloaded weights are elsewhere; else by its weights."""
+    """Return where a module computes: as accelerate's hooks say (offloaded weights are elsewhere), else its weights."""
     for part in module.modules():
         hook = getattr(part, "_hf_hook", None)
         for single in getattr(hook, "hooks", (hook,)):
@@ -126,23 +124,23 @@ class StaticMask:
     Attributes
     ----------
     mask : ChannelMask
-        Of one layer, ``(H, d)``, or with a leading batch dimension, ``(B, H, d)``. Where tensor parallelism leaves a
-        rank only its share of the KV heads, ``H`` may be that share or all heads of all ranks.
+        The mask of one layer, ``(H, d)``, or ``(B, H, d)`` with a batch dimension. Under tensor parallelism ``H`` may
+        be this rank's share of the KV heads or all heads of all ranks.
     """
 
     mask: ChannelMask
 
     def __call__(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
-        """The mask, once per sequence of the batch."""
+        """Return the mask, repeated for every sequence of the batch."""
         pruned, batch = self.mask.pruned, keys.shape[0]
         if pruned.dim() == 3 and pruned.shape[0] != batch:
             raise MaskError(
-                f"the static mask was made for {pruned.shape[0]} sequences and the batch has {batch}; to use one "
-                "prompt's mask for all of them, take its batch dimension off: ChannelMask(mask.pruned[:, 0])"
+                f"the static mask was made for {pruned.shape[0]} sequences but the batch has {batch}; to use one "
+                f"prompt's mask for all of them, remove its batch dimension: ChannelMask(mask.pruned[:, 0])"
             )
         heads, ranks = keys.shape[1], _ranks()
         if ranks > 1 and pruned.shape[-2] == ranks * heads:
-            # The projections' rows are dealt out in order, so rank r computes the r-th run of heads.
+            # The projections' rows are distributed in order, so rank r computes the r-th run of heads.
             pruned = pruned.narrow(-2, _rank() * heads, heads)
         return replace(self.mask, pruned=pruned.expand(batch, *pruned.shape[-2:]))
 
@@ -155,7 +153,8 @@ def static_sources(
     Parameters
     ----------
     masks : ChannelMask
-        Leading dimension: layers (all of the model, or the prunable ones alone), optionally followed by the batch.
+        The first dimension is the layer (all layers of the model, or only the prunable ones); a batch dimension may
+        follow.
     model : mapping
         The model's `fingerprint`.
     prunable : sequence of int
@@ -169,27 +168,27 @@ def static_sources(
     Raises
     ------
     MaskError
-        If the mask was made for another model; the message says in what they differ.
+        If the mask was made for another model; the message names the differences.
     """
     shape = tuple(masks.pruned.shape)
     if len(shape) not in (3, 4):
         raise MaskError(
-            f"masks= has shape {shape}; write one entry per layer in front, (layers, KV heads, head_dim), for instance "
-            "with ChannelMask.stack"
+            f"masks= has shape {shape}; give one entry per layer, (layers, KV heads, head_dim), for example with "
+            f"ChannelMask.stack"
         )
     known = {"num_key_value_heads": masks.kv_heads, "head_dim": masks.head_dim, **masks.fingerprint}
     ChannelMask(masks.pruned, known).require_fit(model)
     if shape[0] not in (len(prunable), model["num_hidden_layers"]):
         raise MaskError(
-            f"the mask was made for another model: it has {shape[0]} layers, the model {model['num_hidden_layers']}, "
-            f"of which {len(prunable)} can be pruned; make one for this model"
+            f"the mask was made for another model: it has {shape[0]} layers, the model has "
+            f"{model['num_hidden_layers']}, of which {len(prunable)} can be pruned; make one for this model"
         )
     rows = range(len(prunable)) if shape[0] == len(prunable) else prunable
     return {layer: StaticMask(masks.layer(row).counted()) for layer, row in zip(prunable, rows, strict=True)}
 
 
 def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
-    """Indices of the kept channels as the cache stores them, after checking that they fit the keys.
+    """Return the indices of the kept channels as the cache stores them, after checking that they fit the keys.
 
     Parameters
     ----------
@@ -207,19 +206,19 @@ def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
     found = tuple(mask.pruned.shape) if isinstance(mask, ChannelMask) else type(mask).__name__
     if found != expected:
         raise MaskError(
-            f"the mask source returned {found} for keys with (batch, KV heads, head_dim) = {expected}; write one that "
-            "returns a ChannelMask with an entry per sequence, KV head and channel"
+            f"the mask source returned {found} for keys with (batch, KV heads, head_dim) = {expected}; it must "
+            f"return a ChannelMask with an entry per sequence, KV head and channel"
         )
     if mask.pruned_per_head is None:
         mask = mask.counted()
     if mask.pruned_per_head is None:
         counts = sorted(set((~mask.pruned).sum(-1).flatten().tolist()))
         raise MaskError(
-            f"the mask keeps between {counts[0]} and {counts[-1]} channels per KV head and this cache stores one "
-            "number for all heads of a layer; write a mask that keeps equally many in every head"
+            f"the mask keeps between {counts[0]} and {counts[-1]} channels per KV head, but this cache needs the "
+            f"same number in all heads of a layer; give a mask that keeps equally many in every head"
         )
-    # Not mask.kept_indices: where the numbers were not finite a mask may keep another number of channels than it says,
-    # and an index out of range ends a GPU's context. Sorting gives valid indices, and check_numbers the reason.
+    # Not mask.kept_indices: if the numbers were not finite, a mask may keep another number of channels than it says,
+    # and an index out of range destroys a GPU's context. Sorting gives valid indices; check_numbers reports the cause.
     kept = (~mask.pruned).to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
     return (
         kept[..., : mask.head_dim - mask.pruned_per_head].to(keys.device).clone(memory_format=torch.contiguous_format)
@@ -227,7 +226,7 @@ def kept_channels(mask: ChannelMask, keys: Tensor) -> Tensor:
 
 
 def mask_from_kept(kept_indices: Tensor, head_dim: int) -> ChannelMask:
-    """The mask that keeps exactly these channels; inverse of :func:`kept_channels`.
+    """Return the mask that keeps exactly these channels; inverse of :func:`kept_channels`.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Load a causal language model and its tokenizer: the pocket model that ships with grace_opt, a Hub id, a folder or a
-GGUF file.
+"""Load a causal language model and its tokenizer from a Hub id, a folder or a GGUF file, or the pocket model that ships
+with grace_opt.
 
-Use `load_pocket` for experiments on trained keys without a network. Source: transformers' Auto classes.
+`load_pocket` gives experiments a trained model without a network. Source: transformers' Auto classes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from transformers.utils import logging
 
 from ..errors import GraceError
 
-#: Where the pocket model lies in the installed package.
+#: Folder of the pocket model in the installed package.
 POCKET_FOLDER = Path(__file__).parent.parent / "data" / "pocket"
 
 
 class ModelError(GraceError, OSError):
-    """A model could not be loaded from where the user pointed."""
+    """A model could not be loaded from the given place."""
 
 
 def disable_progress_bars() -> None:
@@ -29,12 +29,12 @@ def disable_progress_bars() -> None:
 
 
 def load_pocket() -> tuple[PreTrainedModel, Any]:
-    """The pocket model and its tokenizer, in float32 on the CPU.
+    """Load the pocket model and its tokenizer, in float32 on the CPU.
 
     Returns
     -------
     model : LlamaForCausalLM
-        Three layers, four query and two KV heads of width 64; see its model card beside the weights.
+        Three layers, four query and two KV heads of width 64; see the model card in the same folder.
     tokenizer : PreTrainedTokenizerFast
 
     Examples
@@ -47,7 +47,7 @@ def load_pocket() -> tuple[PreTrainedModel, Any]:
 
 
 def load_model(where: str) -> tuple[PreTrainedModel, Any]:
-    """A model for inference in float32 on the CPU, and its tokenizer.
+    """Load a model for inference in float32 on the CPU, and its tokenizer.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def load_model(where: str) -> tuple[PreTrainedModel, Any]:
     Raises
     ------
     ModelError
-        Saying what transformers said.
+        If transformers cannot load it; the message quotes transformers' error.
     """
     path, options = Path(where), {}
     source = where

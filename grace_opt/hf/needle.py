@@ -1,8 +1,8 @@
-"""Seeded needle-in-a-haystack text: plain-English filler, password facts, and the question about one of them.
+"""Seeded needle-in-a-haystack prompts: plain-English filler, password facts, and a question about one of them.
 
 Use it to build retrieval prompts of a chosen token length for any tokenizer. The pocket model is trained on documents
 of the same grammar, so its prompts are in-distribution; for other models the text is ordinary English.
-Source: our own grammar and word lists; the task follows Kamradt's needle-in-a-haystack test (2023).
+Source: the task follows Kamradt's needle-in-a-haystack test (2023); grammar and word lists are our own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PREPOSITIONS = """above across at before behind below beside by inside near out
 
 @dataclass(frozen=True)
 class NeedlePrompt:
-    """One retrieval task: `text` ends just where the model has to continue with `answer`."""
+    """One retrieval task: `text` ends where the model has to continue with `answer`."""
 
     text: str
     answer: str
@@ -57,13 +57,12 @@ class NeedlePrompt:
     depth: float
 
     def found_in(self, generated: str) -> bool:
-        """Whether the generated continuation starts with the answer, case and spacing aside."""
+        """Return whether the continuation starts with the answer, ignoring case and spacing."""
         return " ".join(generated.lower().split()).startswith(self.answer)
 
 
 def vocabulary() -> list[str]:
-    """Every lower-case token that the grammar can produce, sorted; a city before its password is one token with its
-    colon.
+    """Return all lower-case tokens of the grammar, sorted; a city before its password and its colon are one token.
 
     Examples
     --------
@@ -76,7 +75,7 @@ def vocabulary() -> list[str]:
 
 
 def filler(rng: random.Random) -> str:
-    """One sentence without any fact in it."""
+    """Return one sentence that contains no fact."""
     pick = rng.choice
     text = f"The {pick(_ADJECTIVES)} {pick(_PEOPLE)} {pick(_VERBS)} the {pick(_ADJECTIVES)} {pick(_THINGS)}"
     if rng.random() < 0.7:
@@ -87,17 +86,17 @@ def filler(rng: random.Random) -> str:
 
 
 def fact(city: str, answer: str) -> str:
-    """The sentence that states a city's password."""
+    """Return the sentence that states a city's password."""
     return f"Password of {city}: {answer}."
 
 
 def question(city: str) -> str:
-    """The question about a city's password, with the start of its answer."""
+    """Return the question about a city's password, and the start of its answer."""
     return f"What is the password of {city}? Password of {city}:"
 
 
 def random_answer(rng: random.Random) -> str:
-    """A password: a colour and an animal."""
+    """Return a random password: a colour and an animal."""
     return f"{rng.choice(COLOURS)} {rng.choice(ANIMALS)}"
 
 
@@ -109,15 +108,15 @@ def make_prompt(
     Parameters
     ----------
     tokens : int
-        Wanted prompt length, the question included; never exceeded.
+        Largest prompt length, in tokens, the question included.
     depth : float
-        Place of the needle in [0, 1].
+        Position of the needle, in [0, 1].
     count : callable
-        Text to its number of tokens, for instance ``lambda s: len(tokenizer(s).input_ids)``.
+        Returns the number of tokens of a text, for example ``lambda s: len(tokenizer(s).input_ids)``.
     seed : int
         Equal seeds give equal prompts.
     distractors : int
-        How many other cities' passwords are strewn in at random depths.
+        Number of other cities' passwords, inserted at random depths.
 
     Returns
     -------
@@ -134,7 +133,9 @@ def make_prompt(
     >>> p.answer in p.text, p.text.endswith(f"Password of {p.city}:")
     (True, True)
     """
-    depth = number("depth", depth, at_least=0, at_most=1, hint="0 is the first sentence of the haystack, 1 the last")
+    depth = number(
+        "depth", depth, at_least=0, at_most=1, hint="0 puts it in the first sentence of the haystack, 1 in the last"
+    )
     distractors = integer("distractors", distractors, at_least=0, at_most=len(CITIES) - 1)
     tokens = integer("tokens", tokens, at_least=1)
     rng = random.Random(integer("seed", seed, at_least=0))
@@ -145,7 +146,7 @@ def make_prompt(
     room = tokens - count(" ".join([needle, *noise, asked]))
     if room < 0:
         raise OptionError(
-            f"tokens={tokens}: the facts and the question alone need {tokens - room}; ask for at least that."
+            f"tokens={tokens}: the facts and the question alone need {tokens - room}; give at least that."
         )
     hay: list[str] = []
     while (cost := count(sentence := filler(rng))) <= room:

@@ -1,7 +1,7 @@
-"""Groups of numbers in a few bits, by optimum-quanto or hqq: what one block of `QuantizedTokens` holds.
+"""Pack groups of numbers into a few bits, by optimum-quanto or hqq, as blocks of `QuantizedTokens`.
 
-Everything that knows the libraries is here. See docs/adr/0005-quantised-storage.md for what is taken from which
-library, and what is not.
+Only this module calls the two libraries. docs/adr/0005-quantised-storage.md says what is taken from which library, and
+what is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK_TENSORS = ("packed", "scale", "zero")
 
 @dataclass(frozen=True, eq=False)
 class TokenBlock:
-    """Consecutive tokens of one sequence; each tensor owns exactly its bytes."""
+    """Consecutive tokens of one sequence; each tensor owns exactly its own bytes."""
 
     tokens: int
     packed: Tensor
@@ -34,13 +34,13 @@ class TokenBlock:
     zero: Tensor
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """In the order of `BLOCK_TENSORS`."""
+        """Return the tensors in the order of `BLOCK_TENSORS`."""
         return self.packed, self.scale, self.zero
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """What all blocks have in common: how ``(H, S, C)`` becomes rows of groups, and back."""
+    """The format shared by all blocks: how ``(H, S, C)`` becomes rows of groups, and back."""
 
     heads: int
     channels: int
@@ -71,12 +71,12 @@ class BlockFormat:
         if self.grouping == "tokens":
             if tokens % self.group_size:
                 raise OptionError(
-                    f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of it, or "
-                    "write another group_size"
+                    f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of that, "
+                    f"or write another group_size"
                 )
             tensor = tensor.reshape(len(tensor), -1, self.group_size, self.channels).transpose(2, 3)
         groups = tensor.reshape(-1, self.width).float()
-        # Both libraries pack several groups into a byte: whole bytes, then. The last group is repeated, which costs
+        # Both libraries pack several groups into a byte, so the last group is repeated to fill whole bytes. That costs
         # less than a byte per position of a group.
         extra = self._padded(len(groups)) - len(groups)
         groups = torch.cat([groups, groups[-1:].expand(extra, -1)])
@@ -85,7 +85,7 @@ class BlockFormat:
             return TokenBlock(tokens, *_CODECS[self.backend][0](groups, self.bits, parameters))
 
     def decode(self, block: TokenBlock) -> Tensor:
-        """``(H, S, C)`` again."""
+        """Restore ``(H, S, C)``."""
         with torch.no_grad():
             groups = _CODECS[self.backend][1](*block.tensors(), self.bits)
         groups = groups[: self._groups(block.tokens)]
@@ -95,7 +95,7 @@ class BlockFormat:
         return groups.reshape(self.heads, block.tokens, self.channels)
 
     def table(self, blocks: Sequence[TokenBlock]) -> list[tuple[int, ...]]:
-        """Where the blocks of one sequence lie, as :mod:`grace_opt.kernels.decode.packed` has it."""
+        """Return where the blocks of one sequence lie, as :mod:`grace_opt.kernels.decode.packed` has it."""
         rows, start = [], 0
         for block in blocks:
             addresses = (tensor.data_ptr() for tensor in block.tensors())
@@ -105,13 +105,13 @@ class BlockFormat:
         return rows
 
     def stored_shapes(self, tokens: int) -> list[tuple[int, ...]]:
-        """Shapes of a block's tensors, to check what is read from a file."""
+        """Return the shapes of a block's tensors, to check what is read from a file."""
         groups = self._padded(self._groups(tokens))
         rows = -(-groups // 10) if self.bits == 3 else groups * self.bits // 8  # hqq: ten times 3 bits in an int32
         return [(rows, self.width), (groups, 1), (groups, 1)]
 
     def can_store(self, types: tuple[torch.dtype, ...]) -> bool:
-        """Whether a block's tensors can have these types, to check what is read from a file."""
+        """Return whether a block's tensors can have these types, to check what is read from a file."""
         packed, *parameters = types
         known = {torch.float32, self.dtype if self.dtype.itemsize < 4 else torch.float32}
         return packed == (torch.int32 if self.bits == 3 else torch.uint8) and set(parameters) <= known
@@ -138,8 +138,8 @@ def _quanto_pack(groups: Tensor, bits: int, parameters: torch.dtype) -> tuple[Te
 
 
 def _quanto_unpack(packed: Tensor, scale: Tensor, shift: Tensor, bits: int) -> Tensor:
-    # The inverse of quanto's pack_weights. Its own operation has a compiler build an extension when first used, which
-    # takes minutes and fails where there is none.
+    # The inverse of quanto's pack_weights. quanto's own operation compiles an extension on first use, which takes
+    # minutes and fails without a compiler.
     levels = torch.cat([packed >> low & 2**bits - 1 for low in range(0, 8, bits)])
     return scale.float() * levels - shift.float()
 
@@ -182,12 +182,12 @@ _CODECS: dict[str, tuple[_Pack, _Unpack]] = {
 
 
 def library(backend: str) -> Any:
-    """The library, imported; an error that says what to install, if it is not there."""
+    """Import the library; if it is missing, the error says what to install."""
     return require(_MODULES[backend], "quant", f'storage quantised by backend="{backend}"')
 
 
 def check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> tuple[int, int]:
-    """`bits` and `group_size` as plain integers; an `OptionError` unless the back end offers this."""
+    """Return `bits` and `group_size` as plain integers; raise `OptionError` if the back end does not offer them."""
     if not isinstance(backend, str) or backend not in SUPPORTED_BITS:
         raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, SUPPORTED_BITS))}")
     offered = f'backend="{backend}" offers {", ".join(map(str, SUPPORTED_BITS[backend]))}'
@@ -202,5 +202,5 @@ def check_options(bits: int, group_size: int, backend: str, name: str = "bits") 
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Without ``torch.``."""
+    """Return the type's name without ``torch.``."""
     return str(dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
-"""How a layer is to be pruned: who chooses the channels, which tokens stay dense, and when the prompt is over.
+"""`LayerPlan`: how one layer is pruned, by which channels are chosen and which tokens stay dense.
 
-A plan is frozen and belongs to one layer, so layers of one cache may be pruned differently.
+A plan is frozen and belongs to one layer, so the layers of a cache may be pruned differently.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .config import PruningConfig
 
 
 class MaskSource(Protocol):
-    """What decides which channels go: a `grace_opt.MaskProvider`, a static mask, a function of yours.
+    """Decides which channels are pruned: a `grace_opt.MaskProvider`, a static mask, or a function of yours.
 
-    It is given queries ``(B, H_q, L_obs, d)``, keys ``(B, H, S, d)`` and, if anything is padded, ``(B, S)`` bool, False
-    at padding: of the keys, and, at the last ``L_obs`` places, of the queries.
+    It receives queries ``(B, H_q, L_obs, d)``, keys ``(B, H, S, d)`` and, if there is padding, a bool tensor ``(B,
+    S)``, False at padding. It covers the keys; its last ``L_obs`` columns cover the queries.
     """
 
     def __call__(self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask: ...
@@ -26,20 +26,20 @@ class MaskSource(Protocol):
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How one layer is to be pruned; layers of one cache may differ in it.
+    """How one layer is pruned; the layers of a cache may have different plans.
 
     Attributes
     ----------
     index, layers : int
-        Position of the layer in the model, and how many the model has.
+        Position of the layer in the model, and the model's number of layers.
     source : MaskSource
-        Decides the channels when the prompt is over.
+        Chooses the channels when the prompt is over.
     config : PruningConfig
         Windows, sinks, growth, eviction and quantisation.
     chunk_size : int, optional
         A forward pass of exactly this many tokens may be a part of a longer prompt.
     announces : bool
-        Whether this layer tells the user that a prompt was too short to be pruned; one layer per cache does.
+        Whether this layer warns the user that a prompt was too short to prune; one layer per cache does.
     """
 
     index: int
@@ -51,6 +51,6 @@ class LayerPlan:
 
     @property
     def observed(self) -> int | None:
-        """Number of the prompt's last queries that are needed; None means all of them."""
+        """Number of last prompt queries that are needed; None means all."""
         needed = 0 if self.config.evict is None else self.config.evict.queries_needed
         return None if needed is None else max(needed, self.config.observation_window)

@@ -1,11 +1,11 @@
-"""`GracePress`: the channels that our methods choose, in NVIDIA's kvpress; for its evaluation harness.
+"""`GracePress`: grace_opt's methods in NVIDIA's kvpress, for its evaluation harness.
 
-When: to compare methods on the benchmarks that kvpress runs, alone or after a press that evicts tokens. As with
-`kvpress.ThinKPress`, pruned channels are zeroed and no memory is saved; `grace_opt.hf.PrunedKeyCache` saves it.
+When: to compare methods on the benchmarks of kvpress, alone or after a press that evicts tokens. As in
+`kvpress.ThinKPress`, pruned channels are set to zero, which saves no memory; `grace_opt.hf.PrunedKeyCache` does.
 
-Import it by its full name, ``from grace_opt.hf.press import GracePress``: `grace_opt.hf` does not, because importing
-kvpress wraps every attention function of transformers, and kvpress pins transformers below 5.3. Give it a virtual
-environment of its own: ``pip install "grace-opt[kvpress]"``.
+Import it by its full name, ``from grace_opt.hf.press import GracePress``. `grace_opt.hf` does not import it, because
+kvpress wraps every attention function of transformers and pins transformers below 5.3. Install it in a separate virtual
+environment: ``pip install "grace-opt[kvpress]"``.
 
 Source: the interface of kvpress 0.5.5 (``ThinKPress``, ``BasePress.forward_hook``); the methods are ours.
 """
@@ -25,8 +25,7 @@ from ..registry import MethodOptions
 MINIMUM = (0, 5, 5)
 
 _INSTALL = (
-    'write: pip install "grace-opt[kvpress]" (it needs transformers older than 5.3: use a virtual environment of its '
-    "own)"
+    'write: pip install "grace-opt[kvpress]" (it needs transformers older than 5.3: use a separate virtual environment)'
 )
 
 
@@ -56,16 +55,17 @@ class GracePress(ThinKPress):
         Share of the channels to prune, in [0, 1). It is rounded up, as in `grace_opt.MaskProvider`:
         ⌈ratio · d⌉ channels; ThinKPress rounds down.
     window_size : int
-        Number of the prompt's last queries that the weights are built from; no more than the keys that are left, if
-        another press evicted tokens before.
+        Number of last prompt queries from which the weights are built; at most the number of keys left if another press
+        evicted tokens first.
     method : str
         ``"grace"`` (salient-channel protection and MIES) or any registered method.
     protect : (float, float), optional
-        Bounds of the share of salient channels that cannot be pruned; None is the method's own default.
+        Lower and upper bound on the share of channels that count as salient and are never pruned. None means the
+        method's default.
     weight : str
         Which W to build from queries and keys.
     seed : int
-        For methods that draw random numbers.
+        Seed for methods that draw random numbers.
     options : dict
         The method's own options.
 
@@ -76,7 +76,7 @@ class GracePress(ThinKPress):
 
     Notes
     -----
-    As with every press, all tokens count as real: prompts of a batch must be of one length, without padding.
+    As with every press, all tokens count as real: the prompts of a batch must have equal length, without padding.
     Arguments may be changed after construction, as the evaluation harness does; they are read at every prompt.
     """
 
@@ -90,7 +90,7 @@ class GracePress(ThinKPress):
         self.provider()
 
     def provider(self) -> MaskProvider:
-        """The provider that these arguments describe."""
+        """Return the provider that these arguments describe."""
         return MaskProvider(
             self.method,
             self.key_channel_compression_ratio,

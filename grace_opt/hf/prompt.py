@@ -1,14 +1,13 @@
-"""When is the prompt over, and which queries has it shown? The one place that decides it.
+"""Decide when the prompt is over, and collect its last queries.
 
-The first forward pass of several tokens is the prompt, unless something says otherwise:
+The first forward pass of several tokens is the prompt, with two exceptions:
 
-* a declared length (``prompt_length=``): the prompt ends exactly there, in however many passes it comes, and whatever
-  else the last pass carries (candidates of assisted decoding) is not part of it;
+* a declared length (``prompt_length=``): the prompt ends exactly there, however many passes it takes, and further
+tokens of the last pass (candidates of assisted decoding) are not part of it;
 * a chunk size (the model's ``generation_config.prefill_chunk_size``): a pass of exactly that many tokens may be
-  followed by more of the prompt, and whether it is shows in the next pass.
+followed by more of the prompt; the next pass shows whether it is.
 
-``_prefill`` and ``_assisted_decoding`` of transformers' ``generation/utils.py`` are what it has to tell
-apart.
+It has to distinguish ``_prefill`` and ``_assisted_decoding`` of transformers' ``generation/utils.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .plan import LayerPlan
 
 
 class Observation(NamedTuple):
-    """What is known about a prompt when it is over.
+    """What is known about a finished prompt.
 
     Attributes
     ----------
@@ -32,9 +31,9 @@ class Observation(NamedTuple):
     valid : Tensor or None
         ``(B, length)`` bool, False at padding.
     length : int
-        Tokens of the prompt.
+        Number of tokens of the prompt.
     scaling, softcap : float or None
-        What the model does to its logits.
+        The model's factor and soft cap for its logits.
     """
 
     queries: Tensor
@@ -65,17 +64,17 @@ class Prompt:
         Parameters
         ----------
         now : Observation
-            Of this pass: its queries, and everything cached so far, new tokens included.
+            This pass: its queries, and the padding and number of all tokens so far, new ones included.
 
         Returns
         -------
         Observation or None
-            The whole prompt's, if it is over; None while more of it may come.
+            The observation of the whole prompt if it is over; None while more may come.
         """
         new, length = now.queries.shape[2], now.length
         if self.declared is not None:
             if length - new >= self.declared:
-                return None  # it was over before, too short to be pruned
+                return None  # over already, and too short to prune
             end = min(length, self.declared)
             shown = now._replace(
                 queries=now.queries[:, :, : new - (length - end)],
@@ -88,25 +87,25 @@ class Prompt:
             return None
         if self.assisted:
             raise CacheError(
-                "assisted decoding feeds its candidates together with the prompt, and they must not be taken for "
-                "observed queries; say where the prompt ends, PrunedKeyCache(..., prompt_length="
+                "assisted decoding feeds its candidates together with the prompt, and they "
+                "must not be taken for observed queries; say where the prompt ends: PrunedKeyCache(..., prompt_length="
                 "inputs.input_ids.shape[1]), or generate inside `with grace_opt.hf.attach(model):`"
             )
         self._collect(now)
         return None if new == self._plan.chunk_size else self._take()
 
     def pending(self, new: int) -> Observation | None:
-        """The whole prompt's observation, if a pass of ``new`` tokens shows that the last chunk was the last one."""
+        """Return the whole prompt's observation if a pass of ``new`` tokens shows that the prompt is over."""
         return self._take() if self.declared is None and self._waiting is not None and new == 1 else None
 
     def behind(self, new: int, length: int) -> int:
-        """How many of ``new`` tokens, of ``length`` in all, follow a declared prompt that ends among them."""
+        """Return how many of ``new`` tokens (``length`` in all) follow a declared prompt that ends among them."""
         extra = 0 if self.declared is None else length - self.declared
         return extra if 0 < extra < new else 0
 
     @property
     def waiting(self) -> bool:
-        """Whether part of a prompt has been seen, and more may come."""
+        """Whether part of a prompt was seen and more may come."""
         return self._waiting is not None
 
     def reset(self) -> None:
@@ -114,7 +113,7 @@ class Prompt:
         self.declared, self.assisted, self._waiting = None, False, None
 
     def map_rows(self, rows: Tensor) -> None:
-        """Follow the batch: select, repeat or re-order its sequences."""
+        """Select, repeat or re-order the sequences of the batch."""
         if self._waiting is not None:
             pick = rows.to(self._waiting.queries.device)
             valid = None if self._waiting.valid is None else self._waiting.valid[pick]

@@ -1,4 +1,4 @@
-r"""Two segments of keys, one softmax: the arithmetic of decoding on pruned keys.
+r"""Attention on pruned keys: two segments of keys, one softmax.
 
 For a query row :math:`q`, kept channels :math:`C`, dense keys :math:`K_s` of the sink tokens, pruned keys :math:`K_p`
 of the old tokens and the dense tail :math:`K_t`:
@@ -6,14 +6,14 @@ of the old tokens and the dense tail :math:`K_t`:
 .. math:: o = \operatorname{softmax}\bigl(s\,[\,q K_s^\top \mid q_C K_p^\top \mid q K_t^\top\,] + m\bigr)\, V
 
 with logits in float32 (or float64): half-precision queries and keys are multiplied in float32, as in sdpa, because
-:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share their KV head's keys
-without repeating them.
-It equals attention on keys whose pruned channels are zero, which is what :func:`scatter_channels` makes.
+:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share the keys of their KV
+head; nothing is repeated. The result equals attention on keys with zeros in the pruned channels, as
+:func:`scatter_channels` makes them.
 
-Masks are made for the sequence as it went in. Where tokens were evicted, or stand in another order,
-:func:`gather_mask_columns` picks the columns of those that are stored.
+Masks cover the sequence as it was fed in. If tokens were evicted or are stored in another order,
+:func:`gather_mask_columns` picks the columns of the stored tokens.
 
-Source: ThinK (arXiv 2407.21018) decodes on two segments; per KV head and batched here.
+Source: ThinK (arXiv 2407.21018) decodes on two segments; this version is batched and prunes per KV head.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def pruned_attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over what is compressed and a dense tail with one softmax.
+    """Compute attention over the compressed part and the dense tail with one softmax.
 
     Parameters
     ----------
     module : Module
-        The model's attention module; asked for ``is_causal`` where the keyword does not say.
+        The model's attention module; gives ``is_causal`` if the argument is None.
     query : Tensor
         ``(B, H_q, L, d)``, post-RoPE.
     tail, value : Tensor
         ``(B, H, S_t, d)`` and ``(B, H, S_t, d_v)``.
     attention_mask : Tensor or None
-        ``(B or 1, H_q or 1, L, S)``, bool (True attends) or additive, for all tokens that went in; None means causal,
-        nothing padded.
+        ``(B or 1, H_q or 1, L, S)``, bool (True attends) or additive, for all tokens that were fed in; None means
+        causal, without padding.
     old : Compressed
         The older tokens.
     scaling, dropout, softcap, is_causal
@@ -86,7 +86,7 @@ def pruned_attention(
 
 
 def scatter_channels(old: Compressed | None, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys of full width, with zeros in the channels that the pruned ones lack, and all values.
+    """Return keys of full width, with zeros in the pruned channels, and all values.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def scatter_channels(old: Compressed | None, tail: Tensor, value: Tensor) -> tup
 
 
 def gather_mask_columns(attention_mask: Tensor, old: Compressed, query_heads: int) -> Tensor:
-    """The columns of a mask ``(B or 1, H_q or 1, L, S)`` that belong to the tokens that are stored, in their order."""
+    """Return the columns of a mask ``(B or 1, H_q or 1, L, S)`` for the stored tokens, in their order."""
     if old.positions is None:
         return attention_mask
     positions = old.positions.long()
@@ -127,10 +127,10 @@ def gather_mask_columns(attention_mask: Tensor, old: Compressed, query_heads: in
 
 
 def decoding_mask(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int, query_heads: int) -> Tensor:
-    """`gather_mask_columns` of a mask that covers everything, for logits in float32.
+    """`gather_mask_columns` for a mask of all tokens, for logits in float32.
 
-    "Never" is the smallest number of a mask's own type. Beside logits in float32 that of float16 is no large one, so
-    it becomes float32's.
+    A mask says "never" with the smallest number of its type. Next to float32 logits, float16's smallest number is not
+    large, so it is replaced by that of float32.
     """
     check_mask_covers_cache(module, attention_mask, old, tail)
     mask = gather_mask_columns(attention_mask, old, query_heads)
@@ -140,7 +140,7 @@ def decoding_mask(module: nn.Module, attention_mask: Tensor, old: Compressed, ta
 
 
 def weights_in_sequence(weights: Tensor, old: Compressed) -> Tensor:
-    """Attention weights ``(B, H_q, L, stored)`` over all tokens in their order; those that are not stored get zero."""
+    """Spread weights ``(B, H_q, L, stored)`` over all tokens in their order; tokens not stored get zero."""
     if old.positions is None:
         return weights
     batch, heads, rows, stored = weights.shape
@@ -152,18 +152,18 @@ def weights_in_sequence(weights: Tensor, old: Compressed) -> Tensor:
 
 
 def check_mask_covers_cache(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int) -> None:
-    """`check_mask_length` of what is compressed and a dense tail; tells the masks that a model makes from its cache."""
+    """`check_mask_length` for a compressed part and a tail; recognises masks that a model makes from its cache."""
     if attention_mask.dim() == 4 and attention_mask.shape[-1] == tail < old.length + tail:
         raise CacheError(
-            f"the attention mask of {type(module).__name__} has {tail} columns, which is how many keys are dense; "
-            f"{old.length} older ones are pruned. If you passed no such mask, the model makes its own from the keys or "
-            "values that the cache hands out, as Doge does: write fused=False and leave out evict"
+            f"the attention mask of {type(module).__name__} has {tail} columns, one per dense key, but {old.length} "
+            f"older keys are pruned. If you passed no mask, the model makes its own from the keys or values that the "
+            f"cache returns, as Doge does: write fused=False and leave out evict"
         )
     check_mask_length(attention_mask, old.length + tail)
 
 
 def check_mask_length(attention_mask: Tensor, length: int) -> None:
-    """Raise unless a mask is ``(..., ..., ..., length)``: one of the new tokens alone would be broadcast, silently."""
+    """Raise unless a mask is ``(..., ..., ..., length)``: a mask of one token would be broadcast silently."""
     if attention_mask.dim() != 4 or attention_mask.shape[-1] != length:
         raise CacheError(
             f"the attention mask has shape {tuple(attention_mask.shape)} for {length} tokens, cached and new; write a "

@@ -1,15 +1,16 @@
-r"""Keys and values in a few bits: what is quantised together, how many bits, by which library.
+r"""`Quantization` and `QuantizedTokens`: keys and values in a few bits per number.
 
 A group of neighbouring numbers shares a scale and a zero point, and each number becomes the nearest of :math:`2^b`
 levels between the group's smallest and largest: no number moves by more than half a step,
 :math:`(\max - \min) / (2^b - 1) / 2`, apart from the rounding of the number type itself. Keys are grouped along tokens,
 because some of their channels are large in every token; values along channels.
 
-When: for tokens that left the dense window. It is lossy. The kernels that decode read the bits where they lie; every
-other read pays for :meth:`QuantizedTokens.dequantize`.
+When: for tokens that have left the dense window. Quantisation is lossy. The decoding kernels read the bits in place;
+any other read has the cost of :meth:`QuantizedTokens.dequantize`.
 
-Rounding and packing are those of optimum-quanto or hqq, which transformers' quantised caches use as well; see
-docs/adr/0005-quantised-storage.md. Both come with ``pip install "grace-opt[quant]"`` and are imported on first use.
+Rounding and packing come from optimum-quanto or hqq, which transformers' own quantised caches use too; see
+docs/adr/0005-quantised-storage.md. Install both with ``pip install "grace-opt[quant]"``; they are imported on first
+use.
 
 Source: KIVI (arXiv 2402.02750) for the two groupings.
 """
@@ -30,7 +31,7 @@ from .arguments import explains_arguments
 from .packing import BLOCK_TENSORS, SUPPORTED_BITS, BlockFormat, TokenBlock, check_options, dtype_name, library
 
 _FORMAT = 1
-#: Number of tokens that are quantised at once, at most, roughly.
+#: Approximate maximum number of tokens that are quantised at once.
 MAX_BLOCK_TOKENS = 512
 
 _OTHER_NAMES: Mapping[str, str] = {
@@ -46,16 +47,16 @@ _OTHER_NAMES: Mapping[str, str] = {
 @explains_arguments(_OTHER_NAMES)
 @dataclass(frozen=True)
 class Quantization:
-    """In how many bits old tokens are stored.
+    """Number of bits in which old tokens are stored.
 
     Attributes
     ----------
     keys, values : int or None
-        Bits per number of the pruned keys and of the values beside them; None leaves them as they are. The back end
-        ``"quanto"`` offers 2 and 4, ``"hqq"`` 1, 2, 3, 4 and 8.
+        Bits per number of the pruned keys and of their values; None does not quantise them. The back end ``"quanto"``
+        offers 2 and 4 bits, ``"hqq"`` 1, 2, 3, 4 and 8.
     group_size : int
-        Number of tokens (of a key channel) or channels (of a value) that share a scale and a zero point. Small groups
-        are more exact and cost more.
+        Number of tokens (for keys) or channels (for values) that share a scale and a zero point. Smaller groups are
+        more accurate and take more memory.
     backend : str
         ``"quanto"`` or ``"hqq"``.
 
@@ -85,11 +86,11 @@ class Quantization:
         object.__setattr__(self, "group_size", size)
 
     def check_installed(self) -> None:
-        """Raise `OptionError` now, rather than after a long prompt, if the back end is not installed."""
+        """Raise `OptionError` now, not after a long prompt, if the back end is not installed."""
         library(self.backend)
 
     def apply(self, keys: Tensor, values: Tensor) -> tuple[Tensor | QuantizedTokens, Tensor | QuantizedTokens]:
-        """Keys ``(B, H, S, d')``, grouped along tokens, and values, along channels; those with None as they are."""
+        """Quantise keys ``(B, H, S, d')`` along tokens and values along channels; None leaves them unchanged."""
         size, backend = self.group_size, self.backend
         return (
             keys if self.keys is None else QuantizedTokens.quantize(keys, self.keys, "tokens", size, backend),
@@ -102,19 +103,19 @@ class Quantization:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Quantization:
-        """What `to_dict` wrote; raises `OptionError` if there are names that do not belong to it."""
+        """Read what `to_dict` wrote; raises `OptionError` for unknown names."""
         known = [f.name for f in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
-            raise OptionError(f"a quantisation has no {', '.join(unknown)}; known are {', '.join(known)}")
+            raise OptionError(f"a quantisation has no {', '.join(unknown)}; it has {', '.join(known)}")
         return cls(**values)
 
 
 class QuantizedTokens:
-    """A tensor ``(B, H, S, C)`` of keys or values, stored in a few bits.
+    """A tensor ``(B, H, S, C)`` of keys or values, stored with a few bits per number.
 
-    Every sequence of the batch is stored by itself, in one block per call that brought tokens: more tokens never touch
-    what is stored, and sequences are selected or repeated without a loss. Repeated ones share their storage. No method
-    changes the object: each returns another one, which shares what is the same.
+    Each sequence of the batch is stored separately, in one block per call that added tokens. Adding tokens never
+    changes stored ones, and selecting or repeating sequences loses nothing; repeated sequences share their storage. No
+    method changes the object: each returns a new one that shares the unchanged parts.
 
     Made by `quantize` or `from_tensors`.
     """
@@ -132,7 +133,7 @@ class QuantizedTokens:
         ----------
         tensor : Tensor
             ``(B, H, S, C)``, not empty: float16, bfloat16, float32 or float64 (quantised in float32). A number that is
-            not finite spoils its group.
+            not finite makes its whole group unusable.
         bits : int
             Bits per number.
         grouping : str
@@ -151,16 +152,16 @@ class QuantizedTokens:
         """
         if tensor.dim() != 4 or not tensor.numel():
             raise OptionError(
-                f"a tensor of shape {tuple(tensor.shape)} cannot be quantised; it must be (batch, heads, tokens, "
-                "channels), none of them zero"
+                f"a tensor of shape {tuple(tensor.shape)} cannot be quantised; give (batch, heads, tokens, "
+                f"channels), none of them zero"
             )
         form = BlockFormat(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
-        # In blocks, because the libraries compute in float32 and need several times what they are given.
+        # In blocks, because the libraries compute in float32 and need several times the memory of their input.
         step = max(MAX_BLOCK_TOKENS // group_size, 1) * group_size
         return cls(form, [[form.encode(part) for part in row.split(step, dim=1)] for row in tensor.detach()])
 
     def append(self, tensor: Tensor) -> QuantizedTokens:
-        """With these tokens behind the others, which stay as they are.
+        """Return the stored tokens, unchanged, followed by these.
 
         Parameters
         ----------
@@ -170,15 +171,15 @@ class QuantizedTokens:
         Raises
         ------
         CacheError
-            If it does not continue what is stored.
+            If the tensor's shape, type or device differs from what is stored.
         """
         batch, heads, _, channels = self.shape
         expected = (batch, heads, channels, dtype_name(self.dtype), str(self.device))
         found = (*tensor.shape[:2], *tensor.shape[3:], dtype_name(tensor.dtype), str(tensor.device))
         if expected != found:
             raise CacheError(
-                f"(batch, heads, channels, dtype, device) of what is stored are {expected}, and of the new tokens "
-                f"{found}; they must be the same"
+                f"(batch, heads, channels, dtype, device) of the stored tokens are {expected}, those of the new "
+                f"tokens {found}; they must be the same"
             )
         form = self._form
         more = QuantizedTokens.quantize(tensor, form.bits, form.grouping, form.group_size, form.backend)
@@ -199,7 +200,7 @@ class QuantizedTokens:
 
     @cached_property
     def packed(self) -> PackedKeys | PackedValues | None:
-        """Where everything is, for a kernel; None if it is packed as no kernel reads it."""
+        """Return where everything lies, for a kernel; None if no kernel reads this packing."""
         form, parameters = self._form, {block.scale.dtype for block in self._blocks().values()}
         lengths = {tuple(block.tokens for block in row) for row in self._rows}
         if form.bits == 3 or len(parameters) > 1 or len(lengths) > 1:
@@ -222,12 +223,12 @@ class QuantizedTokens:
         )
 
     def places(self) -> tuple[Tensor, ...]:
-        """What `packed` holds besides the stored tensors, once it was asked for: a few bytes per token."""
+        """Return what `packed` holds beyond the stored tensors, once it has been called: a few bytes per token."""
         packed = vars(self).get("packed")
         return () if packed is None else (packed.table, packed.owners)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without `packed`: in a copy, its addresses would still be the original's."""
+        """Leave out `packed`: in a copy, its addresses would still be those of the original."""
         return {name: value for name, value in vars(self).items() if name != "packed"}
 
     # -------------------------------------------------------------- sizes
@@ -245,19 +246,19 @@ class QuantizedTokens:
 
     @property
     def device(self) -> torch.device:
-        """Where the stored tensors are."""
+        """The device of the stored tensors."""
         return self._rows[0][0].packed.device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stored tensors, scales and zero points included; what sequences share counts once."""
+        """Bytes of all stored tensors, scales and zero points included; shared storage counts once."""
         kept = (*self.tensors().values(), *self.places())
         return sum(tensor.untyped_storage().nbytes() for tensor in kept)
 
     # -------------------------------------- selecting, moving, saving
 
     def select(self, indices: Tensor | Sequence[int]) -> QuantizedTokens:
-        """These sequences, in this order, repeated if so written; shares the stored tensors.
+        """Select sequences in this order, repeated if listed repeatedly; shares the stored tensors.
 
         Parameters
         ----------
@@ -274,7 +275,7 @@ class QuantizedTokens:
         return QuantizedTokens(self._form, [list(self._rows[index]) for index in chosen])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> QuantizedTokens:
-        """The same on another device; what sequences share stays shared."""
+        """Move to another device; shared storage stays shared."""
         moved = {
             key: TokenBlock(block.tokens, *(t.to(device, non_blocking=non_blocking) for t in block.tensors()))
             for key, block in self._blocks().items()
@@ -282,7 +283,7 @@ class QuantizedTokens:
         return QuantizedTokens(self._form, [[moved[id(block)] for block in row] for row in self._rows])
 
     def tensors(self) -> dict[str, Tensor]:
-        """All stored tensors by name, each once: with `meta`, everything that `from_tensors` needs."""
+        """Return all stored tensors by name, each once; together with `meta`, all that `from_tensors` needs."""
         return {
             f"{number}.{name}": tensor
             for number, block in enumerate(self._blocks().values())
@@ -290,7 +291,7 @@ class QuantizedTokens:
         }
 
     def meta(self) -> dict[str, Any]:
-        """What the tensors mean, as plain values for JSON."""
+        """Describe the tensors as plain values for JSON."""
         numbers = {key: number for number, key in enumerate(self._blocks())}
         return {
             "format": _FORMAT,
@@ -302,7 +303,7 @@ class QuantizedTokens:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> QuantizedTokens:
-        """What `tensors` and `meta` describe, bit for bit; the tensors are copied.
+        """Rebuild from `tensors` and `meta`, bit for bit; the tensors are copied.
 
         Raises
         ------
@@ -311,12 +312,14 @@ class QuantizedTokens:
         """
         try:
             if meta["format"] != _FORMAT:
-                raise CacheError(f"quantised tokens of format {meta['format']} cannot be read, only of {_FORMAT}")
+                raise CacheError(f"quantised tokens have format {meta['format']}; this grace_opt reads only {_FORMAT}")
             values = {f.name: meta[f.name] for f in fields(BlockFormat)}
             form = BlockFormat(**{**values, "dtype": getattr(torch, values["dtype"])})
             counts = [form.heads, form.channels, *meta["tokens"]]
             if any(type(count) is not int or count < 1 for count in counts):
-                raise CacheError(f"quantised tokens cannot be counted by {counts}, only by integers of at least 1")
+                raise CacheError(
+                    f"the token counts of quantised tokens are {counts}; they must be integers of at least 1"
+                )
             if any(type(number) is not int or number < 0 for row in meta["rows"] for number in row):
                 raise CacheError("the sequences of quantised tokens must be lists of blocks, numbered from 0")
             blocks = []

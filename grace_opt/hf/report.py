@@ -1,11 +1,9 @@
-"""What a pruned key cache costs, in bytes, beside what the dense cache would cost.
+"""How many bytes a pruned key cache takes, and how many the dense cache would take.
 
-The numbers are those of the tensors that the cache keeps alive, not of a formula: they equal the sizes of the storages.
-Both ratios are always given, because keys are only half of a cache: 60 % off K is 30 % off K+V. The kept indices are
-counted with the keys. Room to grow, which is made for 64 tokens at once, is part of the total and stands on a line of
-its own: in the long run it is nothing, and of a short prompt's ratio it would be most.
-
-Users of other libraries ask for real memory instead of zeros.
+The numbers are measured, not computed by a formula: they are the sizes of the storages that the cache keeps alive. Both
+ratios are always given, because keys are only half of a cache: 60 % off K is 30 % off K+V. The indices of kept channels
+are counted with the keys. Spare room, allocated for 64 tokens at once, is part of the total but has its own line and is
+left out of the ratios: it is negligible for long prompts and would dominate the ratio of a short one.
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ class MemoryReport:
     Attributes
     ----------
     layers, prunable_layers : int
-        All layers of the cache and those that can be pruned.
+        Number of all layers of the cache, and of those that can be pruned.
     tokens, pruned_tokens : int
-        Cached tokens per sequence, and those of them in the pruned segment.
+        Number of cached tokens per sequence, and how many of them are in the pruned segment.
     pruned_key_bytes, dense_key_bytes, index_bytes, value_bytes : int
-        What the prunable layers hold: pruned keys; the keys of sink tokens and of the tail; indices of the kept
-        channels and, after eviction, of the kept tokens; values.
+        Bytes in the prunable layers: of pruned keys, of dense keys (sink tokens and tail), of the indices of kept
+        channels and, after eviction, of kept tokens, and of values.
     spare_bytes : int
-        Room to grow, and what views keep alive besides.
+        Bytes of spare room, and of memory that only views keep alive.
     other_bytes : int
-        What the layers that are left as they are hold (sliding windows and the like).
+        Bytes in all other layers (sliding windows and the like).
     dense_equivalent_key_bytes, dense_equivalent_value_bytes : int
-        Keys and values of the prunable layers if they were stored as they came in.
+        Bytes that the keys and values of the prunable layers would take unpruned.
     """
 
     layers: int
@@ -56,27 +54,27 @@ class MemoryReport:
 
     @property
     def key_bytes(self) -> int:
-        """Everything that K costs in the prunable layers, indices included."""
+        """Bytes of K in the prunable layers, indices included."""
         return self.pruned_key_bytes + self.dense_key_bytes + self.index_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Everything that the cache holds: K, V, room to grow and the other layers."""
+        """All bytes that the cache holds: K, V, spare room and the other layers."""
         return self.key_bytes + self.value_bytes + self.spare_bytes + self.other_bytes
 
     @property
     def dense_equivalent_total_bytes(self) -> int:
-        """Everything that the cache would hold if nothing were pruned."""
+        """All bytes that the cache would hold if nothing were pruned."""
         return self.dense_equivalent_key_bytes + self.dense_equivalent_value_bytes + self.other_bytes
 
     @property
     def key_ratio(self) -> float:
-        """K beside dense K, in the prunable layers; 1 for an empty cache."""
+        """Bytes of K divided by those of dense K, in the prunable layers; 1 for an empty cache."""
         return self.key_bytes / self.dense_equivalent_key_bytes if self.dense_equivalent_key_bytes else 1.0
 
     @property
     def total_ratio(self) -> float:
-        """K+V beside dense K+V, all layers together, without room to grow; 1 for an empty cache."""
+        """Bytes of K+V divided by those of dense K+V, in all layers, without spare room; 1 for an empty cache."""
         dense = self.dense_equivalent_total_bytes
         return (self.total_bytes - self.spare_bytes) / dense if dense else 1.0
 
@@ -119,7 +117,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
             sizes[name] += part.nbytes
         if layer.tail is not None:
             tail, length = layer.tail, layer.get_seq_length()
-            # Beside what is used of the buffers: the rest is room to grow.
+            # The unused rest of the buffers is spare room.
             sizes["tail_keys"] += tail.keys.nbytes - tail.buffers[0].nbytes
             sizes["tail_values"] += tail.values.nbytes - tail.buffers[1].nbytes
             sizes["dense keys"] += tail.keys.shape[:2].numel() * length * layer.head_dim * tail.keys.element_size()
@@ -146,7 +144,7 @@ _PARTS = ("sink_keys", "pruned_keys", "kept_indices", "old_values", "positions",
 
 
 def storages(things: Iterable[Any]) -> dict[int, int]:
-    """Bytes of every storage that tensors and quantised tokens among some things keep alive, by address, each once."""
+    """Return the bytes, by address, of every storage that the given tensors and quantised tokens keep alive."""
     return {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in _tensors(things)

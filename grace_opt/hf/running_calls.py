@@ -1,7 +1,8 @@
-"""`RunningCalls`: the calls of ``generate`` that run in a block; the last one cleans up if the block is over.
+"""`RunningCalls`: counts the calls of ``generate`` that run in a block; the last one cleans up after the block.
 
-When: a block of `attach` ends while another thread still generates, as where a streamer is read after it. Taking the
-attention away would break off that call in the middle of its answer. Nobody is made to wait for it.
+When: a block of `attach` ends while another thread still generates, for example while a streamer is read after the
+block. Restoring the attention at once would break that call in the middle of its answer, and the block does not wait
+for it.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ _LOCK = threading.RLock()
 
 
 class RunningCalls:
-    """Calls that are running in a block that is open, or was."""
+    """Calls that are running in a block, or still running after it."""
 
     def __init__(self) -> None:
         self._running: list[tuple[threading.Thread, object]] = []
         self._clean_up: Callable[[], None] | None = None
 
     def begin(self) -> None:
-        """The block is open."""
+        """Open the block."""
         self._clean_up = None
 
     def end(self, clean_up: Callable[[], None]) -> None:
-        """The block is over: clean up, now or after the last call of another thread.
+        """End the block: clean up now, or after the last call of another thread.
 
         Parameters
         ----------
         clean_up : callable
-            Does no harm if it is called several times.
+            Called at the end; must allow several calls.
         """
         with _LOCK:
             self._clean_up = clean_up
@@ -38,7 +39,7 @@ class RunningCalls:
 
     @contextmanager
     def counted(self) -> Iterator[bool]:
-        """Count a call as long as it runs; False, and not counted, if the block is over already."""
+        """Count a call while it runs; yields False, and does not count it, if the block is over."""
         entry = threading.current_thread(), object()
         try:
             with _LOCK:
@@ -52,8 +53,8 @@ class RunningCalls:
                 self._clean_up_if_last()
 
     def _clean_up_if_last(self) -> None:
-        # Not for calls of this thread: where one closes its own block, nobody else would ever be told. Nor for those of
-        # threads that are no more, which an interrupt may have left here.
+        # Calls of this thread do not count: one that closes its own block would never be followed by clean-up. Nor do
+        # calls of threads that have ended, which an interrupt may have left here.
         here = threading.current_thread()
         others = any(thread is not here and thread.is_alive() for thread, _ in self._running)
         if self._clean_up is not None and not others:

@@ -1,7 +1,7 @@
-"""One layer of a saved cache, checked: what a file says about it, before anything is built on it.
+"""Check one layer of a saved cache before it is used.
 
-When: `grace_opt.hf.saving.restore_layers`. Every field and every tensor is either what a layer of a cache can hold, and
-fits all others, or a `CacheError` that names it.
+When: `grace_opt.hf.saving.restore_layers`. Every field and tensor must be one that a layer can hold and must fit all
+others; otherwise a `CacheError` names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STORED = ("pruned_keys", "old_values")
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """What was saved of one layer, and fits together.
+    """The saved parts of one layer, checked to fit together.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class SavedLayer:
     parts : dict
         Tensors, and quantised ones, by name.
     batch, tokens : int
-        Sequences, and how many tokens each has seen; 0 if the layer is empty.
+        Number of sequences, and number of tokens that each has seen; 0 if the layer is empty.
     """
 
     number: int
@@ -46,14 +46,14 @@ class SavedLayer:
 
     @staticmethod
     def of(number: int, layer: Any, description: Any, found: dict[str, Tensor]) -> SavedLayer:
-        """Check what a file says of a layer.
+        """Check a layer's description and tensors.
 
         Parameters
         ----------
         number : int
             For messages.
         layer : cache layer
-            Empty, of the kind that is expected.
+            An empty layer of the expected kind.
         description : Any
             The layer's entry in the metadata.
         found : dict of Tensor
@@ -95,7 +95,7 @@ class SavedLayer:
 
 @dataclass(frozen=True)
 class _Check:
-    """Checks of one layer; every message begins with its number."""
+    """The checks of one layer; every message begins with the layer's number."""
 
     number: int
 
@@ -110,10 +110,12 @@ class _Check:
                 f"layer {self.number} was saved as {said['kind']} and is {type(layer).__name__} in this "
                 "transformers; load the cache with the version that saved it"
             )
-        self.require(type(said["filled"]) is bool, f"filled={said['filled']!r} is neither true nor false")
+        self.require(type(said["filled"]) is bool, f"filled={said['filled']!r} is not true or false")
         if isinstance(layer, PrunedKeyLayer):
             declared = said.get("declared", "missing")
-            self.require(declared is None or _at_least(declared, 1), f"declared={declared!r} is no length of a prompt")
+            self.require(
+                declared is None or _at_least(declared, 1), f"declared={declared!r} is not the length of a prompt"
+            )
             return self.pruned(said, found)
         return self.plain(type(layer), said, found)
 
@@ -129,7 +131,9 @@ class _Check:
         if kind is DynamicSlidingWindowLayer:
             self.require(_at_least(length, keys.shape[2]), f"cumulative_length={length!r} for {keys.shape[2]} tokens")
         else:
-            self.require(kind is DynamicLayer and length is None, f"cumulative_length={length!r} where there is none")
+            self.require(
+                kind is DynamicLayer and length is None, f"cumulative_length={length!r} but the layer has none"
+            )
         return SavedLayer(self.number, said, dict(found), keys.shape[0], keys.shape[2] if length is None else length)
 
     def pruned(self, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
@@ -149,9 +153,12 @@ class _Check:
         return SavedLayer(self.number, said, parts, keys.shape[0], length + keys.shape[2])
 
     def put_together(self, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, StoredTensor]:
-        """The tensors, quantised ones made whole."""
+        """Return the tensors, with quantised ones put together."""
         quantized = said.get("quantized", {})
-        self.require(isinstance(quantized, dict) and set(quantized) <= set(_STORED), "what is quantised is unknown")
+        self.require(
+            isinstance(quantized, dict) and set(quantized) <= set(_STORED),
+            "the list of quantised parts is missing or wrong",
+        )
         plain = ("tail_keys", "tail_values", *_DENSE, *(name for name in _STORED if name not in quantized))
         optional = ("positions",) if "positions" in found else ()
         inner = {name: [key for key in found if key.startswith(f"{name}.")] for name in quantized}
@@ -163,7 +170,7 @@ class _Check:
         return parts
 
     def compressed(self, length: Any, parts: dict[str, StoredTensor], keys: Tensor, values: Tensor) -> None:
-        """Whether the older part fits itself and the tail."""
+        """Check that the parts of the older tokens fit each other and the tail."""
         kept, sinks, pruned, old = (parts[name] for name in ("kept_indices", "sink_keys", "pruned_keys", "old_values"))
         positions, (batch, heads, _, width) = parts.get("positions"), keys.shape
         if not isinstance(kept, Tensor) or not isinstance(sinks, Tensor) or isinstance(positions, QuantizedTokens):
@@ -178,31 +185,31 @@ class _Check:
         self.tokens_of("old_values", old, (batch, heads, stored, values.shape[3]), values.dtype)
         self.require(_at_least(length, max(stored, 1)), f"length={length!r} for {stored} stored tokens")
         if positions is None:
-            self.require(length == stored, f"length={length} for {stored} stored tokens, and none was evicted")
+            self.require(length == stored, f"length={length} for {stored} stored tokens, although none was evicted")
             return
         shapes = ((batch, 1, stored), (batch, heads, stored))
         fits = positions.dtype == torch.int32 and tuple(positions.shape) in shapes
         self.require(fits, f"positions are {positions.dtype} {tuple(positions.shape)}, not int32 of {stored} tokens")
         order = positions.sort(dim=-1).values
         within = int(order.min()) >= 0 and int(order.max()) < length and bool((order[..., 1:] > order[..., :-1]).all())
-        self.require(within, f"positions are not different tokens of 0 to {length - 1}")
+        self.require(within, f"positions are not distinct tokens from 0 to {length - 1}")
 
     def names(self, said: dict[str, Any], fields: set[str], found: dict[str, Tensor], tensors: tuple[str, ...]) -> None:
-        """Whether exactly these fields and tensors are there."""
+        """Check that there are exactly these fields and tensors."""
         for have, want, what in ((set(said), fields, "fields"), (set(found), set(tensors), "tensors")):
             lost = ", ".join(f"{self.number}.{name}" for name in sorted(want - have))
             self.require(not lost, f"it lacks {what}: {lost}")
             more = ", ".join(f"{self.number}.{name}" for name in sorted(have - want))
-            self.require(not more, f"it has {what} that do not belong there: {more}")
+            self.require(not more, f"it has {what} that do not belong: {more}")
 
     def tokens_of(
         self, name: str, part: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> None:
-        """Whether keys or values are floating numbers (B, H, S, ...) of this beginning."""
+        """Check that keys or values are floating-point tensors (B, H, S, ...) with these first dimensions."""
         fits = len(part.shape) == 4 and tuple(part.shape[: len(shape)]) == tuple(shape)
         sizes = fits and min(part.shape[0], part.shape[1], part.shape[3]) > 0
         kind = part.dtype.is_floating_point if dtype is None else part.dtype == dtype
-        self.require(sizes and kind, f"{name} are {part.dtype} {tuple(part.shape)} and fit nothing else")
+        self.require(sizes and kind, f"{name} are {part.dtype} {tuple(part.shape)} and do not fit the other tensors")
 
 
 def _at_least(value: Any, least: int) -> bool:

@@ -1,9 +1,8 @@
-"""A pruned prompt as a file: prefill once, decode in another process, bit for bit.
+"""Save and load a pruned cache: prefill once, decode in another process, bit for bit.
 
-One safetensors file: every stored tensor under ``<layer>.<part>``, and JSON metadata with the settings, the model's
-fingerprint and what the tensors mean. What is loaded is checked before it is used (:mod:`grace_opt.hf.saved_layer`): a
-file that was damaged or edited raises here, and not in the middle of generating. Users of kvpress ask for this
-(a saved compressed prefill).
+The format is one safetensors file: every stored tensor under ``<layer>.<part>``, and JSON metadata with the settings,
+the model's fingerprint and the meaning of the tensors. A file is checked before it is used
+(:mod:`grace_opt.hf.saved_layer`): a damaged or edited one raises when it is loaded, not in the middle of generating.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
     Parameters
     ----------
     path : path
-        Written atomically.
+        The file, written atomically.
     layers : list
         All layers of the cache.
     about : mapping
-        JSON-able; what `load_about` returns besides.
+        Values for JSON, which `load_about` returns again.
     """
     tensors: dict[str, Tensor] = {}
     described = []
@@ -55,12 +54,12 @@ def save_layers(path: str | os.PathLike[str], layers: list[Any], about: Mapping[
 
 
 def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `save_layers` wrote: the metadata, and the tensors on the CPU.
+    """Read what `save_layers` wrote: the metadata, and the tensors on the CPU.
 
     Raises
     ------
     CacheError
-        If the file is missing, truncated, changed, something else, or of a later version.
+        If the file is missing, truncated, changed, of another kind, or of a later version.
     """
     about, tensors = FILE_FORMAT.read(path)
     kinds = {
@@ -73,7 +72,7 @@ def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     wrong += sorted(set(about) - set(kinds))
     if wrong:
         raise CacheError(
-            f"{path}: {wrong[0]!r} in the metadata is missing, unknown or not what it should be; save it again"
+            f"{path}: {wrong[0]!r} in the metadata is missing, unknown or of the wrong type; save it again"
         )
     return about, tensors
 
@@ -84,21 +83,21 @@ def restore_layers(
     tensors: Mapping[str, Tensor],
     device: torch.device | str | Mapping[int, torch.device],
 ) -> None:
-    """Fill the new layers of a cache with what was saved.
+    """Fill the new layers of a cache from a saved file.
 
     Parameters
     ----------
     layers : list
-        Of a cache that was made for the same model with the same settings.
+        Layers of a cache made for the same model with the same settings.
     about, tensors
         From `load_about`.
     device : device, or mapping from layer number to device
-        Where the layers go.
+        Where the layers are put.
 
     Raises
     ------
     CacheError
-        If what was saved is no state of these layers.
+        If the saved state does not fit these layers.
     """
     if len(about["layers"]) != len(layers):
         raise CacheError(f"the file describes {len(about['layers'])} layers and the model has {len(layers)}")
@@ -114,7 +113,9 @@ def restore_layers(
     filled = [one for one in saved if one.tokens]
     if len({(one.batch, one.tokens) for one in filled}) > 1:
         sizes = ", ".join(f"{one.number}: {one.batch} x {one.tokens}" for one in filled)
-        raise CacheError(f"the layers of the file differ in sequences or tokens ({sizes}); save the cache again")
+        raise CacheError(
+            f"the layers of the file differ in their number of sequences or tokens ({sizes}); save the cache again"
+        )
     for one, layer in zip(saved, layers, strict=True):
         one.restore(layer, device[one.number] if isinstance(device, Mapping) else torch.device(device))
 
@@ -137,7 +138,7 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict
         if layer.tail is None:
             return {}, {**description, "filled": False}
         if layer.prompt.waiting:
-            raise CacheError("the prompt is still coming in chunks; save the cache when it is over")
+            raise CacheError("the prompt is still coming in chunks; save the cache after the last chunk")
         parts: dict[str, StoredTensor] = {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
         if layer.compressed is not None:
             parts.update(layer.compressed.parts())

@@ -1,8 +1,7 @@
-"""What one layer stores: the compressed prompt, and a dense tail that grows in chunks.
+"""Storage of one layer: the compressed prompt, and a dense tail that grows in chunks.
 
-Both are plain containers without policy (when to compress, and what, is :mod:`grace_opt.hf.layer`'s business). All
-tensors own exactly their bytes: slices are copied, because a view keeps the whole original alive and the memory report
-would lie.
+Both are plain containers; :mod:`grace_opt.hf.layer` decides when to compress, and what. All tensors own exactly their
+bytes. Slices are copied, because a view keeps the whole original alive and would make the memory report wrong.
 
 Source: the two segments are ThinK's (arXiv 2407.21018), the residual block of quantised storage KIVI's (arXiv
 2402.02750).
@@ -20,20 +19,20 @@ from ..errors import CacheError
 from ..kernels.gather import gather_channels
 from .quantization import QuantizedTokens
 
-#: Number of tokens for which room is made at once.
+#: Number of tokens for which space is allocated at once.
 TAIL_GROWTH = 64
 
-#: A tensor (B, H, S, C), or one that is stored in fewer bits.
+#: A tensor (B, H, S, C), plain or quantised.
 StoredTensor = Tensor | QuantizedTokens
 
 
 class Tail:
-    """Keys and values of the newest tokens, dense, in buffers with room to grow.
+    """Dense keys and values of the newest tokens, in buffers with spare room.
 
     Parameters
     ----------
     keys, values : Tensor
-        ``(B, H, S, d)`` and ``(B, H, S, d_v)``; the tail takes them over.
+        ``(B, H, S, d)`` and ``(B, H, S, d_v)``; the tail owns them from then on.
     """
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -51,13 +50,13 @@ class Tail:
 
     @property
     def buffers(self) -> tuple[Tensor, Tensor]:
-        """What is really kept alive, room to grow included."""
+        """The tensors kept alive, spare room included."""
         return self._keys, self._values
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Add tokens: into the room that there is, or into new room for ``TAIL_GROWTH`` tokens more."""
+        """Add tokens to the spare room, or allocate room for ``TAIL_GROWTH`` more."""
         new = self.length + keys.shape[-2]
-        # Written in place, a step that autograd follows would spoil the graph of the step before.
+        # Under autograd, writing in place would break the graph of the previous step.
         follows = torch.is_grad_enabled() and (keys.requires_grad or self._keys.requires_grad)
         if follows or self.length == 0:
             self._keys = torch.cat([self.keys, keys], dim=-2)
@@ -70,30 +69,30 @@ class Tail:
         self.length = new
 
     def _frozen(self) -> bool:
-        """Tensors made in inference mode cannot be written to outside it."""
+        """Whether the buffers were made in inference mode, outside which they cannot be written to."""
         return not torch.compiler.is_compiling() and self._keys.is_inference() and not torch.is_inference_mode_enabled()
 
     def cut(self, start: int, stop: int) -> Tail:
-        """A copy of the tokens from ``start`` to ``stop``, without room to grow."""
+        """Return a copy of the tokens from ``start`` to ``stop``, without spare room."""
         return Tail(_own(self.keys[:, :, start:stop]), _own(self.values[:, :, start:stop]))
 
     def beyond(self, start: int) -> Tail:
-        """The tokens from ``start`` on: a copy of their keys, a view of their values (see `Compressed.owned`)."""
+        """Return the tokens from ``start`` on: their keys copied, their values as a view (see `Compressed.owned`)."""
         return Tail(_own(self.keys[:, :, start:]), self.values[:, :, start:])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change both buffers, their second-last dimension excepted."""
+        """Apply a function to both buffers; it must not change the second-last dimension."""
         self._keys, self._values = change(self._keys), change(self._values)
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """The older part of what is cached; never changed in place, so that whoever was given it still has what it was.
+    """The older part of the cache; immutable, so references to it stay valid.
 
     Attributes
     ----------
     length : int
-        Number of tokens of the sequence that this stands for; with eviction, more than are stored.
+        Number of tokens of the sequence that this covers; with eviction, more than are stored.
     sink_keys : Tensor
         ``(B, H, s, d)``: the keys of the first tokens, dense; s = 0 keeps none.
     pruned_keys : Tensor or QuantizedTokens
@@ -103,7 +102,7 @@ class Compressed:
     values : Tensor or QuantizedTokens
         ``(B, H, s + S_p, d_v)``.
     positions : Tensor or None
-        ``(B, 1 or H, s + S_p)`` int32: where in the sequence the stored tokens stood; None means in order, all there.
+        ``(B, 1 or H, s + S_p)`` int32: positions of the stored tokens in the sequence; None means all tokens, in order.
     """
 
     length: int
@@ -119,7 +118,7 @@ class Compressed:
         return self.sink_keys.shape[-2] + self.pruned_keys.shape[-2]
 
     def parts(self) -> dict[str, StoredTensor]:
-        """All that is kept alive, by name."""
+        """Return all tensors kept alive, by name."""
         named = {
             "sink_keys": self.sink_keys,
             "pruned_keys": self.pruned_keys,
@@ -130,15 +129,15 @@ class Compressed:
         return {name: part for name, part in named.items() if part is not None}
 
     def owned(self) -> Compressed:
-        """With values of its own, so that the prompt's can go.
+        """Return a copy that owns its values, so that the prompt's can be freed.
 
-        Compressing leaves them where they are, in the prompt's own tensor: the attention that is just running holds on
-        to it, and a copy at that moment would come on top.
+        Compressing leaves the values in the prompt's tensor, which the running attention still holds: a copy at that
+        moment would need additional memory.
         """
         return self if isinstance(self.values, QuantizedTokens) else replace(self, values=_own(self.values))
 
     def select(self, rows: Tensor) -> Compressed:
-        """These sequences of the batch, in this order, as often as named."""
+        """Select sequences of the batch in this order, repeated if listed repeatedly."""
 
         def pick(part: StoredTensor) -> StoredTensor:
             return part.select(rows) if isinstance(part, QuantizedTokens) else part[rows.to(part.device)]
@@ -146,7 +145,7 @@ class Compressed:
         return self._changed(pick)
 
     def to(self, device: torch.device | str) -> Compressed:
-        """The same on another device; does not wait for the copy."""
+        """Copy to another device without waiting."""
         return self._changed(lambda part: part.to(device, non_blocking=True))
 
     def _changed(self, change: Callable[[StoredTensor], StoredTensor]) -> Compressed:
@@ -154,7 +153,7 @@ class Compressed:
         return replace(self, **changed)  # type: ignore[arg-type]
 
     def extended(self, tokens: Tail) -> Compressed:
-        """With the channels of these newer tokens that were kept for the older ones."""
+        """Append newer tokens, reduced to the channels that the older ones keep."""
         kept = self.kept_indices
         narrow = gather_channels(tokens.keys, kept)
         positions = self.positions
@@ -170,20 +169,20 @@ class Compressed:
         )
 
     def cropped(self, length: int) -> Compressed:
-        """Only the first ``length`` tokens.
+        """Keep only the first ``length`` tokens.
 
         Raises
         ------
         CacheError
-            If what is stored cannot be cut there: tokens were evicted, or are stored in groups.
+            If the stored tokens cannot be cut there because some were evicted or they are stored in groups.
         """
         sinks = self.sink_keys.shape[-2]
         keys, values = self.pruned_keys, self.values
         if self.positions is not None or isinstance(keys, QuantizedTokens) or isinstance(values, QuantizedTokens):
-            why = "in groups" if self.positions is None else "in an order of their own"
+            why = "in groups" if self.positions is None else "in another order"
             raise CacheError(
-                f"the cache can be cropped to {self.length} tokens or more, not to {length}: the tokens before are "
-                f"stored {why} (eviction, quantisation, or sink tokens of a padded batch); call reset() and start anew"
+                f"the cache can be cropped to {self.length} tokens or more, not to {length}: the older tokens are "
+                f"stored {why} (eviction, quantisation, or sink tokens of a padded batch); call reset() and start again"
             )
         return replace(
             self,
@@ -195,7 +194,7 @@ class Compressed:
 
 
 def dequantized(part: StoredTensor) -> Tensor:
-    """The numbers of what is stored."""
+    """Return the stored numbers, dequantised if necessary."""
     return part.dequantize() if isinstance(part, QuantizedTokens) else part
 
 

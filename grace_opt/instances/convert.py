@@ -1,12 +1,12 @@
-r"""Instances as models of other libraries, so that results can be checked against solvers that share no code with ours.
+r"""Convert instances to models of other libraries, to check results with solvers that share no code with ours.
 
 * `to_cvxpy`: a mixed-integer problem for Gurobi, SCIP, HiGHS, …
 * `to_dimod_bqm`, `to_dimod_cqm`: for D-Wave's samplers, classical and quantum.
-* `to_networkx`: the graph that `grace_opt.solve` reads back as the same W.
+* `to_networkx`: a graph, which `grace_opt.solve` reads back as the same W.
 
-In each, the value of the model at a choice of k vertices is f(S). One instance at a time. Sources: Glover & Woolsey,
-Oper. Res. 22 (1974) for the linear form; Hammer & Rubin, RAIRO 3 (1970) for the shifted one; the penalty's size is
-ours.
+At every choice of k vertices, the value of the model is f(S). Each call converts one instance. Sources: Glover &
+Woolsey, Oper. Res. 22 (1974) for the linear form; Hammer & Rubin, RAIRO 3 (1970) for the shifted one; the default
+penalty is ours.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..errors import OptionError, ProblemError
 from ..problem import Problem
 
 OBJECTIVE_FORMS = ("linear", "quadratic")
-#: The shifted W is PSD to this, relative to its largest entry and n, in spite of rounding in the eigenvalue.
+#: Relative to its largest entry and n, the shifted W is PSD up to this much, despite rounding in the eigenvalue.
 SHIFT_MARGIN = 1e-12
 
 
 def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> Any:
-    r"""The problem as a mixed-integer program in cvxpy, valid for W of any sign.
+    r"""Convert to a mixed-integer program in cvxpy, valid for W of any sign.
 
     ``form="linear"`` replaces the products by variables, :math:`y_{ij} = x_i x_j`,
 
@@ -44,7 +44,7 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
     W : array_like (n, n), or what else `grace_opt.solve` takes
         Symmetric weights.
     k : int
-        How many vertices to choose.
+        Number of vertices to choose.
     protected : array_like, optional
         Vertices that must not be chosen.
     form : str
@@ -79,7 +79,7 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
     if blocked := (~problem.candidates).nonzero().flatten().tolist():
         constraints.append(x[blocked] == 0)
     if form == "quadratic":
-        # Protected vertices are 0: left in, one giant among them would shift all others by more than they weigh.
+        # Set protected vertices to 0: a huge one would otherwise shift all others by more than their weights.
         free = problem.candidates.cpu().numpy()
         weights = np.where(np.outer(free, free), weights, 0.0)
         shift = min(0.0, float(np.linalg.eigvalsh(weights)[0])) - SHIFT_MARGIN * n * float(np.abs(weights).max())
@@ -99,23 +99,23 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
 
 
 def to_dimod_bqm(W: Any, k: int, penalty: float | None = None, *, protected: Any = None) -> Any:
-    r"""The problem as a dimod binary quadratic model, its size enforced by a penalty.
+    r"""Convert to a dimod binary quadratic model; a penalty enforces the number of chosen vertices.
 
     .. math:: E(x) = x^\top W x + p\, (1^\top x - k)^2
 
-    On every x with k ones E is f. The default :math:`p > \max_i (|W_{ii}| + 2 \sum_{j \ne i} |W_{ij}|)`, the most
-    that one vertex can change f by, makes every minimiser of E an optimal choice of k vertices: adding or removing d
-    vertices to mend the size costs less than the :math:`p d^2` that it saves. A heuristic sampler may still return
-    other sizes, and more often the smaller p is; a large one flattens what it should see of W.
+    For every x with k ones, E(x) is f. The default :math:`p > \max_i (|W_{ii}| + 2 \sum_{j \ne i} |W_{ij}|)`, the most
+    by which one vertex can change f, makes every minimiser of E an optimal choice of k vertices: adding or removing d
+    vertices to correct the size costs less than the penalty :math:`p d^2` that it saves. A heuristic sampler may still
+    return other sizes, more often the smaller p is; a large p hides the differences in W.
 
     Parameters
     ----------
     W : array_like (n, n), or what else `grace_opt.solve` takes
         Symmetric weights.
     k : int
-        How many vertices to choose.
+        Number of vertices to choose.
     penalty : float, optional
-        p > 0, instead of the default; too small a one allows minimisers of other sizes.
+        p > 0, instead of the default; if too small, minimisers may have other sizes.
     protected : array_like, optional
         Vertices that must not be chosen; the model has no variables for them.
 
@@ -146,14 +146,14 @@ def to_dimod_bqm(W: Any, k: int, penalty: float | None = None, *, protected: Any
 
 
 def to_dimod_cqm(W: Any, k: int, *, protected: Any = None) -> Any:
-    """The problem as a dimod constrained quadratic model: objective f, and the constraint "size", that k are chosen.
+    """Convert to a dimod constrained quadratic model: objective f, and a constraint "size" that k are chosen.
 
     Parameters
     ----------
     W : array_like (n, n), or what else `grace_opt.solve` takes
         Symmetric weights.
     k : int
-        How many vertices to choose.
+        Number of vertices to choose.
     protected : array_like, optional
         Vertices that must not be chosen; the model has no variables for them.
 
@@ -184,7 +184,7 @@ def to_dimod_cqm(W: Any, k: int, *, protected: Any = None) -> Any:
 
 
 def to_networkx(W: Any) -> Any:
-    """The graph with node weights ``W_ii`` and edge weights ``2 W_ij``: f is the weight of the induced subgraph.
+    """Convert to a graph with node weights ``W_ii`` and edge weights ``2 W_ij``; f is an induced subgraph's weight.
 
     `grace_opt.solve` reads it back as the same W. Edges of weight 0 are left out.
 
@@ -236,7 +236,7 @@ def _names(problem: Problem) -> list[Any]:
 
 
 def _quadratic(dimod: Any, problem: Problem, linear: Any, quadratic: Any, offset: float) -> Any:
-    """A BQM over the candidates; protected vertices are 0, so leaving them out changes no energy."""
+    """Return a BQM over the candidates; protected vertices are 0, so leaving them out changes no energy."""
     names, free = _names(problem), problem.candidates.nonzero().flatten().tolist()
     model = dimod.BinaryQuadraticModel(dimod.BINARY)
     model.add_linear_from({names[i]: float(linear[i]) for i in free})

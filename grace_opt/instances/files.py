@@ -1,7 +1,7 @@
-"""Instances on disk: read and write W and k in the formats that people have, by file extension or by looking inside.
+"""Read and write instances, W and k, in common file formats, recognised by extension or content.
 
 ==================  ==============================================================================================
-format              what it holds
+format              content
 ==================  ==============================================================================================
 .npy                W (..., n, n)
 .npz, .safetensors  W under ``W`` (or the only matrix in the file), optionally ``k``
@@ -13,10 +13,10 @@ DIMACS .clq, .col   ``p edge n m``, then ``e i j`` with 1-based vertices; W = ad
                     f = 2·(edges missing), so that S is a clique exactly where f = 0
 ==================  ==============================================================================================
 
-All of them can be written as well. W is int64 where the format makes all weights whole numbers: objectives then
-differ by whole steps, which proofs can use. A graph in a .mtx file stays the matrix that it is, its own adjacency
-matrix. What a file that was cut short or damaged no longer says is an error, as far as the format can tell; the last
-line of a text file must therefore end with a newline.
+All of them can be written too. W is int64 if the format makes all weights whole numbers: objectives then differ by
+whole steps, which proofs can use. A graph in a .mtx file is read as its adjacency matrix, unchanged. A file that was
+cut short or damaged raises an error, as far as the format shows it; for this reason the last line of a text file must
+end with a newline.
 
 Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket; DIMACS's second challenge.
 """
@@ -41,9 +41,9 @@ from . import formats, matrix_market
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".mtx", ".dat", ".txt", ".clq", ".col")
-#: Formats with room for k.
+#: Formats that can store k.
 SUFFIXES_WITH_K = (".npz", ".safetensors", ".dat", ".txt")
-#: What an objective counts in the terms of the source: how often, and of what.
+#: Per source format: the factor from f to the quantity it counts, and the name of that quantity.
 OBJECTIVE_TERMS = {
     "k-cluster": (-0.5, "edges"),
     "MDPLIB": (-0.5, "dispersion"),
@@ -53,16 +53,16 @@ OBJECTIVE_TERMS = {
 
 @dataclass(frozen=True)
 class Instance:
-    """W, and k where the file or the generator states it.
+    """W, and k if the file or the generator gives it.
 
     Attributes
     ----------
     W : ndarray (..., n, n)
     k : int, ndarray or None
     source : str
-        The format it was read from, or the generator that made it.
+        The file format or the generator that W comes from.
     planted : tuple of int or None
-        A set of k vertices that is optimal by construction, where a generator planted one.
+        A set of k vertices that is optimal by construction, if a generator planted one.
     """
 
     W: Array
@@ -71,7 +71,7 @@ class Instance:
     planted: tuple[int, ...] | None = None
 
     def describe(self, objective: float) -> str | None:
-        """An objective in the source's own terms, "edges: 29" for f = -58; None where f has no other name.
+        """Express an objective in the source's own terms, "edges: 29" for f = -58; None if it has none.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ def read(path: str | os.PathLike[str]) -> Instance:
     Parameters
     ----------
     path : path
-        One of the formats of this module.
+        A file in one of the formats of this module.
 
     Raises
     ------
@@ -116,23 +116,23 @@ def read(path: str | os.PathLike[str]) -> Instance:
         raise ProblemError(f"{path}: unknown kind {path.suffix!r}; readable are {', '.join(SUFFIXES)}.")
     try:
         if not path.is_file():
-            if path.exists():  # a folder, a pipe that would be waited for, a device that never ends
-                raise ProblemError(f"{path} cannot be read as {path.suffix}: it is no regular file.")
+            if path.exists():  # a folder, a pipe that would block, a device without end
+                raise ProblemError(f"{path} cannot be read as {path.suffix}: it is not a regular file.")
             raise ProblemError(f"no instance file at {path}.")
         made = reader(path)
         if made.W.ndim < 2 or made.W.shape[-1] != made.W.shape[-2] or made.W.dtype.kind not in "biuf":
-            raise ProblemError(f"{path} holds {made.W.dtype} of shape {made.W.shape}: W is square, of real numbers.")
+            raise ProblemError(f"{path} holds {made.W.dtype} of shape {made.W.shape}: W must be square and real.")
         return made
     except ProblemError:
         raise
-    except Exception as error:  # each library has its own errors for broken files; all mean the same to the user
-        # numpy's advice for what is no array file is to load it unsafely; that is not ours.
+    except Exception as error:  # every library raises other errors for broken files; all mean the same to the user
+        # For a file that is not an array, numpy advises loading it unsafely; we do not repeat that.
         why = "" if "pickle" in str(error) else f": {error}"
         raise ProblemError(f"{path} cannot be read as {path.suffix} (truncated, or another format?){why}") from error
 
 
 def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
-    """Write W (and k, where the format has room for it) in the format that the suffix names, atomically.
+    """Write W, and k if the format can store it, in the format given by the suffix, atomically.
 
     Parameters
     ----------
@@ -147,8 +147,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     Raises
     ------
     ProblemError
-        If the format is not one of these, cannot hold this W, or has no room for k or for a batch; or if the file
-        cannot be written there.
+        If the format is not one of these or cannot store this W, k or a batch; or if the file cannot be written.
 
     Examples
     --------
@@ -164,7 +163,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     if suffix not in SUFFIXES:
         raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
     if k is not None and suffix not in SUFFIXES_WITH_K:
-        raise ProblemError(f"{path}: {suffix} has no room for k; write .npz or .safetensors.")
+        raise ProblemError(f"{path}: {suffix} cannot store k; write .npz or .safetensors.")
     if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
         raise ProblemError(f"W has shape {W.shape}: give a square matrix (n, n) or a batch (..., n, n).")
     if W.ndim != 2 and suffix not in (".npy", ".npz", ".safetensors"):
@@ -177,7 +176,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
 
 
 def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
-    """What the file will hold."""
+    """Return the content of the file."""
     if suffix in (".clq", ".col"):
         return formats.dimacs_text(W)
     if suffix in (".dat", ".txt"):
@@ -201,7 +200,7 @@ def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
 
 
 def _with_k(path: Path, suffix: str, W: Array, k: Array | None) -> str:
-    """The text of a format whose first line states k."""
+    """Return the text in a format that states k in the first line."""
     stated = k if k is not None and k.ndim == 0 else None
     text = (formats.k_cluster_text if suffix == ".dat" else formats.mdplib_text)(
         W, 0 if stated is None else int(stated)
@@ -221,7 +220,7 @@ def _npy(path: Path) -> Instance:
 
 def _npz(path: Path) -> Instance:
     with np.load(path, allow_pickle=False) as file:
-        # One changed length in the directory makes zipfile skip members, k for instance, without a word.
+        # One changed length in the directory makes zipfile skip members, for example k, silently.
         end = path.read_bytes()[-22 - len(file.zip.comment) :]
         if (promised := int.from_bytes(end[10:12], "little")) != len(file.zip.infolist()):
             raise ProblemError(
@@ -247,7 +246,7 @@ def _from_mapping(path: Path, arrays: Mapping[str, Any], source: str) -> Instanc
 
 
 def _numbers(path: Path, name: str, value: Any) -> Array:
-    """An array, or a tensor as one; bfloat16, which numpy lacks, as float32, which holds all of its numbers."""
+    """Return an array; tensors are converted, and bfloat16, which numpy lacks, becomes float32 without loss."""
     if isinstance(value, np.ndarray):
         return value
     try:
@@ -257,7 +256,7 @@ def _numbers(path: Path, name: str, value: Any) -> Array:
 
 
 def _whole(path: Path, k: Array | None) -> Any:
-    """k of a file: an int, or one per instance; anything else would have to be cut off to be one."""
+    """Return a file's k: an int, or one per instance; raise if it would have to be truncated."""
     if k is not None and k.dtype.kind not in "iu":
         raise ProblemError(
             f"{path}: k has dtype {k.dtype} and is {np.array2string(k, threshold=4)}: it must be an integer, or "

@@ -1,9 +1,9 @@
-"""The literature's text formats as matrices and back: k-cluster, MDPLIB, and DIMACS graphs in ASCII.
+"""Text formats of the literature to matrices and back: k-cluster, MDPLIB, and DIMACS graphs in ASCII.
 
-They list edges, in a sign and with a first vertex of their own; here each becomes a W to be *minimised* and vertices
-from 0 on. `grace_opt.instances` picks the reader by the file's name and content. Sources: Lambert's k-cluster
-library; MDPLIB (Martí et al., Optsicom); Johnson & Trick (eds.), Cliques, Coloring, and Satisfiability, DIMACS 26
-(1996).
+The formats list edges, and differ in sign and in the number of the first vertex. Reading turns each into a W to be
+*minimised*, with vertices from 0 on. `grace_opt.instances` picks the reader by the file's name and content. Sources:
+Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); Johnson & Trick (eds.), Cliques, Coloring, and
+Satisfiability, DIMACS 26 (1996).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REAL = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf|nan)
 
 
 def read_pairs(path: Path) -> tuple[Array, int, str]:
-    """W, k and the format's name of a k-cluster or MDPLIB file, told apart by the number of entries in the header.
+    """Read a k-cluster or MDPLIB file; the number of entries in the header tells the two apart.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
     Raises
     ------
     ProblemError
-        If lines are missing, or vertices do not exist, stand twice or are counted from the wrong end.
+        If lines are missing, a pair is repeated, or vertices do not exist or are numbered from the wrong start.
     """
     rows = [line.split() for line in read_lines(path, ProblemError) if line.strip()]
     if len(rows[0]) not in (2, 3) or not all(map(is_integer_text, rows[0])):
@@ -63,21 +63,21 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
     ends = _ends(path, given, n, base, source)
     if (again := first_duplicate(np.sort(ends, axis=1), n)) is not None:
         i, j = ends[again] + base
-        raise ProblemError(f"{path}: the {source} pair {i} {j} stands twice: give each pair once, in one direction.")
+        raise ProblemError(f"{path}: the {source} pair {i} {j} appears twice: give each pair once, in one direction.")
     weight = np.ones(expected) if is_cluster else weight
     if weight.dtype.kind == "u" or (weight.dtype.kind == "i" and (weight == np.iinfo(np.int64).min).any()):
-        raise ProblemError(f"{path}: a distance is beyond 63 bits, so that there is no -d: scale the distances.")
+        raise ProblemError(f"{path}: a distance is beyond 63 bits and cannot be negated: scale the distances.")
     return _matrix(n, ends, -weight), k, source
 
 
 def read_dimacs(path: Path) -> tuple[Array, None, str]:
-    """W of a DIMACS graph: the adjacency matrix of its *complement*, int64, so that a k-clique is a set with f = 0.
+    """Read a DIMACS graph: W is the int64 adjacency matrix of its *complement*, so a k-clique has f = 0.
 
     Raises
     ------
     ProblemError
-        If the problem line is missing, edges are missing, or vertices do not exist. One loss cannot be told, as the
-        header may count lines or edges: of a file with both directions, half the lines, if they are whole edges.
+        If the problem line or edges are missing, or vertices do not exist. One loss goes unnoticed, because the header
+        may count lines or edges: half the lines of a file that lists both directions, if whole edges are left.
     """
     n, promised, pairs = 0, -1, []
     for number, line in enumerate(read_lines(path, ProblemError), 1):
@@ -98,7 +98,7 @@ def read_dimacs(path: Path) -> tuple[Array, None, str]:
     ends = _ends(path, parse_floats(path, [word for pair in pairs for word in pair]).reshape(-1, 2), n, 1, "DIMACS")
     A = -_matrix(n, ends, -np.ones(len(ends)))
     edges = int(A.sum()) // 2
-    # Some files of the collection list every edge in both directions; the header counts either.
+    # Some files of the collection list every edge in both directions; their headers count either edges or lines.
     if promised not in (len(pairs), edges):
         raise ProblemError(f"{path}: the DIMACS header promises {promised} edges, found {len(pairs)}: truncated?")
     if first_duplicate(ends, n) is not None or len(pairs) not in (edges, 2 * edges):
@@ -109,24 +109,24 @@ def read_dimacs(path: Path) -> tuple[Array, None, str]:
 
 
 def k_cluster_text(W: Array, k: int) -> str:
-    """W = -A as a k-cluster file; the third column is the customary 0.5, and ignored."""
+    """Write W = -A as a k-cluster file; the third column is the customary 0.5, which is ignored."""
     _need(W, "k-cluster", "W = -A with A the 0/1 adjacency matrix of a graph", np.isin(W, (0, -1)).all())
     i, j = np.nonzero(np.triu(W, 1))
     return _lines(f"{len(W)} {k} {len(i)}", (f"{a + 1} {b + 1} 0.5" for a, b in zip(i, j, strict=True)))
 
 
 def mdplib_text(W: Array, k: int) -> str:
-    """W = -d as an MDPLIB file, every pair on a line of its own."""
+    """Write W = -d as an MDPLIB file, one pair per line."""
     _need(W, "MDPLIB", "W = -d with d symmetric, finite distances", np.isfinite(W).all())
     i, j = np.triu_indices(len(W), 1)
     listed = W[i, j]
-    # Integers beyond 2**53 stay what they are; and no -0.
+    # Keep integers beyond 2**53 exact, and avoid -0.
     d = (0.0 - listed.astype(np.float64)).tolist() if listed.dtype.kind == "f" else [-int(w) for w in listed]
     return _lines(f"{len(W)} {k}", (f"{a} {b} {_short(w)}" for a, b, w in zip(i, j, d, strict=True)))
 
 
 def dimacs_text(W: Array) -> str:
-    """W = the 0/1 adjacency matrix of a complement graph, as the DIMACS graph itself."""
+    """Write the DIMACS graph whose complement has the 0/1 adjacency matrix W."""
     _need(W, "DIMACS", "W the 0/1 adjacency matrix of the complement of the graph", np.isin(W, (0, 1)).all())
     i, j = np.nonzero(np.triu(1 - W, 1))
     comment = "c a clique on k vertices is a set with f = 0, where W is the adjacency matrix of the complement"
@@ -134,12 +134,12 @@ def dimacs_text(W: Array) -> str:
 
 
 def is_integer_text(text: str) -> bool:
-    """Whether a text is a plain integer; Python's int() takes ``1_0`` and the digits of other scripts as well."""
+    """Return whether a text is a plain integer; Python's int() also takes ``1_0`` and digits of other scripts."""
     return re.fullmatch(r"[+-]?[0-9]{1,4000}", text) is not None
 
 
 def parse_numbers(path: Path, texts: list[str]) -> Array:
-    """int64 (or uint64) where all texts are integers of 64 bits, which float64 would round; else `parse_floats`."""
+    """Return int64 (or uint64) if all texts are 64-bit integers, which float64 would round; else `parse_floats`."""
     if all(map(is_integer_text, texts)):
         whole = list(map(int, texts))
         for kind in (np.int64, np.uint64):
@@ -149,21 +149,21 @@ def parse_numbers(path: Path, texts: list[str]) -> Array:
 
 
 def format_numbers(values: Array) -> list[str]:
-    """Every number as text that reads as the same number: ``1`` is an integer, ``1.0`` is not."""
+    """Write every number as text that reads back as the same number and kind: ``1`` is an integer, ``1.0`` a float."""
     plain = values.astype(np.float64) if values.dtype.kind == "f" else values.astype(object)
     return [repr(value) if isinstance(value, float) else str(int(value)) for value in plain.tolist()]
 
 
 def parse_floats(path: Path, texts: list[str]) -> Array:
-    """The numbers as float64."""
+    """Return the numbers as float64."""
     for text in texts:
         if not _REAL.fullmatch(text):
-            raise ProblemError(f"{path} cannot be read as {path.suffix}: {text[:40]!r} is no number.")
+            raise ProblemError(f"{path} cannot be read as {path.suffix}: {text[:40]!r} is not a number.")
     return np.array([float(text) for text in texts], dtype=np.float64)
 
 
 def first_duplicate(pairs: Array, n: int) -> int | None:
-    """The place of a pair (m, 2) of numbers from 0 to n - 1 that has stood before; None if all differ."""
+    """Return the index of the first repeated pair in (m, 2), numbers 0 to n - 1; None if all differ."""
     codes = pairs[:, 0] * n + pairs[:, 1]
     order = np.argsort(codes, kind="stable")
     again = codes[order][1:] == codes[order][:-1]
@@ -187,8 +187,8 @@ def _need(W: Array, source: str, form: str, entries_fit: Any) -> None:
 
 
 def _ends(path: Path, given: Array, n: int, base: int, source: str) -> Array:
-    """Vertices from 0 on, checked; the message tells a count from the wrong end."""
-    with np.errstate(invalid="ignore"):  # what is no integer of 64 bits differs from what becomes of it
+    """Check vertices and number them from 0; the message says if the file numbers them from the wrong start."""
+    with np.errstate(invalid="ignore"):  # anything but a 64-bit integer changes in the conversion
         ends = given.astype(np.int64)
     wrong = (ends != given).any(1) | (ends < base).any(1) | (ends >= n + base).any(1) | (ends[:, 0] == ends[:, 1])
     if wrong.any():
@@ -208,7 +208,7 @@ def _ends(path: Path, given: Array, n: int, base: int, source: str) -> Array:
 
 
 def _matrix(n: int, ends: Array, weight: Array) -> Array:
-    # Beyond 2**53 a float is whole whatever it stands for.
+    # Beyond 2**53 every float is whole, so wholeness means nothing.
     whole = weight.dtype.kind == "i" or bool((weight == np.round(weight)).all() and (np.abs(weight) < 2**53).all())
     W = np.zeros((n, n), np.int64 if whole else np.float64)
     W[ends[:, 0], ends[:, 1]] = W[ends[:, 1], ends[:, 0]] = weight

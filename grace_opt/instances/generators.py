@@ -1,19 +1,19 @@
-r"""Seeded instances to try methods on: attention's, the literature's, and ones built to be hard for a reason.
+r"""Generate seeded instances: as in attention, as in the literature, and built to be hard in a known way.
 
 ==================  ==============================================================================================
-kind                what it is
+kind                description
 ==================  ==============================================================================================
 ``attention``       :math:`(Q^\top Q) \circ (K^\top K)` with correlated channels of very unequal size; PSD
-``planted``         a set with f = 0 is hidden in a PSD integer matrix: optimal by construction
-``cancellation``    near rank one; the optimum cancels in pairs, greedy and single exchanges never see it; PSD
+``planted``         a set with f = 0, hidden in a PSD integer matrix: optimal by construction
+``cancellation``    near rank one; the optimum cancels in pairs, which greedy and single exchanges never find; PSD
 ``ties``            interchangeable vertices with small integer weights: many optima, many equal steps
 ``k_cluster``       W = -A of a random graph: the heaviest subgraph on k vertices; any sign
 ``dispersion``      W = -d, maximum diversity: real, whole-number or Euclidean distances; any sign
 ==================  ==============================================================================================
 
 Each returns a `grace_opt.instances.Instance`; equal arguments give equal bits. Sources: GRACE (arXiv 2604.16983) for
-the first; Lambert's k-cluster library and MDPLIB (Martí et al., Optsicom) for the forms of the last two; the others
-are ours.
+``attention``; Lambert's k-cluster library for ``k_cluster``; MDPLIB (Martí et al., Optsicom) for ``dispersion``; the
+others are ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .._util.parameters import choice, integer, number
 from ..errors import OptionError, ProblemError
 from .files import Instance
 
-#: What has rows or columns, and how many an n by n array of 64 bits can have on any machine.
+#: Largest number of rows or columns: beyond it, no machine can hold an n by n array of 64-bit numbers.
 SIZE_PARAMETERS, MAX_SIZE = ("n", "queries", "keys", "rank", "massive", "classes", "levels"), 2**30 - 1
 DISTANCES = ("uniform", "integer", "euclidean")
 
@@ -46,31 +46,30 @@ def attention(
     massive: int = 3,
     massive_factor: float = 10.0,
 ) -> Instance:
-    r"""W as the channels of one attention head make it.
+    r"""Generate a W like that of one attention head.
 
-    .. math:: W \propto (Q^\top Q) \circ (K^\top K), \qquad \operatorname{tr} W = n,
+    .. math:: W \propto (Q^\top Q) \circ (K^\top K), \qquad \operatorname{tr} W = n
 
-    where every row of Q and K mixes a few common factors of decaying strength with noise of its own, the channels have
-    lognormal scales, and a few key channels are massive: what trained models show. PSD by Schur's product theorem.
+    Every row of Q and K mixes a few common factors of decaying strength with independent noise, the channels have
+    lognormal scales, and a few key channels are massive, as in trained models. W is PSD by Schur's product theorem.
 
     Parameters
     ----------
-    n : int
-        Channels.
+    n : int Number of channels.
     seed : int
         All randomness comes from it.
     k : int, optional
-        Passed on into the instance.
+        Stored in the instance.
     queries, keys : int
-        Rows of Q and of K.
+        Number of rows of Q and of K.
     rank : int
-        Common factors, the r-th 0.7 times as strong as the one before.
+        Number of common factors; each is 0.7 times as strong as the one before.
     mix : float in [0, 1]
-        Share of a channel's variance that the factors have.
+        Share of a channel's variance that comes from the factors.
     sigma : float
-        Standard deviation of the logarithm of the scales; 0: all channels alike.
+        Standard deviation of the logarithm of the scales; 0 makes all channels alike.
     massive : int
-        How many key channels are larger by `massive_factor`.
+        Number of key channels that are larger by `massive_factor`.
 
     Returns
     -------
@@ -102,22 +101,22 @@ def attention(
 
 
 def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: int = 9) -> Instance:
-    r"""A set with f = 0 hidden in a PSD integer matrix.
+    r"""Hide a set with f = 0 in a PSD integer matrix.
 
     .. math::
-        W_{ij} = v_i^\top v_j, \qquad \sum_{i \in P} v_i = 0, \qquad f(S) = \Bigl\|\sum_{i \in S} v_i\Bigr\|^2 \ge 0,
+        W_{ij} = v_i^\top v_j, \qquad \sum_{i \in P} v_i = 0, \qquad f(S) = \Bigl\|\sum_{i \in S} v_i\Bigr\|^2 \ge 0
 
-    with integer vectors :math:`v_i` that look alike inside and outside of P. So P is optimal, in exact arithmetic;
-    other sets may be as well. To find one is to find k vectors that sum to zero, which is NP-hard in general.
+    The integer vectors :math:`v_i` look alike inside and outside of P. P is optimal in exact arithmetic; other sets may
+    be optimal too. Finding one means finding k vectors that sum to zero, which is NP-hard in general.
 
     Parameters
     ----------
     n, k : int
-        Vertices, and how many to plant, 1 <= k <= n.
+        Number of vertices, and size of the planted set, 1 <= k <= n.
     seed : int
         All randomness comes from it.
     rank : int, optional
-        Length of the vectors; default max(2, n // 4). Towards n the planted set shows in the null space of W.
+        Length of the vectors; default max(2, n // 4). Near n, the null space of W reveals the planted set.
     spread : int
         Entries are drawn from -spread to spread before they are centred.
 
@@ -136,13 +135,13 @@ def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: i
     if (size := _k(k, n)) is None or size < 1:
         raise ProblemError(f"k = {k}: plant at least one vertex, 1 <= k <= n = {n}.")
     length = max(2, n // 4) if rank is None else _count("rank", rank, 1)
-    # Centred, an entry is at most twice as large and a step; W's are sums of `length` products, which must stay exact.
+    # Centring at most doubles an entry, plus a step. Entries of W are sums of `length` products and must stay exact.
     spread = _count("spread", spread, 1)
     if length * (2 * spread + 2) ** 2 > MAX_EXACT_INTEGER:
         raise OptionError(f"spread={spread!r}: weights would leave the whole numbers that float64 holds; give less.")
     V = rng.integers(-spread, spread + 1, (n, length))
     P = np.sort(rng.choice(n, size, replace=False))
-    # Take the mean off the planted vectors in whole steps: each coordinate's remainder goes to as many of them.
+    # Subtract the mean of the planted vectors in whole steps; as many vectors as the remainder get one step more.
     share, remainder = np.divmod(V[P].sum(0), size)
     V[P] -= share
     for column, count in enumerate(remainder):
@@ -151,24 +150,23 @@ def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: i
 
 
 def cancellation(n: int, seed: int = 0, *, k: int | None = None, noise: float = 1e-3) -> Instance:
-    r"""Near rank one, where what looks cheap one by one is dear together, and what looks dear cancels.
+    r"""Generate a near-rank-one W where vertices cheap on their own are expensive together, and expensive ones cancel.
 
     .. math:: W = v v^\top + \varepsilon\, G G^\top / n, \qquad f(S) \approx \Bigl(\sum_{i \in S} v_i\Bigr)^2
 
-    There are k/2 pairs of large entries :math:`\pm L`, :math:`L \ge 4k`, that cancel exactly, and the other entries are
-    about 1. Greedy takes k of the small ones, f ≈ k², and stays there: one large vertex alone costs more than all of
-    them, so that no single exchange helps either. The pairs together have f ≈ 0 (one small vertex is left if k is odd).
+    There are k/2 pairs of large entries :math:`\pm L`, :math:`L \ge 4k`, that cancel exactly; the other entries are
+    about 1. Greedy takes k of the small ones, f ≈ k². No single exchange improves on that, because one large vertex
+    alone costs more than all of them. The pairs together have f ≈ 0 (plus one small vertex if k is odd).
 
     Parameters
     ----------
-    n : int
-        Vertices, at least 4.
+    n : int Number of vertices, at least 4.
     seed : int
         All randomness comes from it.
     k : int, optional
-        2 <= k <= n / 2; default the largest even one.
+        2 <= k <= n / 2; by default the largest even number.
     noise : float
-        :math:`\varepsilon`, which breaks ties and keeps the optimum from being exactly 0; PSD for any.
+        :math:`\varepsilon`, which breaks ties and keeps the optimum from being exactly 0. W is PSD for any value.
 
     Returns
     -------
@@ -196,19 +194,19 @@ def cancellation(n: int, seed: int = 0, *, k: int | None = None, noise: float = 
 
 
 def ties(n: int, seed: int = 0, *, k: int | None = None, classes: int | None = None, levels: int = 3) -> Instance:
-    """Vertices of a few classes, alike within each: many optima, and ties at every step.
+    """Generate vertices of a few classes, alike within each: many optima, and ties at every step.
 
-    ``W_ij = B[class of i, class of j]`` with B symmetric and whole numbers below `levels`. What depends on how a method
-    breaks ties, on the order of the vertices or on rounding shows here.
+    ``W_ij = B[class of i, class of j]`` with B symmetric and whole numbers below `levels`. These instances show whether
+    a method depends on tie-breaking, vertex order or rounding.
 
     Parameters
     ----------
     n : int
-        Vertices.
+        Number of vertices.
     seed : int
         All randomness comes from it.
     k : int, optional
-        Default n // 2.
+        By default n // 2.
     classes : int, optional
         Default max(1, n // 4).
     levels : int
@@ -233,12 +231,12 @@ def ties(n: int, seed: int = 0, *, k: int | None = None, classes: int | None = N
 
 
 def k_cluster(n: int, seed: int = 0, *, k: int | None = None, density: float = 0.5) -> Instance:
-    """W = -A of a random graph: f = -2·(edges within S).
+    """Generate W = -A of a random graph: f = -2·(edges within S).
 
     Parameters
     ----------
     n : int
-        Vertices.
+        Number of vertices.
     seed : int
         All randomness comes from it.
     k : int, optional
@@ -263,12 +261,12 @@ def k_cluster(n: int, seed: int = 0, *, k: int | None = None, density: float = 0
 
 
 def dispersion(n: int, seed: int = 0, *, k: int | None = None, distances: str = "uniform") -> Instance:
-    """W = -d, maximum diversity: f = -2·(sum of the distances within S).
+    """Generate W = -d, maximum diversity: f = -2·(sum of the distances within S).
 
     Parameters
     ----------
     n : int
-        Vertices.
+        Number of vertices.
     seed : int
         All randomness comes from it.
     k : int, optional
@@ -304,7 +302,7 @@ GENERATORS: dict[str, Callable[..., Instance]] = {
 
 
 def _begun(kind: str, n: Any, seed: Any) -> tuple[int, np.random.Generator]:
-    """n, checked, and random numbers of its own for every kind, size and seed, so that no two instances share any."""
+    """Return n, checked, and a random generator that is different for every kind, size and seed."""
     n, seed = _count("n", n, 1), _count("seed", seed, 0)
     return n, np.random.default_rng([seed, n, *kind.encode()])
 

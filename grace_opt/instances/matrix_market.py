@@ -1,9 +1,9 @@
-"""MatrixMarket files as matrices and back, every number and every line counted.
+"""Read and write MatrixMarket files, checking every number and the count of lines.
 
-When: `grace_opt.instances` reads or writes .mtx. By ourselves, because SciPy's reader takes many a file that was cut in
-two for another matrix, and crashes the process on some. Both layouts (coordinate, array), all symmetries of real
-matrices (general, symmetric, skew-symmetric) and the fields real, double, integer and pattern are read; complex ones
-are refused. Source: NIST, The Matrix Market Exchange Formats (1996).
+When: `grace_opt.instances` reads or writes .mtx. SciPy's reader is not used, because it reads many truncated files as
+another matrix and crashes the process on some. Both layouts (coordinate, array), all symmetries of real matrices
+(general, symmetric, skew-symmetric) and the fields real, double, integer and pattern are read; complex matrices are
+refused. Source: NIST, The Matrix Market Exchange Formats (1996).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 
 
 def read_matrix(path: Path) -> Array:
-    """The matrix (n, n); int64 where the field is integer or pattern, whose entries are ones, else float64.
+    """Return the matrix (n, n): int64 for the fields integer and pattern (all entries 1), else float64.
 
     Raises
     ------
     ProblemError
-        If the header is none of the above, lines are missing or too many, or an entry stands twice or outside.
+        If the header is none of the above, lines are missing or too many, or an entry is repeated or out of range.
     """
     lines = read_lines(path, ProblemError)
     banner = lines[0].lower().split()
@@ -60,7 +60,7 @@ def read_matrix(path: Path) -> Array:
 
 
 def matrix_text(W: Array) -> str:
-    """A real matrix (n, n) as the text of a .mtx file, every entry of it (of a symmetric one, every lower entry)."""
+    """Write a real matrix (n, n) as .mtx text with all its entries (all lower ones if it is symmetric)."""
     symmetric = np.array_equal(W, W.T)
     field = "real" if W.dtype.kind == "f" else "integer"
     listed = W.T[np.triu_indices(len(W))] if symmetric else W.T.reshape(-1)  # column by column
@@ -74,17 +74,17 @@ def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry:
     for row in rows:
         if len(row) != width or not (is_integer_text(row[0]) and is_integer_text(row[1])):
             what = "'row column'" if width == 2 else "'row column value'"
-            raise ProblemError(f"{path}: {' '.join(row)[:40]!r} is no entry of a {field} matrix, {what}.")
+            raise ProblemError(f"{path}: {' '.join(row)[:40]!r} is not an entry of a {field} matrix, {what}.")
     ends = np.array([row[:2] for row in rows], dtype=object).reshape(-1, 2)
     at = np.array([[int(i), int(j)] for i, j in ends], dtype=object).reshape(-1, 2) - 1
     if bad := [row for row, (i, j) in zip(rows, at, strict=True) if not (0 <= i < n and 0 <= j < n)]:
         raise ProblemError(f"{path}: entry {' '.join(bad[0])[:40]!r} lies outside: rows and columns are 1 to {n}.")
     at = at.astype(np.int64)
     if symmetry != "general":
-        at = np.sort(at, axis=1)[:, ::-1]  # some writers list the upper half, which is the same
+        at = np.sort(at, axis=1)[:, ::-1]  # some writers list the upper half instead
     if (again := first_duplicate(at, n)) is not None:
         i, j = at[again] + 1
-        raise ProblemError(f"{path}: entry {i} {j} stands twice: give each once, of a symmetric matrix one half.")
+        raise ProblemError(f"{path}: entry {i} {j} appears twice: give each once, of a symmetric matrix one half.")
     if symmetry == "skew-symmetric" and (at[:, 0] == at[:, 1]).any():
         raise ProblemError(f"{path}: a skew-symmetric matrix has no entries on the diagonal.")
     values = np.ones(count, np.int64) if field == "pattern" else _values(path, [row[2] for row in rows], field)
@@ -99,7 +99,7 @@ def _array(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str)
         at = np.stack([lower, columns], axis=1)
     _count(path, len(rows), len(at), f"a {symmetry} array of {n} by {n} holds {len(at)}, one a line")
     if bad := [row for row in rows if len(row) != 1]:
-        raise ProblemError(f"{path}: {' '.join(bad[0])[:40]!r} is no single number: an array has one on each line.")
+        raise ProblemError(f"{path}: {' '.join(bad[0])[:40]!r} is not a single number: an array has one on each line.")
     return _filled(n, at, _values(path, [row[0] for row in rows], field), symmetry)
 
 
@@ -114,7 +114,7 @@ def _filled(n: int, at: Array, values: Array, symmetry: str) -> Array:
 def _values(path: Path, texts: list[str], field: str) -> Array:
     found = parse_numbers(path, texts) if "integer" in field else parse_floats(path, texts)
     if "integer" in field and found.dtype.kind == "f" and len(found):
-        raise ProblemError(f"{path}: the field is {field}, and an entry is none of 64 bits: write real.")
+        raise ProblemError(f"{path}: the field is {field}, but an entry is not a 64-bit integer: write real.")
     return found
 
 

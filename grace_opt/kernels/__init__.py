@@ -1,14 +1,13 @@
-"""Inner loops that selection and decoding spend their time in: one folder per operation.
+"""The inner loops in which selection and decoding spend their time: one folder per operation.
 
-In each folder ``__init__`` is the door: callers call it, and it chooses. Beside it stand ``reference``, made of torch
-operations, which defines what is computed and runs anywhere; ``cpu``, loops compiled by numba; and ``gpu``, kernels
-for Triton. An operation has those that are worth it. Importing a door is light; ``cpu`` imports numba (half a second,
-once) and ``gpu`` imports triton, so doors import them where they are used. No compiled loop is parallel itself: all
-release the interpreter, and batches run in threads of the caller. With ``TRITON_INTERPRET=1`` set before triton is
-imported, its kernels run on the CPU, slowly, which is how they are tested without a GPU. What several operations use is
-in ``_shared``.
+Callers use a folder's ``__init__``, which chooses among up to three implementations: ``reference``, torch operations
+that define the result and run anywhere; ``cpu``, loops compiled by numba; and ``gpu``, Triton kernels. An operation has
+only those that pay off. Importing ``__init__`` is cheap: ``cpu`` imports numba (half a second, once) and ``gpu``
+imports triton, so both are imported only where they are used. No compiled loop is itself parallel; all release the
+interpreter, and the caller runs batches in threads. Set ``TRITON_INTERPRET=1`` before triton is imported to run its
+kernels on the CPU, slowly; the tests do this without a GPU. Code shared by several operations is in ``_shared``.
 
-`explain` says which code runs on this machine, and why; ``grace-opt doctor`` prints it.
+`explain` says which code runs on this machine and why; ``grace-opt doctor`` prints it.
 """
 
 from .explanation import Explanation as Explanation

@@ -1,4 +1,4 @@
-"""What ``grace-opt doctor`` finds out and shows: versions, which code runs, trials of all of it, what is missing."""
+"""``grace-opt doctor``: show versions, which code runs, a trial of each part, and what is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._shared.operation import Operation
 from .explanation import COMPILED, ON_GPU, Choice, Explanation, explain
 from .operations import OPERATIONS
 
-#: What is installed or not: distribution, the extra of ours that brings it (empty: always needed), what it is for.
+#: Libraries to look for: distribution, the extra of ours that installs it (empty: always needed), its purpose.
 PACKAGES = (
     ("torch", "", "everything"),
     ("numpy", "", "everything"),
@@ -31,13 +31,13 @@ PACKAGES = (
     ("matplotlib", "demo", "the demo's pictures"),
     ("pandas", "bench", "reports of experiments"),
 )
-#: What the sdp method asks cvxpy for.
+#: The solvers that the sdp method can use through cvxpy.
 SDP_SOLVERS = ("CLARABEL", "SCS")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How one piece of code did on its small case: `problem` is empty where it agreed."""
+    """Result of one implementation's trial; `problem` is empty if it agreed with the reference."""
 
     operation: str
     device: str
@@ -47,19 +47,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """What `examine` found.
 
     Attributes
     ----------
     versions : dict
-        Of Python and of what is installed.
+        Versions of Python and of installed libraries.
     sdp_solvers : tuple of str
-        What cvxpy can solve a semidefinite program with.
+        Solvers for semidefinite programs that cvxpy can use.
     missing : dict
-        Distribution: what it is for, and how to get it.
+        Maps a distribution to its purpose and how to install it.
     explanation : Explanation
     trials : tuple of Trial
-        Empty if none were asked for.
+        Empty if no trials were requested.
     """
 
     versions: dict[str, str]
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What is broken, a line each."""
+        """What is broken, one line each."""
         return [f"{t.kernel} on {t.device} ({t.operation}): {t.problem}" for t in self.trials if t.problem]
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,14 +86,14 @@ class Report:
 
 
 def examine(trials: bool = True, advance: Callable[[str], None] = lambda step: None) -> Report:
-    """Look at the machine, and try every loop and kernel that would run on it beside its reference.
+    """Examine the machine, and compare every loop and kernel that would run on it with its reference.
 
     Parameters
     ----------
     trials : bool
-        Whether to try them; the first time this compiles all loops, about a minute.
+        Whether to run the trials; the first time this compiles all loops, which takes about a minute.
     advance : callable
-        Called with the name of what is tried next.
+        Called with the name of the next trial.
     """
     explanation = explain()
     installed = {name: _version(name) for name, _, _ in PACKAGES}
@@ -157,7 +157,7 @@ def _trials(explanation: Explanation, advance: Callable[[str], None]) -> list[Tr
 
 
 def _code(operation: Operation, choice: Choice) -> list[tuple[str, Callable[[], bool]]]:
-    """What is to be tried of one choice: a name for it, and the trial."""
+    """Return the trials of one choice, each with its name."""
     if choice.code == COMPILED and choice.device == "cpu" and operation.cpu is not None:
         return [(f"the compiled loop {operation.name}", operation.cpu.trial)]
     if choice.code != ON_GPU:
@@ -170,7 +170,7 @@ def _problem(trial: Callable[[], bool]) -> str:
     try:
         with torch.no_grad():
             agrees = trial()
-    except Exception as error:  # whatever a compiler or driver can raise: the next trial may tell more
+    except Exception as error:  # a compiler or driver may raise anything; the next trial may still work
         return f"its trial failed ({type(error).__name__}: {error}); please report this"
     return "" if agrees else "it differs from its reference; please report this"
 

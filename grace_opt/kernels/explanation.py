@@ -1,4 +1,4 @@
-"""`explain`: which code does the work on this machine, for every operation, and why. Nothing is compiled for it."""
+"""`explain`: say for every operation which code runs on this machine, and why. Compiles nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ REFERENCE, COMPILED, ON_GPU = "torch", "compiled loop", "Triton kernel"
 
 @dataclass(frozen=True)
 class Choice:
-    """What does the work of one operation on one device.
+    """The code that runs one operation on one device.
 
     Attributes
     ----------
     operation, what : str
         Its folder in `grace_opt.kernels`, and what it does.
     device : str
-        ``"cpu"``, ``"cuda:0"``, ...; ``"cuda"`` where there is none.
+        ``"cpu"``, ``"cuda:0"``, ...; ``"cuda"`` if the machine has none.
     code : str
         ``"torch"`` (the reference), ``"compiled loop"``, ``"Triton kernel"``, or ``""`` if nothing runs there.
     why : str
-        When the code is used, and the reference is not; or why it is not.
+        When this code is used instead of the reference, or why not.
     """
 
     operation: str
@@ -47,7 +47,7 @@ class CacheFolder:
     Attributes
     ----------
     path : str
-        The folder that numba takes; where it keeps each loop beside its module, with ``*`` for the operation.
+        The folder that numba uses; if it keeps each loop next to its module, ``*`` stands for the operation.
     writable : bool
         If not, each process compiles what it needs.
     """
@@ -58,19 +58,19 @@ class CacheFolder:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which code runs here.
+    """Which code runs on this machine.
 
     Attributes
     ----------
     choices : tuple of Choice
-        Every operation, on every kind of device.
+        One entry per operation and kind of device.
     threads : int
-        What torch has, and so the compiled loops.
+        Number of threads of torch, and so of the compiled loops.
     decoding_threads : str
-        Whose threads decoding on the CPU runs in.
+        The threads in which decoding on the CPU runs.
     cache : CacheFolder
     switched_off : tuple of str
-        What the environment turns off, as it is written there.
+        The switches that are off, as written in the environment.
     """
 
     choices: tuple[Choice, ...]
@@ -103,11 +103,11 @@ def explain() -> Explanation:
     Returns
     -------
     Explanation
-        Printed, a table; ``to_dict()`` gives plain values.
+        Prints as a table; ``to_dict()`` gives plain values.
 
     Notes
     -----
-    Compiles nothing and waits for no device: ``grace-opt doctor`` tries the loops and kernels as well.
+    Compiles nothing and waits for no device; ``grace-opt doctor`` also tries the loops and kernels.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""All operations, each with its implementations: what `explain` goes through, and the tests."""
+"""The list of all operations and their implementations, for `explain` and the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import (
     tabu,
 )
 
-#: From a prompt's keys to a choice, what other methods search with, and what all of them need.
+#: In order: from a prompt's keys to a choice; the searches of other methods; what all of them need.
 OPERATIONS = tuple(
     door.OPERATION
     for door in (

@@ -1,12 +1,12 @@
-"""Sweeps: many measurements, one file each, that can be stopped at any moment; and the reports that are made of them.
+"""Sweeps: many measurements, one file each, that can be stopped and resumed at any time; and reports from them.
 
-A `Cell` is one measurement. `run_sweep` makes those that are not on record yet, in this process, in several, in
-`WarmProcesses` where they are timed, or on any `concurrent.futures` executor. A `Description` beside the records says
-what a report shows, as `Table` and `Plot`, and `make_report` shows it (``grace-opt report DIR``). Every comparison is a
+A `Cell` is one measurement. `run_sweep` makes the cells that have no record yet: in this process, in several processes,
+in `WarmProcesses` for timings, or on any `concurrent.futures` executor. A `Description` stored with the records lists
+what a report shows, as `Table` and `Plot`; `make_report` writes it (``grace-opt report DIR``). Every comparison is a
 paired bootstrap, `paired_interval`.
 
-What processes (pebble) and reports (pandas, pyarrow, matplotlib) need besides comes with the extra ``bench`` and is
-loaded when it is used.
+Processes need pebble, and reports need pandas, pyarrow and matplotlib. The extra ``bench`` installs them; they are
+imported when used.
 """
 
 from __future__ import annotations

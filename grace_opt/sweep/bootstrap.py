@@ -1,9 +1,9 @@
-"""Paired bootstrap: how sure a difference between two methods is, measured on the same prompts or instances.
+"""Paired bootstrap: how certain a difference between two methods on the same prompts or instances is.
 
 When: for every claim that one method is better than another. Bias-corrected and accelerated intervals (BCa), pairs
-resampled with replacement; for a ratio, numerator and denominator together. Cost: `RESAMPLES` means of n numbers.
-Guarantee: none for small n, where bootstrap intervals are too narrow; below `MIN_PAIRS` pairs no verdict is given.
-Source: Efron, Better bootstrap confidence intervals, JASA 82 (1987); `scipy.stats.bootstrap`.
+resampled with replacement; for a ratio, numerator and denominator are resampled together. Cost: `RESAMPLES` means of n
+numbers. Guarantee: none for small n, where bootstrap intervals are too narrow; below `MIN_PAIRS` pairs no verdict is
+given. Source: Efron, Better bootstrap confidence intervals, JASA 82 (1987); `scipy.stats.bootstrap`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .._util.parameters import integer, number
 from ..errors import OptionError
 
 RESAMPLES = 9999
-#: With fewer pairs not even their signs, all alike, would be rare by chance: 2 / 2**5 = 6 %, 2 / 2**6 = 3 %.
+#: With fewer pairs, even equal signs of all would not be rare by chance: 2 / 2**5 = 6 %, 2 / 2**6 = 3 %.
 MIN_PAIRS = 6
 
 
@@ -31,13 +31,13 @@ class Interval:
     Attributes
     ----------
     estimate, low, high : float
-        `low` and `high` are infinite where a single pair says nothing about its spread.
+        `low` and `high` are infinite for a single pair, which shows no spread.
     n : int
-        Pairs, or values.
+        Number of pairs, or of values.
     verdict : str
-        "better" or "worse" if the interval excludes no difference, else "no difference shown"; "too few pairs" if n is
-        below `MIN_PAIRS`, "too few differ" if so few pairs are not equal, whose signs could all be alike by chance;
-        empty where nothing is compared.
+        "better" or "worse" if the interval excludes zero difference, else "no difference shown". "too few pairs" if n
+        is below `MIN_PAIRS`; "too few differ" if fewer than that many pairs differ, whose signs could agree by chance.
+        Empty if nothing is compared.
     """
 
     estimate: float
@@ -57,7 +57,7 @@ def paired_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Mean of ``values - baseline``, or ratio of the two means, with a bootstrap interval over the pairs.
+    """Return the mean of ``values - baseline``, or the ratio of the means, with a bootstrap interval over pairs.
 
     Parameters
     ----------
@@ -66,11 +66,11 @@ def paired_interval(
     better : {"lower", "higher"}
         Which values are good.
     compare : {"difference", "ratio"}
-        A ratio wants baselines above zero.
+        A ratio needs baselines above zero.
     confidence : float
         Between 0 and 1.
     resamples : int
-        How many samples are drawn.
+        Number of samples to draw.
     seed : int
         All randomness comes from it.
 
@@ -119,7 +119,7 @@ def mean_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Mean of the values with a bootstrap interval; parameters as in `paired_interval`.
+    """Return the mean of the values with a bootstrap interval; parameters as in `paired_interval`.
 
     Examples
     --------
@@ -152,13 +152,13 @@ def _ends(
         return -math.inf, math.inf
     contributions = samples[0] if len(samples) == 1 else samples[0] - estimate * samples[1]
     scale = max(float(np.abs(sample).max()) for sample in samples)
-    if float(np.ptp(contributions)) <= 1e-12 * scale:  # alike up to rounding: every resample gives the estimate
+    if float(np.ptp(contributions)) <= 1e-12 * scale:  # equal up to rounding: every resample gives the estimate
         return estimate, estimate
     from scipy.stats import bootstrap
 
     for method in ("BCa", "percentile"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where the correction does not exist, scipy warns and gives NaN
+            warnings.simplefilter("ignore")  # if the correction does not exist, scipy warns and returns NaN
             found = bootstrap(
                 samples,
                 _mean_or_ratio,

@@ -1,8 +1,8 @@
-"""`Cell`, one measurement of a sweep, and its record: one JSON file, named after what was asked for.
+"""`Cell`: one measurement of a sweep, and its record, a JSON file named after the settings.
 
-When: whenever results are to survive whatever stops the program. A record is written atomically and synced to disk,
-so that it is there as a whole or not at all, and it carries a digest of itself. One that is cut short, was edited, or
-is of another version is an error that names the file: it is neither used nor overwritten.
+When: results must survive any interruption of the program. A record is written atomically and synced to disk, so it is
+either complete or absent, and it contains a digest of itself. A record that is cut short, edited or of another version
+raises an error that names the file; it is neither used nor overwritten.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ import numpy as np
 from .._util.files import make_folder, write_file
 from ..errors import GraceError, OptionError
 
-#: Version of the files that a sweep writes. A change of it changes every key, so that no old record is taken for a new.
+#: Version of the files that a sweep writes. It is part of every key: old records are never mistaken for new ones.
 FORMAT = 1
 #: JSON has no NaN and no infinities; they are written as ``{"$float": "nan"}``.
 NONFINITE_KEY = "$float"
 
 
 class SweepError(GraceError, RuntimeError):
-    """A sweep or its report cannot go on: a record that cannot be trusted, a full disk, workers that die."""
+    """A sweep or report cannot continue: an invalid record, a full disk, workers that die."""
 
 
 def check_name(name: Any) -> None:
-    """Raise an `OptionError` unless the name of an experiment can be that of a folder and of a page, wherever."""
+    """Raise an `OptionError` unless an experiment's name can name a folder and a page on every system."""
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == "index":
         raise OptionError(f"experiment={name!r}: write lower-case letters, digits, _ and - only, and not 'index'.")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: the experiment that it belongs to and the settings that it is made with.
+    """One measurement: its experiment and its settings.
 
     Attributes
     ----------
     experiment : str
         Lower-case letters, digits, ``_`` and ``-``; names the folder.
     config : dict
-        All that the measurement depends on, seed included, as JSON has it: numbers, strings, booleans, None, lists and
-        dicts. Tuples become lists, numpy's numbers become Python's.
+        All that the measurement depends on, seed included, as JSON values: numbers, strings, booleans, None, lists and
+        dicts. Tuples become lists; numpy numbers become Python's.
 
     Examples
     --------
@@ -65,21 +65,21 @@ class Cell:
         check_name(self.experiment)
         if not isinstance(self.config, Mapping):
             raise OptionError(f"config={self.config!r}: give a dict of settings.")
-        # What comes back from a file is what the function is called with now, tuples and numpy numbers included.
+        # Convert now, so that the function gets the same values as when they are read from a file.
         object.__setattr__(self, "config", decode(encode(self.config, "config")))
 
     @property
     def key(self) -> str:
-        """32 hexadecimal digits that tell this cell from all others, whatever the order of the settings."""
+        """32 hexadecimal digits that identify this cell, independent of the order of the settings."""
         return _digest({"format": FORMAT, "experiment": self.experiment, "config": encode(self.config, "config")})[:32]
 
     @property
     def seed(self) -> Any:
-        """The setting ``seed``, None if there is none."""
+        """The setting ``seed``, or None."""
         return self.config.get("seed")
 
     def path(self, directory: str | os.PathLike[str]) -> Path:
-        """Where the record stands below the results folder."""
+        """Path of the record below the results folder."""
         return Path(directory) / self.experiment / "cells" / f"{self.key}.json"
 
 
@@ -91,10 +91,10 @@ class Record:
     ----------
     cell : Cell
     rows : list of dict
-        What was measured: flat, numbers, strings, booleans and None.
+        The measurements: flat dicts of numbers, strings, booleans and None.
     seconds : float
     provenance : dict
-        Commit, versions, machine, device, command, as the sweep was told.
+        Commit, versions, machine, device and command, as given to the sweep.
     """
 
     cell: Cell
@@ -120,7 +120,7 @@ def write_cell(directory: str | os.PathLike[str], record: Record) -> Path:
     Raises
     ------
     SweepError
-        If the file is there already, or cannot be written.
+        If the file exists already or cannot be written.
 
     Examples
     --------
@@ -152,8 +152,8 @@ def read_cell(path: str | os.PathLike[str]) -> Record:
     Raises
     ------
     SweepError
-        If it is cut short, edited, of another version, not the cell that its name says, or holds anything else than
-        a sweep writes; the file stays as it is.
+        If it is cut short, edited, of another version, of another cell than its name says, or not written by a sweep;
+        the file is not changed.
     """
     path = Path(path)
     content = read_json(path)
@@ -173,22 +173,22 @@ def read_cell(path: str | os.PathLike[str]) -> Record:
     return record
 
 
-#: What to do about a file that cannot be used.
-REPAIR_HINT = "Move it away or delete it, and start the sweep again: that one is made anew, all others stay."
+#: What to do with an unusable file.
+REPAIR_HINT = "Move it away or delete it, and start the sweep again: only this cell is measured again."
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of this version, or a `SweepError` that says what is wrong with the file."""
+    """Read a JSON object of this version; raise a `SweepError` that says what is wrong with the file."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # a pipe would block
             raise OSError("it is no regular file")
         text = path.read_text(encoding="utf-8")
         content = json.loads(text, parse_constant=_finite, parse_float=_finite)
         if "\\ud" in text.lower():
-            json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair is no character
+            json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair is not a character
     except OSError as error:
         raise SweepError(f"cannot read {path}: {error}.") from None
-    except (ValueError, RecursionError) as error:  # JSON that is none, or too deep, and bytes that are no text
+    except (ValueError, RecursionError) as error:  # invalid or too deep JSON, and bytes that are not text
         raise SweepError(f"{path} is cut short or not JSON ({error}). {REPAIR_HINT}") from None
     if not isinstance(content, dict) or "format" not in content:
         raise SweepError(f"{path} is not a file of a sweep. {REPAIR_HINT}")
@@ -202,7 +202,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def content_errors(path: Path) -> Iterator[None]:
-    """Turn whatever the content of a file leads to, when it is not what a sweep writes, into a `SweepError`."""
+    """Turn any error from the content of a file that no sweep wrote into a `SweepError`."""
     try:
         yield
     except SweepError:
@@ -213,7 +213,7 @@ def content_errors(path: Path) -> Iterator[None]:
 
 
 def check_inside(directory: Path, path: Path) -> Path:
-    """The path; a `SweepError` if a symbolic link makes it lead out of the folder, which may be somebody else's."""
+    """Return the path; raise a `SweepError` if a symbolic link leads out of the folder, which may not be yours."""
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory)):
         raise SweepError(
             f"{path} leads out of {directory}, to {os.path.realpath(path)}: a report follows no links that leave its "
@@ -229,9 +229,9 @@ def write_sweep_file(path: Path, text: str) -> None:
 
 
 def check_rows(rows: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows with Python's own numbers; an `OptionError` says which entry is not a number or text.
+    """Return the rows with plain Python numbers; raise an `OptionError` for an entry that is not number or text.
 
-    A report shows settings and measurements in one table, so that a row may repeat a setting but not contradict it.
+    A report shows settings and measurements in one table: a row may repeat a setting, but not contradict it.
     """
     if not isinstance(rows, Sequence) or isinstance(rows, str):
         raise OptionError(f"a cell gives a list of rows, each a dict; got {type(rows).__name__}.")
@@ -250,7 +250,7 @@ def check_rows(rows: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def encode(value: Any, where: str) -> Any:
-    """The value as JSON has it, what is not finite marked; an `OptionError` names what JSON cannot hold."""
+    """Return the value for JSON, marking numbers that are not finite; raise an `OptionError` for other types."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -269,7 +269,7 @@ def encode(value: Any, where: str) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given, with lists for tuples."""
+    """Return what `encode` was given, with lists for tuples."""
     if isinstance(value, list):
         return [decode(inner) for inner in value]
     if isinstance(value, dict):
@@ -282,7 +282,7 @@ def decode(value: Any) -> Any:
 
 
 def _finite(text: str) -> float:
-    """What JSON calls a number; Python's reader takes NaN, Infinity and 1e999 as well."""
+    """Parse a JSON number; Python's reader would also take NaN, Infinity and 1e999."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is no number in JSON")

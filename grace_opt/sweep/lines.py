@@ -1,9 +1,9 @@
-"""The lines of a report's table: the paper's number, ours, the difference to the baseline, its interval, n, verdict.
+"""The lines of a report's table: the paper's number, ours, difference from the baseline, interval, n, verdict.
 
-A line for each setting. Of one metric, each of these has a column; of several, each metric has one, in which difference
-and verdict stand behind our number.
+There is one line per setting. With one metric, each of these has a column. With several, each metric has one column,
+where difference and verdict follow our number.
 
-When: `make_report`. Nothing is called better or worse but by `paired_interval`.
+When: `make_report`. Only `paired_interval` decides what is called better or worse.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Lines:
     ----------
     head : list of str
     body : list of list of str
-        Commands are marked as such by backquotes.
+        Commands are in backquotes.
     notes : list of str
     verdicts : list of (str, str)
-        For everything that is compared, the value of `by` and what the comparison says.
+        For each comparison, the value of `by` and the verdict.
     """
 
     head: list[str]
@@ -45,7 +45,7 @@ class Lines:
 
 
 def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
-    """The lines of `table`.
+    """Return the lines of `table`.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
     data : sequence of dict
         All rows of all cells; may be empty.
     command : str
-        What would fill lines that are missing.
+        The command that would fill missing lines.
     """
     printed = {_place(table, number.at, number.metric): number for number in table.paper}
     measured = _measured(table, data)

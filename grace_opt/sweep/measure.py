@@ -1,6 +1,6 @@
-"""`measure`: one cell, in whatever process it is made; what comes back is plain data, errors included.
+"""`measure`: make one cell, in any process, and return plain data, errors included.
 
-When: `run_sweep`. Exceptions of other libraries do not all survive being sent to another process, text does.
+When: `run_sweep`. Some libraries' exceptions cannot be sent to another process; text can.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def measure(function: Function, config: dict[str, Any], facts: Sequence[str] | N
     function : callable
     config : dict
     facts : sequence of str, optional
-        Names of a provenance; those that are this machine's are looked up here. None: none is.
+        Names of a provenance; those that depend on the machine are looked up in this process. None looks up nothing.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def measure(function: Function, config: dict[str, Any], facts: Sequence[str] | N
 
 
 def _facts(names: Sequence[str]) -> dict[str, str]:
-    """What of a provenance is this machine's: its CPU, and its versions of the packages that are named."""
+    """Return the machine's part of a provenance: its CPU, and its versions of the named packages."""
     found = {}
     for name in names:
         if name == "cpu":
@@ -71,7 +71,7 @@ def _facts(names: Sequence[str]) -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """What the system calls its processor."""
+    """Return the system's name of its processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

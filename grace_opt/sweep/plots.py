@@ -1,8 +1,8 @@
-"""The plots of a report, by matplotlib without a display, as PNG and SVG.
+"""Draw the plots of a report as PNG and SVG, by matplotlib without a display.
 
 When: `make_report`. Lines and bars carry 95 % bootstrap intervals of their means. Colours are Okabe and Ito's, which
-colour-blind readers can tell apart; lines differ in dash and marker as well. Source: Okabe and Ito, Color Universal
-Design (2008).
+colour-blind readers can tell apart; lines also differ in dash and marker. Source: Okabe and Ito, Color Universal Design
+(2008).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
     down = math.ceil(len(panels) / across) or 1
     size = (6.4, 4.2) if len(panels) < 2 else (3.6 * across + 0.8, 3.2 * down)
     limits = _limits(plot, [frame if p is None else frame[frame[plot.facet] == p] for p in panels])
-    # A fixed salt and no date: equal rows give equal files, so that a committed report changes only with its numbers.
+    # A fixed salt and no date: equal rows give equal files, and a committed report changes only with its numbers.
     with matplotlib.rc_context({"svg.hashsalt": "grace_opt", "svg.fonttype": "path"}):
         figure = figures.Figure(figsize=size, layout="constrained")
         backend.FigureCanvasAgg(figure)
@@ -76,7 +76,7 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
             picture = BytesIO()
             try:
                 figure.savefig(picture, format=file.suffix[1:], **options)
-            except (ValueError, OverflowError) as error:  # numbers so large that no axis has room for them
+            except (ValueError, OverflowError) as error:  # numbers too large for an axis
                 raise OptionError(
                     f"plot {plot.title!r} cannot be drawn: {error}. Are its numbers that large?"
                 ) from error
@@ -115,7 +115,7 @@ def _panel(plot: Plot, figure: Any, axis: Any, frame: Any, hues: list[Any], limi
             )
             for part_ in (line for lines in drawn.values() for line in lines):
                 part_.set_color(colour)
-            axis.plot([], [], **style)  # boxes have no place in a legend
+            axis.plot([], [], **style)  # boxes are not shown in a legend
         elif values:
             found = [mean_interval(v, resamples=RESAMPLES) for v in values.values()]
             mean = np.array([f.estimate for f in found])
@@ -150,7 +150,7 @@ def _heatmap(plot: Plot, figure: Any, axis: Any, frame: Any, limits: tuple[float
 
 
 def _legend(plot: Plot, figure: Any, axes: Any) -> None:
-    """One for all panels, below them, where it hides nothing."""
+    """Draw one legend for all panels, below them, where it hides nothing."""
     found: dict[str, Any] = {}
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
@@ -173,7 +173,7 @@ def _means(plot: Plot, frame: Any) -> Any:
 
 
 def _limits(plot: Plot, parts: list[Any]) -> tuple[float, float]:
-    """Ends of the colours of all panels of a heatmap, so that they can be compared."""
+    """Return common colour limits for all panels of a heatmap, so that they can be compared."""
     if plot.kind != "heatmap":
         return 0.0, 1.0
     found = np.concatenate([_means(plot, part).to_numpy(float).ravel() for part in parts if len(part)] or [[0.0]])

@@ -1,9 +1,9 @@
-"""`Pool`: worker processes that end when their parent does, even by SIGKILL, and can be told to end after a time.
+"""`Pool`: worker processes that end with their parent, even if it is killed, or after a time limit.
 
-When: `run_sweep` with workers, and `WarmProcesses`. The processes are pebble's: a task that runs past its time limit
-has its process ended, and a process that dies fails its own task and no other. Each worker also listens on a pipe whose
-other end this process alone holds: however it closes, by `Pool.close` or by the system, the worker ends at once.
-Without it, workers of a killed parent would wait forever.
+When: `run_sweep` with workers, and `WarmProcesses`. The processes are pebble's: the process of a task that exceeds its
+time limit is ended, and a process that dies fails only its own task. Each worker also listens on a pipe; only this
+process holds the other end. When that closes, by `Pool.close` or by the system, the worker ends at once. Without it,
+workers of a killed parent would wait forever.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any
 
 from .._util.optional import require
 
-#: Processes start afresh: forks of a process with threads (torch, numba) can hang.
+#: Processes are spawned, not forked: forks of a process with threads (torch, numba) can hang.
 CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Pool:
-    """`size` processes, started when they are needed.
+    """`size` processes, started when needed.
 
     Parameters
     ----------
     size : int
     threads : int, optional
-        Threads that torch takes in each; default: its share of the cores.
+        Number of torch threads in each process; by default its share of the cores.
     log : Path, optional
-        A file that gets what the processes print, from C too.
+        A file for all output of the processes, from C code too.
 
     Attributes
     ----------
     died : tuple of exception types
-        What a future raises whose process died.
+        What a future raises if its process died.
 
     Examples
     --------
@@ -63,13 +63,13 @@ class Pool:
         return future
 
     def restart(self) -> None:
-        """New processes for those that are there, which end at once."""
+        """End all processes at once and start new ones."""
         self.close()
         self._start()
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
-        self._pool.stop()  # first, so that none is started for those that end now
+        """End the processes at once."""
+        self._pool.stop()  # first, so that ended processes are not replaced
         self._hold.close()
         self._watched.close()
         self._pool.join()
@@ -89,7 +89,7 @@ class Pool:
 
 
 def _begin(watched: Any, size: int, threads: int | None, log: Path | None) -> None:
-    """Set a new worker up: it leaves Ctrl-C to its parent, ends with it, and takes its share of the cores."""
+    """Set up a new worker: it ignores Ctrl-C, ends with its parent, and uses its share of the cores."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
     if log is not None:
@@ -102,7 +102,7 @@ def _begin(watched: Any, size: int, threads: int | None, log: Path | None) -> No
 
 
 def _end_with(watched: Any) -> None:
-    """Wait for the other end to close, then end this process without asking."""
+    """Wait for the other end to close, then end this process immediately."""
     try:
         watched.recv_bytes()
     except (EOFError, OSError):

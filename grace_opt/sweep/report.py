@@ -1,10 +1,10 @@
-"""`make_report`: the records of a results folder as Parquet, and as pages in Markdown and HTML with tables and plots.
+"""`make_report`: turn the records of a results folder into Parquet files and pages (Markdown and HTML).
 
 A page begins with its first plot and three sentences: what was asked, what was found (the verdicts, counted), and how
-sure that is. Where the numbers come from is folded away.
+sure that is. The origin of the numbers is in a folded section.
 
-When: after a sweep, or in its middle: what is missing is said to be. Nothing on a page is typed by hand: numbers come
-from the records, sentences from the `Description` beside them. Equal records give equal pages. Built on pandas,
+When: after a sweep or during it; the page says what is missing. Nothing on a page is typed by hand: numbers come from
+the records, sentences from the `Description` stored with them. Equal records give equal pages. Built on pandas,
 pyarrow, matplotlib and markdown-it-py.
 """
 
@@ -26,7 +26,7 @@ from .plots import save_plot
 from .views import Description, Plot, Table, check_columns, read_description
 
 REQUIRED_EXTRA = ("bench", "grace-opt report")
-#: Around what is folded away; the only HTML of a page.
+#: The start of a folded section; the only HTML on a page.
 _OPEN, _CLOSE = "<details><summary>Where this comes from</summary>", "</details>"
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
@@ -52,11 +52,11 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
     Raises
     ------
     GraceError
-        If there is nothing to report, a record cannot be trusted, a view reads a column that no row has, or a file can
-        not be written.
+        If there is nothing to report, a record is invalid, a view reads a column that no row has, or a file cannot be
+        written.
     """
     directory = Path(directory)
-    # What is in the folder may be anybody's: names and links in it lead nowhere else.
+    # The folder may come from anybody: names and links in it must not lead out of it.
     out = check_inside(directory, directory / "report") if out is None else Path(out)
     found = [read_description(check_inside(directory, path)) for path in sorted(directory.glob("*/experiment.json"))]
     if not found:
@@ -73,12 +73,12 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
             ]
             index = "# Experiments\n\n" + _markdown_table(["experiment", "paper", "cells done"], rows)
             return [_write(out / "index", "Experiments", index), *(page for page, _ in pages)]
-    except OSError as error:  # a folder that cannot be listed, say
+    except OSError as error:  # for example a folder that cannot be listed
         raise SweepError(f"cannot make the report: {error.filename}: {os_error_advice(error)}") from error
 
 
 def merge(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """All rows, each with the settings of its cell that are numbers or text, ``cell`` and ``cell_seconds``.
+    """Return all rows, each with ``cell``, ``cell_seconds`` and those settings of its cell that are numbers or text.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def merge(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _experiment(directory: Path, out: Path, description: Description) -> tuple[Path, int]:
-    """One experiment's Parquet file, plots and pages; the Markdown file and how many cells are done."""
+    """Write one experiment's Parquet file, plots and pages; return the Markdown file and the number of done cells."""
     name = description.name
     folder = directory / name / "cells"
     paths = [folder / f"{key}.json" for key in description.keys]
@@ -132,7 +132,7 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
         section = [f"## {_escape(view.title)}"]
         shown.append((isinstance(view, Plot), section))
         if data and len(records) < len(paths) and not set(view.columns) <= set(frame.columns):
-            section.append(_nothing(description))  # of what is there, no row has it yet
+            section.append(_nothing(description))  # no row has this column yet
             continue
         if data:
             check_columns(name, view, frame.columns)
@@ -157,7 +157,7 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
 
 
 def _sentences(description: Description, records: list[Record], verdicts: list[tuple[str, str, str]]) -> str:
-    """Asked, found, how sure. Of any experiment one can say what its first comparison found, counted."""
+    """Return the three sentences: asked, found (the first comparison's verdicts, counted), how sure."""
     asked = _first_sentence(description.about)
     of_paper = f" (The paper's {_escape(description.paper)}.)" if description.paper else ""
     first = verdicts[0][0] if verdicts else ""
@@ -183,7 +183,7 @@ def _sentences(description: Description, records: list[Record], verdicts: list[t
 
 
 def _first_sentence(text: str) -> str:
-    """Up to the first full stop before a capital."""
+    """Return the text up to the first full stop before a capital."""
     end = re.search(r"[.?!](?= +[A-Z])", text)
     return text[: end.end()] if end else text
 
@@ -193,7 +193,7 @@ def _nothing(description: Description) -> str:
 
 
 def _provenance(description: Description, records: list[Record], others: int) -> list[str]:
-    """Paragraphs: what was measured, with what, where and when."""
+    """Return paragraphs on what was measured, with what, where and when."""
     left = len(description.keys) - len(records)
     counts = f"{len(records)} of {len(description.keys)} cells done"
     counts += f"; {left} missing, to fill them: {_code(description.command)}" if left else ""
@@ -218,7 +218,7 @@ def _write(stem: Path, title: str, markdown: str) -> Path:
     """Write ``stem.md`` and ``stem.html``."""
     parser = require("markdown_it", *REQUIRED_EXTRA).MarkdownIt("commonmark", {"html": False}).enable("table")
     body = parser.render(markdown)
-    for tag in (_OPEN, _CLOSE):  # ours are the last; what else looks like HTML is shown as it is written
+    for tag in (_OPEN, _CLOSE):  # ours are the last; any other HTML is shown as text
         body = tag.join(body.rsplit(f"<p>{html.escape(tag)}</p>", 1))
     body = re.sub(r'(<a href="[^"/:]+)\.md"', r'\1.html"', body)
     page = (
@@ -236,7 +236,7 @@ def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A table's entry; what is between backquotes is code."""
+    """Return a table's entry; text in backquotes is code."""
     return _code(text[1:-1]) if re.fullmatch(r"`[^`]+`", text) else _escape(text)
 
 
@@ -245,7 +245,7 @@ def _code(text: str) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Text that begins no heading, list, rule or fence."""
+    """Escape text that would begin a heading, list, rule or fence."""
     return re.sub(r"^([#+=~-]|[0-9]+(?=[.)]))", lambda found: _marked(found[0]), _escape(text))
 
 
@@ -254,6 +254,6 @@ def _marked(start: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that Markdown shows as it is, in one line: no tags, no emphasis, no new columns."""
+    """Escape text so that Markdown shows it unchanged in one line: no tags, emphasis or new columns."""
     text = re.sub(r"([\\`*_\[\]|$])", r"\\\1", " ".join(text.split()))
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,9 +1,9 @@
-"""`run_sweep`: make the cells not on record yet: here, in several processes, warm ones, or on somebody's executor.
+"""`run_sweep`: make the cells that have no record yet, in this process, in workers, or on your executor.
 
 When: measurements that take from minutes to days. Only the process that called `run_sweep` writes records, one at a
-time, under a lock that the system takes back when the process dies. So workers need no common file system, nothing is
-written twice, and a kill of this process or of a worker costs at most what was being computed. A cell is finished when
-its file is there. Built on `concurrent.futures`.
+time, under a lock that the system releases if the process dies. Workers therefore need no common file system, nothing
+is written twice, and killing this process or a worker loses at most the cells being computed. A cell is finished when
+its file exists. Built on `concurrent.futures`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .pool import Pool
 from .warm import WarmProcesses
 from .watch import watching
 
-#: Number of cells that are on their way to somebody else's executor at a time.
+#: Number of cells submitted to a given executor at a time.
 MAX_PENDING_CELLS = 1024
-#: A pool of ours that breaks more often than this, with no cell finished between, is given up.
+#: Number of times that our pool may break without a finished cell in between before the sweep gives up.
 BREAKS = 3
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that could not be made, and why; the next start of the sweep tries it again."""
+    """A cell that failed, and why; the next start of the sweep tries it again."""
 
     config: dict[str, Any]
     error: str
@@ -42,14 +42,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep did.
+    """The result of a sweep.
 
     Attributes
     ----------
     total : int
-        Cells asked for.
+        Number of requested cells.
     before, made : int
-        Cells that were on record, and cells that have been made now.
+        Number of cells that already had a record, and of cells made now.
     failures : tuple of Failure
     """
 
@@ -60,7 +60,7 @@ class SweepResult:
 
     @property
     def complete(self) -> bool:
-        """Whether every cell is on record."""
+        """Whether every cell has a record."""
         return self.before + self.made == self.total
 
 
@@ -81,25 +81,25 @@ def run_sweep(
     Parameters
     ----------
     cells : sequence of Cell
-        Of one experiment, no two alike. They are made in this order.
+        Distinct cells of one experiment. They are made in this order.
     function : callable
-        ``function(config)`` gives a list of rows: flat dicts of numbers and text. What it raises fails that cell alone.
-        With workers it is sent by name, so it must stand at the top of a module.
+        ``function(config)`` gives a list of rows: flat dicts of numbers and text. If it raises, only that cell fails.
+        Workers receive it by name, so it must be defined at the top level of a module.
     directory : path
         The results folder; records go to ``directory/EXPERIMENT/cells``.
     workers : int
-        Processes. 1: this one.
+        Number of processes; 1 means this one.
     executor : concurrent.futures.Executor, optional
-        Somebody else's, instead of `workers`; Dask's is ``client.get_executor()``. It is left open.
+        Your executor, instead of `workers`; for Dask, ``client.get_executor()``. It is not closed.
     processes : WarmProcesses, optional
         Instead of `workers`, for cells that are timed: one cell at a time, each in the process of its name, which stays
-        for the next. They are left open.
+        for the next cell. They are not closed.
     provenance : mapping, optional
-        Stored with every record. With `executor`, CPU and versions are asked of the worker that made the cell.
+        Stored with every record. With `executor`, CPU and versions come from the worker that made the cell.
     progress : bool or None
-        True: a bar; False: nothing; None: a bar on a terminal, elsewhere a line now and then.
+        True shows a bar, False nothing; None shows a bar on a terminal and otherwise occasional lines.
     retries : int
-        How often a cell is tried again whose worker died.
+        How often a cell is tried again after its worker died.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def run_sweep(
     Raises
     ------
     SweepError
-        If a record cannot be trusted or written, another process works on this sweep, or workers die at once.
+        If a record is invalid or cannot be written, another process works on this sweep, or workers die at once.
     OptionError
         If cells or options are not as above.
 
@@ -182,10 +182,10 @@ def _drive(
     retries: int,
     pool: Pool | None = None,
 ) -> None:
-    """Keep `ahead` cells on their way until none is left; a cell whose worker died is sent again.
+    """Keep `ahead` cells submitted until none is left; submit a cell again if its worker died.
 
-    A pool of ours breaks where a worker dies between two cells. Then it is restarted and all is sent again; where that
-    happens again and again with no cell finished between, workers cannot start at all.
+    Our pool breaks if a worker dies between two cells. It is then restarted, and all cells are submitted again. If that
+    repeats with no cell finished in between, workers cannot start at all.
     """
     died = (BrokenExecutor, CancelledError) if pool is None else pool.died
     running: dict[Future[dict[str, Any]], Cell] = {}
@@ -193,7 +193,7 @@ def _drive(
     breaks = 0
 
     def collect(future: Future[dict[str, Any]]) -> bool:
-        """Keep what a future holds, or send its cell again; whether the pool broke."""
+        """Keep a future's result, or submit its cell again; return whether the pool broke."""
         cell = running.pop(future)
         try:
             outcome = future.result()
@@ -228,7 +228,7 @@ def _drive(
             for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                 broken |= collect(future)
             if broken and pool is not None:
-                for future in wait(running, return_when=ALL_COMPLETED).done:  # a broken pool fails all it has, at once
+                for future in wait(running, return_when=ALL_COMPLETED).done:  # all its futures fail
                     collect(future)
                 breaks += 1
                 if breaks > BREAKS:
@@ -245,7 +245,7 @@ RESUME_HINT = "Finished cells are safe; start the same sweep again, and it goes 
 
 
 def _finished(cell: Cell, directory: str | os.PathLike[str]) -> bool:
-    """Whether the cell is on record. All are read before anything starts: a bad one shows now, not at the end."""
+    """Return whether the cell has a record. All are read first: a bad one raises now, not at the end."""
     path = cell.path(directory)
     return path.exists() and read_cell(path).cell == cell
 
@@ -279,14 +279,14 @@ def _checked(
 
 @contextmanager
 def _folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which goes when this process does, however it ends."""
+    """Hold the folder's lock, which the system releases when this process ends."""
     try:
         import fcntl
-    except ImportError:  # Windows: two sweeps on one folder make cells twice, but write each whole
+    except ImportError:  # Windows: two sweeps on one folder make cells twice, but every file is complete
         yield
         return
     try:
-        opened = (folder / ".lock").open("a")  # it stays empty
+        opened = (folder / ".lock").open("a")  # the file stays empty
     except OSError as error:
         raise SweepError(f"cannot write to {folder}: {os_error_advice(error)}") from None
     with opened as file:

@@ -1,7 +1,7 @@
-"""What a report shows of an experiment: tables and plots, described as data and stored beside the records.
+"""The tables and plots of a report, described as data and stored with the records.
 
-When: an experiment is set up. ``DIR/NAME/experiment.json`` holds a `Description`: what the experiment is, which cells
-it has, the command that fills them, and a list of `Table` and `Plot`. So a report needs no code of the experiment.
+When: an experiment is set up. ``DIR/NAME/experiment.json`` holds a `Description`: what the experiment is, its cells,
+the command that makes them, and a list of `Table` and `Plot`. A report therefore needs no code of the experiment.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Paper:
     Attributes
     ----------
     metric : str
-        The column of ours that it is to be compared to.
+        Our column to compare it with.
     at : dict
-        Column to value: the table's `rows` and `by`, all of them.
+        Maps every column in the table's `rows` and `by` to a value.
     value : float
     source : str
-        Where it is printed, e.g. "Table 2".
+        Place in the paper, e.g. "Table 2".
     command : str
-        What would measure ours; default: the experiment's command.
+        The command that measures ours; by default the experiment's command.
     """
 
     metric: str
@@ -55,33 +55,33 @@ class Paper:
 
 @dataclass(frozen=True)
 class Table:
-    """Means of `metrics`, one line for each value of `rows`, of `by`, and each metric.
+    """A table of means, one line for each value of `rows` and `by`.
 
     Attributes
     ----------
     title : str
     metrics : sequence of str
-        Columns that are averaged.
+        Columns to average.
     rows : sequence of str
-        Columns that tell the lines apart: dataset, ratio, ...
+        Columns that identify a line: dataset, ratio, ...
     by : str
-        The column of what is compared, mostly "method".
+        The column whose values are compared, usually "method".
     baseline : optional
-        The value of `by` that the others are compared to, e.g. "think".
+        The value of `by` with which the others are compared, e.g. "think".
     pair : sequence of str
-        Columns that, with `rows`, say which measurements belong together: prompt, layer, head, ... Needs `baseline`.
+        Columns that, with `rows`, identify measurements to pair: prompt, layer, head, ... Needs `baseline`.
     unit : sequence of str
-        Columns of `pair` that are resampled; what belongs to one unit is averaged first. Heads of one prompt are not
-        independent of each other: with pair=("prompt", "head"), say unit=("prompt",). Default: `pair`.
+        Columns of `pair` to resample; measurements of one unit are averaged first. Heads of one prompt are not
+        independent: with pair=("prompt", "head"), write unit=("prompt",). By default `pair`.
     better : {"lower", "higher"}
     compare : {"difference", "ratio"}
-        To the baseline: difference of the means, or their ratio.
+        Comparison with the baseline: difference of the means, or their ratio.
     paper : sequence of Paper
-        Printed beside ours; "not run here" where ours is missing.
+        Printed next to ours; "not run here" if ours is missing.
     note : str
-        Below the table.
+        Text below the table.
     digits : int
-        Significant ones.
+        Number of significant digits.
 
     Examples
     --------
@@ -130,7 +130,7 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it reads."""
+        """The columns that are read."""
         return (*self.metrics, *self.rows, self.by, *self.pair)
 
 
@@ -148,13 +148,13 @@ class Plot:
     value : str
         For heatmaps: the column that the colour shows.
     hue, facet : str
-        Columns whose values get a colour each, or a panel each; "" for none.
+        Columns with one colour, or one panel, per value; "" for none.
     log : sequence of str
-        Of "x", "y".
+        Axes with a logarithmic scale: "x", "y".
     labels : dict
-        Column to text on the axis, e.g. {"f": "reconstruction error"}.
+        Maps a column to the text on its axis, e.g. {"f": "reconstruction error"}.
     note : str
-        Below the plot.
+        Text below the plot.
     """
 
     kind: str
@@ -184,13 +184,13 @@ class Plot:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it reads."""
+        """The columns that are read."""
         return tuple(name for name in (self.x, self.y, self.value, self.hue, self.facet) if name)
 
 
 @dataclass(frozen=True)
 class Description:
-    """An experiment, as far as a report needs to know it.
+    """What a report needs to know of an experiment.
 
     Attributes
     ----------
@@ -200,12 +200,12 @@ class Description:
     about : str
         A paragraph: what is measured, how, and on what.
     command : str
-        What fills cells that are missing.
+        The command that makes missing cells.
     keys : sequence of str
         Keys of the cells, in order; records of other cells in the folder are not shown.
     views : sequence of Table and Plot
     missing : str
-        Why nothing could be run here, if that is so.
+        Why nothing could be run, if so.
     """
 
     name: str
@@ -240,7 +240,7 @@ def write_description(directory: str | os.PathLike[str], description: Descriptio
 
 
 def read_description(path: str | os.PathLike[str]) -> Description:
-    """Read an ``experiment.json``; a `SweepError` says what is wrong with it."""
+    """Read an ``experiment.json``; raise a `SweepError` that says what is wrong with it."""
     path = Path(os.path.abspath(path))
     content = read_json(path)
     with content_errors(path):

@@ -1,9 +1,9 @@
-"""`WarmProcesses`: a process for each method, of one thread and warm before the clock starts, kept from cell to cell.
+"""`WarmProcesses`: one single-threaded process per method, warmed up before timing and kept between cells.
 
-When: cells are timed, and must not share a process: methods bring libraries of their own, compile on first use, hang
-or die. Calls come one at a time, so that no method competes with another for the cores, and methods can take turns. A
-call that runs far past its time is ended with its process, and a process that dies loses its own cell alone; the next
-call of that method starts another process.
+When: cells are timed and must not share a process, because methods load different libraries, compile on first use, hang
+or die. Calls run one at a time: methods can take turns and never compete for the cores. A call that runs far past its
+time limit is ended with its process. A process that dies loses only its own cell; the next call of that method starts a
+new process.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ START_LIMIT = 900.0
 
 
 class ProcessLostError(GraceError, RuntimeError):
-    """A process that died, or that was ended because a call ran past its time limit.
+    """A process died, or was ended because a call exceeded its time limit.
 
     Attributes
     ----------
     late : bool
-        Whether it was ended.
+        Whether it was ended for exceeding the limit.
     """
 
     def __init__(self, message: str, late: bool) -> None:
@@ -45,23 +45,23 @@ class ProcessLostError(GraceError, RuntimeError):
 
 
 class WarmProcesses:
-    """Processes by name; a context manager, which ends them.
+    """Processes by name; a context manager that ends them.
 
     Parameters
     ----------
     name : callable
         ``name(config)``: cells of the same name share a process.
     warm_up : callable, optional
-        ``warm_up(name)`` is called in each new process before its first cell, off the clock. It is sent by name, so it
-        stands at the top of a module.
+        ``warm_up(name)`` is called in each new process before its first cell and is not timed. It is sent by name, so
+        define it at the top level of a module.
     time_limit : callable, optional
-        ``time_limit(config)`` seconds after which a cell's process is ended, or None. Give more than the method is
-        asked to keep: that it overran is worth a record of its own.
+        ``time_limit(config)`` seconds after which a cell's process is ended, or None. Give more than the method's own
+        time limit, so that an overrun can still be recorded.
     lost : callable, optional
-        ``lost(config, error)`` gives the rows of a cell whose process was lost, with a `ProcessLostError`; so it has a
-        record, and is not tried again. Without, it is a failure of the sweep.
+        ``lost(config, error)`` gives the rows of a cell after its process was lost, with a `ProcessLostError`; the cell
+        then has a record and is not tried again. Without it, the cell counts as failed.
     logs : Path, optional
-        A folder for what the processes print, a file for each name.
+        A folder for the output of the processes, one file per name.
     start_limit : float
         Seconds for starting and warming up.
 
@@ -91,11 +91,11 @@ class WarmProcesses:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the processes that are there."""
+        """The names of the running processes."""
         return tuple(self._pools)
 
     def measure(self, function: Function, config: Config) -> dict[str, Any]:
-        """``function(config)`` in the process of its name; what `grace_opt.sweep.measure.measure` returns."""
+        """``function(config)`` in the process of its name; returns what `grace_opt.sweep.measure.measure` returns."""
         limit = None if self._time_limit is None else self._time_limit(config)
         began = time.perf_counter()
         try:
@@ -108,19 +108,19 @@ class WarmProcesses:
         return outcome
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any, time_limit: float | None = None) -> Any:
-        """``function(*arguments)`` in the process `name`, which is started and warmed up if it is not there.
+        """``function(*arguments)`` in the process `name`, started and warmed up if necessary.
 
         Raises
         ------
         ProcessLostError
-            If the process dies or the call takes longer than `time_limit`. What the function raises is raised here.
+            If the process dies or the call exceeds `time_limit`. Exceptions of the function are raised unchanged.
         """
         if name not in self._pools:
             self._start(name)
         return self._ask(name, time_limit, function, *arguments)
 
     def end(self, name: str) -> None:
-        """End a process, if it is there."""
+        """End a process if it is running."""
         if (pool := self._pools.pop(name, None)) is not None:
             pool.close()
 
@@ -143,14 +143,14 @@ class WarmProcesses:
             make_folder(self._logs, SweepError)
             log = Path(os.path.abspath(self._logs)) / f"{re.sub(r'[^A-Za-z0-9_=-]+', '_', name)}.log"
         self._pools[name] = Pool(1, threads=1, log=log)
-        with _one_thread():  # what a process inherits is read when it starts
+        with _one_thread():  # a process reads its environment when it starts
             self._ask(name, self._start_limit, self._warm_up or str, name)
 
     def _ask(self, name: str, limit: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
         pool = self._pools[name]
         try:
             future = pool.submit(function, *arguments, time_limit=limit)
-            # The pool's clock starts with the call; a process that never comes to it is waited for no longer either.
+            # The pool's clock starts with the call; this also limits the wait for a process that never gets there.
             return future.result(None if limit is None else limit + self._start_limit)
         except TimeoutError:
             self.end(name)
@@ -164,7 +164,7 @@ class WarmProcesses:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """An environment that tells new processes to take one thread."""
+    """Set an environment that limits new processes to one thread."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:

@@ -1,4 +1,4 @@
-"""How a sweep shows where it is: a bar with the time left on a terminal, now and then a line elsewhere.
+"""Show the progress of a sweep: a bar with the time left on a terminal, otherwise an occasional line.
 
 Built on rich.
 """
@@ -16,17 +16,17 @@ SECONDS_BETWEEN_LINES = 30.0
 
 @contextmanager
 def watching(wanted: bool | None, name: str, total: int, before: int) -> Iterator[Callable[[int, int], None]]:
-    """A function ``show(finished, failed)`` for the block.
+    """Yield a function ``show(finished, failed)`` for the block.
 
     Parameters
     ----------
     wanted : bool or None
-        True: a bar, wherever stderr goes; False: nothing; None: a bar on a terminal, elsewhere a line every
+        True shows a bar wherever stderr goes, False nothing; None shows a bar on a terminal and otherwise a line every
         `SECONDS_BETWEEN_LINES`.
     name : str
-        What is shown.
+        The name to show.
     total, before : int
-        Cells of the sweep, and those finished before: the time left is reckoned from the others.
+        Number of cells of the sweep, and of those finished before; the time left is computed from the others.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def watching(wanted: bool | None, name: str, total: int, before: int) -> Iterato
         yield line
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Cells take seconds to hours: a mean over the last minute, rich's own, would see one of them or none.
+    # Cells take seconds to hours: rich's own mean over the last minute would cover one of them or none.
     bar = Progress(
         *columns, TextColumn("ETA"), TimeRemainingColumn(), console=console, transient=True, speed_estimate_period=86400
     )

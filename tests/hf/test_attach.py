@@ -59,7 +59,7 @@ def as_found(model):
 
 def unused(attached):
     """No call of the block has been given a cache, and asking for one says so."""
-    with pytest.raises(CacheError, match=r"no cache yet: attached\.cache is that of the latest model\.generate"):
+    with pytest.raises(CacheError, match=r"no cache yet: attached\.cache is the cache of the latest model\.generate"):
         _ = attached.cache
     return True
 
@@ -232,7 +232,7 @@ class TestModel:
             ({"sink_tokens": -1}, OptionError, "sink_tokens"),
             ({"dense_layers": 2}, CacheError, "dense_layers=2 leaves no layer"),
             ({"prompt_length": 40}, OptionError, "leave out prompt_length"),
-            ({"masks": ChannelMask(torch.zeros(3, 2, 16, dtype=torch.bool))}, MaskError, "3 layers, the model 2"),
+            ({"masks": ChannelMask(torch.zeros(3, 2, 16, dtype=torch.bool))}, MaskError, "3 layers, the model has 2"),
             ({"pruning": PruningConfig(), "ratio": 0.6}, OptionError, "leave out ratio"),
         ],
     )
@@ -403,7 +403,7 @@ def test_a_cache_implementation_is_refused(tiny, prompt):
     ("name", "here"), [("compression_ratio", "ratio"), ("bits", "quantize"), ("recent_windw", "rec")]
 )
 def test_settings_by_other_names_are_recognised(name, here, tiny):
-    with pytest.raises(OptionError, match=rf"Settings of a cache are method, ratio, .* For {name}, write {here}"):
+    with pytest.raises(OptionError, match=rf"The settings of a cache are method, ratio, .* For {name}, write {here}"):
         PrunedKeyCache(tiny(), **{name: 3})
 
 
@@ -431,7 +431,7 @@ def test_what_no_method_has_names_the_method_that_was_written(name, says, tiny):
 
 def test_a_model_without_its_head_is_refused(tiny, prompt):
     model = tiny(attention="sdpa")
-    with pytest.raises(OptionError, match=r"LlamaModel has no generate\(\): .*attach\(model\) with the whole one"):
+    with pytest.raises(OptionError, match=r"LlamaModel has no generate\(\): .*attach\(model\) with the full model"):
         attach(model.model)
     with attach(model, **WINDOWS):  # what the message says works
         model.generate(prompt, max_new_tokens=1)

@@ -102,7 +102,7 @@ class TestNumberOfLayers:
     @pytest.mark.parametrize("layers", [1, 3])
     def test_of_masks_is_that_of_the_model(self, layers, tiny, prune):
         masks = ChannelMask(torch.zeros(layers, 2, 16, dtype=torch.bool))
-        with pytest.raises(MaskError, match=f"it has {layers} layers, the model 2, of which 2 can be pruned"):
+        with pytest.raises(MaskError, match=f"it has {layers} layers, the model has 2, of which 2 can be pruned"):
             prune(tiny(), masks=masks)
 
     def test_of_calibrated_masks_is_that_of_the_layers_that_are_pruned(self, tiny, prune):
@@ -110,7 +110,7 @@ class TestNumberOfLayers:
         masks = calibrate(model, [torch.arange(3, 20)], dense_layers=1)
         assert masks.pruned.shape[0] == 2
         assert prune(model, masks=masks, dense_layers=1).prunable_layers == (1, 2)
-        with pytest.raises(MaskError, match="it has 2 layers, the model 3, of which 3 can be pruned"):
+        with pytest.raises(MaskError, match="it has 2 layers, the model has 3, of which 3 can be pruned"):
             prune(model, masks=masks)
 
 
@@ -195,5 +195,8 @@ def test_a_prompt_that_is_too_short_names_the_setting_that_is_the_cause(settings
     if "quantize" in settings:
         pytest.importorskip("optimum.quanto")
     cache = PrunedKeyCache(tiny(), ratio=0.5, **settings)
-    with pytest.warns(UserWarning, match=f"nothing is pruned; write a smaller {smaller} to prune"), torch.no_grad():
+    with (
+        pytest.warns(UserWarning, match=f"nothing is pruned; to prune prompts this short, write a smaller {smaller}"),
+        torch.no_grad(),
+    ):
         tiny()(prompt[:1, :length], past_key_values=cache)

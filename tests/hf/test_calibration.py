@@ -232,7 +232,7 @@ class TestBadInput:
             calibrate(model, tokenizer, texts)
 
     def test_something_that_is_no_tokenizer(self):
-        with pytest.raises(OptionError, match=r"a int is no tokenizer; write calibrate\(model, texts, tokenizer\)"):
+        with pytest.raises(OptionError, match=r"a int is not a tokenizer; write calibrate\(model, texts, tokenizer\)"):
             calibrate(pocket()[0], TEXTS, 5)
 
     @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ class TestBadInput:
 
     def test_an_empty_text(self):
         model, tokenizer = pocket()
-        with pytest.raises(OptionError, match=r"text 2 has token numbers of shape \(1, 0\); each must be one sequence"):
+        with pytest.raises(OptionError, match=r"text 2 has token numbers of shape \(1, 0\); give one sequence"):
             calibrate(model, [TEXTS[0], ""], tokenizer)
 
     @pytest.mark.parametrize("shape", [(2, 5), (0,), (1, 0), (), (1, 1, 5)])
@@ -265,7 +265,7 @@ class TestBadInput:
         with pytest.raises(OptionError) as error:
             calibrate(tiny(), [texts[0], ids])
         given = (1, 0) if shape == (0,) else shape
-        assert f"text 2 has token numbers of shape {given}; each must be one sequence" in str(error.value)
+        assert f"text 2 has token numbers of shape {given}; give one sequence" in str(error.value)
 
     def test_one_text_in_place_of_a_list(self, tiny, texts):
         with pytest.raises(OptionError, match=r"text 1 has token numbers of shape \(\)"):

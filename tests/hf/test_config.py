@@ -82,11 +82,11 @@ class TestRoundTrip:
     @pytest.mark.parametrize(
         ("values", "says"),
         [
-            ({"ratoi": 0.5}, "has no ratoi; known are method, ratio, kept_channels"),
-            ({"quantize": {"keys": 4, "bits": 3}}, "has no bits; known are keys"),
+            ({"ratoi": 0.5}, "has no ratoi; it has method, ratio, kept_channels"),
+            ({"quantize": {"keys": 4, "bits": 3}}, "has no bits; it has keys"),
             ({"evict": {"name": "snapkv", "size": 3}}, "'snapkv' has no 'size'"),
-            ({"evict": {"name": "lru"}}, "the name one of 'snapkv'"),
-            ({"evict": 3}, "the name one of 'snapkv'"),
+            ({"evict": {"name": "lru"}}, "with a name from 'snapkv'"),
+            ({"evict": 3}, "with a name from 'snapkv'"),
             ({"quantize": 3}, r"quantize=3: write the dict that Quantization\.to_dict gives"),
             ({"protect": 3}, r"protect=3: give \(low, high\)"),
             (None, "None: write the dict that to_dict gives"),
@@ -124,11 +124,11 @@ class TestValues:
     @pytest.mark.parametrize(
         ("name", "value", "says"),
         [
-            ("ratio", "half", r"ratio='half': write one number in \[0, 1\), or a list with one per layer"),
-            ("ratio", None, r"ratio=None: write one number in \[0, 1\), or a list"),
-            ("ratio", {0.5}, r"ratio={0\.5}: write one number in \[0, 1\), or a list"),
-            ("ratio", [], r"ratio=\[\]: write one number in \[0, 1\), or a list"),
-            ("ratio", np.array([0.5, 0.5]), r"ratio=array.*: write one number in \[0, 1\), or a list"),
+            ("ratio", "half", r"ratio='half': give one number in \[0, 1\), or a list with one per layer"),
+            ("ratio", None, r"ratio=None: give one number in \[0, 1\), or a list"),
+            ("ratio", {0.5}, r"ratio={0\.5}: give one number in \[0, 1\), or a list"),
+            ("ratio", [], r"ratio=\[\]: give one number in \[0, 1\), or a list"),
+            ("ratio", np.array([0.5, 0.5]), r"ratio=array.*: give one number in \[0, 1\), or a list"),
             ("ratio", -0.1, r"ratio=-0\.1: give a number >= 0 and < 1"),
             ("ratio", 1, "ratio=1: give a number >= 0 and < 1.* for instance 0.6"),
             ("ratio", float("nan"), "ratio=nan: give a number"),
@@ -285,12 +285,12 @@ class TestDenseLayers:
 
     @pytest.mark.parametrize("count", [2, 3, 99])
     def test_all_of_them_is_refused(self, count, tiny):
-        with pytest.raises(CacheError, match=f"dense_layers={count} leaves no layer .* could be pruned is 1"):
+        with pytest.raises(CacheError, match=f"dense_layers={count} leaves no layer .* can be pruned is 1"):
             PrunedKeyCache(tiny().config, dense_layers=count)
 
     def test_all_layers_that_could_be_pruned_is_refused(self, tiny):
         model = tiny("Qwen2", **{**MIXED, "layer_types": ("full_attention", "sliding_attention")})
-        with pytest.raises(CacheError, match=r"dense_layers=1 leaves no layer .* could be pruned is 0"):
+        with pytest.raises(CacheError, match=r"dense_layers=1 leaves no layer .* can be pruned is 0"):
             PrunedKeyCache(model.config, dense_layers=1)
 
 
@@ -330,7 +330,7 @@ class TestPruning:
 
 
 def test_a_block_of_the_tail_that_fills_no_group():
-    with pytest.raises(OptionError, match=r"tail_block=10 is no multiple of group_size=32.*write tail_block=32"):
+    with pytest.raises(OptionError, match=r"tail_block=10 is not a multiple of group_size=32.*write tail_block=32"):
         PruningConfig(tail_block=10, quantize=Quantization(keys=4))
 
 

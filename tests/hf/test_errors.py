@@ -170,7 +170,7 @@ class TestModels:
 
     def test_more_layers_than_the_cache(self, tiny, prune, prompt):
         cache = prune(tiny(num_hidden_layers=1))
-        with pytest.raises(CacheError, match="writes to layer 1 and this cache was made for 1 layers"):
+        with pytest.raises(CacheError, match="writes to layer 1 but this cache was made for 1 layers"):
             tiny()(prompt, past_key_values=cache)
 
     def test_another_batch_in_the_same_cache(self, tiny, prune, prompt):
@@ -178,7 +178,7 @@ class TestModels:
         cache = prune(model)
         with torch.no_grad():
             model(prompt, past_key_values=cache)
-            with pytest.raises(CacheError, match=r"\(2, 2, 16\) and the new keys have \(1, 2, 16\)"):
+            with pytest.raises(CacheError, match=r"\(2, 2, 16\) but the new keys have \(1, 2, 16\)"):
                 model(prompt[:1], past_key_values=cache)
 
     def test_soft_capping_needs_eager(self, tiny, prune, prompt):
@@ -216,7 +216,7 @@ class TestMasks:
     @pytest.mark.parametrize(
         ("shape", "fingerprint", "says"),
         [
-            ((3, 2, 16), {}, "it has 3 layers, the model 2"),
+            ((3, 2, 16), {}, "it has 3 layers, the model has 2"),
             ((2, 4, 16), {}, "num_key_value_heads: mask 4, model 2"),
             ((2, 2, 32), {}, "head_dim: mask 32, model 16"),
             ((2, 2, 16), {"model_type": "qwen2"}, "model_type: mask 'qwen2', model 'llama'"),
@@ -229,7 +229,7 @@ class TestMasks:
         assert says in str(error.value)
 
     def test_without_a_layer_dimension(self, tiny, prune):
-        with pytest.raises(MaskError, match=r"write one entry per layer in front"):
+        with pytest.raises(MaskError, match=r"give one entry per layer"):
             prune(tiny(), masks=self.mask(2, 16))
 
     def test_of_the_wrong_type(self, tiny, prune):
@@ -239,7 +239,7 @@ class TestMasks:
     def test_made_for_another_batch(self, tiny, prune, prompt):
         model = tiny()
         cache = prune(model, masks=self.mask(2, 3, 2, 16))
-        with pytest.raises(MaskError, match="made for 3 sequences and the batch has 2"), torch.no_grad():
+        with pytest.raises(MaskError, match="made for 3 sequences but the batch has 2"), torch.no_grad():
             model(prompt, past_key_values=cache)
 
     @pytest.mark.parametrize("answer", [None, torch.zeros(2, 2, 16, dtype=torch.bool), "(2, 16)", "(1, 2, 16)"])

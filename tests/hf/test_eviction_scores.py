@@ -318,10 +318,10 @@ def test_through_json_and_back(method):
         (lambda: StreamingLLM(sinks=-1), ">= 0"),
         (lambda: StreamingLLM(budget=2), "a smaller sinks"),
         (lambda: eviction_to_dict("snapkv"), "give one of SnapKV"),
-        (lambda: eviction_from_dict({"budget": 4}), "the name one of 'snapkv'"),
+        (lambda: eviction_from_dict({"budget": 4}), "with a name from 'snapkv'"),
         (lambda: eviction_from_dict("snapkv"), '"budget"'),
         (lambda: eviction_from_dict({"name": "h2o", "sinks": 4}), "its fields are"),
-        (lambda: eviction_from_dict({"name": ["h2o"]}), "the name one of"),
+        (lambda: eviction_from_dict({"name": ["h2o"]}), "with a name from"),
     ],
 )
 def test_bad_options(make, message):

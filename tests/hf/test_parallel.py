@@ -100,7 +100,7 @@ class TestTensorParallel:
         for rank, seen in enumerate(ranks):
             assert seen["saved"]["equal"]
             cache, mask = seen["saved"]["refused"]
-            assert f"tensor_parallel: 'rank {1 - rank} of 2' there, 'rank {rank} of 2' here" in cache
+            assert f"tensor_parallel: 'rank {1 - rank} of 2' in the file, 'rank {rank} of 2' in this model" in cache
             assert f"tensor_parallel: mask 'rank {1 - rank} of 2', model 'rank {rank} of 2'" in mask
 
 

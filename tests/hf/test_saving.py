@@ -264,15 +264,17 @@ class TestModel:
         cache.save(path)
         torch.manual_seed(9)
         other = type(model)(model.config).eval()
-        with pytest.raises(CacheError, match=r"saved for another model \(weights: .* there, .* here\); run this one"):
+        with pytest.raises(
+            CacheError, match=r"saved for another model \(weights: .* in the file, .* in this model\); run the prompt"
+        ):
             PrunedKeyCache.load(path, other)
 
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
-            ({"num_hidden_layers": 3}, "num_hidden_layers: 2 there, 3 here"),
-            ({"num_key_value_heads": 4}, "num_key_value_heads: 2 there, 4 here"),
-            ({"head_dim": 32}, "head_dim: 16 there, 32 here"),
+            ({"num_hidden_layers": 3}, "num_hidden_layers: 2 in the file, 3 in this model"),
+            ({"num_key_value_heads": 4}, "num_key_value_heads: 2 in the file, 4 in this model"),
+            ({"head_dim": 32}, "head_dim: 16 in the file, 32 in this model"),
         ],
     )
     @pytest.mark.parametrize("by", ["model", "configuration"])
@@ -285,7 +287,7 @@ class TestModel:
 
     def test_of_another_type_is_refused(self, filled, tiny, path):
         filled()[1].save(path)
-        with pytest.raises(CacheError, match="model_type: 'llama' there, 'qwen2' here"):
+        with pytest.raises(CacheError, match="model_type: 'llama' in the file, 'qwen2' in this model"):
             PrunedKeyCache.load(path, tiny("qwen2").config)
 
     def test_by_its_configuration_loads_whatever_the_weights(self, filled, path):
@@ -492,7 +494,7 @@ class TestSaving:
         cache = PrunedKeyCache(model, **WINDOWS, **declared)
         for chunk in prompt.split(16, dim=1):
             if cache.get_seq_length():
-                with pytest.raises(CacheError, match="still coming in chunks; save the cache when it is over"):
+                with pytest.raises(CacheError, match="still coming in chunks; save the cache after the last chunk"):
                     cache.save(path)
                 assert not path.exists()
             with torch.no_grad():

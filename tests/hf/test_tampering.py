@@ -207,11 +207,13 @@ def test_indices_and_lengths_by_name(change, filled, tmp_path):  # noqa: F811
 def test_another_models_file_is_refused_before_anything_else(filled, tiny, tmp_path):  # noqa: F811
     _, cache = filled("a ratio per layer")
     cache.save(tmp_path / "x")
-    with pytest.raises(CacheError, match=r"saved for another model .*num_hidden_layers: 2 there, 3 here"):
+    with pytest.raises(
+        CacheError, match=r"saved for another model .*num_hidden_layers: 2 in the file, 3 in this model"
+    ):
         PrunedKeyCache.load(tmp_path / "x", tiny(num_hidden_layers=3))
     about, tensors = saving.FILE_FORMAT.read(tmp_path / "x")
     saving.FILE_FORMAT.write(tmp_path / "x", tensors, {**about, "fingerprint": {}})
-    with pytest.raises(CacheError, match=r"saved for another model .*head_dim: None there"):
+    with pytest.raises(CacheError, match=r"saved for another model .*head_dim: None in the file"):
         PrunedKeyCache.load(tmp_path / "x", tiny())
 
 

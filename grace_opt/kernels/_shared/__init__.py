@@ -1,1 +1,1 @@
-"""What several kernels use: the compilers and their cache, vectors, threads, and who runs where."""
+"""Shared by several kernels: the compilers and their cache, vectors, threads, and the choice of implementation."""

@@ -1,4 +1,4 @@
-"""Small random inputs for trials. Shapes are odd on purpose: several blocks, none of them full."""
+"""Small random inputs for trials. Shapes are odd on purpose, to need several blocks, some of them not full."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 
 def draw(device: torch.device, *shape: int) -> Tensor:
-    """Normal numbers, the same on every device."""
-    # From the CPU's generator: the user's random numbers on the device stay what they were.
+    """Draw normal numbers, the same on every device."""
+    # From a CPU generator: the user's random numbers on the device are not affected.
     generator = torch.Generator("cpu").manual_seed(sum(shape))
     return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu").to(device)
 
 
 def whole_weights(device: torch.device) -> Tensor:
-    """W (3, 37, 37) of whole numbers: sums are exact in any order."""
+    """Return W (3, 37, 37) of whole numbers: sums are exact in any order."""
     roots = draw(device, 3, 50, 37)
     return (roots.mT @ roots).round().contiguous()
 
 
 def small_instance() -> npt.NDArray[np.float64]:
-    """W (9, 9) of whole numbers, of both signs, with zero diagonal."""
+    """Return W (9, 9) of whole numbers of both signs, with zero diagonal."""
     W = np.random.default_rng(0).integers(-9, 10, (9, 9)).astype(np.float64)
     W += W.T
     np.fill_diagonal(W, 0.0)
@@ -33,5 +33,5 @@ def small_instance() -> npt.NDArray[np.float64]:
 
 
 def least_of_all(W: npt.NDArray[Any], k: int) -> float:
-    """The least f of all k-subsets, one after the other."""
+    """Return the least f of all k-subsets, by plain enumeration."""
     return min(float(W[np.ix_(chosen, chosen)].sum()) for chosen in combinations(range(len(W)), k))

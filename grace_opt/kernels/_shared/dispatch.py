@@ -1,12 +1,12 @@
-"""Whether Triton's kernels do the work: on a GPU that can run them, for what they can do, and after they proved it.
+"""Decide whether a Triton kernel is used: the GPU must support it, and it must pass a trial first.
 
-Every kernel stands beside a torch reference, which is what runs anywhere else. Where a kernel was expected and is not
-used, one warning says why. The first time that a kernel is used on a device it solves a small case beside its
-reference; if it fails or differs, the reference does the work from then on. So a wrong compiler, driver or GPU costs
-speed, not numbers.
+Every kernel has a torch reference, which runs everywhere else. If a kernel is expected but not used, one warning says
+why. Before its first use on a device, a kernel solves a small case, and the result is compared with the reference. If
+it fails or differs, the reference is used from then on: a faulty compiler, driver or GPU costs speed, but never gives
+wrong numbers.
 
 ``GRACE_OPT_TRITON=0`` in the environment turns the kernels off. Code that ``torch.compile`` traces uses the references,
-which it makes kernels of itself.
+which ``torch.compile`` turns into kernels itself.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ import torch
 from .operation import Triton
 from .switches import TRITON, is_off
 
-#: The kind of device that the kernels are for.
+#: The device type of the kernels.
 DEVICE_TYPE = "cuda"
-#: Triton compiles for GPUs from this compute capability on.
+#: The lowest compute capability for which Triton compiles.
 OLDEST = (8, 0)
-#: What has been found out: why a device can run none, and how each kernel did on its first case.
+#: Results so far: why a device can run no kernel, and how each kernel's trial went.
 _machines: dict[torch.device, str | None] = {}
 _verdicts: dict[tuple[str, torch.device], bool] = {}
 _said: set[tuple[str, str]] = set()
-_trying = threading.RLock()  # a kernel's trial may use another kernel
+_trying = threading.RLock()  # reentrant: a kernel's trial may use another kernel
 
 
 def use_triton(kernel: Triton, device: torch.device, unsupported: str | None = None) -> bool:
-    """Whether this kernel is to be used on this device.
+    """Return whether this kernel is used on this device.
 
     Parameters
     ----------
     kernel : Triton
     device : torch.device
     unsupported : str or None
-        Why it cannot take what it would be given.
+        Why it does not support the given input; None if it does.
 
     Notes
     -----
-    Waits for the device the first time only, for the kernel's trial; not while a CUDA graph is captured, when only
-    kernels that have had their trial are used.
+    Waits for the device only the first time, for the kernel's trial. While a CUDA graph is captured, no trial runs, and
+    only kernels that have passed theirs are used.
     """
     if device.type != DEVICE_TYPE or torch.compiler.is_compiling() or is_off(TRITON):
         return False
     verdict = _verdicts.get((kernel.name, device))
     if unsupported is None and verdict is not None:
         return verdict
-    with _trying:  # one trial of each kernel, whichever thread comes first
+    with _trying:  # one trial per kernel, in the first thread that needs it
         if device not in _machines:
             _machines[device] = unsupported_machine(device)
         unsupported = _machines[device] or unsupported
@@ -65,7 +65,7 @@ def use_triton(kernel: Triton, device: torch.device, unsupported: str | None = N
 
 
 def unsupported_machine(device: torch.device) -> str | None:
-    """Why no kernel of Triton can run on a device, or None."""
+    """Return why no Triton kernel can run on a device, or None."""
     if importlib.util.find_spec("triton") is None:
         return 'triton is not installed: pip install "grace-opt[gpu]"'
     if device.type != "cuda" or torch.version.hip is not None:
@@ -81,13 +81,13 @@ def _tried(kernel: Triton, device: torch.device) -> bool:
     try:
         with torch.no_grad():
             agrees = kernel.trial(device)
-    except Exception as error:  # whatever a compiler or driver can raise: the reference does not need them
+    except Exception as error:  # a compiler or driver may raise anything; the reference needs neither
         return _refused(kernel, f"its trial on {device} failed ({type(error).__name__}: {error})")
-    return agrees or _refused(kernel, f"in its trial on {device} it differed from the reference; please report this")
+    return agrees or _refused(kernel, f"its trial on {device} differed from the reference; please report this")
 
 
 def _refused(kernel: Triton, why: str) -> bool:
     if (kernel.name, why) not in _said:
         _said.add((kernel.name, why))
-        warnings.warn(f"the Triton kernel for {kernel.name} is not used, torch does its work: {why}", stacklevel=4)
+        warnings.warn(f"the Triton kernel for {kernel.name} is not used, torch runs instead: {why}", stacklevel=4)
     return False

@@ -1,4 +1,4 @@
-"""What Triton's kernels on W check of their arguments: they read memory by address, as far as shapes tell them."""
+"""Argument checks of the Triton kernels on W, which read memory by address: wrong shapes would read beyond it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_matrices(W: Tensor) -> tuple[int, int]:
-    """Size and n of a batch of W that fits one program each."""
+    """Return batch size and n; raise if W does not fit in one program per instance."""
     if W.ndim != 3 or W.shape[-1] != W.shape[-2]:
         raise ProblemError(f"W has shape {tuple(W.shape)}: expected (B, n, n).")
     if W.dtype not in FLOATS:
@@ -23,7 +23,7 @@ def check_matrices(W: Tensor) -> tuple[int, int]:
 
 
 def check_like(W: Tensor, **given: tuple[Tensor, tuple[int, ...]]) -> None:
-    """Shapes and devices of what comes with W."""
+    """Check shape and device of a tensor that belongs to W."""
     for name, (tensor, shape) in given.items():
         if tuple(tensor.shape) != shape:
             raise ProblemError(f"{name} has shape {tuple(tensor.shape)}: expected {shape}, to fit W {tuple(W.shape)}.")

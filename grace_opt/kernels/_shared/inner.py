@@ -1,6 +1,6 @@
-"""The inner loops of greedy, of exchanges and of the checks of W: hand-made LLVM, or plain with ``GRACE_OPT_LLVM=0``.
+"""The inner loops of greedy, exchanges and checks of W: hand-written LLVM, or plain loops with ``GRACE_OPT_LLVM=0``.
 
-docs/adr/0009-hand-made-llvm.md has what the former gain, and which versions take them.
+docs/adr/0009-hand-made-llvm.md says what the LLVM version gains and which library versions support it.
 """
 
 from __future__ import annotations

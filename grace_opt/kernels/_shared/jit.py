@@ -1,9 +1,9 @@
-"""`jit` and `c_function`: numba's compilers with one cache for all our loops, which never stands in a result's way.
+"""`jit` and `c_function`: numba's compilers, with one cache for all our loops that can never make a call fail.
 
-numba refuses to compile a function to be cached where no folder can be written to, and fails where a cached file is
-damaged or the disk is full. Here the loops are compiled all the same; one warning per process says what is wrong. Files
-are named after the text of all that may be compiled into a function, so that another version's are never taken for its
-own: numba itself looks at the file that a function stands in, and at none that it calls functions of.
+With its own cache, numba refuses to compile if no folder can be written to, and fails if a cached file is damaged or
+the disk is full. These compilers compile anyway; one warning per process says what is wrong. The names of cached files
+contain a hash of all sources that may be compiled into a function, so files of another version are never used. Numba
+itself checks only the file that defines the function, not the files of the functions it calls.
 
 When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``. Built on numba's own cache.
 """
@@ -32,7 +32,7 @@ _said = False
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """The compiled function, kept on disk where possible; it releases the interpreter.
+    """Compile a function that releases the interpreter; keep it on disk if possible.
 
     Options are those of ``numba.njit``.
     """
@@ -44,7 +44,7 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def c_function(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """As ``numba.cfunc``: compiled at once, with an ``address`` for C to call; kept on disk where possible."""
+    """As ``numba.cfunc``: compile at once, with an ``address`` for C to call; keep it on disk if possible."""
 
     def compiled(function: Callable[..., Any]) -> Any:
         made: Any = CFunc(function, normalize_signature(signature), locals={}, options={})
@@ -56,7 +56,7 @@ def c_function(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled loops are kept; None if nowhere. Beside each module, ``*`` stands for the operation."""
+    """Return where compiled loops are kept, or None; ``*`` stands for the operation if next to each module."""
     try:
         folder = Path(_Cache(cache_folder).cache_path)
     except (RuntimeError, OSError):
@@ -64,7 +64,7 @@ def cache_folder() -> Path | None:
     own = Path(__file__).parent
     if folder.parent == own:
         return own.parent / "*" / folder.name
-    return folder.parent if folder.name.startswith(f"{own.name}_") else folder  # a folder for each module
+    return folder.parent if folder.name.startswith(f"{own.name}_") else folder  # one folder per module
 
 
 class _Files(CompileResultCacheImpl):
@@ -74,17 +74,17 @@ class _Files(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """numba's cache, for which nothing that goes wrong with a file is a reason to fail."""
+    """numba's cache, except that no file problem raises."""
 
     _impl_class = _Files
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             found = super().load_overload(sig, target_context)
-        except Exception:  # whatever unpickling and linking make of a damaged file: it is replaced
+        except Exception:  # unpickling or linking a damaged file may raise anything: it is replaced
             self._guarded(self.flush)
             return None
-        # Two processes that save at once can give one file to two signatures.
+        # Two processes that save at the same time can assign one file to two signatures.
         fits = found is None or tuple(found.signature.args) == tuple(normalize_signature(sig)[0])
         return found if fits else None
 
@@ -94,7 +94,7 @@ class _Cache(FunctionCache):
     def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
         try:
             write(*arguments)
-        except Exception as error:  # full, read-only by now, gone: the function itself is compiled
+        except Exception as error:  # full, now read-only, or gone: the function itself is compiled
             self.disable()
             _say(f"{self.cache_path} cannot be written to ({error})")
 
@@ -102,7 +102,7 @@ class _Cache(FunctionCache):
 def _cache_of(function: Callable[..., Any]) -> Any:
     try:
         return _Cache(function)
-    except (RuntimeError, OSError):  # numba found no folder, or we no source
+    except (RuntimeError, OSError):  # numba found no folder, or we found no source
         beside = Path(inspect.getfile(function)).parent / "__pycache__"
         folder = getattr(config, "CACHE_DIR", "")
         given = f"NUMBA_CACHE_DIR={folder}, " if folder else ""
@@ -112,7 +112,7 @@ def _cache_of(function: Callable[..., Any]) -> Any:
 
 @cache
 def _stamp(own: Path) -> str:
-    """Of numba's version, of the switch, and of the sources of all kernels and of the function's own file."""
+    """Return a hash of numba's version, the switch, the sources of all kernels and the function's own file."""
     sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     versions = f"{numba.__version__} {is_off(LLVM)}".encode()
     texts = [versions, *(file.read_bytes() for file in (own, *sources))]
@@ -120,14 +120,14 @@ def _stamp(own: Path) -> str:
 
 
 def _say(why: str) -> None:
-    """Once per process, whoever comes first."""
+    """Warn once per process."""
     global _said
     with _lock:
         first, _said = not _said, True
     if first:
         warnings.warn(
-            f"compiled loops cannot be kept: {why}. Everything works, but each process compiles what it needs, some "
-            "ten seconds: set NUMBA_CACHE_DIR in the environment to a folder that can be written to.",
+            f"compiled loops cannot be kept: {why}. Everything works, but each process compiles what it needs, about "
+            f"ten seconds: set NUMBA_CACHE_DIR in the environment to a folder that can be written to.",
             RuntimeWarning,
             stacklevel=2,
         )

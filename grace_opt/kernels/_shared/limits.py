@@ -1,6 +1,6 @@
-"""Sizes that doors and Triton's kernels must agree on; doors do not import triton to ask."""
+"""Limits that dispatch code and Triton kernels share, readable without importing triton."""
 
 from __future__ import annotations
 
-#: Largest n, or head dimension, for which one program on the GPU holds what it works on.
+#: Largest n, or head dimension, that fits in one program on the GPU.
 LARGEST_ON_CHIP = 256

@@ -1,4 +1,4 @@
-"""`Operation`: what code there is for a step, when it runs, and how to try it; each door has one, as ``OPERATION``."""
+"""`Operation`: which implementations a step has, when they run, and how to try them; ``OPERATION`` in each folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def trial_of(package: str, kind: str) -> Callable[..., bool]:
-    """`kind` (``cpu`` or ``gpu``) of a door's ``trial``, imported when it is called: it imports numba, or triton."""
+    """Return the trial `kind` (``cpu`` or ``gpu``), imported only when called: it imports numba or triton."""
 
     def trial(*arguments: Any) -> bool:
         return bool(getattr(import_module(f"{package}.trial"), kind)(*arguments))
@@ -26,11 +26,11 @@ class Compiled:
     Attributes
     ----------
     when : str
-        For which calls it does the work.
+        The calls for which it is used.
     trial : callable
-        Whether it agrees with the reference, or with enumeration, on a small case.
+        Returns whether it agrees with the reference, or with enumeration, on a small case.
     without_llvm : str
-        What does the work with ``GRACE_OPT_LLVM=0``; empty if nothing changes.
+        What runs instead with ``GRACE_OPT_LLVM=0``; empty if nothing changes.
     """
 
     when: str
@@ -45,11 +45,11 @@ class Triton:
     Attributes
     ----------
     name : str
-        Of the kernel, in warnings.
+        Name of the kernel, for warnings.
     when : str
-        For which calls it does the work.
+        The calls for which it is used.
     trial : callable
-        Whether it agrees with the reference on a small case on this device: asked before it is used there.
+        Returns whether it agrees with the reference on a small case on a device; called before its first use there.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Operation:
     Attributes
     ----------
     name, what : str
-        Its folder, and what it does.
+        The name of its folder, and what it does.
     reference : bool
-        Whether torch operations define it, and do the work where nothing else does.
+        Whether torch operations define it, and run if nothing else does.
     cpu : Compiled or None
     gpu : tuple of Triton
     """

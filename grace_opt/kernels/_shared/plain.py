@@ -1,6 +1,6 @@
-"""What `vectors` does, in plain loops for numba: the same results, bit for bit, several times slower.
+"""The functions of `vectors` as plain loops for numba: the same results, bit for bit, several times slower.
 
-When: with ``GRACE_OPT_LLVM=0``, or where a version of llvmlite does not take the hand-made instructions.
+When: with ``GRACE_OPT_LLVM=0``, or with a version of llvmlite that does not accept the hand-written instructions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SIDE = 8
 
 @jit
 def ask_for(array, place):
-    """Nothing: the processor fetches what it finds itself."""
+    """Do nothing: the processor prefetches on its own."""
 
 
 @jit
@@ -31,7 +31,7 @@ def add_twice(scores, row):
 
 @jit
 def least(scores):
-    """The smallest score."""
+    """Return the smallest score."""
     low = scores.dtype.type(np.inf)
     for value in scores:
         if value < low:
@@ -41,7 +41,7 @@ def least(scores):
 
 @jit
 def least_exchange(row, enter, leave):
-    """The least of ``(leave + enter) - 2 * row``, in the precision of `enter` and exactly in this order."""
+    """Return the least of ``(leave + enter) - 2 * row``, in the precision of `enter` and in exactly this order."""
     two, low = enter.dtype.type(2), enter.dtype.type(np.inf)
     for j in range(len(row)):
         value = (leave + enter[j]) - two * row[j]
@@ -52,7 +52,7 @@ def least_exchange(row, enter, leave):
 
 @jit
 def first_place(scores, value):
-    """The lowest index at which `value` stands; the last one if it stands nowhere (it is no number)."""
+    """Return the lowest index of `value`; the last index if there is none (`value` is NaN)."""
     for i in range(len(scores)):
         if scores[i] == value:
             return i
@@ -61,7 +61,7 @@ def first_place(scores, value):
 
 @jit
 def largest_bits(row):
-    """max |w|, infinite if a number is not finite: in the same order as the bits that `vectors` compares."""
+    """Return max |w|, infinite if a number is not finite: ordered like the bits that `vectors` compares."""
     most = row.dtype.type(0)
     for value in row:
         size = abs(value)
@@ -72,7 +72,7 @@ def largest_bits(row):
 
 @jit
 def differ(W, row, column):
-    """Whether the square of side ``SIDE`` at (row, column) of W differs from its mirror image."""
+    """Return whether the square of side ``SIDE`` at (row, column) of W differs from its mirror image."""
     for i in range(SIDE):
         for j in range(SIDE):
             if W[row + i, column + j] != W[column + j, row + i]:

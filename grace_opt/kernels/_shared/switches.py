@@ -1,8 +1,8 @@
-"""What the environment can turn off: each switch costs speed, not answers.
+"""Environment variables that turn code off: each costs speed but changes no answer.
 
-``GRACE_OPT_TRITON=0``: no kernels for the GPU. ``GRACE_OPT_LLVM=0``: no loop that is written as LLVM instructions;
-plain loops, or torch, do the same. ``GRACE_OPT_OPENMP=0``: compiled decoding runs in threads of our own, not in
-torch's. Set them before the library is imported: a loop that is loaded stays as it is.
+``GRACE_OPT_TRITON=0``: no GPU kernels. ``GRACE_OPT_LLVM=0``: no hand-written LLVM; plain loops or torch compute the
+same. ``GRACE_OPT_OPENMP=0``: compiled decoding runs in our own threads instead of torch's. Set them before the library
+is imported: they do not change a loop that is already loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TRITON, LLVM, OPENMP = "GRACE_OPT_TRITON", "GRACE_OPT_LLVM", "GRACE_OPT_OPENMP"
 
 
 def is_off(switch: str) -> bool:
-    """Whether the environment turns this off.
+    """Return whether the environment turns this off.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Vector instructions where the compiler finds none by itself: the inner loops of greedy and of the checks of W.
+"""Vector instructions where the compiler finds none: the inner loops of greedy, exchanges and the checks of W.
 
-Each function is a loop over blocks of ``LANES`` numbers, written as LLVM vector operations, which every processor has
-in some width, and a plain loop over what is left.
+Each function is a loop over blocks of ``LANES`` numbers, written as LLVM vector operations, which every processor
+supports in some width, followed by a plain loop over the rest.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-#: Numbers per block: four registers of eight float32.
+#: Numbers per block: four registers of eight float32 each.
 LANES = 32
-#: Side of the squares that `differ` transposes.
+#: Side of the squares that `differ` transposes, in entries.
 SIDE = 8
 _INDEX = ir.IntType(64)
 
@@ -62,7 +62,7 @@ def add_twice(typing_context, scores, row):
 
 @intrinsic
 def least(typing_context, scores):
-    """The smallest score."""
+    """Return the smallest score."""
 
     def generate(context, builder, signature, arguments):
         kind = context.get_value_type(signature.args[0].dtype)
@@ -74,7 +74,7 @@ def least(typing_context, scores):
 
 @intrinsic
 def least_exchange(typing_context, row, enter, leave):
-    """The least of ``(leave + enter) - 2 * row``, in the precision of `enter` and exactly in this order."""
+    """Return the least of ``(leave + enter) - 2 * row``, in the precision of `enter` and in exactly this order."""
 
     def generate(context, builder, signature, arguments):
         wide, narrow = (context.get_value_type(a.dtype) for a in (signature.args[1], signature.args[0]))
@@ -95,7 +95,7 @@ def least_exchange(typing_context, row, enter, leave):
 
 @intrinsic
 def first_place(typing_context, scores, value):
-    """The lowest index at which `value` stands; the last one if it stands nowhere (it is no number)."""
+    """Return the lowest index of `value`; the last index if there is none (`value` is NaN)."""
 
     def generate(context, builder, signature, arguments):
         kind = context.get_value_type(signature.args[0].dtype)
@@ -121,7 +121,7 @@ def first_place(typing_context, scores, value):
 
 @intrinsic
 def largest_bits(typing_context, row):
-    """max |w| as the integer that has the same bits; at least that of infinity if a number is not finite."""
+    """Return the bits of max |w| as an integer; at least those of infinity if a number is not finite."""
     number = types.Integer.from_bitwidth(row.dtype.bitwidth, True)
 
     def generate(context, builder, signature, arguments):
@@ -141,7 +141,7 @@ def largest_bits(typing_context, row):
 
 @intrinsic
 def differ(typing_context, W, row, column):
-    """Whether the square of side ``SIDE`` at (row, column) of a contiguous W differs from its mirror image."""
+    """Return whether the square of side ``SIDE`` at (row, column) of a contiguous W differs from its mirror image."""
 
     def generate(context, builder, signature, arguments):
         kind = context.get_value_type(signature.args[0].dtype)
@@ -168,13 +168,13 @@ def differ(typing_context, W, row, column):
 
 
 def _least(builder, kind, count, numbers):
-    """The least of ``numbers(at, lanes)`` over all blocks and what is left."""
+    """Return the least of ``numbers(at, lanes)`` over all blocks and the rest."""
     infinity = ir.Constant(kind, float("inf"))
     return _reduced(builder, infinity, count, numbers, lambda a, b: _chosen(builder, "<", a, b))
 
 
 def _reduced(builder, neutral, count, numbers, join):
-    """``join`` of ``numbers(at, lanes)`` over all blocks and what is left: each lane for itself, then the halves."""
+    """Reduce ``numbers(at, lanes)`` by ``join`` over all blocks and the rest: first per lane, then by halves."""
     parts = {
         lanes: cgutils.alloca_once_value(builder, ir.Constant(ir.VectorType(neutral.type, lanes), [neutral] * lanes))
         for lanes in (LANES, 1)
@@ -192,7 +192,7 @@ def _reduced(builder, neutral, count, numbers, join):
 
 
 def _blocks(builder, count, body):
-    """``body(at, LANES)`` for every whole block, then ``body(at, 1)`` for every number that is left."""
+    """Emit ``body(at, LANES)`` for every full block, then ``body(at, 1)`` for every remaining number."""
     whole = builder.mul(builder.sdiv(count, _INDEX(LANES)), _INDEX(LANES))
     with cgutils.for_range_slice(builder, _INDEX(0), whole, _INDEX(LANES), inc=True) as (at, _):
         body(at, LANES)
@@ -214,7 +214,7 @@ def _load(builder, data, at, kind, lanes):
 
 
 def _chosen(builder, relation, a, b):
-    """`a` where it stands in this relation to `b`, else `b`."""
+    """Choose `a` where the relation holds between `a` and `b`, else `b`."""
     whole = isinstance(a.type.element, ir.IntType)
     compare = builder.icmp_signed if whole else builder.fcmp_ordered
     return builder.select(compare(relation, a, b), a, b)

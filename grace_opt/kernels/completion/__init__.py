@@ -1,7 +1,6 @@
-"""Greedy completions of many partial sets at once: the lookahead of beam search, in torch for any device and compiled
-for the CPU.
+"""Complete many partial sets greedily at once: the lookahead of beam search, in torch or compiled for the CPU.
 
-Both make the same choices and sums bit for bit, for the reasons given in `greedy`. Source: the pilot method of Duin &
+Both make the same choices and sums, bit for bit, for the reasons given in `greedy`. Source: the pilot method of Duin &
 Voss (1999), with GRACE's Algorithm 1 as the pilot.
 """
 
@@ -29,18 +28,18 @@ def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: i
     owner : Tensor (R,), int64
         The instance that each partial set belongs to.
     scores : Tensor (R, n), of W's dtype or wider
-        What f grows by when a vertex joins; infinite for those that must not.
+        Increase of f when a vertex joins; infinite for vertices that must not.
     need : Tensor (R,), int64
-        How many vertices are missing, at most `width`.
+        Number of missing vertices, at most `width`.
     width : int
         Width of the order.
 
     Returns
     -------
     order : Tensor (R, width), int64
-        What was added, in order, padded with -1.
+        The added vertices, in order, padded with -1.
     cost : Tensor (R,), float64
-        What f grew by; infinite where vertices ran out.
+        Increase of f; infinite if there were too few vertices.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Greedy completions of many partial sets, one after the other: what beam search's lookahead does on the CPU.
+"""Complete many partial sets greedily, one after the other: beam search's lookahead on the CPU.
 
 Source: the pilot method of Duin & Voss (1999), with GRACE's Algorithm 1 as the pilot.
 """
@@ -14,7 +14,7 @@ from .._shared.threads import split_batch
 
 
 def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Order and cost, by shares of the partial sets."""
+    """Return order and cost; the partial sets are shared among threads."""
     order, cost = np.full((scores.shape[0], width), -1, dtype=np.int64), np.zeros(scores.shape[0])
     W_array = W.contiguous().numpy()
     scratch = scores.clone(memory_format=torch.contiguous_format).numpy()
@@ -24,7 +24,7 @@ def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: i
 
 @jit
 def complete(W, owner, scores, need, order, cost):
-    """Fill `order` and `cost`; `scores` is scratch. As `grace_opt.kernels.completion.completions` has them."""
+    """Fill `order` and `cost`; `scores` is scratch. See `grace_opt.kernels.completion.completions`."""
     n = W.shape[-1]
     for r in range(scores.shape[0]):
         score = scores[r]

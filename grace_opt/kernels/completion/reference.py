@@ -1,4 +1,4 @@
-"""Greedy completions in torch operations, for any device: it defines what the compiled loop computes."""
+"""Greedy completions in torch operations, for any device: the definition of the compiled loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..._util.arrays import first_argmin
 
 
 def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """`width` steps of a few tensor operations for all partial sets."""
+    """Run `width` steps of a few tensor operations on all partial sets."""
     n = W.shape[-1]
     rows, scores, first_row = W.reshape(-1, n), scores.clone(), owner * n
     order = torch.full((scores.shape[0], width), -1, dtype=torch.int64, device=W.device)

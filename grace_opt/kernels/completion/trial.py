@@ -1,4 +1,4 @@
-"""Whether the compiled completions are the reference's, bit for bit, on a small case."""
+"""Check that compiled completions equal the reference's, bit for bit, on a small case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import reference
 
 
 def cpu() -> bool:
-    """Order and cost of one partial set of each instance."""
+    """Compare order and cost of one partial set per instance."""
     from . import cpu as compiled
 
     W = whole_weights(torch.device("cpu"))

@@ -1,7 +1,7 @@
-"""Attention of a few new queries over a pruned key cache, dense or in a few bits: which kernel suits, if one does.
+"""Choose the kernel for attention of a few new queries over a pruned key cache, dense or in a few bits.
 
-On a GPU Triton's, on the CPU the compiled one; where none suits, or weights, dropout or gradients are asked for,
-`reference` does the work, and so it does while ``torch.compile`` is tracing.
+On a GPU it is Triton's, on the CPU the compiled one. `reference` runs if none fits, if weights, dropout or gradients
+are needed, and while ``torch.compile`` is tracing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .._shared.operation import Compiled, Operation, Triton, trial_of
 from . import host
 from .packed import Packed, PackedKeys, PackedValues
 
-#: The GPU's kernel is for few new tokens, the CPU's for one: more are better off with a library's matrix products.
+#: The GPU's kernel takes few new tokens, the CPU's one: for more, a library's matrix products are faster.
 MAX_KERNEL_QUERIES = 8
-#: On the CPU, fewer stored tokens than this are read as fast by torch, which has less to set up, or, in few bits, in so
-#: little time that nobody should wait for a compiler because of them.
+#: On the CPU, torch reads fewer stored tokens than this as fast, because it has less to set up. In few bits, reading
+#: fewer takes so little time that compiling would not pay off.
 CPU_MIN_TOKENS, CPU_MIN_TOKENS_IN_FEW_BITS = 2048, 256
 
 _ON_GPU = f"up to {MAX_KERNEL_QUERIES} new tokens, heads up to 256 wide, not float64"
@@ -39,9 +39,9 @@ OPERATION = Operation(
 
 
 def worth_a_kernel(query: Tensor, stored: int, few_bits: bool) -> bool:
-    """Whether a kernel may be faster for these queries ``(B, H_q, L, d)`` over `stored` tokens.
+    """Return whether a kernel may be faster for queries ``(B, H_q, L, d)`` over `stored` tokens.
 
-    Asked before anything is packed: a table that no kernel reads would only take memory.
+    Called before anything is packed: a table that no kernel reads would only waste memory.
     """
     if torch.compiler.is_compiling() or query.shape[2] > MAX_KERNEL_QUERIES:
         return False
@@ -62,7 +62,7 @@ def kernel_for(
     old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> Callable[..., Any] | None:
-    """The ``decode_attention`` that takes these tensors, or None if none does."""
+    """Return the ``decode_attention`` that supports these tensors, or None."""
     stored = query, pruned_keys, sink_keys, tail_keys, old_values, tail_values
     if query.device.type != dispatch.DEVICE_TYPE:
         return host.decode_attention if host.unsupported_reason(*stored) is None else None

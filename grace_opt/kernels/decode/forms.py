@@ -1,10 +1,10 @@
-"""How masks and keys are told apart, and in what pieces rows are taken: what the host and both kernels agree on."""
+"""Constants shared by the host and both kernels: kinds of masks, layouts of keys, sizes of blocks of rows."""
 
 from __future__ import annotations
 
 #: Kinds of masks.
 NO_MASK, CAUSAL, BOOL, ADDITIVE = range(4)
-#: How keys lie: each token's channels side by side, each channel's tokens, or in a few bits.
+#: Layouts of keys: each token's channels adjacent, each channel's tokens adjacent, or in a few bits.
 BY_TOKEN, BY_CHANNEL, PACKED = range(3)
-#: On the CPU, query rows whose sums stay in registers together; and float32 numbers in a vector.
+#: On the CPU: number of query rows with sums in registers at the same time; float32 numbers per vector.
 ROWS, LANES = 4, 8

@@ -1,14 +1,14 @@
-"""Attention of a few new queries over a pruned key cache on the CPU: hands tensors to the loops in
-:mod:`grace_opt.kernels.decode.cpu`, which take addresses.
+"""Attention of a few new queries over a pruned key cache on the CPU: passes tensors, by address, to the compiled loops
+of :mod:`grace_opt.kernels.decode.cpu`.
 
-What is computed is `grace_opt.kernels.decode.reference`, which stays the definition; names and order of the parameters
-are those of :mod:`grace_opt.kernels.decode.gpu`, which is for GPUs. Decoding reads every stored key and value once and
-does little with them: here all threads read, each number once for the whole group of query heads, also where one
-sequence has fewer heads than there are threads.
+`grace_opt.kernels.decode.reference` defines the result; the parameters are those of
+:mod:`grace_opt.kernels.decode.gpu`. Decoding reads every stored key and value once and computes little with them. All
+threads read, even if one sequence has fewer heads than there are threads, and each number is read once for the whole
+group of query heads.
 
-When: on a CPU, in float32, while decoding without gradients, dropout or a need for the weights; `unsupported_reason`
-says why not. Pruned keys are read fastest where each token's channels lie side by side. The first call of all compiles
-(some seconds), the first call of a process loads what was compiled (some tenths of a second).
+When: on a CPU, in float32, while decoding, if no gradients, dropout or attention weights are needed;
+`unsupported_reason` says why not. Pruned keys are read fastest if each token's channels are adjacent. The very first
+call compiles (some seconds); the first call of each later process loads the compiled code (some tenths of a second).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .._shared.threads import split_batch, torch_team
 from .forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, NO_MASK, PACKED, ROWS
 from .packed import ENTRIES, Packed, PackedKeys, PackedValues
 
-#: Most query rows (query heads per KV head times new tokens): a matrix library is faster long before.
+#: Most query rows (query heads per KV head times new tokens); a matrix library is faster well below this.
 MAX_ROWS = 512
-#: Number of items to share out among threads, roughly, and the fewest columns of one.
+#: Approximate number of items to share among threads, and the fewest columns of an item.
 ITEMS = 64
 LEAST_COLUMNS = 128
-#: Numbers read below which waking other threads takes longer than they save.
+#: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**17
 
 
@@ -42,7 +42,7 @@ def unsupported_reason(
     old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> str | None:
-    """Why :func:`decode_attention` cannot take these tensors, or None if it can.
+    """Return why :func:`decode_attention` does not support these tensors, or None if it does.
 
     Parameters
     ----------
@@ -86,45 +86,45 @@ def decode_attention(
     *,
     runs: int | None = None,
 ) -> Tensor:
-    """Attention over sinks, pruned keys and a dense tail.
+    """Compute attention over sinks, pruned keys and a dense tail.
 
     Parameters
     ----------
     query : Tensor
         ``(B, H_q, L, d)`` in float32, as all keys and values, ``L`` new tokens at the end of the sequence.
     pruned_keys : Tensor or PackedKeys
-        ``(B, H, S_p, d')``. A view is read where it is if its channels, or each channel's tokens, lie side by side;
-        others are copied, which costs more than the rest. Packed keys are read where they are.
+        ``(B, H, S_p, d')``. A view is read in place if its channels, or each channel's tokens, are adjacent; otherwise
+        it is copied, which takes longer than all else. Packed keys are read in place.
     kept_indices : Tensor
         ``(B, H, d')`` int64: the channels of the pruned keys.
     sink_keys, tail_keys : Tensor
-        ``(B, H, s, d)`` and ``(B, H, S_t, d)``. Of s, S_p and S_t any may be zero, not all. Views are read where they
-        are if channels lie side by side, of values as well.
+        ``(B, H, s, d)`` and ``(B, H, S_t, d)``. Any of s, S_p and S_t may be zero, but not all. Views of keys and
+        values are read in place if channels are adjacent.
     old_values : Tensor or PackedValues
         ``(B, H, s + S_p, d_v)``.
     tail_values : Tensor
         ``(B, H, S_t, d_v)``.
     attention_mask : Tensor or None
-        ``(B or 1, H_q or 1, L, s + S_p + S_t)``, columns in stored order: bool (True attends) or to be added. None
-        means causal if `causal` says so, else nothing hidden.
+        ``(B or 1, H_q or 1, L, s + S_p + S_t)``, columns in stored order: bool (True attends) or additive. None means
+        causal if `causal` is true, else nothing is hidden.
     scaling : float or None
         Of the logits; None means ``d ** -0.5``.
     softcap : float or None
         Logits become ``softcap * tanh(logits / softcap)`` before the mask.
     causal : bool
-        What no mask means.
+        What ``attention_mask=None`` means.
     runs : int or None
-        Pieces that each head's columns are cut into, for measurements; None chooses from the shapes.
+        Number of pieces that each head's columns are cut into, for measurements; None chooses from the shapes.
 
     Returns
     -------
     Tensor
-        ``(B, L, H_q, d_v)``, the same whatever the number of threads.
+        ``(B, L, H_q, d_v)``, the same for any number of threads.
 
     Raises
     ------
     CacheError
-        If there is an `unsupported_reason`, no token is stored, or shapes do not go together.
+        If there is an `unsupported_reason`, no token is stored, or shapes do not match.
     """
     reason = unsupported_reason(query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if reason is not None:
@@ -144,7 +144,7 @@ def decode_attention(
     columns = -(-total // runs)
     runs = -(-total // columns)
     kind, mask, mask_place = _read_mask(attention_mask, query, total, causal)
-    # All tensors stay referred to until the kernel is done: it gets their addresses alone.
+    # All tensors are kept alive until the kernel is done: it gets only their addresses.
     stored = [_rowwise(t) for t in (sink_keys, tail_keys, tail_values)]
     layout, narrow, narrow_place, key_form = _read_keys(pruned_keys)
     old, old_place, value_form = _read_values(old_values)
@@ -200,7 +200,7 @@ def _check_shapes(
     old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> None:
-    """The kernel reads by address: a tensor that is smaller than it should be must not get there."""
+    """Check shapes: the kernel reads by address, so a tensor that is too small must not get there."""
     batch, query_heads, _, width = query.shape
     heads, pruned, kept = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
@@ -268,7 +268,7 @@ def _read_mask(
     full, found = (batch, query_heads, length, total), tuple(attention_mask.shape)
     if len(found) != 4 or found[3] != total or any(n not in (1, m) for n, m in zip(found, full, strict=True)):
         raise CacheError(
-            f"the attention mask has shape {found} for {full}, in which only the columns are always needed"
+            f"the attention mask has shape {found} for {full}, of which only the number of columns must match exactly"
         )
     kind = BOOL if attention_mask.dtype == torch.bool else ADDITIVE
     mask = attention_mask if kind == BOOL else attention_mask.detach().to(torch.float32)

@@ -1,8 +1,8 @@
-r"""Keys and values in a few bits where they lie: what a decoding kernel is given instead of dense tensors.
+r"""Keys and values in a few bits, described by address: a decoding kernel's input instead of dense tensors.
 
-:class:`PackedKeys` and :class:`PackedValues` say where each number's bits, scale and zero point are, so that a kernel
-can read them without a dense copy being made first. They hold addresses, not numbers: they are made from tensors that
-never change, and keep them alive.
+:class:`PackedKeys` and :class:`PackedValues` say where each number's bits, scale and zero point are, so a kernel can
+read them without a dense copy. They hold addresses, not numbers; the tensors behind the addresses never change and are
+kept alive.
 
 The levels of ``8 // bits`` rows share their bytes. Row ``r`` is in plane ``p = r // plane``, and its bytes are those of
 row ``r % plane``:
@@ -12,7 +12,7 @@ row ``r % plane``:
 at place ``i`` of the group, with :math:`s_p = p \cdot \text{bits}`, or :math:`8 - (p + 1)\,\text{bits}` if
 ``high_first``. The number is ``scale[r] * l - zero[r]``, or ``scale[r] * (l - zero[r])`` if ``zero_in_levels``.
 
-Source: the arrangement is what optimum-quanto and hqq have in common (docs/adr/0005-quantised-storage.md).
+Source: the layout that optimum-quanto and hqq have in common (docs/adr/0005-quantised-storage.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENTRIES = 6
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """What keys and values have in common.
+    """The fields that packed keys and packed values share.
 
     Their *units* are groups of tokens, or tokens. Unit ``u`` of sequence ``b`` is described by ``table[b, owners[u]]``,
     as are all that are stored in the same tensors; its rows begin at ``h * step + first + u * rows``, where ``rows``
@@ -40,9 +40,9 @@ class Packed:
     shape : torch.Size
         ``(B, H, S, C)``.
     dtype : torch.dtype
-        Of the numbers.
+        Type of the numbers.
     parameters : torch.dtype
-        Of scales and zero points.
+        Type of scales and zero points.
     group_size, bits : int
         Numbers per group; ``bits`` is 1, 2, 4 or 8.
     high_first, zero_in_levels : bool
@@ -52,7 +52,7 @@ class Packed:
     owners : Tensor
         ``(units,)`` int32, ascending.
     tensors : tuple of Tensor
-        What the addresses point to.
+        The tensors that the addresses point to.
     """
 
     shape: torch.Size
@@ -68,12 +68,12 @@ class Packed:
 
     @property
     def device(self) -> torch.device:
-        """Where the bits are."""
+        """The device of the bits."""
         return self.table.device
 
     @property
     def requires_grad(self) -> bool:
-        """Levels have no gradient."""
+        """False: levels have no gradient."""
         return False
 
 

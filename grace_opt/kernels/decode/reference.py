@@ -6,10 +6,10 @@ of the old tokens and the dense tail :math:`K_t`:
 .. math:: o = \operatorname{softmax}\bigl(s\,[\,q K_s^\top \mid q_C K_p^\top \mid q K_t^\top\,] + m\bigr)\, V
 
 with logits in float32 (or float64): half-precision queries and keys are multiplied in float32, as in sdpa, because
-:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share their KV head's keys
-without repeating them.
+:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share the keys of their KV
+head; nothing is repeated.
 
-Source: ThinK (arXiv 2407.21018) decodes on two segments; per KV head and batched here.
+Source: ThinK (arXiv 2407.21018) decodes on two segments; this version is batched and prunes per KV head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def attention(
     causal: bool = True,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Output ``(B, L, H_q, d_v)`` and weights ``(B, H_q, L, stored tokens)``; dense keys and values.
+    """Return output ``(B, L, H_q, d_v)`` and weights ``(B, H_q, L, stored tokens)`` for dense keys and values.
 
     All parameters but `dropout`, the share of weights that become zero, are those of
     `grace_opt.kernels.decode.host.decode_attention`.

@@ -1,4 +1,4 @@
-"""Whether the decoding kernels agree with the reference in float64 on a small case, dense and in four bits."""
+"""Check that the decoding kernels agree with the float64 reference on a small case, dense and in four bits."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Store = Callable[[Tensor, Tensor], tuple[Any, Any, Tensor, Tensor]]
 
 
 def cpu() -> bool:
-    """The compiled loops: to 1e-5."""
+    """Compare the compiled loops, to 1e-5."""
     from .host import decode_attention
 
     return all(_agrees(decode_attention, torch.device("cpu"), store, torch.float32, 1e-5) for store in STORES)
 
 
 def gpu(device: torch.device) -> bool:
-    """Triton's kernels, dense: to 1e-5 in float32, 2e-3 in float16."""
+    """Compare Triton's kernels on dense keys, to 1e-5 in float32 and 2e-3 in float16."""
     return _gpu(device, _dense)
 
 
 def gpu_in_few_bits(device: torch.device) -> bool:
-    """As `gpu`, with the nearest keys and values in four bits."""
+    """As `gpu`, with keys and values rounded to four bits."""
     return _gpu(device, _in_four_bits)
 
 

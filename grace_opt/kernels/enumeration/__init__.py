@@ -1,4 +1,4 @@
-"""Every k-subset in revolving-door order. Compiled for the CPU only; callers import `cpu` where they use it."""
+"""Visit every k-subset in revolving-door order. Compiled for the CPU only; callers import `cpu` where they use it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .._shared.operation import Compiled, Operation, trial_of
 
 OPERATION = Operation(
     "enumeration",
-    "the subsets that exhaustive visits",
+    "the enumeration of exhaustive",
     reference=False,
     cpu=Compiled("always", trial_of(__name__, "cpu")),
 )

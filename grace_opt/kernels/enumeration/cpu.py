@@ -1,7 +1,7 @@
-"""Every k-subset in revolving-door order, with f and the row sums followed from one to the next; compiled.
+"""Visit every k-subset in revolving-door order, updating f and the row sums from one to the next; compiled.
 
-What `exhaustive` runs; its module says how rounding is kept from deciding. Sources: Knuth, TAOCP 4A, 7.2.1.3, Algorithm
-R; Ogita, Rump & Oishi (2005) for sums in pairs.
+`exhaustive` runs it; its module explains why rounding cannot decide the result. Sources: Knuth, TAOCP 4A, 7.2.1.3,
+Algorithm R; Ogita, Rump & Oishi (2005) for sums in pairs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @jit
 def advance(W, c, best, best_value, budget):
-    """Visit up to `budget` subsets from `c` on; returns how many, and whether they were the last ones.
+    """Visit up to `budget` subsets from `c` on; return how many, and whether these were the last.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def advance(W, c, best, best_value, budget):
     budget : int
     """
     n, k = W.shape[0], c.shape[0] - 1
-    sums, errors = np.zeros(n), np.zeros(n)  # W 1_S, and what each can be off by
+    sums, errors = np.zeros(n), np.zeros(n)  # W 1_S, and an error bound for each
     value, error = _afresh(W, c, sums, errors)
     for seen in range(budget):
         if not value - error > best_value[0]:
@@ -66,7 +66,7 @@ def pair_sum(W, subset):
 
 @jit
 def _afresh(W, c, sums, errors):
-    """f of the current subset and a bound on its error; `sums` and `errors` likewise."""
+    """Compute f of the current subset and a bound on its error; `sums` and `errors` too."""
     n, k = W.shape[0], c.shape[0] - 1
     for j in range(n):
         total, size = 0.0, 0.0

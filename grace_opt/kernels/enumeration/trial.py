@@ -1,4 +1,4 @@
-"""Whether the compiled enumeration finds what plain enumeration finds."""
+"""Check the compiled enumeration against plain enumeration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ K = 4
 
 
 def cpu() -> bool:
-    """As many subsets as there are, and the least f."""
+    """Compare the number of subsets and the least f."""
     from .cpu import advance
 
     W, c = small_instance(), np.append(np.arange(K), 9)

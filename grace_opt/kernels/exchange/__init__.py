@@ -1,4 +1,4 @@
-"""Best-exchange local search: the loop of `local_search`, which knows the clock, and so chooses which of them runs."""
+"""Best-exchange local search: the loop of `local_search`, which chooses the implementation by its time limit."""
 
 from __future__ import annotations
 

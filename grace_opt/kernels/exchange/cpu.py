@@ -1,9 +1,9 @@
-"""Best-exchange local search, one instance after the other: what ``local_search`` does on the CPU.
+"""Best-exchange local search, one instance after the other: ``local_search`` on the CPU.
 
 The change of f when i leaves and j enters is :math:`(W_{ii} - 2 s_i) + (W_{jj} + 2 s_j) - 2 W_{ij}`, in float64 and in
-this order, :math:`s = W 1_S`. Of equal changes the first is taken, by the vertex that leaves, then by the one that
-enters. Sums are updated in O(n) and computed afresh every ``REFRESH`` exchanges, and before a doubt is believed: when
-that is one, and why the search ends, says `grace_opt.kernels.exchange.rounding`.
+this order, :math:`s = W 1_S`. Among equal changes the first is taken, by leaving vertex, then by entering vertex. Sums
+are updated in O(n), and recomputed every ``REFRESH`` exchanges and before the search stops because of a doubtful
+exchange. `grace_opt.kernels.exchange.rounding` says which exchanges are doubtful and why the search ends.
 
 Source: Ghosh (1996), and any work on maximum diversity.
 """
@@ -19,7 +19,7 @@ from .rounding import REFRESH
 
 @jit
 def improve(steps, tolerance, W, mask, candidates, done):
-    """Up to `steps` exchanges per instance, in `mask`; `done` counts them, and is as it was at a local optimum.
+    """Make up to `steps` exchanges per instance, in `mask`; `done` counts them, and does not change at a local optimum.
 
     W : (B, n, n) float32 or float64; mask, candidates : (B, n) bool
     tolerance : rounding of a change, relative to the sizes of its two vertices
@@ -55,7 +55,7 @@ def improve(steps, tolerance, W, mask, candidates, done):
             for v in range(n):
                 more, less = np.float64(W[b, j, v]), np.float64(W[b, i, v])
                 sums[v] += more - less
-                size[v] += 2.0 * (abs(more) + abs(less))  # what has left is not forgotten: its rounding has not left
+                size[v] += 2.0 * (abs(more) + abs(less))  # count a vertex that has left: its rounding error remains
 
 
 @jit
@@ -74,7 +74,7 @@ def _sum_afresh(W, mask, sums, size):
 
 @jit
 def _best_exchange(W, mask, candidates, sums, size, margin, enter):
-    """The least change of f, which vertex leaves, and which enters; infinite where no exchange is possible.
+    """Return the least change of f (infinite if no exchange is possible), the leaving and the entering vertex.
 
     Both ends cost `margin` times their size besides.
     """

@@ -1,4 +1,4 @@
-r"""Best-exchange local search on the GPU, one program per instance: all steps, and W with them, inside one kernel.
+r"""Best-exchange local search on the GPU, one program per instance: one kernel holds W and makes all steps.
 
 Use it for batches of attention's W on the device, where n is the head dimension. Source: Ghosh (1996).
 """
@@ -14,28 +14,28 @@ from ...errors import OptionError, ProblemError
 from .._shared.gpu_checks import check_like, check_matrices
 from .rounding import ADDITIONS, EPS
 
-#: Entries of W that an exchange looks at together: what the registers of four warps hold in float64.
+#: Number of entries of W examined together: as many as the registers of four warps hold in float64.
 ENTRIES_AT_ONCE = 2048
 
 
 def swap_refine(W: Tensor, mask: Tensor, candidates: Tensor, max_steps: int) -> Tensor:
-    """Exchange one chosen for one unchosen candidate, always the best pair, until no exchange improves f.
+    """Exchange a chosen vertex for an unchosen candidate, always the best pair, until no exchange improves f.
 
     Parameters
     ----------
     W : Tensor (B, n, n), float16, bfloat16, float32 or float64
         Symmetric, n at most `LARGEST_ON_CHIP`, of any strides.
     mask : Tensor (B, n), bool
-        Where to start; left as it is.
+        Starting choice; not changed.
     candidates : Tensor (B, n), bool
-        What may be chosen.
+        Vertices that may be chosen.
     max_steps : int
         Largest number of exchanges per instance.
 
     Returns
     -------
     Tensor (B, n), bool
-        As many vertices as `mask` has, per instance, and never worse.
+        A choice of equal size per instance, never worse than `mask`.
 
     Raises
     ------

@@ -14,13 +14,13 @@ from .rounding import tolerance
 
 
 def row_sums(W: Tensor, mask: Tensor) -> Tensor:
-    """Row sums over the chosen columns, ``W 1_S``, shape (..., n), in float64; the marginals are made of these."""
+    """Return row sums over the chosen columns, ``W 1_S``, shape (..., n), in float64."""
     product: Tensor = torch.matmul(W.to(torch.float64), mask.to(torch.float64).unsqueeze(-1)).squeeze(-1)
     return product
 
 
 def swap_costs(W: Tensor, mask: Tensor, sums: Tensor, candidates: Tensor, margin: Tensor | None = None) -> Tensor:
-    r"""Change of f when a chosen vertex i leaves and a candidate j enters, for every pair at once.
+    r"""Return the change of f when a chosen vertex i leaves and a candidate j enters, for every pair at once.
 
     .. math:: \Delta_{ij} = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}, \qquad s = W 1_S
 
@@ -31,7 +31,7 @@ def swap_costs(W: Tensor, mask: Tensor, sums: Tensor, candidates: Tensor, margin
     sums : Tensor, shape (..., n)
         s, `row_sums`.
     margin : Tensor, shape (..., n), optional
-        What either end costs besides, say for rounding.
+        Additional cost of each of the two vertices, for example for rounding.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def swap_costs(W: Tensor, mask: Tensor, sums: Tensor, candidates: Tensor, margin
 
 
 def improve(W: Tensor, mask: Tensor, candidates: Tensor, going_on: Callable[[int, Tensor], Tensor]) -> int:
-    """Best exchanges in `mask`, in place, until none improves f: one at a time, from sums computed afresh.
+    """Make best exchanges in `mask`, in place, one at a time with fresh sums, until none improves f.
 
     Parameters
     ----------

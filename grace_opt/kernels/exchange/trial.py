@@ -1,4 +1,4 @@
-"""Whether the other searches end where the reference ends, on a small case of whole numbers."""
+"""Check that the other searches end as well as the reference, on a small case of whole numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHOSEN, STEPS = 15, 1000
 
 
 def cpu() -> bool:
-    """The compiled search: the same choices."""
+    """The compiled search must make the same choices."""
     from . import cpu as compiled
 
     W, start, every = _case(torch.device("cpu"))
@@ -24,7 +24,7 @@ def cpu() -> bool:
 
 
 def gpu(device: torch.device) -> bool:
-    """Triton's kernel: as many vertices, and no single exchange that improves what was found."""
+    """Triton's kernel must keep the number of vertices and leave no exchange that improves f."""
     from . import gpu as on_chip
 
     W, start, every = _case(device)

@@ -1,4 +1,4 @@
-"""What the checks of W need to know, in one pass: compiled on the CPU, torch operations elsewhere and for small W."""
+"""Read in one pass what the checks of W need: compiled on the CPU, in torch elsewhere and for small W."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERATION = Operation(
 
 
 def extremes(W: Tensor) -> Extremes:
-    """Finite or not, the largest size of an entry, and how far from symmetric, for each instance of W (..., n, n)."""
+    """Return per instance of W (..., n, n): finite or not, the largest absolute entry, the deviation from symmetry."""
     if worth_one_pass(W):
         from .cpu import extremes_of
 

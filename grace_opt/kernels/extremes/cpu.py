@@ -1,4 +1,4 @@
-"""Finite or not, the largest size of an entry, and how far from symmetric, in a single pass over W."""
+"""Finite or not, the largest absolute entry, and the deviation from symmetry, in a single pass over W."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reference import Extremes
 
 
 def extremes_of(W: Tensor) -> Extremes:
-    """As `reference.extremes`, by shares of the batch."""
+    """As `reference.extremes`, with the batch shared among threads."""
     arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
     found = np.zeros(len(arrays), np.bool_), np.zeros(len(arrays)), np.zeros(len(arrays))
     split_batch(extremes, (arrays, *found))
@@ -23,7 +23,7 @@ def extremes_of(W: Tensor) -> Extremes:
 
 @jit
 def largest_row(W):
-    """A row of W in which the largest |W_ij| stands, or an entry that is not finite if there is one."""
+    """Return a row of W with an entry that is not finite or, if there is none, with the largest |W_ij|."""
     row, most = 0, largest_bits(W[0])
     for i in range(1, W.shape[0]):
         size = largest_bits(W[i])
@@ -34,7 +34,7 @@ def largest_row(W):
 
 @jit
 def extremes(W, finite, largest, asymmetry):
-    """Per instance: whether W is finite, and if so max |W_ij| and max |W_ij - W_ji| (in float64)."""
+    """Compute per instance whether W is finite, and if so max |W_ij| and max |W_ij - W_ji| (in float64)."""
     n = W.shape[1]
     whole = n // SIDE * SIDE
     for b in range(W.shape[0]):

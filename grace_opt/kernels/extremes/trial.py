@@ -1,4 +1,4 @@
-"""Whether the compiled checks of W find what the reference finds on a small case."""
+"""Check the compiled extremes of W against the reference on a small case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import reference
 
 
 def cpu() -> bool:
-    """A symmetric W, one that is not, and one that is not finite."""
+    """Compare on a symmetric W, an asymmetric one, and one that is not finite."""
     from . import cpu as compiled
 
     W = whole_weights(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The kept channels of keys, copied out: by Triton on a GPU that runs its kernel, else by torch."""
+"""Copy the kept channels of keys: by Triton on a GPU that runs its kernel, else by torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .._shared.operation import Operation, Triton, trial_of
 from . import reference
 
 KERNEL = Triton("gather", "always", trial_of(__name__, "gpu"))
-OPERATION = Operation("gather", "the kept channels of keys, copied out", gpu=(KERNEL,))
+OPERATION = Operation("gather", "copying the kept channels of keys", gpu=(KERNEL,))
 
 
 def gather_channels(keys: Tensor, kept: Tensor) -> Tensor:
-    """``(B, H, S, d')``: the kept channels, ``(B, H, d')``, of keys ``(B, H, S, d)``."""
+    """Copy the kept channels ``(B, H, d')`` of keys ``(B, H, S, d)`` to ``(B, H, S, d')``."""
     if use_triton(KERNEL, keys.device, "gradients are asked for" if keys.requires_grad else None):
         from .gpu import gather_channels as on_chip
 

@@ -1,8 +1,8 @@
-"""The kept channels of keys, copied out in one pass: what the pruned store is made of.
+"""Copy the kept channels of keys in one pass, on the GPU, to build the pruned storage.
 
 One program takes some tokens of one head, and reads and writes whole rows; torch's ``gather`` looks up an index for
-every number. Tokens or channels may lie side by side in the result; docs/adr/0007 says which is used, and why. Use it
-on the device where the keys are, of any strides.
+every number. In the result, either tokens or channels may be adjacent; docs/adr/0007 says which is used, and why. Use
+it on the device of the keys, which may have any strides.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import Tensor
 
 from ...errors import CacheError
 
-#: Numbers that one program copies, about.
+#: Approximate number of entries that one program copies.
 COPIED = 8192
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> Tensor:
-    """The kept channels of all keys.
+    """Copy the kept channels of all keys.
 
     Parameters
     ----------
     keys : Tensor
         ``(B, H, S, d)``, floating.
     kept : Tensor
-        ``(B, H, d')`` int64, of 0 to d - 1.
+        ``(B, H, d')`` int64, from 0 to d - 1.
     channel_major : bool
-        Whether each channel's tokens lie side by side in memory, rather than each token's channels.
+        Whether each channel's tokens are adjacent in memory, instead of each token's channels.
 
     Returns
     -------
@@ -43,12 +43,12 @@ def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> 
 
     Notes
     -----
-    Reads B H S d numbers at most and writes B H S d', in one launch.
+    Reads at most B H S d numbers and writes B H S d', in one launch.
     """
     if keys.ndim != 4 or kept.ndim != 3 or kept.shape[:2] != keys.shape[:2] or kept.device != keys.device:
         raise CacheError(
-            f"keys {tuple(keys.shape)} on {keys.device} and kept channels {tuple(kept.shape)} on {kept.device} do not "
-            "go together; write keys (B, H, S, d) and indices (B, H, d') on one device"
+            f"keys {tuple(keys.shape)} on {keys.device} and kept channels {tuple(kept.shape)} on {kept.device} do "
+            f"not match; write keys (B, H, S, d) and indices (B, H, d') on one device"
         )
     if keys.dtype not in _TYPES or kept.dtype != torch.int64:
         raise CacheError(f"keys are {keys.dtype} and indices {kept.dtype}; write floating keys and int64 indices")

@@ -1,4 +1,4 @@
-"""The kept channels by torch, for any device."""
+"""Copy the kept channels by torch, for any device."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def gather_channels(keys: Tensor, kept: Tensor) -> Tensor:
-    """``(B, H, S, d')``: the kept channels, ``(B, H, d')``, of keys ``(B, H, S, d)``."""
+    """Copy the kept channels ``(B, H, d')`` of keys ``(B, H, S, d)`` to ``(B, H, S, d')``."""
     return keys.gather(-1, kept[:, :, None, :].expand(-1, -1, keys.shape[-2], -1))

@@ -1,4 +1,4 @@
-"""Whether Triton's kernel gathers what the reference does, whichever way the numbers lie."""
+"""Check Triton's kernel against the reference, in both layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .reference import gather_channels
 
 
 def gpu(device: torch.device) -> bool:
-    """The same numbers, in both layouts."""
+    """Compare the copied numbers in both layouts."""
     from . import gpu as on_chip
 
     keys = draw(device, 2, 2, 300, 40).mT.contiguous().mT

@@ -1,8 +1,8 @@
-"""Greedy selection orders, the loop of MIES and of drop-greedy; and what a greedy order costs at every length.
+"""The greedy order, the loop of MIES and drop-greedy; and the objective at every length of an order.
 
-All loops make the same choices bit for bit: a score only ever grows by twice an entry of W, and doubling is exact, so
-fused and separate multiply-adds round alike. Sums run over vertices in a fixed order, so that they do not depend on the
-batch or the device either. Source: GRACE (arXiv 2604.16983), Algorithm 1.
+All loops make the same choices, bit for bit: each update adds twice an entry of W, and doubling is exact, so fused and
+separate multiply-adds round alike. Sums run over vertices in a fixed order and do not depend on batch or device.
+Source: GRACE (arXiv 2604.16983), Algorithm 1.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ OPERATION = Operation(
 
 
 def greedy_order(W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor, k_max: int) -> Greedy:
-    """Take the vertex with the least score, add twice its row to the others' scores, and again.
+    """Repeat: take the vertex with the least score, and add twice its row to the other scores.
 
     Parameters
     ----------
     W : Tensor (B, n, n), float32 or float64
     scores : Tensor (B, n), of W's dtype or wider, or None
-        Scores at the start, whose dtype the sums keep; infinite for vertices that must not be taken. None: the
-        diagonal, `first_scores`.
+        Initial scores, infinite for vertices that must not be taken; sums keep their dtype. None means the diagonal,
+        `first_scores`.
     candidates : Tensor (B, n), bool
         The vertices that may be taken.
     k : Tensor (B,), int64
-        How many to take, per instance, at most `k_max`.
+        Number of vertices to take, per instance, at most `k_max`.
     k_max : int
         Width of the result.
 
@@ -51,8 +51,8 @@ def greedy_order(W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor
 
     Notes
     -----
-    O(k n) per instance. On the CPU a compiled loop for all but small batches, on a GPU one launch of a Triton kernel
-    (n up to 256); elsewhere `reference.greedy_order`.
+    O(k n) per instance. Runs a compiled loop on the CPU for all but small batches, and one launch of a Triton kernel on
+    a GPU (n up to 256); otherwise `reference.greedy_order`.
     """
     n = W.shape[-1]
     if use_triton(KERNEL, W.device, f"n is larger than {LARGEST_ON_CHIP}" if n > LARGEST_ON_CHIP else None):
@@ -68,7 +68,7 @@ def greedy_order(W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor
 
 
 def removal_scores(W: Tensor, candidates: Tensor) -> Tensor:
-    r"""What f changes by when a vertex leaves the set of all candidates, :math:`W_{ii} - 2 (W 1_C)_i`.
+    r"""Return the change of f when a vertex leaves the set of all candidates, :math:`W_{ii} - 2 (W 1_C)_i`.
 
     Parameters
     ----------
@@ -78,23 +78,23 @@ def removal_scores(W: Tensor, candidates: Tensor) -> Tensor:
     Returns
     -------
     Tensor (B, n), float64
-        Infinite for vertices that are no candidates. Removing j adds ``2 W[:, j]`` to the others: `greedy_order` with
-        these scores is the order in which drop-greedy removes vertices. float64, because the sums are over all
-        vertices and what is left at the end may be far smaller.
+        Infinite for vertices that are not candidates. Removing j adds ``2 W[:, j]`` to the others: `greedy_order` with
+        these scores is the order in which drop-greedy removes vertices. float64, because sums run over all vertices and
+        the result may be far smaller.
 
     Notes
     -----
     O(n²) per instance.
     """
     sums = torch.zeros(W.shape[:-1], dtype=torch.float64, device=W.device)
-    for j in range(W.shape[-1]):  # a row at a time: a library's sum may round differently in another batch
+    for j in range(W.shape[-1]):  # one row at a time: a library's sum may round differently in another batch
         sums += torch.where(candidates[:, j : j + 1], W[:, j], 0.0)
     scores = W.diagonal(dim1=-2, dim2=-1) - 2 * sums
     return scores.masked_fill_(~candidates, torch.inf)
 
 
 def cost_path(W: Tensor, order: Tensor) -> Tensor:
-    """Objective of every prefix of an order of vertices.
+    """Return the objective of every prefix of an order of vertices.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def cost_path(W: Tensor, order: Tensor) -> Tensor:
     Returns
     -------
     Tensor (B, m + 1), float64
-        Entry j: f of the first j vertices, summed from W in float64; infinite where the order is shorter than j.
+        Entry j: f of the first j vertices, summed from W in float64; infinite if the order is shorter than j.
 
     Notes
     -----

@@ -1,8 +1,8 @@
-"""The greedy loop of MIES and drop-greedy, several instances side by side.
+"""The greedy loop of MIES and drop-greedy on the CPU, several instances in turn.
 
-Which row of W is read next is known only when the minimum is, and it comes from main memory: on its own, an instance
-waits for it most of the time. So ``TOGETHER`` instances take turns: each finds its vertex and asks for the row, and by
-the time that its turn comes again the row is in the cache.
+The next row of W is known only once the minimum is found, and it comes from main memory: a single instance would wait
+for it most of the time. Therefore ``TOGETHER`` instances take turns: each finds its vertex and prefetches the row,
+which is in the cache when its turn comes again.
 
 Source: Algorithm 1 of GRACE (arXiv 2604.16983).
 """
@@ -17,7 +17,7 @@ from .._shared.inner import add_twice, ask_for, first_place, least
 from .._shared.jit import jit
 from .._shared.threads import ALONE_BELOW, split_batch
 
-#: Instances that take turns: enough to cover the wait for memory, few enough for their scores to stay in the cache.
+#: Number of instances that take turns: enough to hide memory latency, few enough to keep their scores in the cache.
 TOGETHER = 8
 CACHE_LINE = 64
 
@@ -25,10 +25,10 @@ CACHE_LINE = 64
 def greedy_order(
     W: Tensor, scores: Tensor | None, candidates: Tensor, k: Tensor, k_max: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Order, mask and rise, as `grace_opt.kernels.greedy.greedy_order` has them, by shares of the batch."""
+    """Return order, mask and rise as `grace_opt.kernels.greedy.greedy_order`; the batch is shared among threads."""
     order = np.full((W.shape[0], k_max), -1, dtype=np.int64)
     mask, rise = np.zeros(W.shape[:-1], dtype=np.bool_), np.zeros(len(order))
-    # By numpy: torch would wake its threads, which then are in our threads' way.
+    # By numpy: torch would wake its threads, which then compete with ours.
     free = np.ascontiguousarray(candidates.numpy())
     given = W.new_empty(len(W), 0) if scores is None else scores.contiguous()
     arrays = W.contiguous().numpy(), given.numpy(), free, k.numpy(), order, mask, rise
@@ -40,7 +40,7 @@ def greedy_order(
 def greedy(W, given, candidates, k, order, mask, rise):
     """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken.
 
-    The scores to start with are `given`, (B, n), or, where that has no columns, the diagonal of the candidates.
+    The initial scores are `given`, (B, n); if it has no columns, the diagonal of the candidates.
     """
     size, n = candidates.shape
     line = CACHE_LINE // W.itemsize
@@ -57,7 +57,7 @@ def greedy(W, given, candidates, k, order, mask, rise):
         for step in range(k[start:stop].max()):
             for b in range(start, stop):
                 if diagonal and b + TOGETHER < size and step < n:
-                    ask_for(W[b + TOGETHER, step], step)  # the next ones' diagonals, every number a line of its own
+                    ask_for(W[b + TOGETHER, step], step)  # the next diagonals: every entry is in another cache line
                 if step < k[b]:
                     here, value = scores[b - start], lowest[b - start]
                     best = first_place(here, value)

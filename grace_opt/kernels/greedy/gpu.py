@@ -1,8 +1,8 @@
 r"""The greedy order on the GPU, one program per instance.
 
-Launched step by step, greedy is k rounds of small tensor operations, and the launches cost more than the arithmetic.
-Here the scores stay in registers and all steps run inside one kernel. Use `greedy_order` for batches of attention's W
-on the device, where n is the head dimension. Source: GRACE (arXiv 2604.16983), Algorithm 1.
+As tensor operations, greedy takes k rounds of small launches, which cost more than the arithmetic. This kernel keeps
+the scores in registers and runs all steps in one launch. Use `greedy_order` for batches of attention's W on the device,
+where n is the head dimension. Source: GRACE (arXiv 2604.16983), Algorithm 1.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .._shared.gpu_checks import FLOATS, check_like, check_matrices
 
 
 class Taken(NamedTuple):
-    """What greedy took; the first two fields are those of `grace_opt.kernels.greedy.Greedy`.
+    """The result of greedy; the shared fields are those of `grace_opt.kernels.greedy.Greedy`.
 
     Attributes
     ----------
     order : Tensor (B, k_max), int64
-        The vertices in the order in which they were taken, padded with -1 where k is smaller.
+        The vertices in the order in which they were taken, padded with -1 if k is smaller.
     rise : Tensor (B,), float64
-        Sum of the scores that they were taken at. If the scores start at the diagonal this is f.
+        Sum of the vertices' scores when they were taken. If scores start at the diagonal, this is f.
     path : Tensor (B, k_max + 1), float32, or None
         Entry j: the sum after the first j vertices; infinite beyond k.
     """
@@ -37,21 +37,21 @@ class Taken(NamedTuple):
 
 
 def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int, path: bool = False) -> Taken:
-    """Take the vertex with the least score, add twice its row to the others' scores, and again.
+    """Repeat: take the vertex with the least score, and add twice its row to the other scores.
 
     Parameters
     ----------
     W : Tensor (B, n, n), float16, bfloat16, float32 or float64
         Symmetric, n at most `LARGEST_ON_CHIP`, of any strides.
     scores : Tensor (B, n)
-        Scores at the start; infinite for vertices that must not be taken. The sums keep its dtype, or float32 if that
-        is half precision. No NaN.
+        Initial scores, infinite for vertices that must not be taken, never NaN. Sums keep their dtype, or float32 for
+        half precision.
     k : Tensor (B,), int64
-        How many to take, per instance, at most `k_max`.
+        Number of vertices to take, per instance, at most `k_max`.
     k_max : int
         Width of the result.
     path : bool
-        Also return what every prefix of the order costs.
+        Also return the objective of every prefix of the order.
 
     Returns
     -------

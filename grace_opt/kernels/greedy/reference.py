@@ -1,4 +1,4 @@
-"""The greedy order in torch operations, for any device: it defines what the other loops compute.
+"""The greedy order in torch operations, for any device: the definition of the other loops.
 
 Source: GRACE (arXiv 2604.16983), Algorithm 1.
 """
@@ -15,16 +15,16 @@ from ..indices.reference import mask_from_indices
 
 
 class Greedy(NamedTuple):
-    """What greedy took.
+    """The result of greedy.
 
     Attributes
     ----------
     order : Tensor (B, k_max), int64
-        The vertices in the order in which they were taken, padded with -1 where k is smaller.
+        The vertices in the order in which they were taken, padded with -1 if k is smaller.
     mask : Tensor (B, n), bool
         The same vertices.
     rise : Tensor (B,), float64
-        Sum of the scores that they were taken at, each rounded as the scores are. In MIES this is f.
+        Sum of the vertices' scores when they were taken, each rounded as the scores are. For MIES, this is f.
     """
 
     order: Tensor
@@ -33,12 +33,12 @@ class Greedy(NamedTuple):
 
 
 def first_scores(W: Tensor, candidates: Tensor) -> Tensor:
-    """What the first vertex costs, (B, n): the diagonal, infinite for vertices that are no candidates."""
+    """Return the cost of a first vertex, (B, n): the diagonal, infinite for vertices that are not candidates."""
     return W.diagonal(dim1=-2, dim2=-1).masked_fill(~candidates, torch.inf)
 
 
 def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Greedy:
-    """k steps of a few tensor operations for the whole batch."""
+    """Run k steps of a few tensor operations on the whole batch."""
     n = W.shape[-1]
     rows, scores = W.reshape(-1, n), scores.clone()
     first_row = torch.arange(0, rows.shape[0], n, device=W.device)

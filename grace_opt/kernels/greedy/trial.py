@@ -1,4 +1,4 @@
-"""Whether the other greedy loops agree with the reference, bit for bit, on a small case."""
+"""Check that the other greedy loops equal the reference, bit for bit, on a small case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEPS = [0, 9, 37]
 
 
 def cpu() -> bool:
-    """The compiled loop: order, choice and sums."""
+    """Compare order, choice and sums of the compiled loop."""
     from . import cpu as compiled
 
     W, k = whole_weights(torch.device("cpu")), torch.tensor(STEPS, device="cpu")
@@ -22,7 +22,7 @@ def cpu() -> bool:
 
 
 def gpu(device: torch.device) -> bool:
-    """Triton's kernel: order and sums."""
+    """Compare order and sums of Triton's kernel."""
     from . import gpu as on_chip
 
     W, k = whole_weights(device), torch.tensor(STEPS, device=device)

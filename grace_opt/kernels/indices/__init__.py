@@ -1,4 +1,4 @@
-"""The two forms of a vertex set: a mask, and the indices of its vertices."""
+"""Convert a vertex set from a mask to the indices of its vertices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .reference import mask_from_indices as mask_from_indices
 
 OPERATION = Operation(
     "indices",
-    "the vertices of masks, by number",
+    "converting masks to vertex numbers",
     cpu=Compiled(f"for batches, from {COMPILE_FROM:,} steps on", trial_of(__name__, "cpu")),
 )
 
 
 def indices_from_mask(mask: Tensor, width: int) -> Tensor:
-    """Sorted int64 indices (..., width) of a mask (..., n), padded with -1."""
+    """Return sorted int64 indices (..., width) of a mask (..., n), padded with -1."""
     if mask.device.type == "cpu" and mask.dim() == 2 and enough_steps(mask.shape[0] * mask.numel()):
         from .cpu import indices_from_mask as compiled
 

@@ -1,4 +1,4 @@
-"""The True places of masks, in a single pass."""
+"""Find the True entries of masks in a single pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .._shared.jit import jit
 
 
 def indices_from_mask(mask: Tensor, width: int) -> Tensor:
-    """As `reference.indices_from_mask`, of masks (B, n)."""
+    """As `reference.indices_from_mask`, for masks (B, n)."""
     found = np.full((len(mask), width), -1, dtype=np.int64)
     indices(mask.contiguous().numpy(), found)
     return torch.from_numpy(found)
@@ -18,12 +18,12 @@ def indices_from_mask(mask: Tensor, width: int) -> Tensor:
 
 @jit
 def indices(mask, found):
-    """The True places of every row of `mask`, in order; what is left of `found` stays."""
+    """Write the True positions of every row of `mask`, in order; the rest of `found` is not touched."""
     size, n = mask.shape
     places = np.empty(n + 1, np.int64)
     for b in range(size):
         count = 0
-        for i in range(n):  # no branch, which would be guessed wrong half of the time
+        for i in range(n):  # no branch: half of the predictions would be wrong
             places[count] = i
             count += np.int64(mask[b, i])
         for at in range(min(count, found.shape[1])):

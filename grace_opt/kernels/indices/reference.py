@@ -1,4 +1,4 @@
-"""Masks and indices in torch operations, for any device."""
+"""Convert masks to indices and back in torch operations, for any device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def indices_from_mask(mask: Tensor, width: int) -> Tensor:
-    """Sorted int64 indices (..., width) of a mask (..., n), padded with -1."""
+    """Return sorted int64 indices (..., width) of a mask (..., n), padded with -1."""
     n = mask.shape[-1]
     place = torch.where(mask, mask.cumsum(-1) - 1, width)  # unchosen vertices go to one spare column
     indices = torch.full((*mask.shape[:-1], width + 1), -1, dtype=torch.int64, device=mask.device)
@@ -16,6 +16,6 @@ def indices_from_mask(mask: Tensor, width: int) -> Tensor:
 
 
 def mask_from_indices(indices: Tensor, n: int) -> Tensor:
-    """Bool mask (..., n) of indices (..., k); entries of -1 are padding."""
+    """Return the bool mask (..., n) of indices (..., k); entries of -1 are padding."""
     mask = torch.zeros(*indices.shape[:-1], n + 1, dtype=torch.bool, device=indices.device)
     return mask.scatter_(-1, torch.where(indices < 0, n, indices), True)[..., :n]

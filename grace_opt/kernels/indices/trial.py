@@ -1,4 +1,4 @@
-"""Whether the compiled indices are the reference's on a small case."""
+"""Check that compiled indices equal the reference's on a small case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import reference
 
 
 def cpu() -> bool:
-    """Masks of several sizes, padded."""
+    """Compare on masks of several sizes, padded."""
     from . import cpu as compiled
 
     mask = draw(torch.device("cpu"), 3, 37) < 0

@@ -1,4 +1,4 @@
-"""The interaction matrix W of queries and keys: one read of the keys by Triton on a GPU, torch's products elsewhere."""
+"""The interaction matrix W of queries and keys: a Triton kernel reads the keys once on a GPU; torch elsewhere."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ OPERATION = Operation("interaction", "W from queries and keys", gpu=(KERNEL,))
 def interaction_matrix(
     queries: Tensor, keys: Tensor, valid: Tensor | None = None, check: Check | None = None
 ) -> Tensor:
-    """W, (..., H_kv, d, d), of queries (..., H_q, L_obs, d) and keys (..., H_kv, L, d).
+    """Compute W (..., H_kv, d, d) of queries (..., H_q, L_obs, d) and keys (..., H_kv, L, d).
 
     Parameters
     ----------
     queries, keys : Tensor
-        Of shapes that go together.
+        Tensors of matching shapes.
     valid : Tensor (..., L), bool, optional
         False for padding.
     check : callable, optional
-        As the reference has it; asked on the CPU alone, as elsewhere somebody would wait for it.
+        As in the reference; called only on the CPU, because on other devices it would wait.
     """
     if use_triton(KERNEL, keys.device, unsupported_reason(queries, keys)):
         from .gpu import interaction_matrix as on_chip
@@ -42,7 +42,7 @@ def interaction_matrix(
 
 
 def unsupported_reason(queries: Tensor, keys: Tensor) -> str | None:
-    """Why the GPU's kernel cannot take these."""
+    """Return why the GPU's kernel does not support these, or None."""
     if torch.float64 in (queries.dtype, keys.dtype):
         return "it computes in float32, and the inputs are float64"
     if keys.shape[-1] > LARGEST_ON_CHIP:

@@ -1,8 +1,8 @@
 r"""The interaction matrix :math:`W = (Q^\top Q) \circ (K^\top K)` on the GPU, with one read of the keys.
 
 Tokens are split among programs, each of which accumulates a partial Gram matrix in float32; a second kernel adds the
-parts in a fixed order, without atomics, and multiplies. Half-precision keys go to the tensor cores as they are and
-padding is masked on the way, so nothing of the cache's size is ever copied. Use it where the keys are on the device.
+parts in a fixed order, without atomics, and multiplies. Half-precision keys go to the tensor cores unconverted, and
+padding is masked on the way, so nothing of the cache's size is ever copied. Use it if the keys are on the device.
 Source: GRACE (arXiv 2604.16983), equations 5 to 7.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import ProblemError
 from .._shared.limits import LARGEST_ON_CHIP
 
-#: Rows per program, at least, and parts of one Gram matrix, at most. Neither depends on the batch, nor do the results.
+#: Fewest rows per program, and most parts of one Gram matrix. Neither depends on the batch, so nor do the results.
 CHUNK, PARTS = 512, 32
 #: Sides of the squares of a Gram matrix that one program accumulates, and that one program multiplies.
 TILE, PRODUCT_TILE = 128, 64
@@ -29,7 +29,7 @@ def interaction_matrix(queries: Tensor, keys: Tensor, attention_mask: Tensor | N
     Parameters
     ----------
     queries : Tensor (B, H_q, L_obs, d), float16, bfloat16 or float32
-        Observed queries after RoPE, the last L_obs positions; of any strides.
+        Observed queries after RoPE, at the last L_obs positions; any strides.
     keys : Tensor (B, H_kv, L, d), float16, bfloat16 or float32
         Cached keys after RoPE; H_q is a multiple of H_kv and d at most `LARGEST_ON_CHIP`; of any strides.
     attention_mask : Tensor (B, L), optional
@@ -71,14 +71,14 @@ def interaction_matrix(queries: Tensor, keys: Tensor, attention_mask: Tensor | N
 
 
 def _partial_grams(x: Tensor, heads: int, group: int, valid: Tensor | None) -> Tensor:
-    """Gram matrices of the stacked rows of every group of heads, in parts: (B * heads, parts, D, D), float32."""
+    """Return Gram matrices of the stacked rows of every group of heads, in parts: (B * heads, parts, D, D), float32."""
     size, _, length, d = x.shape
     rows = group * length
     half = x.dtype != torch.float32
     block = 64 if half else 16
     chunk = triton.cdiv(max(CHUNK, triton.cdiv(rows, PARTS)), block) * block
     parts = triton.cdiv(rows, chunk)
-    D = max(16, triton.next_power_of_2(d))  # tensor cores take no less than 16
+    D = max(16, triton.next_power_of_2(d))  # tensor cores need at least 16
     tile = min(D, TILE)
     grams = torch.empty(size * heads, parts, D, D, dtype=torch.float32, device=x.device)
     first = 0 if valid is None else valid.shape[-1] - length  # queries are the last positions
@@ -133,7 +133,7 @@ def _product_kernel(of_queries, of_keys, W, query_parts, key_parts, d, D: tl.con
     program = tl.program_id(0).to(tl.int64)
     i = (tl.program_id(1) * T + tl.arange(0, T))[:, None]
     j = (tl.program_id(2) * T + tl.arange(0, T))[None, :]
-    # Made symmetric before they are multiplied: a fused multiply-add could not undo it then.
+    # Made symmetric before they are multiplied, so that a fused multiply-add cannot undo it.
     product = _symmetric_sum(of_queries + program * query_parts * D * D, query_parts, i, j, D, T)
     product *= _symmetric_sum(of_keys + program * key_parts * D * D, key_parts, i, j, D, T)
     tl.store(W + program * d * d + i * d + j, product, mask=(i < d) & (j < d))
@@ -141,7 +141,7 @@ def _product_kernel(of_queries, of_keys, W, query_parts, key_parts, d, D: tl.con
 
 @triton.jit
 def _symmetric_sum(grams, parts, i, j, D: tl.constexpr, T: tl.constexpr):
-    """Entries (i, j) of the parts' sum, averaged with its transpose."""
+    """Return entries (i, j) of the sum of the parts, averaged with its transpose."""
     here, there = tl.zeros([T, T], dtype=tl.float32), tl.zeros([T, T], dtype=tl.float32)
     for _ in range(parts):
         here += tl.load(grams + i * D + j)
@@ -151,12 +151,12 @@ def _symmetric_sum(grams, parts, i, j, D: tl.constexpr, T: tl.constexpr):
 
 
 def _interpreted() -> bool:
-    """Whether kernels run in the interpreter, whose matrix product does not know bfloat16."""
+    """Return whether kernels run in the interpreter, which cannot multiply bfloat16 matrices."""
     return not isinstance(_gram_kernel, triton.JITFunction)
 
 
 def _check(queries: Tensor, keys: Tensor, attention_mask: Tensor | None) -> int:
-    """Query heads per KV head."""
+    """Check the inputs, and return the number of query heads per KV head."""
     for name, t, shape in (("queries", queries, "(B, H_q, L_obs, d)"), ("keys", keys, "(B, H_kv, L, d)")):
         if t.ndim != 4 or t.numel() == 0:
             raise ProblemError(f"{name} has shape {tuple(t.shape)}: expected {shape}, none of them empty.")

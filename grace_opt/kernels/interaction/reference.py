@@ -9,22 +9,22 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-#: Looks at the stacked queries, the keys, and the Gram matrix of each, and raises where W would be worthless.
+#: Checks the stacked queries, the keys, and the Gram matrix of each; raises if W would be unusable.
 Check = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 def interaction_matrix(
     queries: Tensor, keys: Tensor, valid: Tensor | None = None, check: Check | None = None
 ) -> Tensor:
-    """W, (..., H_kv, d, d), of queries (..., H_q, L_obs, d) and keys (..., H_kv, L, d) of one floating type.
+    """Compute W (..., H_kv, d, d) of queries (..., H_q, L_obs, d) and keys (..., H_kv, L, d) of one floating type.
 
     Parameters
     ----------
     queries, keys : Tensor
     valid : Tensor (..., L), bool, optional
-        False for padding, which counts neither among the keys nor, at the last L_obs positions, among the queries.
+        False for padding, which is left out of the keys and, at the last L_obs positions, of the queries.
     check : callable, optional
-        Called with what W is the product of.
+        Called with the factors of W.
     """
     q, k = queries, keys
     if valid is not None:

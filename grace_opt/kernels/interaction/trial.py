@@ -1,4 +1,4 @@
-"""Whether Triton's W agrees with the reference in float64 on a small case, padding included."""
+"""Check that Triton's W agrees with the float64 reference on a small case, padding included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import reference
 
 
 def gpu(device: torch.device) -> bool:
-    """W to 1e-5 of its largest entry in float32, of the same half-precision numbers in float16."""
+    """Compare W to 1e-5 of its largest entry, for float32 and for float16 inputs."""
     from . import gpu as on_chip
 
     queries, keys = draw(device, 2, 4, 70, 40), draw(device, 2, 2, 700, 40)

@@ -1,4 +1,4 @@
-"""f in float64, to its last digit, and the sum of the absolute weights: one pass over W.
+"""f in float64, exact to the last digit, and the sum of the absolute weights, in one pass over W.
 
 Compiled on the CPU; elsewhere, and for small inputs, torch operations.
 """
@@ -13,7 +13,7 @@ from .._shared.operation import Compiled, Operation, trial_of
 from .._shared.threads import COMPILE_FROM, worth_one_pass
 from . import reference
 
-#: Where f is less than this of the sum of the absolute weights, it is summed once more, without any rounding.
+#: If f is a smaller share of the sum of absolute weights than this, it is summed again without any rounding.
 CANCELLED = 2.0**-36
 
 OPERATION = Operation(
@@ -24,10 +24,10 @@ OPERATION = Operation(
 
 
 def objective(W: Tensor, mask: Tensor) -> Tensor:
-    """f in float64, (...), to its last digit; mask (..., n) as W's rows."""
+    """Return f in float64, (...), exact to the last digit; mask (..., n) selects rows of W."""
     value, size = _sums(W, mask)
     doubtful = (value.abs() < CANCELLED * size).flatten().nonzero().flatten().tolist()
-    if doubtful:  # so much has cancelled that pairs of numbers may not hold what is left
+    if doubtful:  # too much has cancelled for pairs of numbers to hold the rest
         value = value.clone()
         matrices, masks, flat = W.reshape(-1, *W.shape[-2:]), mask.reshape(-1, mask.shape[-1]), value.view(-1)
         for b in doubtful:
@@ -36,12 +36,12 @@ def objective(W: Tensor, mask: Tensor) -> Tensor:
 
 
 def magnitude(W: Tensor, mask: Tensor) -> Tensor:
-    """The sum of |W_ij| over the chosen vertices, float64, (...): what rounding of f is relative to."""
+    """Return the sum of |W_ij| over the chosen vertices, float64, (...): rounding of f is relative to it."""
     return _sums(W, mask)[1]
 
 
 def _sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """f by sums in pairs, and the sum of |W_ij| over the chosen vertices."""
+    """Return f by sums in pairs, and the sum of |W_ij| over the chosen vertices."""
     if worth_one_pass(W):
         from .cpu import sums
 

@@ -1,6 +1,6 @@
-"""f of every instance in a single pass over W, without copies.
+"""Compute f of every instance in a single pass over W, without copies.
 
-In torch the same takes a pass, and a temporary of the input's size, for every operation.
+In torch, every operation would take a pass and a temporary of the input's size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .._shared.threads import split_batch
 
 
 def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """As `reference.sums`, by shares of the batch."""
+    """As `reference.sums`, with the batch shared among threads."""
     arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
     value, size = np.zeros(len(arrays)), np.zeros(len(arrays))
     split_batch(objective, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value, size))
@@ -23,9 +23,9 @@ def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 @jit
 def objective(W, mask, value, size):
-    """f of every instance by sums that keep what rounding takes off them, some 32 digits of `size`, the sum of |W_ij|.
+    """Compute f by compensated sums, about 32 digits relative to `size`, the sum of |W_ij|.
 
-    Down the columns, so that the inner loop is one of vectors (Knuth's exact addition: Ogita, Rump & Oishi, 2005).
+    Sums run down the columns to make the inner loop a vector loop (Knuth's exact addition: Ogita, Rump & Oishi, 2005).
     """
     n = W.shape[1]
     high, low, sizes = np.empty(n), np.empty(n), np.empty(n)

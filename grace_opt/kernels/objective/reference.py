@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """f by sums in pairs, and the sum of |W_ij| over the chosen vertices; both (...), float64."""
+    """Return f by sums in pairs, and the sum of |W_ij| over the chosen vertices; both (...), float64."""
     both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
     terms = torch.where(both, W.to(torch.float64), 0.0).flatten(-2)
     if W.device.type == "cpu":
@@ -20,7 +20,7 @@ def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
-    """Sums over the last dimension, halves added to each other with what rounding takes off kept beside (TwoSum)."""
+    """Sum over the last dimension by adding halves, keeping the rounding errors separately (TwoSum)."""
     *batch, count = terms.shape
     width = 1 << max(count - 1, 0).bit_length()
     high, low = zeros((*batch, width)), zeros((*batch, width))

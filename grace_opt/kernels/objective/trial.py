@@ -1,4 +1,4 @@
-"""Whether the compiled f is the reference's on a small case."""
+"""Check the compiled f against the reference on a small case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import reference
 
 
 def cpu() -> bool:
-    """f and the sum of the absolute weights, to some units in the last place of the latter."""
+    """Compare f and the sum of the absolute weights, to a few units in the last place of the latter."""
     from . import cpu as compiled
 
     W, mask = draw(torch.device("cpu"), 3, 37, 37), draw(torch.device("cpu"), 3, 37) < 0

@@ -6,7 +6,7 @@ from .._shared.operation import Compiled, Operation, trial_of
 
 OPERATION = Operation(
     "relaxation",
-    "the relaxation that bounds a subproblem",
+    "bounding a subproblem by relaxation",
     reference=False,
     cpu=Compiled("always", trial_of(__name__, "cpu")),
 )

@@ -1,8 +1,8 @@
 r"""The convex quadratic relaxation :math:`\min x^\top A x + c^\top x,\ 1^\top x = k,\ 0 \le x \le 1`, compiled.
 
 Pairwise (SMO) steps: weight moves from one vertex to another, so only A's curvature on :math:`1^\perp` matters. At any
-x, with the gradient g, no feasible point is below ``sum of the k smallest g - xᵀAx``: stopping early costs tightness,
-never validity. Sources: Platt (1998); Frank & Wolfe (1956) for the dual value.
+x, with the gradient g, no feasible point is below ``sum of the k smallest g - xᵀAx``: stopping early gives a weaker
+bound, but always a valid one. Sources: Platt (1998); Frank & Wolfe (1956) for the dual value.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def minimise(A, c, k, x, g, ordered, target, rtol, steps):
 
 @jit
 def restricted(A, c, k, v, inside, B, b, y, x):
-    """The relaxation with x_v fixed: fills B, b and the start y (m - 1); returns its k and constant."""
+    """Build the relaxation with x_v fixed: fill B, b and the start y (m - 1); return its k and constant."""
     m = A.shape[0]
     r = 0
     for p in range(m):
@@ -124,7 +124,7 @@ def restricted(A, c, k, v, inside, B, b, y, x):
 
 @jit
 def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
-    """Fix each vertex of `first` to `last` the other way than x leans, and see whether the dual value reaches `target`.
+    """Fix each vertex from `first` to `last` against its value in x, and test whether the dual value reaches `target`.
 
     verdict (m,) int8 : set to 1 = must be in, 2 = must be out, 0 = open. Returns how many are decided.
     """

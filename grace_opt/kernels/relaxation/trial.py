@@ -1,4 +1,4 @@
-"""Whether the compiled relaxation's dual value is a bound, and one that meets its value."""
+"""Check that the compiled relaxation's dual value is a bound and meets the relaxation's value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ K = 4
 
 
 def cpu() -> bool:
-    """Below the least f of all subsets, and as high as its own x allows."""
+    """The bound must be below the least f of all subsets and equal to the value at its own x."""
     from .cpu import minimise, repair
 
     W = small_instance()

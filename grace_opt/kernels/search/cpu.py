@@ -1,10 +1,10 @@
 r"""Depth-first branch and bound over vertices in or out, with the continuous relaxation at every node; compiled.
 
 True objective: :math:`x^\top W x + l^\top x` (zero diagonal in W). Relaxed over the free vertices: :math:`x^\top A x +
-(l - \mathrm{diag} A + E)^\top x + h` with A convex on :math:`1^\perp`. Where A differs from W off the diagonal,
-products of two free vertices were replaced by valid inequalities: F and H hold what each pair adds to the linear term
-and to the constant while both of its ends are free. Once an end is fixed the product is linear, and W itself is used.
-Every node: relaxation from its parent's x, bound, fixing by reduced costs, repeated while something gets fixed.
+(l - \mathrm{diag} A + E)^\top x + h` with A convex on :math:`1^\perp`. If A differs from W off the diagonal, products
+of two free vertices were replaced by valid inequalities: F and H hold what each pair adds to the linear term and to the
+constant while both its vertices are free. Once one is fixed, the product is linear, and W is used. At every node: solve
+the relaxation from the parent's x, bound, fix by reduced costs; repeat while vertices get fixed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .._shared.jit import jit
 from ..relaxation.cpu import minimise, repair
 
 FREE, IN, OUT = 0, 1, 2
-#: Relaxations are solved to this relative accuracy, in at most this many steps per free vertex.
+#: Relative accuracy of the relaxations, and largest number of steps per free vertex.
 RTOL, STEPS_PER_VERTEX = 1e-6, 60
 
 
@@ -39,9 +39,9 @@ def fix(v, inside, W, F, H, status, C, E, const):
 
 @jit
 def leaf(W, status, C, const, chosen):
-    """The best completion where it is plain to see; fills `chosen`. Returns its value, or inf if it is not a leaf.
+    """Complete a leaf optimally and fill `chosen`; return its value, or inf if the node is not a leaf.
 
-    Plain: none, one, all or all but one of the free vertices are still to choose.
+    A leaf: none, one, all or all but one of the free vertices are still to be chosen.
     """
     m = W.shape[0]
     free, rest = 0, round(const[2])
@@ -83,7 +83,7 @@ def leaf(W, status, C, const, chosen):
 
 @jit
 def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack, weight, budget):
-    """Work on the stack for at most `budget` nodes, or until a better set is found.
+    """Process the stack for at most `budget` nodes, or until a better set is found.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Whether the compiled tree search finds what enumeration finds."""
+"""Check the compiled tree search against enumeration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ K = 4
 
 
 def cpu() -> bool:
-    """The least f of all subsets, and a choice that has it."""
+    """It must find the least f of all subsets, and a choice with that f."""
     from .cpu import search
 
     W = small_instance()
@@ -22,7 +22,7 @@ def cpu() -> bool:
     chosen, optimum = np.zeros(m, np.bool_), least_of_all(W, K)
     stack = W, A, nothing, nothing, status, X, C, E, consts, bounds
     top, best, nodes = 1, optimum + 100.0, 0
-    while top and nodes < 10_000:  # a slice ends where a better set is found
+    while top and nodes < 10_000:  # a slice ends when a better set is found
         top, best, more, _ = search(*stack, top, best, chosen, 0.0, np.ones(m), 10_000)
         nodes += more
     return bool(best == optimum == W[np.ix_(chosen, chosen)].sum() and chosen.sum() == K and top == 0)

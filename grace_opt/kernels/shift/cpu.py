@@ -1,4 +1,4 @@
-r"""The diagonal that makes the relaxation convex and as tight as a diagonal can, by coordinate ascent; compiled.
+r"""Find the diagonal that makes the relaxation convex and tightest, by coordinate ascent; compiled.
 
 For W with zero diagonal, :math:`x^\top (W + \mathrm{Diag}\,a) x - a^\top x` agrees with :math:`x^\top W x` on 0/1
 points. The ascent minimises :math:`w^\top a - \mu \log\det(W + \mathrm{Diag}\,a + \beta\,uu^\top)` one entry at a time,
@@ -13,16 +13,16 @@ from .._shared.jit import jit
 
 @jit(fastmath={"nsz", "reassoc", "contract"})
 def ascend(B, a, w, mu, first, last):
-    """A sweep over a, from `first` to `last`, in place; B, the inverse of the shifted matrix, is kept so.
+    """Sweep over a from `first` to `last`, in place, and update B, the inverse of the shifted matrix.
 
-    Returns the largest change of an entry, in its own scale; -1 where it had to stop.
+    Returns the largest relative change of an entry; -1 if it had to stop.
     """
     n = B.shape[0]
     largest = 0.0
     for i in range(first, last):
         held = B[i, i]
         if not held > 0.0 or w[i] <= 0.0:
-            return -1.0  # the inverse has drifted away: leave a as it is
+            return -1.0  # the inverse has become inaccurate: do not change a
         change = mu / w[i] - 1.0 / held
         scale = change / (1.0 + change * held)
         a[i] += change

@@ -1,4 +1,4 @@
-"""Whether the compiled ascent keeps the inverse that it works on."""
+"""Check that the compiled ascent keeps its inverse accurate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .._shared.cases import small_instance
 
 
 def cpu() -> bool:
-    """After a sweep it is the inverse of the shifted matrix still."""
+    """After a sweep it must still be the inverse of the shifted matrix."""
     from .cpu import ascend
 
     W = small_instance()

@@ -1,9 +1,9 @@
 r"""Tabu search over exchanges of one chosen vertex for another, with memetic restarts; compiled.
 
 The change of f by exchanging i ∈ S for j ∉ S is ``leave[i] + enter[j] - 2 W_ij``. The best exchange is found exactly,
-but without looking at every pair: ``leave[i] + min(enter) - 2 max_j W_ij`` already rules many i out. A restart joins
-two elite sets (what they share is kept, the rest is drawn from their union) or shakes the best set. Sources: Palubeckis
-(2007, iterated tabu); Zhou, Hao & Duval (2017, OBMA) for the memetic layer.
+but without looking at every pair: ``leave[i] + min(enter) - 2 max_j W_ij`` already rules many i out. A restart combines
+two elite sets (common vertices are kept, the rest is drawn from their union) or perturbs the best set. Sources:
+Palubeckis (2007, iterated tabu); Zhou, Hao & Duval (2017, OBMA) for the memetic layer.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .._shared.jit import jit
 
 #: Rows of the integer state: iteration, restarts done, iterations since the run improved, elites held.
 CLOCK, RESTARTS, STALE, ELITES = 0, 1, 2, 3
-#: What f's running sum may be off by, relative to the weights of the choice; and what, leaving a sum, spoils it.
+#: Error allowed in f's running sum, relative to the choice's weights; and size of a leaving weight that spoils it.
 SLACK, DWARFS = 64 * 2.0**-52, 2.0**36
 
 
 @jit
 def draw(rng, bound):
-    """A whole number below `bound`, by xorshift64*; the state is rng[0]."""
+    """Draw a whole number below `bound` by xorshift64*; the state is rng[0]."""
     x = rng[0]
     x ^= x >> uint64(12)
     x ^= x << uint64(25)
@@ -32,7 +32,7 @@ def draw(rng, bound):
 
 @jit
 def fill_sums(W, x, g):
-    """g = W x; returns f(x), and the sum of |W_ij| over x. Additions keep what rounding takes off them."""
+    """Set g = W x; return f(x) and the sum of |W_ij| over x, by compensated sums."""
     n = W.shape[0]
     low, sizes = np.zeros(n), np.zeros(n)
     g[:] = 0.0
@@ -59,7 +59,7 @@ def fill_sums(W, x, g):
 
 @jit
 def row_maxima(W):
-    """The largest off-diagonal entry of each row."""
+    """Return the largest off-diagonal entry of each row."""
     n = W.shape[0]
     top = np.full(n, -np.inf)
     for i in range(n):
@@ -71,9 +71,9 @@ def row_maxima(W):
 
 @jit
 def scales(W):
-    """The largest |W_ij| of each row, and the smallest of all that is not 0; infinite if all are.
+    """Return the largest |W_ij| of each row, and the smallest nonzero one of all (infinite if all are 0).
 
-    By their bits, which have the order of the numbers: whole numbers are compared in vectors, and 0 - 1 is the largest.
+    Compares the bits, which are ordered like the numbers: integers compare in vectors, and 0 - 1 is the largest.
     """
     bits, sign = W.view(np.uint64), uint64(2**63 - 1)
     heavy, grain = np.empty(W.shape[0], np.uint64), uint64(2**64 - 1)
@@ -89,7 +89,7 @@ def scales(W):
 
 @jit
 def forgotten(row, g, grain):
-    """Whether what left dwarfs what it left behind anywhere: the sums there are its rounding."""
+    """Return whether a leaving weight is so large that a remaining sum is mere rounding error."""
     found = False
     for v in range(len(g)):
         found |= abs(row[v]) > DWARFS * max(abs(g[v]), grain)
@@ -109,7 +109,7 @@ def least_entry(price, row):
 
 @jit
 def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
-    """The best exchange whose ends are not tabu, or that changes f by less than `wish`; ties are drawn.
+    """Return the best exchange of vertices not tabu, or one that changes f by less than `wish`; ties at random.
 
     `weight` (n,) holds the diagonal, `top` (n,) the row maxima; `prices` (4, n) is scratch: the costs of leaving, of
     entering, of entering where not tabu, and each row's best. Returns (change, i, j), i = -1: none.
@@ -130,7 +130,7 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
             allowed[v] = np.inf if until[v] > now else enter[v]
             low_allowed = min(low_allowed, allowed[v])
     best = np.inf
-    if first >= 0:  # a good exchange early rules out more
+    if first >= 0:  # an early good exchange rules out more
         best = leave[first] + least_entry(allowed, W[first])
     for i in range(n):
         found[i] = np.inf
@@ -166,8 +166,8 @@ def run(
 ):
     """Search for `budget` iterations from the state in the arrays, which are updated in place.
 
-    f of x and g are updated from exchange to exchange. They are summed afresh when a weight has left beside which they
-    are nothing, and before a best set is believed: better is what is better by `fill_sums`.
+    f of x and g are updated with every exchange. They are recomputed after a weight has left that is far larger than
+    they are, and before a new best set is accepted: `fill_sums` decides which set is better.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def run(
 
 @jit
 def note_best(W, x, g, best_x, values):
-    """Keep x as the best set if it is that, summed afresh; asked where f stops falling, not at every step down."""
+    """Keep x as the best set if its recomputed f is best; called when f stops falling, not at every step."""
     if values[0] < values[1] - SLACK * values[3]:
         values[0], values[3] = fill_sums(W, x, g)
         if values[0] < values[1]:
@@ -232,7 +232,7 @@ def note_best(W, x, g, best_x, values):
 
 @jit
 def keep_elite(x, value, elites, elite_values, state):
-    """Keep x among the elites unless it is there already or worse than all of them."""
+    """Add x to the elites unless it is already there or worse than all of them."""
     held, worst = state[ELITES], 0
     for e in range(held):
         if (elites[e] == x).all():
@@ -250,7 +250,7 @@ def keep_elite(x, value, elites, elite_values, state):
 
 @jit
 def restart(W, k, x, best_x, elites, state, rng):
-    """A new set in x: two elites joined, or the best one shaken, by turns."""
+    """Put a new set in x: alternately two combined elites, or the perturbed best set."""
     n = W.shape[0]
     held = state[ELITES]
     pool = np.empty(n, np.int64)

@@ -1,4 +1,4 @@
-"""Whether the compiled tabu search finds a small optimum, and keeps its sums."""
+"""Check that the compiled tabu search finds a small optimum and keeps its sums accurate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ K, ITERATIONS = 4, 500
 
 
 def cpu() -> bool:
-    """The least f of all subsets, by a choice that has it."""
+    """It must find the least f of all subsets, and a choice with that f."""
     from . import cpu as compiled
 
     W = small_instance()

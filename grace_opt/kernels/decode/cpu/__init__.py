@@ -1,16 +1,16 @@
-r"""Attention of a few query rows over a pruned key cache: one pass over the keys and values, in float32.
+r"""Attention of a few query rows over a pruned key cache on the CPU: one pass over keys and values, in float32.
 
-What `grace_opt.kernels.decode.host` calls. The columns of all heads are cut into runs; an item is one run of one KV
-head. It holds the queries of the whole group, gathers their kept channels once, and walks through its columns in blocks
-with a running maximum :math:`m`, sum :math:`l = \sum_j 2^{x_j - m}` and product :math:`a = \sum_j 2^{x_j - m} v_j`, in
-which logits are in powers of two (times :math:`\log_2 e`). `join` puts the runs together. Each item is computed alike
-whoever computes it, so the result does not depend on the number of threads.
+`grace_opt.kernels.decode.host` calls it. The columns of all heads are cut into runs; an item is one run of one KV head.
+It holds the queries of the whole group, gathers their kept channels once, and processes its columns in blocks with a
+running maximum :math:`m`, sum :math:`l = \sum_j 2^{x_j - m}` and product :math:`a = \sum_j 2^{x_j - m} v_j`, in which
+logits are in powers of two (times :math:`\log_2 e`). `join` combines the runs. Every thread computes an item in the
+same way, so the result does not depend on the number of threads.
 
 Both products take four rows at a time (`rows`), and logits are made from dense keys in
 two orders or from keys in a few bits (`logits`). Addresses are plain integers: strided
 views need no array type of their own, so the kernel is compiled once and not once for every combination of layouts.
 
-Not-a-number is not lost: no part is compiled with the liberty to think it away.
+NaN is not lost: no part is compiled with options that assume there is none.
 
 Source: Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov and
 Gimelshein (arXiv 1805.02867) for the running softmax.
@@ -42,21 +42,21 @@ from .logits import logits_by_channel, logits_by_token, logits_packed
 from .rows import BYTES, WHOLE
 from .values import add_packed_values, add_values
 
-#: Columns whose logits are made before they are turned into shares.
+#: Number of columns whose logits are computed before they become shares.
 BLOCK = 64
 
 LOG2E = np.float32(np.log2(np.e))
-#: What a hidden column gets instead of minus infinity: a row that sees nothing gets the mean of all values.
+#: Logit of a hidden column, instead of minus infinity: a row that sees nothing gets the mean of all values.
 LEAST = np.float32(np.finfo(np.float32).min)
 NOTHING, NAN, ZERO = np.float32(-np.inf), np.float32(np.nan), np.float32(0.0)
 
-#: Rows of `places`; its columns are address and strides (batch, head, token or row, channel or column), in bytes.
+#: Rows of `places`; the columns are address and strides (batch, head, token or row, channel or column), in bytes.
 QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
 
 
 @njit(nogil=True)
 def cap(logits, outer):
-    """Soft-cap logits that are in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
+    """Soft-cap logits given in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
     at, one, two, scale = logits.ctypes.data, spread(np.float32(1)), spread(np.float32(2)), spread(outer)
     for place in range(at, at + logits.shape[0] * BYTES, WHOLE):
         store(place, scale * (one - two / (exp2(load(place)) + one)))
@@ -64,7 +64,7 @@ def cap(logits, outer):
 
 @njit(nogil=True)
 def hide_bool(logits, count, mask, step):
-    """The smallest number where the mask says False."""
+    """Write the smallest number where the mask is False."""
     for t in range(count):
         if load_byte(mask + t * step) == 0:
             logits[t] = LEAST
@@ -72,7 +72,7 @@ def hide_bool(logits, count, mask, step):
 
 @njit(nogil=True)
 def add_mask(logits, count, mask, step):
-    """Add the mask; minus infinity becomes the smallest number, NaN stays NaN."""
+    """Add the mask; minus infinity becomes the smallest number, NaN is kept."""
     for t in range(count):
         x = logits[t] + load_one(mask + t * step) * LOG2E
         logits[t] = LEAST if x < LEAST else x
@@ -80,9 +80,9 @@ def add_mask(logits, count, mask, step):
 
 @njit(nogil=True)
 def turn_into_shares(logits, count, largest):
-    """Shares of one row in place of its logits.
+    """Replace the logits of one row by its shares.
 
-    Returns the new maximum, the factor that what was summed before it is to be multiplied by, and the shares' sum.
+    Returns the new maximum, the factor by which earlier sums must be multiplied, and the sum of the shares.
     """
     stop = (count + LANES - 1) // LANES * LANES
     for t in range(count, stop):
@@ -102,7 +102,7 @@ def turn_into_shares(logits, count, largest):
 
 @njit(nogil=True)
 def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state):
-    """Columns `start` to `stop` of a segment.
+    """Attend to columns `start` to `stop` of a segment.
 
     `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
     width, form, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
@@ -116,7 +116,7 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
     to, out, room = logits.ctypes.data, products.ctypes.data, scaled.ctypes.data
     t = start
     while t < stop:
-        count = min(BLOCK - t % BLOCK, stop - t)  # from multiples of BLOCK on: most groups of packed keys stay whole
+        count = min(BLOCK - t % BLOCK, stop - t)  # start at multiples of BLOCK: most groups of packed keys stay whole
         for first in range(0, rows, ROWS):
             four, place = queries.ctypes.data + first * query_step, out + first * out_step
             if lies == PACKED:
@@ -174,7 +174,7 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
 
 @njit(nogil=True)
 def read_queries(at, head_step, row_step, channel_step, rows, length, width, scale, full):
-    """One group's queries, scaled, as rows of `full`; its other numbers stay as they are."""
+    """Write one group's scaled queries as rows of `full`; its other entries are not touched."""
     for row in range(rows):
         start = at + row // length * head_step + row % length * row_step
         for c in range(width):
@@ -183,7 +183,7 @@ def read_queries(at, head_step, row_step, channel_step, rows, length, width, sca
 
 @njit(nogil=True)
 def gather(full, rows, width, at, step, kept, narrow):
-    """The kept channels of queries; one that does not exist becomes NaN instead of a look at foreign memory."""
+    """Gather the kept channels of queries; an index out of range gives NaN instead of reading other memory."""
     for i in range(kept):
         c = load_place(at + i * step)
         exists = 0 <= c < width
@@ -193,22 +193,22 @@ def gather(full, rows, width, at, step, kept, narrow):
 
 @njit(nogil=True)
 def address(places, tensor, b, h):
-    """Of one head's part of a tensor."""
+    """Return the address of one head's part of a tensor."""
     return places[tensor, 0] + b * places[tensor, 1] + h * places[tensor, 2]
 
 
 # Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
 @jit
 def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products):
-    """What the items see that nobody has taken yet, into their rows of `largest`, `sums` and `products`.
+    """Process the items not taken yet; write to their rows of `largest`, `sums` and `products`.
 
     An item is a pair of sequence and KV head times the number of runs, plus the run. Threads that call this on the same
-    arrays share the items: whoever is held up takes fewer.
+    arrays share the items; a slow thread takes fewer.
 
     Parameters
     ----------
     taken : (1,) int64
-        How many items have been taken.
+        Number of items taken so far.
     places : (8, 5) int64
         Address and strides of each tensor; of packed ones, address and step of the table, zero, address of the owners.
     sizes : (22,) int64
@@ -309,7 +309,7 @@ def attend_in_team(data):
 
 @jit
 def join(largest, sums, products, runs, length, output):
-    """Runs, weighted as their maxima say, and divided by the sum of the weights; `output` is (B, L, H_q, d_v)."""
+    """Combine runs, weighted by their maxima and divided by the sum of weights; `output` is (B, L, H_q, d_v)."""
     rows, width = largest.shape[1], output.shape[3]
     group = rows // length
     heads = output.shape[2] // group

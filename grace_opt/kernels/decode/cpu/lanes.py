@@ -1,7 +1,7 @@
-"""`Lanes`, vectors of eight float32 numbers as a type that numba is taught, and memory by address.
+"""`Lanes`: a numba type for vectors of eight float32 numbers, and memory access by address.
 
-For loops whose sums must stay in registers (`grace_opt.kernels.decode.cpu`). Every processor runs them: LLVM
-splits eight lanes where registers are narrower.
+For loops whose sums must stay in registers (`grace_opt.kernels.decode.cpu`). They run on every processor: LLVM splits
+the eight lanes if registers are narrower.
 """
 
 from __future__ import annotations

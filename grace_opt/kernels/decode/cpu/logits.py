@@ -1,12 +1,12 @@
-r"""Logits of four query rows with a block of keys: dense ones in two orders, and keys in a few bits.
+r"""Logits of four query rows with a block of keys: dense keys in two layouts, and keys in a few bits.
 
-Keys in a few bits (`grace_opt.kernels.decode.packed.PackedKeys`) are read where they lie. With levels :math:`l_{ct}`, a
+Keys in a few bits (`grace_opt.kernels.decode.packed.PackedKeys`) are read in place. With levels :math:`l_{ct}`, a
 scale :math:`s_c` and a zero point :math:`z_c` for each channel of a group of tokens,
 
 .. math:: \sum_c q_c (s_c l_{ct} - z_c) = \sum_c (q_c s_c)\, l_{ct} - \sum_c q_c z_c,
 
-so that scales and zero points cost something once per group, and a token only what its levels do. Where zero points
-count levels, :math:`q_c s_c` stands in the last sum as well.
+so scales and zero points are processed once per group, and each token costs only its levels. If zero points count
+levels, the last sum has :math:`q_c s_c` in place of :math:`q_c`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .lanes import (
 )
 from .rows import BYTES, PLACE, WHOLE, add_multiples, add_products, load_four, store_four, store_pair
 
-#: Bytes that token-major keys are asked for ahead.
+#: Number of bytes by which token-major keys are prefetched.
 KEY_AHEAD = 2048
 CACHE_LINE = 64
 NOTHING = np.float32(0.0)
@@ -42,7 +42,7 @@ def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_
     full, rest = width - width % LANES, width % LANES
     for t in range(0, count, 2):
         key = keys + t * key_step
-        other = key + key_step if t + 1 < count else key  # of an odd last one, the same again: `out` has room
+        other = key + key_step if t + 1 < count else key  # the last of an odd number is computed twice: `out` has room
         for place in range(0, 2 * width * BYTES, CACHE_LINE):
             ask_for(key + KEY_AHEAD + place)
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(NOTHING)

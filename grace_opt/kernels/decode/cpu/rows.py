@@ -1,6 +1,7 @@
-"""Four rows of numbers at a time, in vectors of eight: what the parts of the decoding kernel have in common.
+"""Operations on four rows of numbers in vectors of eight, shared by the parts of the decoding kernel.
 
-Sums stay in registers for four rows, which LLVM's own vectoriser does not find. Addresses are plain integers, in bytes.
+The sums of four rows stay in registers, which LLVM's own vectoriser does not achieve. Addresses are plain integers, in
+bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Shares of four query rows times a block of values, dense or in a few bits, added to what is there.
+"""Add shares of four query rows times a block of values, dense or in a few bits, to the sums.
 
-What :mod:`grace_opt.kernels.decode.cpu` calls for each segment. Values in a few bits
-(`grace_opt.kernels.decode.packed.PackedValues`) are read where they lie: a share is multiplied with the scale of its
-token and group once, and the zero points are summed up aside.
+:mod:`grace_opt.kernels.decode.cpu` calls it for each segment. Values in a few bits
+(`grace_opt.kernels.decode.packed.PackedValues`) are read in place: a share is multiplied by the scale of its token and
+group once, and the zero points are summed separately.
 """
 
 from __future__ import annotations
@@ -143,6 +143,6 @@ def add_levels(scaled, share_step, levels, step, size, count, shift, bits, zeros
                 y = load_some_levels(here + LANES, high, shift, bits)
                 a0, a1, a2, a3 = add_multiples(share, share_step, x, a0, a1, a2, a3)
                 b0, b1, b2, b3 = add_multiples(share, share_step, y, b0, b1, b2, b3)
-        # Only these: the channels behind them are another group's.
+        # Only these: the next channels belong to another group.
         store_some_of_four(place, out_step, low, a0 + z0, a1 + z1, a2 + z2, a3 + z3)
         store_some_of_four(place + WHOLE, out_step, high, b0 + z0, b1 + z1, b2 + z2, b3 + z3)

@@ -1,24 +1,22 @@
-r"""Attention of a few new queries over a pruned key cache, in two kernels and without any logits in memory.
+r"""Attention of a few new queries over a pruned key cache on the GPU, in two kernels without logits in memory.
 
-What is computed is `grace_opt.kernels.decode.reference`, which stays the definition: one softmax over the
-columns in the order in which they are stored (dense sinks, pruned keys, dense tail), and its product with the values.
-Decoding reads every stored key and value once and does little with them, so a kernel that reads only the kept channels,
-in one go, is as fast as the memory allows.
+`grace_opt.kernels.decode.reference` defines the result: one softmax over the columns in stored order (dense sinks,
+pruned keys, dense tail), times the values. Decoding reads every stored key and value once and computes little with
+them, so a kernel that reads only the kept channels, once, is as fast as the memory allows.
 
-1. The tokens are cut into blocks, none across a border between segments, and the blocks into equal runs. One program
-   per (sequence and KV head, run) holds the queries of the whole group, gathers their kept channels once, and walks
-   through its run with a running maximum :math:`m`, sum :math:`l = \sum_j e^{x_j - m}` and product
+1. The tokens are cut into blocks that never span two segments, and the blocks are divided into equal runs. One program
+per (sequence and KV head, run) holds the queries of the whole group, gathers their kept channels once, and processes
+its run with a running maximum :math:`m`, sum :math:`l = \sum_j e^{x_j - m}` and product
    :math:`a = \sum_j e^{x_j - m} v_j` in float32.
-2. The runs are put together: :math:`M = \max_r m_r`, output :math:`\sum_r e^{m_r - M} a_r / \sum_r e^{m_r - M} l_r`.
+2. The runs are combined: :math:`M = \max_r m_r`, output :math:`\sum_r e^{m_r - M} a_r / \sum_r e^{m_r - M} l_r`.
 
-Inside, logits are in powers of two (times :math:`\log_2 e`). A column that a mask hides has the smallest float32
+Internally, logits are in powers of two (times :math:`\log_2 e`). A column that a mask hides has the smallest float32
 instead of minus infinity, so a row that sees nothing gets the mean of all values, as in the reference, and not NaN.
 
-When: on a GPU, while decoding without gradients, dropout or a need for the weights; `unsupported_reason` says why not.
-Whether it is faster has to be measured there. Nothing waits for the device, and how the work is divided depends on
-shapes alone.
-Where a row of a pruned key is not a multiple of 16 bytes, it is read in small pieces: numbers of kept channels that
-are multiples of 8 are read best.
+When: on a GPU, while decoding, if no gradients, dropout or attention weights are needed; `unsupported_reason` says why
+not. Measure there whether it is faster. Nothing waits for the device, and the division of work depends only on shapes.
+A row of a pruned key that is not a multiple of 16 bytes is read in small pieces: numbers of kept channels that are
+multiples of 8 are read fastest.
 
 Source: Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov and
 Gimelshein (arXiv 1805.02867) for the running softmax. Segments and kept channels as in ThinK (arXiv 2407.21018).
@@ -45,11 +43,11 @@ MAX_WIDTH = 256
 MAX_ROWS = 64
 #: Most bytes of queries, padded, that one program holds twice: whole, and the kept channels.
 QUERY_BYTES = 16 * 1024
-#: Bytes of one block of keys and values, at most, roughly: two of them fit the shared memory of small GPUs.
+#: Approximate largest size of a block of keys and values, in bytes: two fit in the shared memory of small GPUs.
 BLOCK_BYTES = 32 * 1024
-#: Number of programs that are wanted, roughly: several for each multiprocessor of a large GPU.
+#: Approximate number of programs to start: several for each multiprocessor of a large GPU.
 PROGRAMS = 512
-#: Fewest blocks in a run, if there is another run, and most runs that a head is cut into.
+#: Fewest blocks in a run if there are several runs, and most runs per head.
 BLOCKS_PER_RUN = 4
 MAX_RUNS = 64
 
@@ -65,7 +63,7 @@ def unsupported_reason(
     old_values: Tensor | PackedValues,
     tail_values: Tensor,
 ) -> str | None:
-    """Why :func:`decode_attention` cannot take these tensors, or None if it can.
+    """Return why :func:`decode_attention` does not support these tensors, or None if it does.
 
     Parameters
     ----------
@@ -109,32 +107,32 @@ def decode_attention(
     block: int | None = None,
     runs: int | None = None,
 ) -> Tensor:
-    """Attention over sinks, pruned keys and a dense tail.
+    """Compute attention over sinks, pruned keys and a dense tail.
 
     Parameters
     ----------
     query : Tensor
         ``(B, H_q, L, d)`` in float16, bfloat16 or float32, ``L`` new tokens at the end of the sequence.
     pruned_keys : Tensor or PackedKeys
-        ``(B, H, S_p, d')``, of the query's type as all keys and values. Any strides: views are read where they are, as
-        are packed keys, which become numbers of the query's type on chip.
+        ``(B, H, S_p, d')``, of the query's type as all keys and values. Any strides: views and packed keys are read in
+        place; packed keys are converted to the query's type on chip.
     kept_indices : Tensor
         ``(B, H, d')`` int64: the channels of the pruned keys.
     sink_keys, tail_keys : Tensor
-        ``(B, H, s, d)`` and ``(B, H, S_t, d)``. Of s, S_p and S_t any may be zero, not all.
+        ``(B, H, s, d)`` and ``(B, H, S_t, d)``. Any of s, S_p and S_t may be zero, but not all.
     old_values : Tensor or PackedValues
         ``(B, H, s + S_p, d_v)``.
     tail_values : Tensor
         ``(B, H, S_t, d_v)``.
     attention_mask : Tensor or None
-        ``(B or 1, H_q or 1, L, s + S_p + S_t)``, columns in stored order: bool (True attends) or to be added. None
-        means causal if `causal` says so, else nothing hidden.
+        ``(B or 1, H_q or 1, L, s + S_p + S_t)``, columns in stored order: bool (True attends) or additive. None means
+        causal if `causal` is true, else nothing is hidden.
     scaling : float or None
         Of the logits; None means ``d ** -0.5``.
     softcap : float or None
         Logits become ``softcap * tanh(logits / softcap)`` before the mask.
     causal : bool
-        What no mask means.
+        What ``attention_mask=None`` means.
     block, runs : int or None
         Tokens per block (a power of two, at least 16) and runs per head, for measurements; None chooses from the
         shapes.
@@ -239,7 +237,7 @@ def _read_mask(
     full, found = (batch, query_heads, length, total), tuple(attention_mask.shape)
     if len(found) != 4 or found[3] != total or any(n not in (1, m) for n, m in zip(found, full, strict=True)):
         raise CacheError(
-            f"the attention mask has shape {found} for {full}, in which only the columns are always needed"
+            f"the attention mask has shape {found} for {full}, of which only the number of columns must match exactly"
         )
     strides = tuple(0 if n == 1 else step for n, step in zip(found, attention_mask.stride(), strict=True))
     if attention_mask.dtype == torch.bool:
