@@ -89,7 +89,7 @@ def test_latent_attention_is_named_and_nobody_is_told_to_select_what_is_selected
         try:
             found = model.generate(prompt, **GREEDY)
         except CacheError as error:
-            assert "changes its keys between cache and attention (multi-head latent attention" in str(error)  # noqa: PT017
+            assert "changes its keys between cache and attention (as multi-head latent attention" in str(error)  # noqa: PT017
             assert "set_attn_implementation" not in str(error)  # noqa: PT017
         else:  # old transformers store the keys that are attended to
             assert torch.equal(found, dense)
