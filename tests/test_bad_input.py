@@ -311,7 +311,7 @@ def test_mask_files(tmp_path):
         "flat": "bool tensor",
         "hollow": "bool tensor",
         "more": "nothing else",
-        "folder": "no regular file",
+        "folder": "not a regular file",
         "missing": "no channel mask at",
     }
     for name, message in messages.items():
