@@ -29,13 +29,14 @@ Written by `python tests/rooms.py --map` from the first lines of the files thems
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
     """Every module's dotted name and file; a package goes by its ``__init__``."""
     found = {}
-    for path in sorted(package.rglob("*.py", recurse_symlinks=True) if sys.version_info >= (3, 13) else _walk(package)):
+    for path in _walk(package):
         parts = path.relative_to(package.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 def _walk(folder: Path) -> Iterable[Path]:
+    """All Python files in order, through the link to the solvers too, which rglob does not follow before 3.13."""
     for entry in sorted(folder.iterdir()):
         if entry.is_dir():
             yield from _walk(entry)

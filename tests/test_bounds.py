@@ -149,6 +149,12 @@ def test_a_certificate_is_never_below_any_cheap_bound(kind):
     assert (bounds.certificate(problem, "fast") <= best.objective + 1e-12 * size).all()  # by its own incumbent
 
 
+def test_the_tight_certificate_says_more_than_the_fast_one():
+    problem = Problem.of(generators.k_cluster(60, seed=1, density=0.5).W, 20).flatten()
+    fast, tight = (float(bounds.certificate(problem, level)) for level in bounds.LEVELS)
+    assert tight > fast + 0.01 * abs(fast)
+
+
 def test_near_rank_one_the_certificate_is_as_good_as_the_eigenvalues():
     """There the relaxations are not solved well enough to say more than that W is semidefinite."""
     W = np.stack([generators.cancellation(24, seed=seed, k=12).W for seed in range(4)])

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
             "--size",
             choices=("smoke", "small", "full"),
             default="small",
-            help="seconds, half an hour (default), or hours",
+            help="seconds, about half an hour by estimate (default), or hours",
         )
         command.add_argument("--suite", nargs="+", metavar="NAME", help="only these suites, for trying out")
         command.add_argument("--method", nargs="+", metavar="NAME", help="only these methods, for trying out")
