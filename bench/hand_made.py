@@ -146,17 +146,19 @@ def page(value: dict[str, Any]) -> Page:
         {switch: choose(row["gain"] for row in rows if row["switch"] == switch) for switch in (LLVM, OPENMP)}
         for choose in (min, max)
     )
-    busy = f"; other work was going on, at a load of {load:.0f}, so look at the last column" if (load or 0) > 3 else ""
+    busy = f"; the machine was busy (load {load:.0f}), so trust the last column most" if (load or 0) > 3 else ""
     return Page(
         title="Hand-made LLVM and torch's threads",
-        picture="How many times longer each loop takes without the hand-made code",
+        picture="Bars: how many times longer each loop takes without the hand-made code",
         draw=lambda figure: draw(figure, rows),
-        asked="What do the hand-made LLVM instructions and the hand-off to torch's OpenMP threads gain?",
-        found=f"Without the instructions the loops take {least[LLVM]:.1f} to {most[LLVM]:.1f} times as long, without "
-        f"torch's threads decoding takes {least[OPENMP]:.1f} to {most[OPENMP]:.1f} times as long.",
-        sure=f"Medians of {value['rounds']} rounds with {value['threads']} threads, all variants taking turns{busy}.",
+        asked="How much time do the hand-written LLVM instructions and the use of torch's OpenMP threads save?",
+        found=f"The loops take {least[LLVM]:.1f} to {most[LLVM]:.1f} times as long without the instructions, and "
+        f"decoding takes {least[OPENMP]:.1f} to {most[OPENMP]:.1f} times as long without torch's threads (below 1: "
+        "faster without).",
+        sure=f"These are medians of {value['rounds']} rounds with {value['threads']} threads, all variants taking "
+        f"turns{busy}.",
         tables=table(
-            ["what", "without", "on, ms", "off, ms", "gain", "of the fastest calls"],
+            ["what", "without", "with it, ms", "without, ms", "without / with", "the same, fastest calls"],
             [
                 [
                     row["case"],
@@ -174,9 +176,9 @@ def page(value: dict[str, Any]) -> Page:
             (
                 "How it is counted",
                 [
-                    "The gain is the time without by the time with, both of the same round: the median over the "
-                    "rounds, and beside it the middle half. Where compiled decoding has no hand-made LLVM, torch does "
-                    "it.",
+                    "*Without / with* is the ratio of both times in the same round: its median over the rounds, and in "
+                    "small type the middle half of the rounds. `GRACE_OPT_LLVM=0` turns the instructions off, "
+                    "`GRACE_OPT_OPENMP=0` the threads. Decoding without the instructions is done by torch.",
                 ],
             )
         ],
@@ -193,7 +195,7 @@ def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     )
     axes.axvline(1, color=BLACK, linewidth=0.8)
     axes.set_xlim(0, 1.2 * max(gains))
-    axes.set_xlabel("time without it, by time with it")
+    axes.set_xlabel("time without / time with it")
 
 
 def main() -> None:

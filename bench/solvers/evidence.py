@@ -17,7 +17,6 @@ from bench.solvers.checks import kept_limit
 from bench.solvers.peers import PEERS
 from bench.solvers.sets import COLLECTIONS, published, target
 from bench.solvers.suites import SUITES
-from grace_opt.errors import OptionError
 from grace_opt.sweep import Record, read_cell
 from grace_opt.sweep.report import merge
 
@@ -42,32 +41,6 @@ def read_all(runs: Path) -> list[Record]:
 def commits(records: Iterable[Record]) -> set[str]:
     """The commits that the records were measured at."""
     return {str(record.provenance.get("commit", "")) for record in records}
-
-
-def check_commits(records: Sequence[Record], runs: Path) -> None:
-    """Raise an `OptionError` that names the records unless all of them are of one clean commit."""
-    found = commits(records)
-    dirty = sorted(commit for commit in found if commit.endswith("+") or not commit)
-    if len(found) < 2 and not dirty:
-        return
-    counts = {c: sum(r.provenance.get("commit", "") == c for r in records) for c in sorted(found)}
-    told = "; ".join(f"{count} of {commit or 'no commit'}" for commit, count in counts.items())
-    odd = dirty or [commit for commit in counts if counts[commit] < max(counts.values())] or sorted(found)[1:]
-    names = [f"{_name(r)} ({r.provenance.get('commit', '')})" for r in records if r.provenance.get("commit", "") in odd]
-    shown = "\n".join(f"  {name}" for name in names[:20]) + (
-        f"\n  … and {len(names) - 20} more" if len(names) > 20 else ""
-    )
-    what = "of a tree with changes (marked +) or without a commit" if dirty else "of more than one commit"
-    raise OptionError(
-        f"{runs} holds cells {what}: {told}.\n{shown}\n"
-        "A table is made of one clean commit: commit what is changed, and run again with a new --out. To try a report "
-        "out, say --allow-dirty: its page says that it is not to be committed."
-    )
-
-
-def _name(record: Record) -> str:
-    config = record.cell.config
-    return f"{config['suite']}, {config['method']}, {config['instance']}, seed {config['seed']}: {record.cell.key}.json"
 
 
 @dataclass

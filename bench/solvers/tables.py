@@ -1,4 +1,7 @@
-"""The tables of the solver report, one function each: a list of rows, one for each setting, one column a metric."""
+"""The tables of the solver report, one function each: a list of rows, one for each setting, one column for each metric.
+
+When: `bench.solvers.report`. `MEANINGS` has the line that stands above each table.
+"""
 
 from __future__ import annotations
 
@@ -187,18 +190,34 @@ def everything(evidence: Evidence) -> list[Line]:
     return found
 
 
-#: Name in the JSON file -> (title, function), in the order of the page; what comes last is folded away.
+#: Name in the JSON file -> (title, function), in the order of the page; those of `FOLDED` come last.
 TABLES: dict[str, tuple[str, Callable[[Evidence], list[Line]]]] = {
     "proofs": ("Proved optima", proofs),
-    "heuristics": ("Heuristics on all heads at once, against the proved optimum", batches),
-    "certificates": ("Lower bounds without search, against the proved optimum", certificates),
-    "published": ("Public instances, against the published values", public),
-    "samplers": ("Samplers with a penalty for the wrong size, on synthetic attention", sampled),
+    "heuristics": ("Heuristics, all heads in one call", batches),
+    "certificates": ("Lower bounds without search", certificates),
+    "published": ("Public instances", public),
+    "samplers": ("D-Wave's samplers, on synthetic attention", sampled),
     "large": ("Large random instances", large),
-    "limits": ("Time limits of ours, by method", limits),
-    "everything": ("Every suite and method", everything),
+    "limits": ("Do our methods keep their time limits?", limits),
+    "everything": ("Every suite and method, one instance at a time", everything),
 }
 FOLDED = ("limits", "everything")
+#: What the columns of each table mean.
+MEANINGS = {
+    "proofs": "How many optima each solver proved, and its median time per instance.",
+    "heuristics": "*Optimal*: answers that equal the proved optimum. *Above %*: how much larger f is than the optimum.",
+    "certificates": "*Gap*: how far the bound lies below the proved optimum, in percent of it; smaller is better. "
+    "*Above the optimum*: number of wrong bounds; it must be 0.",
+    "published": "*Reached*: runs that found the published value. *Worst above %*: the worst run, above that value.",
+    "samplers": "The samplers minimise f plus a penalty on sets of another size, so an answer may have more or fewer "
+    "than k vertices. *Wrong size*: how many percent of the samples do, by weight of the penalty. The answer is the "
+    "best sample of the right size over all penalties.",
+    "large": "Each method ran twice, with a short and a long time limit. *Short is above by %*: how much larger f is "
+    "after the short one.",
+    "limits": "*Late*: whole calls that ended more than 10 % + 0.2 s after their limit. *By its own clock*: the same "
+    'by `stats["time"]`, which does not include the checks of the input.',
+    "everything": "*Late*: as above. *Median nodes*: of the search tree.",
+}
 
 
 def _took(rows: list[Row]) -> float | None:
