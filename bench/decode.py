@@ -1,15 +1,15 @@
 """One decoding step of one layer: dense attention, pruned attention in torch, and the compiled kernel.
 
-``python -m bench.decode`` measures everything interleaved on the CPU, in float32, one sequence, and writes
-docs/results/decode_cpu.{json,md,png}. Each call is for another layer's tensors, enough of them that none is still in a
-cache when its turn comes again. Before each comes a matrix product that is not timed, as in a model: torch's threads
-are awake after it, which helps what runs on them and hinders what runs on others. The kernel reads pruned keys in three
-layouts: each token's channels side by side (token-major), the same with room up to a multiple of sixteen channels
-(padded), and each channel's tokens side by side (channel-major). It reads keys in 4 and
-8 bits as well, which takes ``grace-opt[quant]``. Ratios are medians of the ratios of each round.
+``python -m bench.decode`` measures them in turns on the CPU, in float32, for one sequence, and writes
+docs/results/decode_cpu.{json,md,png}. Each call uses another layer's tensors, and there are enough layers that none is
+still in the processor's caches when its turn comes again. As in a model, an untimed matrix product comes before each
+call: it wakes torch's threads, which helps code that runs on them and slows down code that runs on others. The kernel
+reads pruned keys in three layouts: each token's channels side by side (token-major), the same with room up to a
+multiple of sixteen channels (padded), and each channel's tokens side by side (channel-major). It also reads keys in 4
+and 8 bits, which needs ``grace-opt[quant]``. Ratios are medians of the ratios of each round.
 
-The floor is the bytes of keys and values, kept indices included, at the bandwidth of a large copy. A copy also writes,
-so reading alone can be a little faster than that.
+The lower bound is the time to move keys, values and kept indices at the bandwidth of a large copy. A copy also writes,
+so reading alone can be a little faster.
 """
 
 from __future__ import annotations

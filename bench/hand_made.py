@@ -1,11 +1,11 @@
-"""What the hand-made LLVM and the hand-off to torch's OpenMP threads gain: everything with, and without each of them.
+"""How much the hand-written LLVM and the use of torch's OpenMP threads gain: times with both, and without each.
 
-``python -m bench.hand_made`` writes docs/results/hand_made.{json,md}. Three processes wait side by side, one with all
-switches on, one with ``GRACE_OPT_LLVM=0``, one with ``GRACE_OPT_OPENMP=0``; they take turns, one call each, in an order
-that changes from round to round. A gain is the median, over the rounds, of the time without by the time with, both of
-the same round; the interval is its middle half. Beside it stands the ratio of the fastest calls, which other work
-disturbs least. Before each call comes a matrix product that is not timed, as in a model: torch's threads are awake
-after it. They fall asleep again before the next process has its turn.
+``python -m bench.hand_made`` writes docs/results/hand_made.{json,md,png}. Three processes take turns, one call each, in
+an order that changes from round to round: one with both, one with ``GRACE_OPT_LLVM=0``, one with
+``GRACE_OPT_OPENMP=0``. The gain is the ratio of the times without and with, in the same round: its median over the
+rounds and their middle half. The ratio of the fastest calls is the least disturbed by other work on the machine. As in
+a model, an untimed matrix product comes before each call: it wakes torch's threads, which are asleep again before the
+next process has its turn.
 """
 
 from __future__ import annotations
