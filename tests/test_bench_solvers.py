@@ -464,7 +464,7 @@ def test_files_are_fetched_checked_and_not_fetched_again(server: Server, tmp_pat
         ("/lacks.zip", "the archive holds no b.txt"),
         ("/cut.zip", "broke off after|IncompleteRead"),
         ("/nothing.zip", "answers 404"),
-        ("/page.html", "no whole zip file"),
+        ("/page.html", "no complete zip file"),
     ],
 )
 def test_what_cannot_be_fetched_is_said_and_leaves_nothing_half(

@@ -1,4 +1,4 @@
-"""Our solvers and others on the same instances. Exit codes: 0 done, 1 sets or JSON missing, 2 bad input, 130 Ctrl-C."""
+"""Our solvers and others on the same instances. Exit codes: 0 done, 1 sets missing or records mixed, 2 bad input."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Line = dict[str, Any]
 
 
 def proofs(evidence: Evidence) -> list[Line]:
-    """Proved optima: one row for each suite and n, and for each solver how many and how long."""
+    """Return the proved optima: a line for each suite and n, with number and median time of each solver."""
     found = []
     for suite in PROVING:
         for n in sorted({row["n"] for row in evidence.of_method(suite, OURS)}):
@@ -41,7 +41,7 @@ def proofs(evidence: Evidence) -> list[Line]:
 
 
 def batches(evidence: Evidence) -> list[Line]:
-    """Each heuristic on all heads at once, against the proved optimum."""
+    """Return how good and fast each heuristic is on all heads in one call, compared with the proved optima."""
     found = []
     for method in evidence.methods("heuristics", HEURISTICS):
         rows = evidence.of_method("heuristics", method)
@@ -59,7 +59,7 @@ def batches(evidence: Evidence) -> list[Line]:
 
 
 def certificates(evidence: Evidence) -> list[Line]:
-    """Every bound: its gap to the proved optimum and its time, the loosest first."""
+    """Return the gap to the proved optimum and the time of every bound, the loosest first."""
     found = []
     for method in evidence.methods("certificates", ()):
         rows = [row for row in evidence.of_method("certificates", method) if row["status"] != "failed"]
@@ -78,7 +78,7 @@ def certificates(evidence: Evidence) -> list[Line]:
 
 
 def public(evidence: Evidence) -> list[Line]:
-    """MDPLIB by instance, Lambert's library by size: how often each method reaches the published value, how far off."""
+    """Return how often each method reaches the published values, and how far off it is at worst."""
     groups: dict[str, list[Row]] = {}
     for row in evidence.rows:
         if row["suite"] in ("kcluster", "mdplib") and row["method"] != OURS:
@@ -100,7 +100,7 @@ def public(evidence: Evidence) -> list[Line]:
 
 
 def sampled(evidence: Evidence) -> list[Line]:
-    """The samplers, whose penalty does not keep the size, and ours on the same cases."""
+    """Return how good the samplers are, which may return sets of another size, and ours on the same cases."""
     found = []
     for method in evidence.methods("samplers", ()):
         rows = evidence.of_method("samplers", method)
@@ -118,7 +118,7 @@ def sampled(evidence: Evidence) -> list[Line]:
 
 
 def large(evidence: Evidence) -> list[Line]:
-    """The large instances: what the short limit is worth beside the long one, and the peak of memory."""
+    """Return how much worse a short time limit is than a long one on large instances, and the peak of memory."""
     found = []
     for method in evidence.methods("large", HEURISTICS):
         rows = evidence.of_method("large", method)
@@ -141,7 +141,7 @@ def large(evidence: Evidence) -> list[Line]:
 
 
 def limits(evidence: Evidence) -> list[Line]:
-    """Whether ours keep their time limits, by the whole call and by the method's own clock, which the limit is for."""
+    """Return how many calls of ours exceed their time limit, by the whole call and by the method's own clock."""
     found = []
     limited = [row for row in evidence.rows if row["limit"] is not None and row["method"] not in PEERS]
     for method in dict.fromkeys(row["method"] for row in limited):
@@ -165,7 +165,7 @@ def limits(evidence: Evidence) -> list[Line]:
 
 
 def everything(evidence: Evidence) -> list[Line]:
-    """Suite × n × method, in full: cases, proofs, times, nodes."""
+    """Return a line for each suite, n and method: cases, proofs, times, nodes."""
     found = []
     for suite, n, method in dict.fromkeys((row["suite"], row["n"], row["method"]) for row in evidence.rows):
         rows = [row for row in evidence.of_method(suite, method) if row["n"] == n]
