@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -22,6 +23,7 @@ from bench.install_size import bytes_in
 from bench.pages_of_tests import adapter_matrix
 from bench.pages_of_tests import test_deep as deep_page
 from bench.provenance import MixedError, refuse
+from grace_opt.sweep import Plot
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -209,10 +211,36 @@ def test_pages_of_experiments_are_of_one_commit(cells, tmp_path: Path) -> None:
     index, page = experiment_pages.report("pocket", cells("one", "1234560"), tmp_path / "out", allow_dirty=False)
     assert report.MARK not in index.read_text()
     assert "`python -m bench.experiments.pages pocket`" in index.read_text()
+    for text in (index.read_text(), page.read_text()):
+        assert text.index("# ") < text.index("![") < text.index("- **Asked**") < text.index("- **Found**")
+        assert text.index("- **Found**") < text.index("- **How sure**") < text.index("\n| ")
     text = page.read_text()
-    assert text.index("![") < text.index("- **Asked**") < text.index("## ") < text.index("<details>")
+    assert text.index("- **How sure**") < text.index("## ") < text.index("<details>")
+    assert "(solver_quality.md): Compared with think in the first table: " in index.read_text()
+    for line in re.findall(r"\]\(([^)]+)\)", index.read_text()):
+        assert (tmp_path / "out" / line).is_file(), line
     with pytest.raises(SystemExit, match="leads out of its folder"):
         experiment_pages.spread({"../stray.json": "{}"}, tmp_path / "out")
+
+
+def test_pages_of_experiments_take_their_words_from_todays_code(
+    cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = cells("old", "1234560")
+    known = experiments.experiments()
+    reworded = dataclasses.replace(known["solver_quality"], title="Another title", about="Is it so? It is.")
+    monkeypatch.setattr(experiment_pages, "experiments", lambda: {**known, "solver_quality": reworded})
+    index, page = experiment_pages.report("pocket", files, tmp_path / "out", allow_dirty=False)
+    assert page.read_text().startswith("# Another title\n")
+    assert "- **Asked**: Is it so?\n" in page.read_text()
+    assert "[Another title](solver_quality.md)" in index.read_text()
+
+
+def test_each_experiment_asks_a_question_and_has_a_picture() -> None:
+    for name, experiment in experiments.experiments().items():
+        views = experiment.views(experiments.settings_of(experiment, [name, "--size", "pocket"]))
+        assert any(isinstance(view, Plot) for view in views), name
+        assert re.match(r"[^.?!]*\?( |$)", experiment.about), name
 
 
 def test_bytes_on_the_disk_count_links_once(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 _SMOLLM2 = ["--size", "full", "--model", MODEL, "--set", f"texts={BOOKS}", "--set", "passages=6"]
 #: The experiment whose picture and finding begin each index.
 FIRST = "reconstruction"
+PICTURE = re.compile(r"^!\[.*$", re.MULTILINE)
+FOUND = re.compile(r"^- \*\*Found\*\*: (.*)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,18 +139,15 @@ def report(name: str, files: dict[str, str], out: Path, allow_dirty: bool) -> li
 
 
 def _beginning(name: str, pages: Sequence[Path]) -> list[str]:
-    """Return picture and sentences of an index: those of `FIRST`, or of the first page with a picture."""
+    """Return picture and sentences of an index: those of `FIRST`, or else of the first page with a picture."""
     texts = {page.stem: page.read_text(encoding="utf-8") for page in pages[1:]}
-    shown = [text for stem, text in texts.items() if stem == FIRST or "\n![" in text]
-    text = texts.get(FIRST) or next(iter(shown or texts.values()))
-    picture, found = (
-        re.search(r"^!\[.*$", text, re.MULTILINE),
-        re.search(r"^- \*\*Found\*\*: (.*)$", text, re.MULTILINE),
-    )
-    title = text.splitlines()[0].removeprefix("# ")
-    said = f"{title}. {found[1]}" if found else "See the table."
-    set_ = SETS[name]
-    sentences = [f"- **Asked**: {set_.asked}", f"- **Found**: {said}", f"- **How sure**: {set_.sure}"]
+    drawn = [stem for stem, text in texts.items() if PICTURE.search(text)]
+    stem = FIRST if FIRST in texts else (drawn or list(texts))[0]
+    picture, found = PICTURE.search(texts[stem]), FOUND.search(texts[stem])
+    title = texts[stem].splitlines()[0].removeprefix("# ")
+    said = f"[{title}]({stem}.md): {found[1]}" if found else "see the table."
+    chosen = SETS[name]
+    sentences = [f"- **Asked**: {chosen.asked}", f"- **Found**: {said}", f"- **How sure**: {chosen.sure}"]
     return [*([picture[0]] if picture else []), "\n".join(sentences)]
 
 
