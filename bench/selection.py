@@ -150,8 +150,8 @@ def page(value: dict[str, Any]) -> Page:
         found=f"MIES takes {1000 * fast:.1f} µs per head in a batch of {INSTANCES}: {plain / fast:.0f} times faster "
         f"than Python and {loop / fast:.0f} times faster than numpy. If it also checks its input, it is "
         f"{plain / checked:.0f} and {loop / checked:.0f} times faster.",
-        sure=f"These are medians of {value['rounds']} rounds on one machine, all ways taking turns; plain Python, numpy "
-        "and MIES choose the same channels. On other machines, expect similar ratios, not similar times.",
+        sure=f"These are medians of {value['rounds']} rounds on one machine, all ways taking turns; plain Python, "
+        "numpy and MIES choose the same channels. On other machines, expect similar ratios, not similar times.",
         tables=table(
             ["what", "ms per head", "ms, first call", "ms, lower bound", "× faster than Python", "× faster than numpy"],
             rows,
