@@ -45,7 +45,9 @@ def page(value: dict[str, Any]) -> Page:
     lines = value["rows"]
     total = lines[0]["asked"]
     told = [line for name in TOLD for line in lines if line["setting"] == name] or lines[1:]
-    found = "; ".join(f"{line['title']}: {line['right']} with {line['K+V, 16 bit']:.0%}" for line in told)
+    found = "; ".join(
+        f"{line['title']}: {line['right']} answers, {line['K+V, 16 bit']:.0%} of the bytes" for line in told
+    )
     head = ["cache", "answers kept", "K+V, 16 bits", "K, 16 bits", "K+V, float32", "K, float32"]
     body = []
     for line in lines:
@@ -58,7 +60,7 @@ def page(value: dict[str, Any]) -> Page:
         draw=lambda figure: draw(figure, value),
         asked=f"{value['model']} answers {total} questions about texts of {value['tokens']:,} tokens from a dense "
         "cache; how many of them does it still answer from a smaller one?",
-        found=f"Answers kept, and bytes compared with a dense cache in 16 bits: {found}.",
+        found=f"{found} (bytes of K+V, compared with a dense cache in 16 bits).",
         sure=f"This is one small model and {value['texts']} generated texts, and with {total} questions the 95 % "
         "intervals are wide: where two overlap, neither setting is shown to be better.",
         tables=["Bytes are percentages of a dense cache in 16 bits or in float32.", "", *table(head, body)],

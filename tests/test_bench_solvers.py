@@ -201,7 +201,7 @@ def test_ctrl_c_keeps_what_is_there(data: Path, tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "stopped: what is finished is kept" in errors
+    assert "stopped: finished cells are kept" in errors
     kept = evidence.read_all(tmp_path)
     assert 1 <= len(kept) < 18
     assert {record.rows[0]["status"] for record in kept} <= {"proved", "feasible", "limit"}
