@@ -22,6 +22,9 @@ from grace_opt.errors import OptionError
 from grace_opt.sweep import Record
 from grace_opt.sweep.cells import decode, encode
 
+#: Smaller numbers of a table differ from 0 by rounding only.
+TINY = 0.0001
+
 
 def write_report(runs: Path, results: Path, *, allow_dirty: bool = False) -> str:
     """Write the page, its numbers as JSON, and its picture; return the page.
@@ -119,10 +122,10 @@ def _found(value: dict[str, Any]) -> str:
         found.append(f"`portfolio` found the optimum of {best['optimal'].replace('/', ' of ')} heads in "
                      f"{_short(best['ms per instance'])} ms each")  # fmt: skip
     if tight := next((line for line in value["certificates"] if "level=tight" in line["bound"]), None):
-        found.append(
-            f'the lower bound of `certify="tight"` is {_short(tight["median gap %"])} % below the optimum at the '
-            f"median, in {_short(tight['ms per instance'])} ms each"
-        )
+        gap = tight["median gap %"]
+        below = "equals the optimum" if gap < TINY else f"is {_short(gap)} % below the optimum"
+        took = _short(tight["ms per instance"])
+        found.append(f'the lower bound of `certify="tight"` {below} at the median, in {took} ms each')
     return "; ".join(found) + "."
 
 
@@ -197,4 +200,6 @@ def _shown(value: Any) -> str:
 
 def _short(value: float) -> str:
     """Three digits, as a person writes them."""
+    if 0 < abs(value) < TINY:
+        return f"< {TINY}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -102,7 +102,10 @@ def public(evidence: Evidence) -> list[Line]:
 def sampled(evidence: Evidence) -> list[Line]:
     """Return how good the samplers are, which may return sets of another size, and ours on the same cases."""
     found = []
-    for method in evidence.methods("samplers", ()):
+    methods = evidence.methods("samplers", ())
+    if not any(method in PEERS for method in methods):
+        return []
+    for method in methods:
         rows = evidence.of_method("samplers", method)
         above = evidence.excesses(rows)
         line: Line = {"method": method, "cases": len(rows)}
