@@ -63,7 +63,11 @@ def page(value: dict[str, Any]) -> Page:
         found=f"{found} (bytes of K+V, compared with a dense cache in 16 bits).",
         sure=f"This is one small model and {value['texts']} generated texts, and with {total} questions the 95 % "
         "intervals are wide: where two overlap, neither setting is shown to be better.",
-        tables=["Bytes are percentages of a dense cache in 16 bits or in float32.", "", *table(head, body)],
+        tables=[
+            "λ: share of key channels pruned. Bytes are percentages of a dense cache in 16 bits or in float32.",
+            "",
+            *table(head, body),
+        ],
         details=[
             (
                 "How it is counted",
@@ -72,7 +76,7 @@ def page(value: dict[str, Any]) -> Page:
                     "dense cache count. An answer is kept if it contains the expected words, ignoring case and "
                     f"punctuation. Decoding is greedy, with at most {value['new_tokens']} tokens.",
                     "",
-                    "- λ is the share of key channels pruned. The question ends the prompt, so its queries help to "
+                    "- The question ends the prompt, so its queries help to "
                     "choose the channels. The prompt is read with dense attention, so the first token of an answer is "
                     "always the dense cache's. The last 32 tokens of a prompt and the answer stay dense.",
                     "- Intervals are Wilson's, as if questions were independent; but questions about one text share "

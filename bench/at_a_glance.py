@@ -139,8 +139,8 @@ def _found(value: Mapping[str, Any]) -> str:
     step, deep = value["steps"][-1], value["deep"]
     return (
         f"A proof takes {_seconds(ours['median_s'])}; without one, portfolio is optimal in {_of(best)} cases; a cache "
-        f"of {last['share']:.0%} of the bytes changes next tokens by a KL of {last['kl']:.3f} nats and takes "
-        f"{step['grace_s'] / step['dense_s']:.2f} × the time per token on a CPU; {deep['breaches'] or 'no'} "
+        f"of {last['share']:.0%} of the bytes changes next tokens by a KL of {last['kl']:.3f} nats; a token takes "
+        f"{step['grace_s'] / step['dense_s']:.2f} × the time on a CPU; {deep['breaches'] or 'no'} "
         f"claim{'s are' * (deep['breaches'] != 1) or ' is'} wrong on {deep['instances']:,} enumerated instances."
     )
 
@@ -154,8 +154,8 @@ def page(value: dict[str, Any]) -> Page:
         asked="How fast is a proof, how good is an answer without one, what does a smaller cache cost and save, and "
         "are the results correct?",
         found=_found(value),
-        sure=f"Everything ran on two cores of one machine, with one small model, {value['model']}; each number's page "
-        "says how it was measured and what it does not show.",
+        sure=f"Everything ran on two cores of one machine, with one small model, {value['model']}, or its shape with "
+        "random weights; each number's page says how it was measured and what it does not show.",
         tables=table(["question", "number", "page"], rows(value), words=3),
     )
 

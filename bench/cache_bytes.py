@@ -170,14 +170,13 @@ def page(value: dict[str, Any]) -> Page:
         f"{dense_gib:.2f} GiB ({first['models'].split()[0]}, {LENGTHS[0]:,} tokens).",
         sure=f"Our numbers come from a formula that equalled the bytes of one layer's real tensors in all "
         f"{value['checked']} cases checked; the others come from reading their code, or from their papers.",
-        tables=[f"**{title(first)}.**", "", *sizes(first)],
+        tables=[f"**{title(first)}.** λ: share of key channels pruned.", "", *sizes(first)],
         details=[
             *((title(shape), sizes(shape)) for shape in others),
             (
                 "How it is counted",
                 [
-                    "One sequence, numbers in 16 bits; 8k, 32k and 128k are its tokens. λ is the share of key channels "
-                    "pruned. Only the shapes of the models count here: not all of them read prompts that long.",
+                    "One sequence, numbers in 16 bits; 8k, 32k and 128k are its tokens. Only the shapes of the models count here: not all of them read prompts that long.",
                     "",
                     f"- *Ours*: GRACE prunes ⌈λd⌉ channels, keeps the last {RECENT} tokens dense and stores {INDEX} "
                     "bytes for each kept index, which count as K. At every length and λ, the formula was compared with "

@@ -216,7 +216,12 @@ def page(value: dict[str, Any]) -> Page:
         sure=f"These are medians of {value['rounds']} rounds on one machine, with {value['threads']} threads, in "
         "float32, all ways taking turns; it is attention only, and a whole step also reads the weights "
         "([Efficiency](efficiency.md)).",
-        tables=table([*LEFT, *HEAD], [_row(cell) for cell in cells]),
+        tables=[
+            "λ: share of key channels pruned. *Dense / kernel* and *dense / torch*: how many times as fast as the best "
+            "dense way; *bytes*: the same ratio if only the bytes moved counted.",
+            "",
+            *table([*LEFT, *HEAD], [_row(cell) for cell in cells]),
+        ],
         details=[
             ("Three layouts of the pruned keys", _layouts(cells)),
             ("K in 8 and 4 bits", _few_bits(cells) if known else ["Not measured here."]),

@@ -157,27 +157,30 @@ def page(value: dict[str, Any]) -> Page:
         "faster without).",
         sure=f"These are medians of {value['rounds']} rounds with {value['threads']} threads, all variants taking "
         f"turns{busy}.",
-        tables=table(
-            ["what", "without", "with it, ms", "without, ms", "without / with", "the same, fastest calls"],
-            [
+        tables=[
+            "*Without / with*: ratio of both times in the same round, its median and, in small type, its middle half.",
+            "",
+            *table(
+                ["what", "without", "with it, ms", "without, ms", "without / with", "the same, fastest calls"],
                 [
-                    row["case"],
-                    f"`{row['switch']}`",
-                    f"{row['on_ms']:.2f}",
-                    f"{row['off_ms']:.2f}",
-                    f"{row['gain']:.2f} {small('{:.2f}–{:.2f}'.format(*row['half']))}",
-                    f"{row['gain_of_fastest']:.2f}",
-                ]
-                for row in rows
-            ],
-            words=2,
-        ),
+                    [
+                        row["case"],
+                        f"`{row['switch']}`",
+                        f"{row['on_ms']:.2f}",
+                        f"{row['off_ms']:.2f}",
+                        f"{row['gain']:.2f} {small('{:.2f}–{:.2f}'.format(*row['half']))}",
+                        f"{row['gain_of_fastest']:.2f}",
+                    ]
+                    for row in rows
+                ],
+                words=2,
+            ),
+        ],
         details=[
             (
                 "How it is counted",
                 [
-                    "*Without / with* is the ratio of both times in the same round: its median over the rounds, and in "
-                    "small type the middle half of the rounds. `GRACE_OPT_LLVM=0` turns the instructions off, "
+                    "`GRACE_OPT_LLVM=0` turns the instructions off, "
                     "`GRACE_OPT_OPENMP=0` the threads. Decoding without the instructions is done by torch.",
                 ],
             )

@@ -30,7 +30,7 @@ def adapter_matrix(value: dict[str, Any]) -> Page:
         messages += [f"- {family}: {said.removeprefix('raises: ')}"] if said else []
     failed = f"{counts['fails']} fail" if counts["fails"] else "none fails"
     slow = sum("fused=False" in row for row in marks.values())
-    others = f", {slow} work with `fused=False`" if slow else ""
+    others = f", {slow} work{'s' * (slow == 1)} with `fused=False`" if slow else ""
     return Page(
         title="Supported families of models and ways of generating",
         picture="Grid of families of models and ways of generating: which pass, and which are refused",
@@ -79,7 +79,7 @@ def test_deep(value: dict[str, Any]) -> Page:
     rows = []
     for name, m in methods.items():
         shares = [f"{100 * m[part] / m['instances']:.2f}" for part in ("optimal", "proved")]
-        rows.append([name, f"{m['instances']:,}", *shares, f"{m['exact_off']:.1e}", f"{m['bound_above_optimum']:.1e}"])
+        rows.append([name, f"{m['instances']:,}", *shares, f"{m['exact_off']:.2g}", f"{m['bound_above_optimum']:.2g}"])
     sizes = sorted(map(int, value["sizes"]))
     kinds = ", ".join(f"{name} {count:,}" for name, count in value["kinds"].items())
     proved = methods["branch_and_bound"]["proved"] / methods["branch_and_bound"]["instances"]

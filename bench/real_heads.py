@@ -107,25 +107,27 @@ def page(value: dict[str, Any]) -> Page:
         sure="This is one model and one passage of text. By quick lower bounds, the optimum is at most "
         f"{min(gaps):.1%} to {max(gaps):.1%} below local search at the median; [Solvers](../reference/solvers.md) has "
         "the optimum.",
-        tables=table(
-            [
-                "λ",
-                "k",
-                "f, MIES / THINK",
-                "f, local search / MIES",
-                "certified gap, MIES",
-                "certified gap, local search",
-            ],
-            body,
-            words=0,
-        ),
+        tables=[
+            "λ: share of channels pruned; k: their number. Ratios of f are means over the heads, gaps are medians.",
+            "",
+            *table(
+                [
+                    "λ",
+                    "k",
+                    "f, MIES / THINK",
+                    "f, local search / MIES",
+                    "certified gap, MIES",
+                    "certified gap, local search",
+                ],
+                body,
+                words=0,
+            ),
+        ],
         details=[
             (
                 "How it is counted",
                 [
-                    f"One interaction matrix per KV head, {n}×{n}, from {passage}. λ is the share of the {n} channels "
-                    "that is pruned, k their number. Ratios of f are means over the heads, and gaps are medians. A "
-                    "gap is the distance between f and the lower bound of `certify=True`. A smaller f on these "
+                    f"One interaction matrix per KV head, {n}×{n}, from {passage}. A gap is the distance between f and the lower bound of `certify=True`. A smaller f on these "
                     "queries does not tell [how good attention is on later "
                     "ones](../theory/index.md#what-a-smaller-objective-is-worth).",
                 ],

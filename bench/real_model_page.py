@@ -70,13 +70,18 @@ def page(value: dict[str, Any]) -> Page:
         found=f"By KL divergence, {_verdict(differences, 'kl')}: GRACE − THINK is {' and '.join(told)}. By the share "
         "of generated tokens equal to the dense cache's, "
         f"{_verdict(differences, 'agreement', higher=True)}.",
-        sure=f"This is one small model in 4 bits and {prompts} prompts of {value['tokens']:,} tokens; GRACE has the "
-        f"lower KL for {nearer} of the {prompts} prompts, and intervals are 95 %, paired by prompt.",
-        tables=table(
-            ["cache", "λ", "K+V, % of dense", "K, % of dense", *(head for _, _, head in MEASURES)],
-            _rows(value),
-            words=2,
-        ),
+        sure=f"This is one small model in 4 bits; of {prompts} prompts of {value['tokens']:,} tokens, GRACE has the "
+        f"lower KL for {nearer}; intervals are 95 %, paired by prompt.",
+        tables=[
+            "λ: share of key channels pruned. All other columns compare with the dense cache: bytes, next-token "
+            "distributions, and generated tokens (*tokens equal*, *common prefix*).",
+            "",
+            *table(
+                ["cache", "λ", "K+V, % of dense", "K, % of dense", *(head for _, _, head in MEASURES)],
+                _rows(value),
+                words=2,
+            ),
+        ],
         details=[
             (
                 "How it is counted",

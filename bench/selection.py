@@ -152,10 +152,21 @@ def page(value: dict[str, Any]) -> Page:
         f"{plain / checked:.0f} and {loop / checked:.0f} times faster.",
         sure=f"These are medians of {value['rounds']} rounds on one machine, all ways taking turns; plain Python, "
         "numpy and MIES choose the same channels. On other machines, expect similar ratios, not similar times.",
-        tables=table(
-            ["what", "ms per head", "ms, first call", "ms, lower bound", "× faster than Python", "× faster than numpy"],
-            rows,
-        ),
+        tables=[
+            "*check=False* skips the checks of W; *lower bound* is the least time by the [cost model](cost_model.md).",
+            "",
+            *table(
+                [
+                    "what",
+                    "ms per head",
+                    "ms, first call",
+                    "ms, lower bound",
+                    "× faster than Python",
+                    "× faster than numpy",
+                ],
+                rows,
+            ),
+        ],
         details=[
             (
                 "How it is counted",

@@ -40,7 +40,11 @@ def page(value: Mapping[str, Any]) -> Page:
     where = f", {threads} thread{'s' * (threads > 1)}" if value["device"] == "cpu" else ""
     on = f"{value['device_name']}{where}"
     gpu = ", and GPUs are not measured yet" if value["device"] == "cpu" else ""
-    tables = []
+    tables = [
+        "λ: share of key channels pruned. *TTFT*: time to the first token; *TPOT*: time per token after it; *selection*: "
+        "share of TTFT; *× dense*: the column before it, divided by the dense cache's.",
+        "",
+    ]
     for (attention, batch, context), of_size in by_size(rows):
         least = [f for f in floors if (f["batch"], f["context"]) == (batch, context)]
         steps = ", ".join(f"{_name(f['ratio'])} {si(f['seconds'], 's')}" for f in least)

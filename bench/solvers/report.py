@@ -123,7 +123,7 @@ def _found(value: dict[str, Any]) -> str:
                      f"{_short(best['ms per instance'])} ms each")  # fmt: skip
     if tight := next((line for line in value["certificates"] if "level=tight" in line["bound"]), None):
         gap = tight["median gap %"]
-        below = "equals the optimum" if gap < TINY else f"is {_short(gap)} % below the optimum"
+        below = "equals the optimum" if abs(gap) < TINY else f"is {_short(gap)} % below the optimum"
         took = _short(tight["ms per instance"])
         found.append(f'the lower bound of `certify="tight"` {below} at the median, in {took} ms each')
     return "; ".join(found) + "."
