@@ -176,7 +176,8 @@ def page(value: dict[str, Any]) -> Page:
             (
                 "How it is counted",
                 [
-                    "One sequence, numbers in 16 bits; 8k, 32k and 128k are its tokens. Only the shapes of the models count here: not all of them read prompts that long.",
+                    "One sequence, numbers in 16 bits; 8k, 32k and 128k are its tokens. "
+                    "Only the shapes of the models count here: not all of them read prompts that long.",
                     "",
                     f"- *Ours*: GRACE prunes ⌈λd⌉ channels, keeps the last {RECENT} tokens dense and stores {INDEX} "
                     "bytes for each kept index, which count as K. At every length and λ, the formula was compared with "

@@ -29,8 +29,8 @@ def page(value: dict[str, Any]) -> Page:
         f"time for the prompt, and a dense decoding step moves {min(steps):.2f} to {max(steps):.2f} times the bytes of "
         "a pruned one; the gain grows with the length and number of prompts.",
         sure="These are lower bounds from formulas, which the tests compare with torch's own counts and "
-        "`memory_report()`: no implementation is faster, but it may be slower. Only the rates of this machine are "
-        "measured; nothing ran on an H200.",
+        "`memory_report()`: at these rates, code cannot be faster, but it can be slower. Only the rates of this "
+        "machine are measured; nothing ran on an H200.",
         tables=_ratios(models),
         details=[
             (f"{name}: bytes to move and operations to compute, on any machine", _costs(first["cells"])),

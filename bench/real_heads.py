@@ -127,7 +127,8 @@ def page(value: dict[str, Any]) -> Page:
             (
                 "How it is counted",
                 [
-                    f"One interaction matrix per KV head, {n}×{n}, from {passage}. A gap is the distance between f and the lower bound of `certify=True`. A smaller f on these "
+                    f"One interaction matrix per KV head, {n}×{n}, from {passage}. "
+                    "A gap is the distance between f and the lower bound of `certify=True`. A smaller f on these "
                     "queries does not tell [how good attention is on later "
                     "ones](../theory/index.md#what-a-smaller-objective-is-worth).",
                 ],

@@ -41,8 +41,8 @@ def page(value: Mapping[str, Any]) -> Page:
     on = f"{value['device_name']}{where}"
     gpu = ", and GPUs are not measured yet" if value["device"] == "cpu" else ""
     tables = [
-        "λ: share of key channels pruned. *TTFT*: time to the first token; *TPOT*: time per token after it; *selection*: "
-        "share of TTFT; *× dense*: the column before it, divided by the dense cache's.",
+        "λ: share of key channels pruned. *TTFT*: time to the first token; *TPOT*: time per token after it; "
+        "*selection*: share of TTFT; *× dense*: the column before it, divided by the dense cache's.",
         "",
     ]
     for (attention, batch, context), of_size in by_size(rows):
