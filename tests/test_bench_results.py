@@ -216,7 +216,7 @@ def test_pages_of_experiments_are_of_one_commit(cells, tmp_path: Path) -> None:
         assert text.index("- **Found**") < text.index("- **How sure**") < text.index("\n| ")
     text = page.read_text()
     assert text.index("- **How sure**") < text.index("## ") < text.index("<details>")
-    assert "(solver_quality.md): Compared with think in the first table: " in index.read_text()
+    assert "(solver_quality.md): Comparisons with think in the first table: " in index.read_text()
     for line in re.findall(r"\]\(([^)]+)\)", index.read_text()):
         assert (tmp_path / "out" / line).is_file(), line
     with pytest.raises(SystemExit, match="leads out of its folder"):

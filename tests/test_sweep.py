@@ -502,7 +502,7 @@ def test_a_report_shows_ours_the_papers_and_what_is_missing(directory: Path) -> 
     assert "| not run here |" in missing
     assert "`run --ratio 0.9`" in missing
     assert text.index("![") < text.index("- **Asked**: ") < text.index("\n## ")
-    assert "- **Found**: Compared with think in the first table: mies better in 1" in text
+    assert "- **Found**: Comparisons with think in the first table: mies 1 better" in text
     assert text.index("<details>") < text.index("1 of 2 cells measured; 1 missing") < text.index("</details>")
     page = (directory / "report" / "first.html").read_text()
     assert page.count("<details><summary>Where the numbers come from</summary>") == page.count("</details>") == 1

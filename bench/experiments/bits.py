@@ -140,7 +140,7 @@ def views(settings: Settings) -> list[Table | Plot]:
     what = (
         "Bits are those of a stored key element, with scales and zero points, without kept indices and dense windows. "
         "kl: attention KL in nats; output: relative error of attention's output; both on later queries, means over "
-        "layers and KV heads (defined in `bench/experiments/quality.py`)."
+        "layers and KV heads (defined in bench/experiments/quality.py)."
     )
     tables: list[Table | Plot] = [
         Table(

@@ -134,7 +134,7 @@ EXPERIMENT = Experiment(
     paper="Table 4",
     about="How long do the first token and each later token take, with each cache? A model of the named shape, with "
     "random weights, reads a prompt and generates ten tokens or more with every cache in turn. With few layers, the "
-    "embedding and the logits take a large share of a step, and other work on the machine shows: `bench.efficiency` "
+    "embedding and the logits take a large share of a step, and other work on the machine shows: bench.efficiency "
     "measures more, and more carefully.",
     sizes={
         "smoke": Options(shape="tiny", tokens=(64,), ratios=(0.5,), new_tokens=6, rounds=2),

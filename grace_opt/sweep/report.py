@@ -150,9 +150,10 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
         else:
             section.append(_nothing(description))
     picture = next((section for is_plot, section in shown if is_plot and data), None)
-    parts += picture[1:] if picture else []
     found = _found(description, records, verdicts)
+    parts += picture[1:2] if picture else []
     parts.append(_sentences(description, records, found))
+    parts += picture[2:] if picture else []  # its note
     parts += [part for _, section in shown if section is not picture for part in section]
     parts += [_OPEN, *_provenance(description, records, others), _CLOSE]
     return _write(out / name, description.title, "\n\n".join(parts)), len(records), found
@@ -169,10 +170,10 @@ def _found(description: Description, records: list[Record], verdicts: list[tuple
         of = counts.setdefault(by, {})
         of[verdict] = of.get(verdict, 0) + 1
     found = [
-        f"{_escape(by)} {', '.join(f'{verdict} in {number}' for verdict, number in of.items())} of {sum(of.values())}"
+        f"{_escape(by)} {', '.join(f'{number} {verdict}' for verdict, number in of.items())}"
         for by, of in counts.items()
     ]
-    return f"Compared with {_escape(verdicts[0][0])} in the first table: {'; '.join(found)}."
+    return f"Comparisons with {_escape(verdicts[0][0])} in the first table: {'; '.join(found)}."
 
 
 def _sentences(description: Description, records: list[Record], found: str) -> str:
