@@ -590,6 +590,18 @@ def test_views_that_are_wrong_in_themselves() -> None:
             wrong()
 
 
+def test_a_plot_leaves_out_rows_of_other_views(tmp_path: Path) -> None:
+    from pandas import DataFrame
+
+    from grace_opt.sweep.plots import save_plot
+
+    rows = [{"setting": "a", "f": 1.0}, {"setting": "b", "f": 2.0}]
+    plot = Plot("bar", "P", x="setting", y="f")
+    for name, more in (("alone", []), ("among others", [{"f": 3.0, "other": "c"}])):
+        save_plot(plot, DataFrame([*rows, *more]), tmp_path / name)
+    assert (tmp_path / "alone.png").read_bytes() == (tmp_path / "among others.png").read_bytes()
+
+
 def test_columns_of_numbers_and_text_are_refused(tmp_path: Path) -> None:
     cells = [Cell("mixed", {"n": n}) for n in range(2)]
     run_sweep(cells, lambda config: [{"value": 1 if config["n"] else "one"}], tmp_path, progress=False)
