@@ -154,6 +154,11 @@ def test_results_runs_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys:
         "test-deep",
         "ALLOW_DIRTY=1",
     ]
+    assert results.command_of("solvers", report_only=True, allow_dirty=False)[2:] == [
+        "bench.solvers",
+        "all",
+        "--report-only",
+    ]
     assert results.main(["experiments", "--skip", "experiments/pocket", "--list"]) == 0
     assert capsys.readouterr().out.split()[0] == "experiments/smollm2/index"
     with pytest.raises(SystemExit):
