@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--model",
             default="HuggingFaceTB/SmolLM2-135M-Instruct",
-            help="model of the heads: Hub id, folder, .gguf file, or pocket, the shipped model (default: %(default)s)",
+            help="whose heads: Hub id, folder, .gguf file, or pocket, which is shipped (default: %(default)s)",
         )
     for command in (run, everything):
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the records (default: runs)")
@@ -120,9 +120,9 @@ def _parser() -> argparse.ArgumentParser:
 
 FETCH = (
     "Real heads (heads, pairs) are captured from a public model that reads this repository's licence. MDPLIB (mdplib) "
-    "is downloaded from an address that could not be tried when this was written. Lambert's k-cluster library "
-    "(kcluster) has no archive to download: the message says where to get its files. Each file is checked by SHA-256 "
-    "and fetched once. All other instances are generated from seeds."
+    "is downloaded, from an address that could not be tried when this was written; Lambert's k-cluster library "
+    "(kcluster) has no address of an archive: the message says where its files are to be had. Each file is checked by "
+    "SHA-256, and one that is there is not fetched again. All other instances are made by seed: nothing to fetch."
 )
 RUN = (
     "Each method runs in its own process, in one thread, compiled and warm before the clock starts. Finished cells are "
