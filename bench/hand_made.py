@@ -147,14 +147,14 @@ def page(value: dict[str, Any]) -> Page:
         for choose in (min, max)
     )
     busy = f"; the machine was busy (load {load:.0f}), so trust the last column most" if (load or 0) > 3 else ""
+    slower = " (below 1: faster without)" if min(least.values()) < 1 else ""
     return Page(
         title="Hand-made LLVM and torch's threads",
         picture="Bars: how many times longer each loop takes without the hand-made code",
         draw=lambda figure: draw(figure, rows),
         asked="How much time do the hand-written LLVM instructions and the use of torch's OpenMP threads save?",
         found=f"The loops take {least[LLVM]:.1f} to {most[LLVM]:.1f} times as long without the instructions, and "
-        f"decoding takes {least[OPENMP]:.1f} to {most[OPENMP]:.1f} times as long without torch's threads (below 1: "
-        "faster without).",
+        f"decoding takes {least[OPENMP]:.1f} to {most[OPENMP]:.1f} times as long without torch's threads{slower}.",
         sure=f"These are medians of {value['rounds']} rounds with {value['threads']} threads, all variants taking "
         f"turns{busy}.",
         tables=[
