@@ -30,7 +30,7 @@ RESULTS = ROOT / "docs" / "results"
 CLEAN = {"date": "2026-01-02", "command": "python -m bench.selection", "commit": "1234567", "cpu": "x", "cores": 2}
 CLEAN |= {"python": "3.11.0"}
 #: Somebody else's form.
-OTHERS = ("solvers",)
+OTHERS: tuple[str, ...] = ()
 PAGES = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*.md") if path.stem not in OTHERS)
 COMMIT = r"[0-9a-f]{7,}\+?"
 
