@@ -42,7 +42,7 @@ def evaluate(W: Tensor, mask: Tensor) -> Tensor:
     """
     if W.shape[:-1] == mask.shape:
         return one_per_instance(W, mask)
-    if W.ndim == 2:  # many choices of one instance
+    if W.ndim == 2 and mask.numel():  # many choices of one instance
         return torch.stack([evaluate(W, one) for one in mask.reshape(-1, mask.shape[-1])]).reshape(mask.shape[:-1])
     return one_per_instance(W.expand(*mask.shape[:-1], *W.shape[-2:]), mask)
 

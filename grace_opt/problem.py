@@ -7,7 +7,7 @@ checks. Source: the problem of GRACE (arXiv 2604.16983, section 3); heaviest k-s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -70,8 +70,8 @@ class Problem:
             Vertices that must not be chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph, a
             bool mask or a list of its nodes.
         check : bool
-            False skips every check that reads data (finite, symmetric, k and protected in range); for trusted
-            callers.
+            False skips the checks that read W (finite, symmetric), and whether enough vertices are unprotected; for
+            trusted callers.
 
         Raises
         ------
@@ -123,32 +123,20 @@ class Problem:
     def flatten(self) -> Problem:
         """The same instances with exactly one batch dimension, as batched solvers get them."""
         n = self.n
-        return Problem(
-            self.W.reshape(-1, n, n),
-            self.k.reshape(-1),
-            self.candidates.reshape(-1, n),
-            self.k_max,
-            self.backend,
-            self.integer,
-            self.labels,
+        return replace(
+            self, W=self.W.reshape(-1, n, n), k=self.k.reshape(-1), candidates=self.candidates.reshape(-1, n)
         )
 
     def instance(self, b: int) -> Problem:
         """Instance `b` of a flattened batch, without a batch dimension."""
         k = self.k[b]
-        return Problem(self.W[b], k, self.candidates[b], int(k), self.backend, self.integer, self.labels)
+        return replace(self, W=self.W[b], k=k, candidates=self.candidates[b], k_max=int(k))
 
     def instances(self, rows: Tensor) -> Problem:
         """Some instances of a flattened batch, as a flattened batch."""
-        return Problem(
-            self.W[rows],
-            self.k[rows],
-            self.candidates[rows],
-            int(self.k[rows].max()) if len(rows) else 0,
-            self.backend,
-            self.integer,
-            self.labels,
-        )
+        k = self.k[rows]
+        largest = int(k.max()) if len(rows) else 0
+        return replace(self, W=self.W[rows], k=k, candidates=self.candidates[rows], k_max=largest)
 
 
 def symmetrize(W: Any) -> Any:

@@ -62,9 +62,8 @@ class _Stop:
             self.before(number, frame)
             return
         self.by_ctrl_c = self.asked = True
-        if isinstance(
-            getattr(self.before, "__self__", None), _Stop
-        ):  # `solve` called in a callback: stop its caller too
+        if isinstance(getattr(self.before, "__self__", None), _Stop):
+            # `solve` called in a callback: stop its caller too.
             self.before(number, frame)
 
 
@@ -207,8 +206,8 @@ class Run:
             yield
             return
         stop.before = before
-        signal.signal(signal.SIGINT, stop.on_ctrl_c)
-        try:
+        try:  # from here on: a signal may come as soon as the handler is there
+            signal.signal(signal.SIGINT, stop.on_ctrl_c)
             yield
         finally:
             signal.signal(signal.SIGINT, before)

@@ -165,7 +165,7 @@ class TestFallback:
         assert not calls
 
     def test_limits_of_steps_or_time(self, on_triton, calls):
-        with pytest.warns(UserWarning, match="no limit of steps or time"):
+        with pytest.warns(UserWarning, match="cannot stop at a limit of steps or time"):
             solve(batch(12), 5, "local_search", max_steps=3)
         assert calls == ["greedy_order"]
 

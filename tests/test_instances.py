@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grace_opt import ProblemError, instances, solve
+from grace_opt import ChannelMask, OptionError, ProblemError, instances, solve
 from grace_opt.testing import instance
 
 CLUSTER = "4 2 3\r\n1 2 0.500000 \r\n2 3 0.5\r\n3 4 0.500000\r\n"
@@ -208,6 +208,13 @@ def test_a_whole_k_is_read_as_it_is(tmp_path, k):
     for name in ("w.npz", "w.safetensors"):
         instances.write(tmp_path / name, W, k)
         assert np.array_equal(instances.read(tmp_path / name).k, k)
+
+
+@pytest.mark.parametrize("path", [None, 5, ["w.npy"]])
+def test_what_is_no_name_of_a_file(path):
+    for call in (instances.read, ChannelMask.load, lambda given: instances.write(given, np.eye(2))):
+        with pytest.raises(OptionError, match="give the name of a file"):
+            call(path)
 
 
 def test_masks_are_not_lost_in_files(tmp_path):

@@ -75,8 +75,27 @@ def test_a_taken_name_and_loose_options(forget):
     class Loose:
         pass
 
-    with pytest.raises(grace_opt.OptionError, match="frozen dataclass"):
-        grace_opt.register("loose", options=Loose)
+    for loose in (Loose, registry.NoOptions()):
+        with pytest.raises(grace_opt.OptionError, match="frozen dataclass"):
+            grace_opt.register("loose", options=loose)
+
+
+def test_what_a_method_requires(forget):
+    """A text was read letter by letter, and the package of a missing submodule raised ModuleNotFoundError."""
+    with pytest.raises(grace_opt.OptionError, match=r"requires=\('cvxpy',\)"):
+        grace_opt.register("needs_one", requires="cvxpy")
+    grace_opt.register("needs_part", requires=("no_such_package.part",))(lambda p, o, r: None)
+    with pytest.raises(grace_opt.UnknownSolverError, match=r'pip install "no_such_package\.part"'):
+        solve(torch.eye(3), 1, "needs_part")
+
+
+def test_options_with_a_default_factory_are_not_changed():
+    @dataclasses.dataclass(frozen=True)
+    class Listed:
+        names: list[str] = dataclasses.field(default_factory=list)
+
+    assert registry.changed(Listed()) == {}
+    assert registry.changed(Listed(["a"])) == {"names": ["a"]}
 
 
 def test_a_solver_that_answers_nonsense_is_reported(forget):
@@ -257,6 +276,14 @@ def test_statistics_are_one_per_instance(forget):
     grace_opt.register("counts", batched=True)(lambda p, o, r: Result(_first(p), stats={"steps": torch.zeros(3)}))
     with pytest.raises(grace_opt.SolverError, match=r"counts.*'steps'.*\(2, '...'\)"):
         solve(torch.eye(3).repeat(2, 1, 1), 1, "counts")
+
+
+def test_statistics_of_instances_are_added_whatever_numbers_they_are(forget):
+    """numpy's and torch's were lost where instances are solved one at a time."""
+    counts = {"steps": np.int64(3), "moves": torch.tensor(2), "seconds": np.float32(0.5), "name": "x"}
+    grace_opt.register("counts")(lambda p, o, r: Result(_first(p), stats=counts))
+    stats = solve(torch.eye(3).repeat(2, 1, 1), 1, "counts").stats
+    assert {name: stats.get(name) for name in counts} == {"steps": 6, "moves": 4, "seconds": 1.0, "name": None}
 
 
 def test_a_bound_above_f_by_rounding_is_f(forget):

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._util.optional import require
-from .._util.parameters import number
-from ..errors import OptionError, ProblemError
+from .._util.parameters import choice, number
+from ..errors import ProblemError
 from ..problem import Problem
 
 OBJECTIVE_FORMS = ("linear", "quadratic")
@@ -70,8 +70,7 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
     (5.0, [True, False, True])
     """
     cp = require("cvxpy", "peers", "to_cvxpy()")
-    if form not in OBJECTIVE_FORMS:
-        raise OptionError(f"form={form!r}: give {' or '.join(map(repr, OBJECTIVE_FORMS))}.")
+    choice("form", form, OBJECTIVE_FORMS)
     problem = _single(W, k, protected)
     weights, n = _array(problem), problem.n
     x = cp.Variable(n, boolean=True, name="x")

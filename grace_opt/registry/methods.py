@@ -21,7 +21,7 @@ import torch
 
 from .. import objective
 from .._util.names import nearest_name
-from .._util.parameters import shown
+from .._util.parameters import plain, shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import COMPILE_FROM
 from ..problem import Problem
@@ -191,7 +191,7 @@ def register(
     Raises
     ------
     OptionError
-        If the name is taken by another function, or `options` is not a frozen dataclass.
+        If the name is taken by another function, `options` is not a frozen dataclass, or `requires` is a text.
 
     Examples
     --------
@@ -211,8 +211,11 @@ def register(
         raise OptionError(
             f'{name!r} is not a valid method name: write @register("my_method"), letters, digits and underscores.'
         )
-    if not (dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+    frozen = getattr(getattr(options, "__dataclass_params__", None), "frozen", False)
+    if not (isinstance(options, type) and frozen):
         raise OptionError(f"options of {name!r} must be a frozen dataclass: decorate it with @dataclass(frozen=True).")
+    if isinstance(requires, str):
+        raise OptionError(f"requires={requires!r} of {name!r}: give a tuple, requires=({requires!r},).")
 
     def add(solver: Solver) -> Solver:
         taken = _REGISTRY.get(name)
@@ -293,10 +296,17 @@ def get(name: str) -> SolverSpec:
         raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.{lost}")
     for requirement in spec.requires:
         module, _, extra = requirement.partition(":")
-        if importlib.util.find_spec(module) is None:
+        if not _is_installed(module):
             what = f"grace-opt[{extra}]" if extra else module
             raise UnknownSolverError(f'method {name!r} needs {module}, which is not installed: pip install "{what}".')
     return spec
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that a submodule belongs to
+        return False
 
 
 def chosen(method: Any, options: Mapping[str, Any]) -> tuple[SolverSpec, Any]:
@@ -341,7 +351,8 @@ def changed(options: Any) -> dict[str, Any]:
     """
     found = {}
     for field in dataclasses.fields(options):
-        value, usual = getattr(options, field.name), field.default
+        made = field.default_factory is not dataclasses.MISSING
+        value, usual = getattr(options, field.name), field.default_factory() if made else field.default
         if type(value) is not type(usual) or value != usual:  # of equal types, so that no array is compared
             found[field.name] = value
     return found
@@ -373,6 +384,6 @@ def _summed(stats: list[dict[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for one in stats:
         for key, value in one.items():
-            if isinstance(value, int | float):
-                total[key] = total.get(key, 0) + value
+            if isinstance(count := plain(value), int | float):
+                total[key] = total.get(key, 0) + count
     return total

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._util.array_like import FLOATS
 from ...errors import ProblemError
-from .._shared.gpu_checks import FLOATS, check_like, check_matrices
+from .._shared.gpu_checks import check_like, check_matrices
 
 
 class Taken(NamedTuple):
@@ -73,7 +74,7 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int, path: bool = 
     if k.dtype != torch.int64:
         raise ProblemError(f"k has dtype {k.dtype}: give int64.")
     if scores.dtype not in FLOATS:
-        raise ProblemError(f"scores has dtype {scores.dtype}: give float32 or float64.")
+        raise ProblemError(f"scores has dtype {scores.dtype}: give float16, bfloat16, float32 or float64.")
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     order = torch.empty(size, k_max, dtype=torch.int64, device=W.device)
     rise = torch.empty(size, dtype=torch.float64, device=W.device)
