@@ -100,6 +100,14 @@ class Run:
         Indices of these instances in the whole call; None: all of them.
     pace : float
         How many times longer than usual a step takes now; more than 1 on a busy machine.
+    began : float
+        `time.monotonic()` value when the call began.
+
+    Examples
+    --------
+    >>> run = Run(deadline=time.monotonic() + 60)
+    >>> run.expired(), run.has_time(seconds=90)
+    (False, False)
     """
 
     seed: int = 0

@@ -80,6 +80,17 @@ def test_a_taken_name_and_loose_options(forget):
             grace_opt.register("loose", options=loose)
 
 
+def test_every_option_has_a_default(forget):
+    """`compare`, presets and time limits call methods without options: a TypeError came of it."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Wide:
+        width: int
+
+    with pytest.raises(grace_opt.OptionError, match="option 'width' of 'wide' has no default"):
+        grace_opt.register("wide", options=Wide)
+
+
 def test_what_a_method_requires(forget):
     """A text was read letter by letter, and the package of a missing submodule raised ModuleNotFoundError."""
     with pytest.raises(grace_opt.OptionError, match=r"requires=\('cvxpy',\)"):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._util.arrays import least_eigenvalue
 from .._util.optional import require
 from .._util.parameters import choice, number
 from ..errors import ProblemError
@@ -81,7 +82,7 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
         # Set protected vertices to 0: a huge one would otherwise shift all others by more than their weights.
         free = problem.candidates.cpu().numpy()
         weights = np.where(np.outer(free, free), weights, 0.0)
-        shift = min(0.0, float(np.linalg.eigvalsh(weights)[0])) - SHIFT_MARGIN * n * float(np.abs(weights).max())
+        shift = min(0.0, least_eigenvalue(weights)) - SHIFT_MARGIN * n * float(np.abs(weights).max())
         convex = cp.psd_wrap(weights - shift * np.eye(n))
         return cp.Problem(cp.Minimize(cp.quad_form(x, convex) + shift * cp.sum(x)), constraints)
     i, j = np.nonzero(np.triu(weights, 1))

@@ -58,7 +58,7 @@ class SolverSpec:
     solver : callable
         ``(problem, options, run) -> Result``.
     options : type
-        A frozen dataclass; its fields are the method's options.
+        A frozen dataclass; its fields are the method's options, each with a default.
     exact : bool
         Whether it proves optimality when it finishes.
     batched : bool
@@ -106,7 +106,7 @@ class SolverSpec:
 
     def make_options(self, given: Mapping[str, Any]) -> Any:
         """The options dataclass, or OptionError naming the accepted ones."""
-        accepted = [field.name for field in dataclasses.fields(self.options)]
+        accepted = [field.name for field in dataclasses.fields(self.options) if field.init]
         for name in given:
             if name not in accepted:
                 near = nearest_name(name, accepted)
@@ -191,7 +191,8 @@ def register(
     Raises
     ------
     OptionError
-        If the name is taken by another function, `options` is not a frozen dataclass, or `requires` is a text.
+        If the name is taken by another function, `options` is not a frozen dataclass with a default for each field, or
+        `requires` is a text.
 
     Examples
     --------
@@ -214,6 +215,9 @@ def register(
     frozen = getattr(getattr(options, "__dataclass_params__", None), "frozen", False)
     if not (isinstance(options, type) and frozen):
         raise OptionError(f"options of {name!r} must be a frozen dataclass: decorate it with @dataclass(frozen=True).")
+    for field in dataclasses.fields(options):
+        if field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise OptionError(f"option {field.name!r} of {name!r} has no default: every option needs one.")
     if isinstance(requires, str):
         raise OptionError(f"requires={requires!r} of {name!r}: give a tuple, requires=({requires!r},).")
 
