@@ -147,7 +147,7 @@ def solve(
     stopping = _Stopping.of(problem, time_limit, target, patience)
     seed, level = checked_seed(seed), _level(certify)
     if stopping.timed:
-        _prepare(spec, level)
+        _prepare(spec, level, problem.W.dtype)
     run = stopping.run(seed, callback=callback)
     with run.heeding_ctrl_c():
         answer = _answer(problem, spec, made, run, level, check)
@@ -257,7 +257,7 @@ def compare(
             try:
                 show(spec.name, at)
                 if stopping.timed:
-                    _prepare(spec, level)
+                    _prepare(spec, level, problem.W.dtype)
                 run = stopping.run(seed, cap=cap)
                 with run.heeding_ctrl_c():
                     answers.append(_answer(problem, spec, made, run, None, check))
@@ -388,9 +388,9 @@ def _finish(problem: Problem, answer: _Answer) -> Solution:
     )
 
 
-def _prepare(spec: SolverSpec, level: str | None) -> None:
+def _prepare(spec: SolverSpec, level: str | None, dtype: torch.dtype) -> None:
     """Have everything compiled before a time limit starts to run."""
-    spec.prepare()
+    spec.prepare(dtype)
     if level is not None or spec.compiled:
         bounds.prepare()
 

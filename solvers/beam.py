@@ -80,7 +80,7 @@ class _Closed:
         return self.closed
 
 
-@register("beam", options=BeamOptions, batched=True, guarantee="never worse than MIES", searches=True)
+@register("beam", options=BeamOptions, batched=True, guarantee="never worse than MIES", compiled=True, searches=True)
 def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
     """Greedy with several partial sets at once, ranked by f or by f of their greedy completions."""
     pool = options.width * max(1, options.lookahead)

@@ -10,6 +10,7 @@ import torch
 
 import grace_opt
 from grace_opt import Problem, objective, registry, solve, testing
+from grace_opt.kernels._shared import threads
 from grace_opt.solution import Result
 
 
@@ -157,6 +158,28 @@ def test_compiling_comes_before_the_time_limit_starts(forget):
     for _ in range(2):
         assert grace_opt.solve(W, 3, "slow_start", time_limit=0.2).stats["time"] < 0.2
     assert calls == [False] * 3
+
+
+def test_what_is_compiled_is_what_will_run(forget):
+    """Loops of float32, and those that only large W need, were compiled within the time limit."""
+    seen = []
+
+    @registry.register("slow_start", batched=True, compiled=True)
+    def slow_start(problem, options, run):
+        """Runs once for each dtype before its clock starts."""
+        seen.append((problem.W.dtype, threads.enough_steps(1)))
+        return Result(_first(problem))
+
+    for dtype in (torch.float32, torch.float64):
+        for _ in range(2):
+            grace_opt.solve(torch.eye(3, dtype=dtype), 1, "slow_start", time_limit=1)
+        assert seen == [(dtype, True), (dtype, False), (dtype, False)]
+        seen.clear()
+
+
+def test_all_searches_are_compiled_before_their_time_starts():
+    """beam and exhaustive were not, and a limit of a second was over before the first step."""
+    assert all(spec.compiled for spec in grace_opt.methods() if spec.searches)
 
 
 def _first(problem):

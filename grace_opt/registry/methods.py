@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,15 +22,13 @@ from .. import objective
 from .._util.names import nearest_name
 from .._util.parameters import plain, shown
 from ..errors import OptionError, UnknownSolverError
-from ..kernels._shared.threads import COMPILE_FROM
+from ..kernels._shared.threads import always_compiled
 from ..problem import Problem
 from ..run import Run
 from ..solution import Result
 from .result_checks import checked_result, copy_of_problem, refuse_overwritten
 
 ENTRY_POINT_GROUP = "grace_opt.solvers"
-#: From this number of vertices on, compiled loops do all the work.
-ALWAYS_COMPILED_FROM = math.isqrt(COMPILE_FROM) + 1
 
 
 @dataclass(frozen=True)
@@ -86,23 +83,23 @@ class SolverSpec:
     compiled: bool = False
     searches: bool = False
 
-    def prepare(self) -> None:
-        """Load compiled code, compiling it first if it is new to this machine, before a time limit starts."""
+    def prepare(self, dtype: torch.dtype = torch.float64) -> None:
+        """Load compiled code for W of this dtype, compiling it first if it is new to this machine.
+
+        Called before a time limit starts; does nothing unless the method is `compiled`.
+        """
         if not self.compiled:
             return
         with _preparing:  # other threads wait until everything is ready
-            if self.solver not in _prepared:
+            if (self.solver, dtype) not in _prepared:
                 place = torch.arange(24.0, dtype=torch.float64, device="cpu")
-                small = torch.cos(7 * place[:, None] * place)  # no bound settles this W: every part of a search runs
-                self.solver(Problem.of(small[None], 12), self.options(), Run(0))
-                # For large W, greedy passes and f use compiled code too.
-                large = Problem.of(
-                    torch.zeros(1, ALWAYS_COMPILED_FROM, ALWAYS_COMPILED_FROM, dtype=torch.float64, device="cpu"),
-                    ALWAYS_COMPILED_FROM // 2,
-                )
-                for spec in (get(name) for name in ("mies", "drop_greedy")):
-                    objective.evaluate(large.W, spec.solve(large, spec.options(), Run(0)).mask)
-                _prepared.add(self.solver)
+                W = torch.cos(7 * place[:, None] * place).to(dtype)  # no bound settles it: every part of a search runs
+                small = Problem.of(W[None], 12)
+                with always_compiled():
+                    self.solver(small, self.options(), Run(0))
+                    for spec in (get(name) for name in ("mies", "drop_greedy")):  # where others start
+                        objective.evaluate(small.W, spec.solve(small, spec.options(), Run(0)).mask)
+                _prepared.add((self.solver, dtype))
 
     def make_options(self, given: Mapping[str, Any]) -> Any:
         """The options dataclass, or OptionError naming the accepted ones."""
@@ -158,7 +155,7 @@ def _noted(result: Result, problem: Problem, run: Run) -> Result:
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
-_prepared: set[Solver] = set()
+_prepared: set[tuple[Solver, torch.dtype]] = set()
 _preparing = threading.RLock()  # reentrant: preparing a method calls others
 _loaded = False
 _this_thread = threading.local()  # `loading`: this thread is loading the solvers
