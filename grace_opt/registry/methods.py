@@ -352,8 +352,8 @@ def changed(options: Any) -> dict[str, Any]:
     """
     found = {}
     for field in dataclasses.fields(options):
-        made = field.default_factory is not dataclasses.MISSING
-        value, usual = getattr(options, field.name), field.default_factory() if made else field.default
+        factory, value = field.default_factory, getattr(options, field.name)
+        usual = field.default if factory is dataclasses.MISSING else factory()
         if type(value) is not type(usual) or value != usual:  # of equal types, so that no array is compared
             found[field.name] = value
     return found
