@@ -208,6 +208,13 @@ def test_k_is_missing():
         solve(EYE)
 
 
+def test_a_start_of_the_wrong_shape():
+    """Indices were called a mask."""
+    for start, shape in ((np.zeros((3, 2), int), r"\(3, 2\)"), (np.ones(5, bool), r"\(5,\)"), (True, r"\(\)")):
+        with pytest.raises(OptionError, match=rf"start has shape {shape}: give a method's name, .*each of 2 instances"):
+            solve(np.stack([EYE] * 2), 2, "local_search", start=start)
+
+
 def test_a_start_of_the_wrong_size():
     with pytest.raises(grace_opt.SolverError, match="start= chose"):
         solve(EYE, 2, "local_search", start=[1])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,6 +213,20 @@ def test_a_whole_k_is_read_as_it_is(tmp_path, k):
     for name in ("w.npz", "w.safetensors"):
         instances.write(tmp_path / name, W, k)
         assert np.array_equal(instances.read(tmp_path / name).k, k)
+
+
+def test_tensors_of_any_kind_are_written(tmp_path):
+    """Those that need a gradient, are sparse or in bfloat16 were "nothing that numpy makes an array of"."""
+    for tensor in (
+        torch.eye(2).requires_grad_(),
+        torch.eye(2).bfloat16(),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).int(),
+    ):
+        instances.write(tmp_path / "w.npz", tensor)
+        assert instances.read(tmp_path / "w.npz").W.tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(ProblemError, match=r"W has dtype complex64: give real numbers"):
+        instances.write(tmp_path / "w.npz", torch.eye(2).to(torch.complex64))
 
 
 @pytest.mark.parametrize("path", [None, 5, ["w.npy"]])

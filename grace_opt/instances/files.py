@@ -35,7 +35,7 @@ import numpy.typing as npt
 import torch
 
 from .._util import array_like, files
-from .._util.array_like import to_array
+from .._util.array_like import as_tensor, to_array
 from ..errors import ProblemError
 from . import formats, matrix_market
 
@@ -161,7 +161,8 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     >>> print(open(path).read().splitlines()[1:])
     ['p edge 3 2', 'e 1 2', 'e 2 3']
     """
-    path, W = Path(files.path_text(path)), to_array(W, "W")
+    path = Path(files.path_text(path))
+    W = _numbers(path, "W", as_tensor(W, "W").cpu()) if isinstance(W, torch.Tensor) else to_array(W, "W")
     if k is not None:
         k = to_array(k, "k", "an integer, or an array of integers with one k per instance")
         _whole(path, k)
