@@ -89,10 +89,7 @@ class Problem:
         backend = backend_of(W, k, protected)
         given = as_tensor(W, "W")
         integer, tensor = not given.dtype.is_floating_point, to_floats(given, "W")
-        if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
-            raise ProblemError(
-                f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n)."
-            )
+        _check_square(tensor)
         if tensor.numel() == 0:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
         *batch, n, _ = tensor.shape
@@ -157,9 +154,13 @@ def symmetrize(W: Any) -> Any:
     [[0.0, 1.0], [1.0, 0.0]]
     """
     tensor = to_float_tensor(W, "W")
+    _check_square(tensor)
+    return backend_of(W).export(_mean(tensor))
+
+
+def _check_square(tensor: Tensor) -> None:
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
         raise ProblemError(f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n).")
-    return backend_of(W).export(_mean(tensor))
 
 
 def _mean(tensor: Tensor) -> Tensor:

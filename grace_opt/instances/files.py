@@ -34,8 +34,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .._util import array_like, files
-from .._util.array_like import as_tensor, to_array
+from .._util import files
+from .._util.array_like import as_tensor, to_array, wrong_dtype_error
 from ..errors import ProblemError
 from . import formats, matrix_market
 
@@ -257,7 +257,7 @@ def _numbers(path: Path, name: str, value: Any) -> Array:
     try:
         return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
     except TypeError:
-        raise ProblemError(f"{path}: {array_like.wrong_dtype_error(name, value.dtype)}") from None
+        raise ProblemError(f"{path}: {wrong_dtype_error(name, value.dtype)}") from None
 
 
 def _whole(path: Path, k: Array | None) -> Any:
