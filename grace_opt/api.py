@@ -388,7 +388,7 @@ def _finish(problem: Problem, answer: _Answer) -> Solution:
     )
 
 
-def _prepare(spec: SolverSpec, level: str | None, dtype: torch.dtype) -> None:
+def _prepare(spec: SolverSpec, level: str | None, dtype: torch.dtype = torch.float64) -> None:
     """Have everything compiled before a time limit starts to run."""
     spec.prepare(dtype)
     if level is not None or spec.compiled:

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX sig
 RANDOM_MOMENTS = """
 import json, os, random, signal, sys, threading, time
 import numpy as np
-import torch
 from grace_opt import Status, api, registry, solve
 from grace_opt.run import _Stop
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,7 +36,7 @@ rng = np.random.default_rng(1)
 W = rng.normal(size=(batch, n, n))
 W = W + W.swapaxes(1, 2)
 solve(np.cos(np.arange(576.0).reshape(24, 24)) + np.cos(np.arange(576.0).reshape(24, 24)).T, 12, method)  # compiled
-api._prepare(registry.get(method), "tight", torch.float64)
+api._prepare(registry.get(method), "tight")
 solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
 stops = []
 _Stop.__init__ = (lambda old: lambda self: (stops.append(self), old(self))[1])(_Stop.__init__)
