@@ -44,6 +44,13 @@ def test_keys_and_values_are_those_of_the_dense_cache(tiny, prompt):
         assert not layer.queries.requires_grad
 
 
+def test_the_factor_is_that_of_the_call_not_of_the_module(tiny, prompt):
+    """OPT scales its queries itself and calls the attention with 1."""
+    model = tiny("OPT", ffn_dim=96, word_embed_proj_dim=64)
+    assert model.model.decoder.layers[0].self_attn.scaling == 0.25
+    assert [layer.scaling for layer in capture(model, prompt).values()] == [1.0, 1.0]
+
+
 def test_only_the_layers_asked_for(tiny, prompt):
     assert list(capture(tiny(), prompt, layers=[1])) == [1]
     with pytest.raises(OptionError, match=r"2 layers and no \[-1, 2\]; write numbers from 0 to 1"):

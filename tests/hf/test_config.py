@@ -309,6 +309,7 @@ class TestPruning:
         [
             {"ratio": 0.6},
             {"ratio": [0.5, 0.5]},
+            {"ratio": np.array([0.5, 0.5])},
             {"method": "mies"},
             {"dense_layers": 1},
             {"fused": False},
@@ -323,7 +324,6 @@ class TestPruning:
         with pytest.raises(OptionError, match="leave out ratio, sink_tokens"):
             PrunedKeyCache(tiny().config, ratio=0.6, sink_tokens=2, pruning=PruningConfig())
 
-    # A dict is not refused: AttributeError: 'dict' object has no attribute 'quantize', from PrunedKeyCache.__init__.
     def test_of_another_type_is_refused(self, tiny):
         with pytest.raises(OptionError, match=r"PruningConfig\.from_dict"):
             PrunedKeyCache(tiny().config, pruning={"ratio": 0.5})
