@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .._util.parameters import integer
 from ..attention.masks import ChannelMask
 from ..attention.provider import DEFAULT_RATIO
 from ..attention.weights import WEIGHTS, salient_channels
@@ -59,7 +60,8 @@ def calibrate(
         Needed if ``texts`` contains strings.
     method, ratio, pruning, **settings
         As in `PrunedKeyCache`, but only those on which the channels depend. ``recent_window``, ``sink_tokens``,
-        ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the cache; in ``pruning`` they are ignored.
+        ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the cache; in ``pruning`` they are ignored, and
+        so is its ``observation_window``.
     observation_window : int, optional
         Number of last queries of each text that count. None means all, since a static mask serves them all.
     advance : callable
@@ -106,8 +108,7 @@ def calibrate(
             f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
             f"PrunedKeyCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
         )
-    if observation_window is not None:
-        PruningConfig(observation_window=observation_window)  # checks the range
+    observed = integer("observation_window", observation_window, at_least=1, optional=True)
     # The same checks, layers and settings as the cache that will use the masks.
     cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
     device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
@@ -121,7 +122,7 @@ def calibrate(
             if prunes_nothing(cache.pruning.provider(layer), seen.keys):
                 kept[layer] = mask_that_prunes_nothing(seen.keys[:1]).layer(0)
                 continue
-            queries = seen.queries if observation_window is None else seen.queries[:, :, -observation_window:]
+            queries = seen.queries if observed is None else seen.queries[:, :, -observed:]
             check_usable(layer, queries, seen.keys)
             share = 1 / (len(texts) * ids.shape[1])
             W = WEIGHTS[cache.pruning.weight](queries[0], seen.keys[0], None) * share

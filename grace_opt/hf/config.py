@@ -140,8 +140,7 @@ class PruningConfig:
         if self.tail_block is not None and self.tail_block % group:
             raise OptionError(
                 f"tail_block={self.tail_block} is not a multiple of group_size={group}, in which keys are stored; "
-                f"write "
-                f"tail_block={-(-self.tail_block // group) * group}"
+                f"write tail_block={-(-self.tail_block // group) * group}"
             )
         try:
             self.provider(0)  # report unknown methods and options now, not after a long prompt

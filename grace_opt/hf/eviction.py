@@ -253,6 +253,12 @@ class StreamingLLM(_Budget):
     Notes
     -----
     The kept keys keep their positions, as with every eviction here; the paper renumbers them.
+
+    Examples
+    --------
+    >>> keys = torch.zeros(1, 1, 6, 2)  # one sequence, one KV head, six tokens
+    >>> kept_tokens(StreamingLLM(budget=4, sinks=2), keys[:, :, :0], keys, None, 1.0, layer=0, layers=1).tolist()
+    [[[0, 1, 4, 5]]]
     """
 
     sinks: int = 4
