@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,7 @@ def provenance(command: str | None = None) -> dict[str, Any]:
     command : str, optional
         What was typed; by default the running module and its arguments.
     """
-    given = "".join(f" {Path(a).name if '/' in a else a}" for a in sys.argv[1:])
+    given = "".join(f" {shlex.quote(_without_folder(argument))}" for argument in sys.argv[1:])
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": command or f"python -m {module_name()}{given}",
@@ -140,6 +141,12 @@ def caption(source: Mapping[str, Any]) -> str:
         f"`{source['command']}`, {source['date']}, commit {source['commit']}, {source['cores']} cores of "
         f"{source['cpu']}, Python {source['python']}, {packages}."
     )
+
+
+def _without_folder(argument: str) -> str:
+    """An argument, without the folders of a path that lies outside the checkout."""
+    option, equals, path = argument.rpartition("=")
+    return option + equals + (Path(path).name if path.startswith(("/", "~", "..")) else path)
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

@@ -84,12 +84,14 @@ def main(given: Sequence[str] | None = None) -> int:
     pages = [page for page in chosen(args.names or list(COMMANDS)) if page not in chosen(args.skip)]
     if args.report_only:
         pages = [page for page in pages if page not in FROM_RECORDS]
+        if not pages:
+            raise SystemExit(f"--report-only: {', '.join(FROM_RECORDS)} has no JSON file to begin from")
     if args.list:
         for page in pages:
             print(f"{page:<28} {COMMANDS[page]}")
         return 0
     if not args.report_only:
-        from bench.provenance import require_clean
+        from bench.provenance import require_clean  # imports torch, which --list does without
 
         require_clean(args.allow_dirty)  # rather than after hours
     shown, failed, all_of = Table("page", "command", "minutes", "exit code"), 0, time.perf_counter()
