@@ -26,6 +26,7 @@ from ..attention.weights import WEIGHTS, salient_channels
 from ..errors import OptionError
 from ..problem import Problem
 from ..registry import MethodOptions
+from .arguments import require_model
 from .cache import PrunedKeyCache
 from .capture import capture
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
@@ -93,8 +94,7 @@ def calibrate(
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """
-    if not isinstance(model, PreTrainedModel):
-        raise OptionError(f"model must be a transformers model, not {type(model).__name__}; its weights are needed")
+    model = require_model(model, "calibrate")
     if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
         raise OptionError("texts come before their tokenizer; write calibrate(model, texts, tokenizer)")
     if tokenizer is not None and not callable(tokenizer):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CacheError, OptionError
+from .arguments import require_model
 from .attention import (
     BASE_IMPLEMENTATIONS,
     Attended,
@@ -92,7 +93,7 @@ def capture(
     Raises
     ------
     OptionError
-        If ``layers`` names one that the model does not have.
+        If the model or the tokens are of another kind, or ``layers`` names one that the model does not have.
     CacheError
         If the model's attention does not go through the attention interface.
 
@@ -104,6 +105,20 @@ def capture(
     >>> sorted(captured), captured[2].keys.shape
     ([0, 2], torch.Size([1, 2, 4, 64]))
     """
+    model = require_model(model, "capture")
+    if (
+        not isinstance(input_ids, Tensor)
+        or input_ids.ndim != 2
+        or not input_ids.numel()
+        or input_ids.is_floating_point()
+    ):
+        found = (
+            f"{input_ids.dtype} {tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        )
+        raise OptionError(
+            f"input_ids is {found}: give the numbers of at least one token, (batch, length), as tokenizer(text, "
+            'return_tensors="pt").input_ids does'
+        )
     count = int(model.config.get_text_config(decoder=True).num_hidden_layers)
     wanted = set(range(count)) if layers is None else set(layers)
     unknown = sorted(wanted - set(range(count)))

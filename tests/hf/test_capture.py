@@ -57,6 +57,27 @@ def test_only_the_layers_asked_for(tiny, prompt):
         capture(tiny(), prompt, layers=[-1, 0, 2])
 
 
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([1, 2], "is list"),
+        (torch.tensor([1, 2]), r"is torch.int64 \(2,\)"),
+        (torch.zeros(1, 2), r"is torch.float32 \(1, 2\)"),
+        (torch.zeros(1, 0, dtype=torch.long), r"is torch.int64 \(1, 0\)"),
+    ],
+)
+def test_what_are_no_tokens(ids, says, tiny):
+    with pytest.raises(OptionError, match=f"input_ids {says}: give the numbers of at least one token"):
+        capture(tiny(), ids)
+
+
+def test_what_is_no_model(tiny, prompt):
+    with pytest.raises(OptionError, match="not LlamaConfig; write capture"):
+        capture(tiny().config, prompt)
+    with pytest.raises(OptionError, match=r"AutoModelForCausalLM\.from_pretrained"):
+        capture("gpt2", prompt)
+
+
 def test_the_model_is_left_as_found_also_after_an_error(tiny, prompt):
     model = tiny(attention="eager")
     with pytest.raises(IndexError):
