@@ -112,6 +112,7 @@ def test_the_demo_command_writes_its_files(tmp_path):
 
 
 def test_demo_errors(tmp_path):
+    pytest.importorskip("matplotlib")
     run = CliRunner().invoke
     assert run(app, ["demo", "--model", str(tmp_path)]).exit_code == 2
     assert run(app, ["demo", "--depth", "2"]).exit_code == 2
