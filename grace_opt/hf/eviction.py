@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finished_scores
 
 
+@runtime_checkable
 class TokenEviction(Protocol):
     """Decides which tokens stay: one of the four classes below, or your own."""
 

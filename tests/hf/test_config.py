@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,6 +147,7 @@ class TestValues:
             ("options", {"no_such_option": 1}, "no_such_option"),
             ("fused", "no", "fused='no': write True or False"),
             ("evict", "snapkv", r"evict='snapkv': write .* SnapKV\(budget=512\)"),
+            ("evict", SimpleNamespace(scores=print), r"one of your own has queries_needed, tokens\(\) and scores\(\)"),
             ("quantize", 4, r"quantize=4: write .* Quantization\(keys=4\)"),
         ],
     )
