@@ -85,7 +85,7 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"{page:<28} {COMMANDS[page]}")
         return 0
     if not args.report_only:
-        from bench.provenance import require_clean
+        from bench.provenance import require_clean  # imports torch, which --list does without
 
         require_clean(args.allow_dirty)  # rather than after hours
     shown, failed, all_of = Table("page", "command", "minutes", "exit code"), 0, time.perf_counter()

@@ -112,6 +112,13 @@ def test_a_file_that_no_commit_has_makes_the_tree_dirty(monkeypatch: pytest.Monk
     assert provenance.commit() == provenance.NONE
 
 
+def test_the_command_is_as_it_was_typed_without_folders_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ["--model", "HuggingFaceTB/SmolLM2-135M", "--text", "/home/me/a b.txt", "--set", "texts=../../me/books"]
+    monkeypatch.setattr(sys, "argv", ["answers", *typed, "--out", "runs/new"])
+    command = provenance.provenance()["command"]
+    assert command.endswith(" --model HuggingFaceTB/SmolLM2-135M --text 'a b.txt' --set texts=books --out runs/new")
+
+
 def value(commit: str) -> dict:
     """Numbers of `bench.selection`, made up."""
     names = [selection.PLAIN, selection.LOOP, "mies, check=False", "mies, with checks"]
