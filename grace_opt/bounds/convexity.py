@@ -10,6 +10,7 @@ is a theorem, and takes a tenth of the work of computing all eigenvalues. Source
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -134,10 +135,11 @@ def constant_diagonal(W: Array) -> Array:
     return made_convex(W, np.zeros(len(W)), np.ones(len(W)))
 
 
-def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
+def start_diagonals(sub: Subproblem, W: Array, has_time: Callable[[], bool] = lambda: True) -> list[Array]:
     """Diagonals that make W convex: a multiple of the node weights, and a multiple of the row sums.
 
-    Only the first if it is no larger than the node weights, that is, if W was positive semidefinite.
+    Only the first if it is no larger than the node weights, that is, if W was positive semidefinite, or if there is no
+    time for the second.
     """
     if not W.any():
         return [np.zeros(sub.m)]
@@ -148,6 +150,8 @@ def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
             return [a]
         if np.isfinite(a).all():  # else the weights are too far apart to scale
             found.append(a)
+            if not has_time():
+                return found
     rows = np.abs(W).sum(1)
     return [*found, made_convex(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))]
 

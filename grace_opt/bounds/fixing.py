@@ -182,7 +182,7 @@ def reduce_by_fixing(
             if tight:
                 relaxation = qcr_relaxation(sub, incumbent, run=run)
             else:
-                relaxation, first = solve_relaxation(sub) if first is None else first, None
+                relaxation, first = solve_relaxation(sub, run=run) if first is None else first, None
             bound = max(bound, relaxation.bound)
             if bound >= cutoff:
                 return sub, cutoff

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._util.arrays import least_eigenvalue
+from ..run import Run
 from .convexity import CHOLESKY_FROM, NOTHING, PLANE_PENALTY, made_convex, penalise_leaving, start_diagonal
 from .subproblem import Array, Subproblem
 
@@ -36,8 +37,8 @@ SETTLED = 1e-2
 #: Approximate seconds on one core: times m³ for a relaxation that is small or has a diagonal that needs eigenvalues,
 #: and for a sweep of the ascent; times m² for a large relaxation with a simple diagonal, growing with m.
 SECONDS_PER_CUBE, SECONDS_PER_SWEEP, SECONDS_PER_SQUARE = 6e-10, 1e-9, 2e-7
-#: Number of entries that the ascent changes between two looks at the clock.
-ASCENT_SLICE = 50_000_000
+#: Number of entries that the ascent changes, and that the steps of a relaxation read, between two looks at the clock.
+ASCENT_SLICE, STEPS_SLICE = 50_000_000, 10_000_000
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -85,18 +86,29 @@ def solve_relaxation(
     x: Array | None = None,
     *,
     rtol: float = RTOL,
+    run: Run | None = None,
 ) -> QuadraticRelaxation:
-    """Solve the relaxation given by A, F and H, or the plain one (`start_diagonal`). Requires ``0 < k < m``."""
-    from ..kernels.relaxation import cpu as compiled
+    """Solve the relaxation given by A, F and H, or the plain one (`start_diagonal`). Requires ``0 < k < m``.
+
+    Ends when the time of `run` is up; the bound holds all the same.
+    """
+    from ..kernels.relaxation.cpu import minimise, repair
 
     m = sub.m
     A = with_diagonal(sub.W, start_diagonal(sub, sub.W)) if A is None else A
     F, H = (np.broadcast_to(0.0, (m, m)) if M is None else M for M in (F, H))  # takes no memory
     start = np.full(m, sub.k / m) if x is None else x.copy()
-    compiled.repair(start, float(sub.k))
+    repair(start, float(sub.k))
     c = linear_term(sub, A, F)
     gradient, ordered = np.empty(m), np.empty(m)
-    best, _, _ = compiled.minimise(A, c, sub.k, start, gradient, ordered, np.inf, rtol, STEPS_PER_VERTEX * m)
+    best, before, slice_ = -np.inf, np.inf, max(1, STEPS_SLICE // m)
+    for done in range(0, STEPS_PER_VERTEX * m, slice_):
+        steps = min(slice_, STEPS_PER_VERTEX * m - done)
+        bound, last, value = minimise(A, c, sub.k, start, gradient, ordered, np.inf, rtol, steps)
+        best = max(best, bound)
+        if value - last <= rtol * abs(value) or value >= before or (run is not None and run.expired()):
+            break
+        before = value
     rounding = rounding_of(sub, A, F, H)
     return QuadraticRelaxation(A, F, H, start, best + sub.constant - float(H.sum()) - rounding, rounding)
 
@@ -162,10 +174,10 @@ def qcr_relaxation(
     m = sub.m
     W, F, H = (sub.W, None, None) if cuts is None else cuts
     a = start_diagonal(sub, W)
-    best = solve_relaxation(sub, with_diagonal(W, a), F, H)
+    best = solve_relaxation(sub, with_diagonal(W, a), F, H, run=run)
     if start is not None:
         a2 = made_convex(W, start, np.ones(m))
-        other = solve_relaxation(sub, with_diagonal(W, a2), F, H)
+        other = solve_relaxation(sub, with_diagonal(W, a2), F, H, run=run)
         if other.bound > best.bound:
             a, best = a2, other
     if not W.any():  # linear already
@@ -192,7 +204,7 @@ def qcr_relaxation(
         if not np.isfinite(e).all():  # the inverse is too inaccurate to continue
             break
         a = made_convex(W, e * scale**2, scale)
-        found = solve_relaxation(sub, with_diagonal(W, a), F, H, best.x)
+        found = solve_relaxation(sub, with_diagonal(W, a), F, H, best.x, run=run)
         spread = 0.5 * spread + 0.5 * np.maximum(found.x * (1 - found.x), 2e-3)
         gain = found.bound - best.bound
         if gain > 0:
