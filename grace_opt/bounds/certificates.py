@@ -19,7 +19,7 @@ from .. import objective
 from ..errors import OptionError
 from ..problem import Problem
 from ..run import Run
-from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, row_bound_in_time
+from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, in_chunks, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
 from .incumbents import checked_incumbent
 from .qcr import seconds_to_relax
@@ -93,7 +93,7 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
         too_far_apart = rows[found == -torch.inf]  # weights that no scale suits
         for left, bound in ((_open(best, value), eigenvalue_bound), (too_far_apart, continuous_bound)):
             if len(left) and problem.n <= LARGEST_EIGEN and run.has_time(2 * seconds_to_relax(problem.n) * len(left)):
-                best[left] = torch.maximum(best[left], bound(problem.instances(left)))
+                best[left] = torch.maximum(best[left], in_chunks(bound, problem.instances(left)))
     return best
 
 

@@ -104,14 +104,11 @@ def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY
 
     Without a penalty for leaving the plane it is convex everywhere.
     """
-    scale = np.where(scale > 0, scale, 1.0)
-    C = W / scale
-    C /= scale[:, None]
-    diagonal = np.einsum("ii->i", C)
-    diagonal += a / scale**2
-    size = float(np.linalg.norm(C))
-    rows = float(np.abs(C).sum(0).max()) if len(C) < CHOLESKY_FROM else 2.0 * size / len(C) ** 0.5
-    weight = penalty * (1.0 + rows)
+    from ..kernels.relaxation.cpu import scaled_form
+
+    scale, C = np.where(scale > 0, scale, 1.0), np.empty_like(W)
+    size, rows = scaled_form(W, a, scale, C)
+    weight = penalty * (1.0 + (rows if len(C) < CHOLESKY_FROM else 2.0 * size / len(C) ** 0.5))
     penalise_leaving(C, scale, weight)
     rounding = EIGENVALUE_MARGIN * _EPS * (size + weight)  # of C's entries, as scaled and summed
     return np.asarray(a + (convex_shift(C) + rounding) * scale**2)
@@ -119,10 +116,11 @@ def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY
 
 def penalise_leaving(C: Array, scale: Array, weight: float) -> None:
     """Add `weight` in the direction that leaves the plane, in place."""
+    from ..kernels.relaxation.cpu import add_square
+
     u = scale.min() / scale
     u /= np.linalg.norm(u)
-    for i in range(len(C)):  # a row at a time: no second matrix
-        C[i] += (weight * u[i]) * u
+    add_square(C, u, weight)
 
 
 def start_diagonal(sub: Subproblem, W: Array) -> Array:

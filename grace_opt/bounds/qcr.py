@@ -75,7 +75,7 @@ class QuadraticRelaxation:
     @property
     def pairs(self) -> float:
         """Constant that the pair terms add while all vertices are free."""
-        return -float(self.H.sum())
+        return 0.0 if _is_no_pairs(self.H) else -float(self.H.sum())
 
 
 def solve_relaxation(
@@ -96,7 +96,7 @@ def solve_relaxation(
 
     m = sub.m
     A = with_diagonal(sub.W, start_diagonal(sub, sub.W)) if A is None else A
-    F, H = (np.broadcast_to(0.0, (m, m)) if M is None else M for M in (F, H))  # takes no memory
+    F, H = (np.broadcast_to(0.0, (m, m)) if M is None else M for M in (F, H))
     start = np.full(m, sub.k / m) if x is None else x.copy()
     repair(start, float(sub.k))
     c = linear_term(sub, A, F)
@@ -110,7 +110,8 @@ def solve_relaxation(
             break
         before = value
     rounding = rounding_of(sub, A, F, H)
-    return QuadraticRelaxation(A, F, H, start, best + sub.constant - float(H.sum()) - rounding, rounding)
+    pairs = 0.0 if _is_no_pairs(H) else float(H.sum())
+    return QuadraticRelaxation(A, F, H, start, best + sub.constant - pairs - rounding, rounding)
 
 
 def seconds_to_relax(m: int) -> float:
@@ -127,17 +128,29 @@ def with_diagonal(W: Array, a: Array) -> Array:
 
 def linear_term(sub: Subproblem, A: Array, F: Array) -> Array:
     """c of the relaxation while all vertices are free."""
-    return np.asarray(sub.linear - A.diagonal() + F.sum(0))
+    linear = sub.linear - A.diagonal()
+    return linear if _is_no_pairs(F) else linear + F.sum(0)
+
+
+def _is_no_pairs(M: Array) -> bool:
+    """Whether F or H is a zero that takes no memory, as `solve_relaxation` puts it where there are none."""
+    return M.strides == (0, 0)
 
 
 def rounding_of(sub: Subproblem, A: Array, F: Array, H: Array) -> float:
     """Largest rounding error of a bound: sums of m terms, and gradients updated in up to `STEPS_PER_VERTEX` m steps."""
     if not sub.m:
         return 0.0
-    F_rows, H_sum = (np.abs(F).sum(0) if F.any() else 0.0), (float(np.abs(H).sum()) if H.any() else 0.0)
-    rows = np.abs(A).sum(0) + np.abs(sub.W).sum(0) + F_rows + sub.linear_size
+    from ..kernels.relaxation.cpu import add_sizes
+
+    rows = sub.linear_size.copy()
+    largest = float(add_sizes(A, rows))
+    add_sizes(sub.W, rows)
+    H_sum = 0.0
+    if not _is_no_pairs(F):
+        add_sizes(F, rows)
+        H_sum = float(np.abs(H).sum())
     terms = sub.k * float(rows.max()) + H_sum + sub.constant_size
-    largest = max(float(A.max()), -float(A.min()))
     return 8.0 * sub.m * _EPS * terms + 4.0 * STEPS_PER_VERTEX * sub.m * sub.k * _EPS * largest
 
 
@@ -147,6 +160,7 @@ def qcr_relaxation(
     *,
     cuts: tuple[Array, Array, Array] | None = None,
     start: Array | None = None,
+    plain: QuadraticRelaxation | None = None,
     weights: tuple[float, ...] = (0.02, 0.02, 0.004, 0.004, 0.001, 0.001),
     run: Any = None,
 ) -> QuadraticRelaxation:
@@ -162,6 +176,8 @@ def qcr_relaxation(
         W with products of pairs subtracted (zero diagonal), instead of W itself.
     start : ndarray (m,), optional
         Diagonal to start from; it is made valid first.
+    plain : QuadraticRelaxation, optional
+        What `solve_relaxation` gives for `sub`, if known; without cuts.
     weights : tuple of float
         Barrier weights, relative to gap / m, one round of ascent for each.
     run : Run, optional
@@ -173,8 +189,8 @@ def qcr_relaxation(
     """
     m = sub.m
     W, F, H = (sub.W, None, None) if cuts is None else cuts
-    a = start_diagonal(sub, W)
-    best = solve_relaxation(sub, with_diagonal(W, a), F, H, run=run)
+    a = start_diagonal(sub, W) if plain is None else plain.A.diagonal()
+    best = solve_relaxation(sub, with_diagonal(W, a), F, H, run=run) if plain is None else plain
     if start is not None:
         a2 = made_convex(W, start, np.ones(m))
         other = solve_relaxation(sub, with_diagonal(W, a2), F, H, run=run)

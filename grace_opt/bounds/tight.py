@@ -227,8 +227,9 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
 
 
 def _after_fixing(sub: Subproblem, value: float, efforts: Sequence[Effort], run: Run | None) -> float:
-    """The bound of one instance: fixing, the other simple diagonals, and pairs where a gap is left; one after the other
-    effort, until `value` is proved.
+    """The bound of one instance: fixing, the other simple diagonals, pairs if a gap is left; until `value` is proved.
+
+    A later effort repeats only what it does further than the one before.
     """
     run = Run() if run is None else run
     has_time, slack = partial(run.has_time, seconds_to_relax(sub.m)), FIXING_RTOL * abs(value)
