@@ -10,6 +10,7 @@ is a theorem, and takes a tenth of the work of computing all eigenvalues. Source
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -25,6 +26,8 @@ CHOLESKY_MARGIN = 8.0
 CHOLESKY_FROM = 200
 #: Relative accuracy of Lanczos' guess, size of its basis, factor of its error after each failure, number of guesses.
 LANCZOS_RTOL, LANCZOS_BASIS, LOWER_BY, GUESSES = 1e-5, 60, 8.0, 6
+#: A guess is rounded to this share of its error.
+ROUNDED_TO = 1 / 16
 #: Weight of the direction that leaves the plane ``sum x = k``, in unit-diagonal scale.
 PLANE_PENALTY = 10.0
 #: If a diagonal exceeds the node weights by less than this share of them, W counts as semidefinite.
@@ -73,7 +76,10 @@ def _proved_by_cholesky(C: Array) -> float | None:
 
 
 def _lanczos(C: Array) -> tuple[float | None, float]:
-    """A guess at the least eigenvalue of C, and its approximate error."""
+    """A guess at the least eigenvalue of C, and its approximate error.
+
+    Both are rounded, since the last digits of products of BLAS depend on where in memory C lies.
+    """
     arpack = importlib.import_module("scipy.sparse.linalg")
     m, middle = len(C), float(np.median(C.diagonal()))  # the accuracy is relative to the distance from it
     moved = arpack.LinearOperator((m, m), matvec=lambda x: C @ x - middle * x, dtype=np.float64)
@@ -84,7 +90,11 @@ def _lanczos(C: Array) -> tuple[float | None, float]:
         )
     except arpack.ArpackError:  # no convergence included
         return None, 0.0
-    return (float(least) + middle, 2.0 * LANCZOS_RTOL * abs(float(least))) if np.isfinite(least) else (None, 0.0)
+    if not np.isfinite(least):
+        return None, 0.0
+    guess, error = float(least) + middle, 2.0 * LANCZOS_RTOL * abs(float(least))
+    step = 2.0 ** math.floor(math.log2(max(error, NOTHING))) * ROUNDED_TO
+    return math.floor(guess / step) * step, math.ceil(error / step) * step
 
 
 def _shift_if_convex(C: Array, t: float) -> float | None:
