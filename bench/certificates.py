@@ -275,7 +275,7 @@ def draw(figure: Any, rows: Sequence[dict[str, Any]], threads: Sequence[str]) ->
     left.set_yticks(y, [f"{row['name']}, k = {row['k']}" for row in rows], fontsize=8)
     left.invert_yaxis()
     left.set_xlabel("median gap of a tabu answer")
-    left.legend(fontsize=8, loc="upper right")
+    left.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     times = [row["ms"][threads[-1]] for row in rows]
     right.barh(y, times, 0.6, color=ORANGE)
     for height, taken in zip(y, times, strict=True):
