@@ -151,6 +151,13 @@ def test_a_certificate_begins_nothing_after_its_time(late, level, monkeypatch):
     assert found < whole
 
 
+def test_a_batch_of_whole_numbers_whose_time_is_up_has_no_bound():
+    """There is no next whole number above minus infinity."""
+    problem = Problem.of(np.round(hard(90, 2)).astype(int), 45).flatten()
+    for bound in (bounds.fast_bound, bounds.tight_bound):
+        assert (bound(problem, run=Run(deadline=time.monotonic() - 1)) == -np.inf).all()
+
+
 def test_fixing_without_time_for_a_relaxation_says_nothing():
     sub, _ = Subproblem.of(Problem.of(hard(200), 100))
     left, bound = fixing.reduce_by_fixing(sub, 0.0, 0.0, Run(deadline=time.monotonic() + 1e-4))

@@ -218,7 +218,7 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
         value = float(values[b]) / scale
         found = min(value, bound(sub, value))
         step = objective_step(instance) / scale
-        if step:  # objectives are multiples of the step: round up, allowing for rounding of the quotient
+        if step and math.isfinite(found):  # round up to the next multiple, allowing for rounding of the quotient
             steps = found / step
             found = max(found, min(value, step * math.ceil(steps - STEP_MARGIN - 4.0 * _EPS * abs(steps))))
         return float(found * scale)
