@@ -28,6 +28,7 @@ COMMANDS = {
     "cost_model": "python -m bench.cost_model",
     "cache_bytes": "python -m bench.cache_bytes",
     "real_heads": "python -m bench.real_heads",
+    "certificates": "python -m bench.certificates",
     "decode_cpu": "python -m bench.decode",
     "hand_made": "python -m bench.hand_made",
     "efficiency": "python -m bench.efficiency",
