@@ -79,7 +79,7 @@ def measure(extras: str, flags: Sequence[str], folder: Path) -> dict[str, object
         "files": len(downloaded),
         "downloaded": sum(path.stat().st_size for path in downloaded),
         "on the disk": bytes_in(environment),
-        "of it pip's own": empty,
+        "pip": empty,
         "largest": found,
     }
 
@@ -95,7 +95,7 @@ def report(found: dict[str, object], flags: Sequence[str]) -> str:
     return (
         f"`pip install {found['what']}`{plain}: {found['files']} files of {gb(found['downloaded'])} are downloaded "
         f"({parts}); the environment takes {gb(found['on the disk'])} on disk, including pip with "
-        f"{gb(found['of it pip' + chr(39) + 's own'])}. {datetime.now(UTC):%Y-%m-%d}, Python "
+        f"{gb(found['pip'])}. {datetime.now(UTC):%Y-%m-%d}, Python "
         f"{platform.python_version()}, {platform.system()} {platform.machine()}, versions of constraints.txt."
     )
 

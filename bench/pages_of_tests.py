@@ -137,7 +137,7 @@ def draw_deep(figure: Any, methods: dict[str, Any]) -> None:
         axes.set_xlim(0, 118)
         axes.set_xlabel(title)
     right.tick_params(left=False)
-    left.invert_yaxis()  # turned by both
+    left.invert_yaxis()  # again: bars() turned the axis that both share twice
 
 
 PAGES = {"adapter_matrix": adapter_matrix, "test_deep": test_deep}

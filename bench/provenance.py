@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,18 +34,12 @@ class MixedError(SystemExit):
     """Numbers that one page must not mix; says which they are and what to do."""
 
 
-def provenance(command: str | None = None) -> dict[str, Any]:
-    """Return what a reader needs to judge and repeat a measurement, without names or paths of the machine.
-
-    Parameters
-    ----------
-    command : str, optional
-        The command line; by default the running module and its arguments.
-    """
-    given = "".join(f" {Path(a).name if '/' in a else a}" for a in sys.argv[1:])
+def provenance() -> dict[str, Any]:
+    """Return what a reader needs to judge and repeat a measurement, without names or paths of the machine."""
+    given = "".join(f" {shlex.quote(_without_folder(argument))}" for argument in sys.argv[1:])
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": command or f"python -m {module_name()}{given}",
+        "command": f"python -m {module_name()}{given}",
         "commit": commit(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -140,6 +135,12 @@ def caption(source: Mapping[str, Any]) -> str:
         f"`{source['command']}`, {source['date']}, commit {source['commit']}, {source['cores']} cores of "
         f"{source['cpu']}, Python {source['python']}, {packages}."
     )
+
+
+def _without_folder(argument: str) -> str:
+    """An argument, without the folders of a path that lies outside the checkout."""
+    option, equals, path = argument.rpartition("=")
+    return option + equals + (Path(path).name if path.startswith(("/", "~", "..")) else path)
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

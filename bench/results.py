@@ -28,6 +28,7 @@ COMMANDS = {
     "cost_model": "python -m bench.cost_model",
     "cache_bytes": "python -m bench.cache_bytes",
     "real_heads": "python -m bench.real_heads",
+    "certificates": "python -m bench.certificates",
     "decode_cpu": "python -m bench.decode",
     "hand_made": "python -m bench.hand_made",
     "efficiency": "python -m bench.efficiency",
@@ -85,7 +86,7 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"{page:<28} {COMMANDS[page]}")
         return 0
     if not args.report_only:
-        from bench.provenance import require_clean
+        from bench.provenance import require_clean  # imports torch, which --list does without
 
         require_clean(args.allow_dirty)  # rather than after hours
     shown, failed, all_of = Table("page", "command", "minutes", "exit code"), 0, time.perf_counter()
