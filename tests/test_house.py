@@ -382,3 +382,13 @@ def test_the_readme_gives_figures_of_speed_as_the_tables_do() -> None:
     for part in told:
         assert f"{some[1]} of its {some[2]} layers" in part
         assert "random weights" in part
+
+
+def test_the_readme_gives_figures_of_quality_as_the_table_does() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "results" / "real_model.md").read_text(encoding="utf-8")
+    row = re.search(r"^\| GRACE \| 0\.6 \|.*\| ([\d.]+)% \| [\d.]+% \| ([\d.]+) \|$", table, re.M)
+    assert row is not None
+    assert f"stays the same at {row[1]} % of" in readme
+    words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    assert f"differ after about {words[round(float(row[2]))]} tokens" in readme
