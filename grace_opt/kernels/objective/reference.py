@@ -15,11 +15,11 @@ def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
     terms = torch.where(both, W.to(torch.float64), 0.0).flatten(-2)
     if W.device.type == "cpu":
-        return torch.from_numpy(np.asarray(_paired_sum(terms.numpy(), np.zeros))), terms.abs().sum(-1)
-    return _paired_sum(terms, terms.new_zeros), terms.abs().sum(-1)
+        return torch.from_numpy(np.asarray(paired_sum(terms.numpy(), np.zeros))), terms.abs().sum(-1)
+    return paired_sum(terms, terms.new_zeros), terms.abs().sum(-1)
 
 
-def _paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
+def paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
     """Sum over the last dimension by adding halves, keeping the rounding errors separately (TwoSum)."""
     *batch, count = terms.shape
     width = 1 << max(count - 1, 0).bit_length()

@@ -1,0 +1,57 @@
+r"""The Lagrangian's lower bound, certified: for any prices it holds, in spite of rounding.
+
+.. math:: \sum_i \min_l (f_{il} + T_i c_{il}) - \sum_p \mu_p B_p
+
+with multipliers :math:`\mu_p \ge 0` and :math:`T_i` the sum of those of the parts that hold group i. Source: Everett,
+Operations Research 11 (1963).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .problem import AllocationProblem
+from .sums import EPS, exact_sum
+
+#: Below this, products lose digits; scaled losses are far above.
+_TINY = 2.0**-1060
+#: A priced cost beyond this counts as this, which only lowers the bound.
+_HUGE = 2.0**1020
+
+
+def nested_prices(problem: AllocationProblem, thresholds: Sequence[Tensor]) -> list[Tensor]:
+    """Total price of each part, its own and those of the parts that contain it, from where each is exhausted."""
+    total = [thresholds[-1]]
+    for own, parent in zip(reversed(thresholds[:-1]), reversed(problem.parents), strict=True):
+        total.insert(0, torch.maximum(own, total[0][:, parent]))
+    return total
+
+
+def multipliers(problem: AllocationProblem, prices: Sequence[Tensor]) -> list[Tensor]:
+    """The price of each part's own limit."""
+    above = [price[:, parent] for price, parent in zip(prices[1:], problem.parents, strict=True)]
+    return [price - other for price, other in zip(prices, [*above, torch.zeros_like(prices[-1])], strict=True)]
+
+
+def least_terms(problem: AllocationProblem, price: Tensor) -> Tensor:
+    """Lower ends of ``min_l (f_l + price c_l)`` per group; price (..., B, n)."""
+    priced = (price.unsqueeze(-1) * problem.costs).clamp(max=_HUGE)
+    size = problem.losses.abs() + priced
+    low = (problem.losses + priced) - (2.0 * EPS * size + _TINY)
+    return low.masked_fill(~problem.admissible, torch.inf).amin(-1)
+
+
+def dual_bound(problem: AllocationProblem, prices: Sequence[Tensor]) -> Tensor:
+    """Certified lower bound (B,) at total prices per part; a `problem` that is scaled.
+
+    A budget counts as kept if the sum of costs, rounded, is at most the limit: the bound allows for that.
+    """
+    terms = [least_terms(problem, problem.families[0].per_group(prices[0]))]
+    for family, own in zip(problem.families, multipliers(problem, prices), strict=True):
+        terms.append(torch.where(own > 0, -own * family.limits * (1.0 + 4.0 * EPS), 0.0))
+    every = torch.cat(terms, -1)
+    total = exact_sum(every.nan_to_num(neginf=0.0))
+    return (total - 2.0 * EPS * total.abs()).masked_fill(every.isinf().any(-1), -torch.inf)

@@ -1,0 +1,52 @@
+"""Sums in float64 that keep the rounding errors of their additions: of objectives, costs and bounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels.objective import CANCELLED
+from ..kernels.objective.reference import paired_sum
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def exact_sum(terms: Tensor) -> Tensor:
+    """Sum over the last dimension, exact up to the last digit however much cancels; float64.
+
+    Examples
+    --------
+    >>> exact_sum(torch.tensor([1e17, 1.0, -1e17], dtype=torch.float64))
+    tensor(1., dtype=torch.float64)
+    """
+    if terms.shape[-1] == 0:
+        return terms.new_zeros(terms.shape[:-1])
+    if terms.device.type == "cpu":
+        value = torch.from_numpy(np.asarray(paired_sum(terms.numpy(), np.zeros)))
+    else:
+        value = paired_sum(terms, terms.new_zeros)
+    # If nearly everything cancels, pairs cannot hold the rest.
+    doubtful = (value.abs() < CANCELLED * terms.abs().sum(-1)).flatten().nonzero().flatten().tolist()
+    if doubtful:
+        value, rows = value.clone(), terms.reshape(-1, terms.shape[-1])
+        flat = value.view(-1)
+        for row in doubtful:
+            flat[row] = math.fsum(rows[row].tolist())
+    return value
+
+
+def running_sums(terms: Tensor) -> Tensor:
+    """Sums of the first 1, 2, … entries of the last dimension, with the rounding errors of the additions added back.
+
+    Examples
+    --------
+    >>> running_sums(torch.tensor([1e17, 1.0, -1e17], dtype=torch.float64))[-1]
+    tensor(1., dtype=torch.float64)
+    """
+    total = terms.cumsum(-1)
+    before = torch.nn.functional.pad(total[..., :-1], (1, 0))
+    part = total - before
+    return total + ((before - (total - part)) + (terms - part)).cumsum(-1)
