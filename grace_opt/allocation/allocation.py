@@ -127,4 +127,4 @@ def relative_gap(problem: AllocationProblem, levels: Tensor, objective: Tensor, 
     size = torch.maximum(objective.abs(), GAP_FLOOR * problem.at(problem.losses, levels).abs().sum(-1))
     difference = objective - bound
     gap = torch.where(difference <= 0, 0.0, difference / size)
-    return gap.nan_to_num(nan=math.inf)
+    return gap.nan_to_num(nan=math.inf, posinf=math.inf)

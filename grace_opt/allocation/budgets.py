@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
-from .sums import EPS, exact_sum
+from .sums import exact_sum
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Budgets:
 
 def nested(families: Sequence[Budgets]) -> tuple[Budgets, ...]:
     """Order partitions from the finest to the coarsest, and raise ProblemError if one cuts through another."""
-    ordered = tuple(sorted(families, key=lambda family: -len(family.labels.unique())))
+    ordered = tuple(sorted(families, key=lambda family: -len(set(family.labels.tolist()))))
     for fine, coarse in itertools.pairwise(ordered):
         first = parents(fine, coarse)
         stray = (first[fine.labels] != coarse.labels).nonzero().flatten()
@@ -96,7 +96,7 @@ def parents(fine: Budgets, coarse: Budgets) -> Tensor:
 
 
 def cut(
-    family: Budgets, slope: Tensor, amount: Tensor, full: Tensor, room: Tensor, exact: bool
+    family: Budgets, slope: Tensor, amount: Tensor, full: Tensor, room: Tensor, margin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Keep, in each part, the steps of steepest slope that the room holds.
 
@@ -111,8 +111,9 @@ def cut(
         Steps that no finer partition cut.
     room : Tensor (B, P)
         Cost that is left in each part.
-    exact : bool
-        Whether sums of costs are free of rounding; if not, a margin keeps the steps within the room.
+    margin : Tensor (B, 1)
+        How much each addition of costs is taken to be too small, or, if negative, too large, relative to the sum; 0
+        if sums are not rounded.
 
     Returns
     -------
@@ -132,7 +133,8 @@ def cut(
         left = room[:, parts, None]
         end = size.cumsum(-1)
         additions = torch.arange(end.shape[-1], dtype=end.dtype, device=end.device)
-        fits = (end if exact else end * (1.0 + EPS * additions)) <= left
+        additions = torch.where(margin.unsqueeze(-1) < 0, end.shape[-1], additions)  # keeps sums increasing
+        fits = end * (1.0 + margin.unsqueeze(-1) * additions) <= left
         rest = (left - (end - size)).clamp(min=0.0).minimum(size)
         out = ~fits & (size > 0)
         price[:, parts] = steep.masked_fill(~out, 0.0).amax(-1) if steep.shape[-1] else 0.0

@@ -117,7 +117,7 @@ def allocate(
         raise OptionError("path=True is for a single budget: give budget=, and leave parts= out.")
     problem = checked_problem(losses, costs, budget, parts, least, most)
     found = lagrangian.solve(problem.scaled, deadline)
-    bounds = dual_bound(problem.scaled, found.prices)
+    bounds = dual_bound(problem.scaled, found.levels, found.prices)
     if method == "exact":
         *_, proved = _certified(problem, found.levels, bounds)
         found, bounds = exact.improve(problem.scaled, found, bounds, ~proved, deadline)

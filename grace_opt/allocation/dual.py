@@ -1,4 +1,4 @@
-r"""The Lagrangian's lower bound, certified: for any prices it holds, in spite of rounding.
+r"""The Lagrangian's lower bound, certified: it holds for any prices, in spite of rounding.
 
 .. math:: \sum_i \min_l (f_{il} + T_i c_{il}) - \sum_p \mu_p B_p
 
@@ -19,7 +19,7 @@ from .sums import EPS, exact_sum
 #: Below this, products lose digits; scaled losses are far above.
 _TINY = 2.0**-1060
 #: A priced cost beyond this counts as this, which only lowers the bound.
-_HUGE = 2.0**1020
+HUGE = 2.0**1020
 
 
 def nested_prices(problem: AllocationProblem, thresholds: Sequence[Tensor]) -> list[Tensor]:
@@ -38,20 +38,42 @@ def multipliers(problem: AllocationProblem, prices: Sequence[Tensor]) -> list[Te
 
 def least_terms(problem: AllocationProblem, price: Tensor) -> Tensor:
     """Lower ends of ``min_l (f_l + price c_l)`` per group; price (..., B, n)."""
-    priced = (price.unsqueeze(-1) * problem.costs).clamp(max=_HUGE)
+    priced = (price.unsqueeze(-1) * problem.costs).clamp(max=HUGE)
     size = problem.losses.abs() + priced
     low = (problem.losses + priced) - (2.0 * EPS * size + _TINY)
     return low.masked_fill(~problem.admissible, torch.inf).amin(-1)
 
 
-def dual_bound(problem: AllocationProblem, prices: Sequence[Tensor]) -> Tensor:
+def dual_bound(problem: AllocationProblem, levels: Tensor, prices: Sequence[Tensor]) -> Tensor:
     """Certified lower bound (B,) at total prices per part; a `problem` that is scaled.
 
+    Computed as the objective of an allocation, less what each group could still gain at the prices, less what the
+    allocation leaves of the budgets: with an optimal allocation, there is nothing to subtract and nothing to round.
+
+    Parameters
+    ----------
+    problem : AllocationProblem
+    levels : Tensor (B, n)
+        Any allocation within the budgets; the better, the smaller the rounding.
+    prices : sequence of Tensor (B, P)
+        Total price of each part, by partition.
+
+    Notes
+    -----
     A budget counts as kept if the sum of costs, rounded, is at most the limit: the bound allows for that.
     """
-    terms = [least_terms(problem, problem.families[0].per_group(prices[0]))]
+    now, spent = problem.at(problem.losses, levels), problem.at(problem.costs, levels)
+    saved, extra = now.unsqueeze(-1) - problem.losses, problem.costs - spent.unsqueeze(-1)
+    price = problem.families[0].per_group(prices[0]).unsqueeze(-1)
+    paid = (price * extra).clamp(max=HUGE)
+    rounding = 2.0 * EPS * (saved.abs() + paid.abs()) + _TINY * ((extra != 0) & (price > 0))
+    gain = (saved - paid + rounding).masked_fill(~problem.admissible, 0.0).amax(-1).clamp(min=0.0)
+    terms = [now, -gain]
     for family, own in zip(problem.families, multipliers(problem, prices), strict=True):
-        terms.append(torch.where(own > 0, -own * family.limits * (1.0 + 4.0 * EPS), 0.0))
+        left = family.limits - family.totals(spent) + 2.0 * problem.rounding * family.limits.nan_to_num(posinf=0.0)
+        terms.append(torch.where(own > 0, -own * left * (1.0 + 4.0 * EPS), 0.0))
     every = torch.cat(terms, -1)
     total = exact_sum(every.nan_to_num(neginf=0.0))
-    return (total - 2.0 * EPS * total.abs()).masked_fill(every.isinf().any(-1), -torch.inf)
+    rounded = (every[:, levels.shape[-1] :] != 0).any(-1)
+    total = total - 2.0 * EPS * total.abs() * rounded
+    return total.masked_fill(every.isinf().any(-1), -torch.inf)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .dual import HUGE
 from .lagrangian import Found
 from .problem import AllocationProblem
 from .sums import EPS
@@ -75,11 +76,12 @@ def _instance(
         return levels, bound
     losses, costs, allowed = (x[0].cpu().numpy() for x in (problem.losses, problem.costs, problem.admissible))
     price = problem.families[0].per_group(prices[0])[0].cpu().numpy()[:, None]
-    priced = np.where(allowed, losses + price * costs, np.inf)
-    size = np.where(allowed, np.abs(losses) + price * costs, np.inf)
-    reduced = priced - priced.min(-1, keepdims=True)
+    with np.errstate(over="ignore"):
+        paid = np.minimum(price * costs, HUGE)
+    least = np.where(allowed, losses + paid, np.inf).min(-1, keepdims=True)
+    reduced, size = losses + paid - least, np.abs(losses) + paid
     open_gap = value - bound
-    kept = reduced - 8.0 * EPS * size <= 2.0 * open_gap  # no other level is in a better allocation
+    kept = allowed & (reduced - 8.0 * EPS * size <= 2.0 * open_gap)  # no other level is in a better allocation
     n = len(losses)
     rounding = 8.0 * (n + 1) * EPS * float(np.where(kept, size, 0.0).max(-1).sum())
     search = _Search(problem, open_gap + rounding, deadline)
@@ -89,7 +91,7 @@ def _instance(
     done = search.fronts(fronts)
     if any(len(front.cost) == 0 for front in done):
         return levels, bound  # rounding has hidden everything, the present allocation included
-    least = math.fsum(float(front.loss[-1]) for front in done) - rounding
+    total = math.fsum(float(front.loss[-1]) for front in done) - rounding
     best = levels
     for front in done:
         # Rounding may hide that an entry overdraws a budget: its loss is part of a bound, but it is not an answer.
@@ -98,7 +100,7 @@ def _instance(
             if bool(problem.keeps_budgets(proposed)):
                 best = proposed if float(problem.objective(proposed)) < float(problem.objective(best)) else best
                 break
-    return best, max(bound, min(least, float(problem.objective(best))))
+    return best, max(bound, min(total, float(problem.objective(best))))
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class _Search:
         names = list(set(labels))
         for at, family in enumerate(self.problem.families):
             limits = family.limits[0].tolist()
-            margin = 1.0 if self.problem.exact_costs else 1.0 + 8.0 * (len(labels) + 1) * EPS
+            margin = 1.0 + 8.0 * (len(labels) + 1) * float(self.problem.rounding)
             done = [self.merged(node, limits[name] * margin) for node, name in zip(nodes, names, strict=True)]
             if at < len(self.problem.parents):
                 parent = self.problem.parents[at].tolist()

@@ -13,7 +13,7 @@ from .._util.arrays import backend_of, to_float_tensor
 from .._util.parameters import shown
 from ..errors import InfeasibleBudgetError, OptionError, ProblemError
 from .budgets import Budgets, nested
-from .problem import AllocationProblem
+from .problem import AllocationProblem, common_unit
 
 #: Sums of losses and of costs must stay below this.
 LARGEST_SUM = 2.0**1020
@@ -30,7 +30,7 @@ def checked_problem(losses: Any, costs: Any, budget: Any, parts: Any, least: Any
     if f.numel() == 0:
         raise ProblemError(f"losses is empty, shape {tuple(f.shape)}: give at least one group with one level.")
     *batch, n, L = f.shape
-    shape = (len(f.reshape(-1, n, L)), n, L)
+    shape = (-1, n, L)
     c = _finite(costs, "costs")
     c = _expanded(c, (*batch, n, L), "costs", f"({L},), ({n}, {L}) or {(*batch, n, L)}").reshape(shape)
     f = f.reshape(shape)
@@ -56,14 +56,14 @@ def checked_problem(losses: Any, costs: Any, budget: Any, parts: Any, least: Any
         )
     admissible = (levels >= low) & (levels <= high)
     families = []
-    for at, (labels, limits) in enumerate(pairs):
-        families.append(_family(labels, limits, f"parts[{at}]", batch, n, f.device))
+    for number, (labels, limits) in enumerate(pairs):
+        families.append(_family(labels, limits, f"parts[{number}]", batch, n, f.device))
     if budget is not None:
-        whole = torch.zeros(n, dtype=torch.int64, device=f.device)
-        families.append(Budgets.of("budget", whole, _limits(budget, "budget", (*batch, 1), f.device)))
+        all_of_them = torch.zeros(n, dtype=torch.int64, device=f.device)
+        families.append(Budgets.of("budget", all_of_them, _limits(budget, "budget", (*batch, 1), f.device)))
     if not families:
         raise OptionError("allocate needs a budget: give budget=, parts=, or both.")
-    problem = AllocationProblem(f, c, admissible, nested(families), integer, tuple(batch), backend)
+    problem = AllocationProblem(f, c, admissible, nested(families), common_unit(c), integer, tuple(batch), backend)
     _check_feasible(problem)
     return problem
 
@@ -71,8 +71,8 @@ def checked_problem(losses: Any, costs: Any, budget: Any, parts: Any, least: Any
 def _pairs(parts: Any) -> list[tuple[Any, Any]]:
     if parts is None:
         return []
-    pairs = list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str | bytes) else [None]
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+    pairs = list(parts) if isinstance(parts, Sequence) else []
+    if not pairs or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise OptionError(
             f"parts={shown(parts)}: give a list of pairs (labels, limits), for example parts=[([0, 0, 1], [10, 20])] "
             "for a budget of 10 for groups 0 and 1, and one of 20 for group 2."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._util.arrays import Backend
 from .budgets import Budgets, parents
-from .sums import exact_sum
+from .sums import EPS, exact_sum
 
 #: Binary exponents beyond this one are never produced by scaling.
 _LARGEST_EXPONENT = 1000
@@ -37,6 +37,9 @@ class AllocationProblem:
         Levels that may be chosen.
     families : tuple of Budgets
         Nested partitions of the groups, from the finest to the coarsest.
+    unit : Tensor (B,), float64
+        The power of two of which all costs of an instance are multiples, if their sums are then never rounded: 1 for
+        whole numbers, 1/4 for quarters. 0 if sums may be rounded.
     integer : bool
         Whether losses were given as integers; objectives then differ by whole steps.
     batch_shape : tuple of int
@@ -49,20 +52,20 @@ class AllocationProblem:
     costs: Tensor
     admissible: Tensor
     families: tuple[Budgets, ...]
+    unit: Tensor
     integer: bool
     batch_shape: tuple[int, ...]
     backend: Backend
 
     @cached_property
-    def exact_costs(self) -> bool:
-        """Whether sums of costs are free of rounding: whole numbers below 2**53."""
-        whole = bool((self.costs == self.costs.round()).all())
-        return whole and float(self.costs.amax(-1).sum(-1).max()) < 2.0**53
-
-    @cached_property
     def parents(self) -> tuple[Tensor, ...]:
         """For each partition but the coarsest, the part of the next one in which each of its parts lies."""
         return tuple(parents(fine, coarse) for fine, coarse in itertools.pairwise(self.families))
+
+    @cached_property
+    def rounding(self) -> Tensor:
+        """Relative rounding error of an addition of costs, (B, 1): 0 if nothing is rounded."""
+        return torch.where(self.unit > 0, 0.0, EPS).to(torch.float64)[:, None]
 
     def at(self, values: Tensor, levels: Tensor) -> Tensor:
         """Entry of (B, n, L) at one level per group, (B, n)."""
@@ -86,28 +89,44 @@ class AllocationProblem:
     def scaled(self) -> AllocationProblem:
         """The same problem with losses and costs divided by ``2**shifts``, which is exact."""
         down, lower = (-shift[:, None, None] for shift in self.shifts)
-        # Whole costs never use the fraction of a limit.
-        limits = [f.limits.floor() if self.exact_costs else f.limits for f in self.families]
+        limits = [_multiple(f.limits, self.unit[:, None]) for f in self.families]
         families = tuple(
             Budgets(f.name, f.labels, times_power_of_two(limit, lower[:, :, 0]), f.tables)
             for f, limit in zip(self.families, limits, strict=True)
         )
         losses, costs = times_power_of_two(self.losses, down), times_power_of_two(self.costs, lower)
-        scaled = AllocationProblem(
-            losses, costs, self.admissible, families, self.integer, self.batch_shape, self.backend
-        )
-        scaled.__dict__["exact_costs"] = self.exact_costs  # powers of two change no rounding
-        return scaled
+        unit = times_power_of_two(self.unit, lower[:, 0, 0])
+        return replace(self, losses=losses, costs=costs, families=families, unit=unit)
 
     def instance(self, b: int) -> AllocationProblem:
         """Instance b as a batch of one."""
         families = tuple(Budgets(f.name, f.labels, f.limits[b : b + 1], f.tables) for f in self.families)
-        parts = (values[b : b + 1] for values in (self.losses, self.costs, self.admissible))
-        return AllocationProblem(*parts, families, self.integer, (), self.backend)
+        losses, costs, admissible, unit = (
+            values[b : b + 1] for values in (self.losses, self.costs, self.admissible, self.unit)
+        )
+        return replace(
+            self, losses=losses, costs=costs, admissible=admissible, families=families, unit=unit, batch_shape=()
+        )
 
     def export(self, values: Tensor) -> Any:
         """Return (B, …) in the user's batch shape and kind of array."""
         return self.backend.export(values.reshape((*self.batch_shape, *values.shape[1:])))
+
+
+def common_unit(costs: Tensor) -> Tensor:
+    """`AllocationProblem.unit` of costs (B, n, L)."""
+    mantissa, exponent = costs.frexp()
+    digits = (mantissa * 2.0**53).to(torch.int64)
+    last = (digits & -digits).to(torch.float64).frexp().exponent - 1 + exponent - 53  # of the lowest bit
+    least = last.masked_fill(digits == 0, 1000).flatten(1).amin(-1).to(torch.int64)
+    unit = times_power_of_two(torch.ones_like(costs[:, 0, 0]), least.clamp(-1000, 1000))
+    return torch.where((costs.amax(-1).sum(-1) < unit * 2.0**53) & (least >= -1000), unit, 0.0)
+
+
+def _multiple(limits: Tensor, unit: Tensor) -> Tensor:
+    """The largest multiple of the unit up to each limit: sums of costs never use the rest."""
+    floor = (limits / unit).floor()
+    return torch.where((unit > 0) & (floor.abs() < 2.0**53), floor * unit, limits)
 
 
 def times_power_of_two(values: Tensor, exponent: Tensor) -> Tensor:

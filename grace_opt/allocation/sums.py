@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ..kernels.objective import CANCELLED
-from ..kernels.objective.reference import paired_sum
+from ..kernels.objective.reference import paired_sums
 
 EPS = torch.finfo(torch.float64).eps
 
 
 def exact_sum(terms: Tensor) -> Tensor:
-    """Sum over the last dimension, exact up to the last digit however much cancels; float64.
+    """Sum over the last dimension, rounded once, as by `math.fsum`; float64.
 
     Examples
     --------
@@ -25,11 +25,16 @@ def exact_sum(terms: Tensor) -> Tensor:
     if terms.shape[-1] == 0:
         return terms.new_zeros(terms.shape[:-1])
     if terms.device.type == "cpu":
-        value = torch.from_numpy(np.asarray(paired_sum(terms.numpy(), np.zeros)))
+        high, low = (torch.from_numpy(np.asarray(part)) for part in paired_sums(terms.numpy(), np.zeros))
     else:
-        value = paired_sum(terms, terms.new_zeros)
-    # If nearly everything cancels, pairs cannot hold the rest.
-    doubtful = (value.abs() < CANCELLED * terms.abs().sum(-1)).flatten().nonzero().flatten().tolist()
+        high, low = paired_sums(terms, terms.new_zeros)
+    value = high + low
+    # If nearly everything cancels, pairs cannot hold the rest; nor can they tell on which side of a tie the sum lies.
+    rest = (low - (value - high)).abs()
+    digit = value.abs().nextafter(torch.full_like(value, math.inf)) - value.abs()
+    tie = torch.stack([(rest - share * digit).abs() <= 2.0**-20 * digit for share in (0.5, 0.25)]).any(0)
+    cancelled = value.abs() < CANCELLED * terms.abs().sum(-1)
+    doubtful = (tie | cancelled).flatten().nonzero().flatten().tolist()
     if doubtful:
         value, rows = value.clone(), terms.reshape(-1, terms.shape[-1])
         flat = value.view(-1)

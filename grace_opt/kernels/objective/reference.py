@@ -21,6 +21,12 @@ def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
     """Sum over the last dimension by adding halves, keeping the rounding errors separately (TwoSum)."""
+    high, low = paired_sums(terms, zeros)
+    return high + low
+
+
+def paired_sums(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> tuple[Any, Any]:
+    """Return the sum over the last dimension by adding halves, and the sum of the rounding errors."""
     *batch, count = terms.shape
     width = 1 << max(count - 1, 0).bit_length()
     high, low = zeros((*batch, width)), zeros((*batch, width))
@@ -32,4 +38,4 @@ def paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
         part = total - left
         low = (low[..., :width] + low[..., width : 2 * width]) + ((left - (total - part)) + (right - part))
         high = total
-    return (high + low)[..., 0]
+    return high[..., 0], low[..., 0]
