@@ -168,6 +168,21 @@ def test_the_exact_method_beside_the_oracle(seed):
             assert answer.objective[b] == pytest.approx(float(optimum), rel=1e-9, abs=1e-12)
 
 
+@settings(max_examples=20)
+@given(seed=SEEDS)
+def test_no_single_move_is_left_that_improves_and_fits(seed):
+    case = drawn_case(seed, 10)
+    answer = case.solve()
+    for b in range(len(case.kinds)):
+        for i, now in enumerate(answer.levels[b]):
+            for level in range(case.least[b, i], case.most[b, i] + 1):
+                moved = answer.levels[b].copy()
+                moved[i] = level
+                spent = case.costs[b, np.arange(len(moved)), moved]
+                fits = all(math.fsum(spent[g]) <= limit * (1 - 1e-12) for _, g, limit in case.budgets(b) if i in g)
+                assert not fits or case.losses[b, i, level] >= case.losses[b, i, now]
+
+
 @settings(max_examples=10)
 @given(seed=SEEDS)
 def test_a_batch_answers_as_its_instances_and_torch_as_numpy(seed):

@@ -52,7 +52,7 @@ class Allocation:
     Examples
     --------
     >>> import grace_opt
-    >>> grace_opt.allocate([[9.0, 3.0, 1.0], [4.0, 2.0, 1.0]], [0, 2, 4], 4)
+    >>> grace_opt.allocate([[9.0, 3.0, 2.0], [4.0, 2.0, 1.0]], [0, 2, 4], 4)
     <Allocation by lagrangian: objective 5, cost 4, gap 0, OPTIMAL, levels [1, 1]>
     """
 

@@ -122,7 +122,8 @@ def cut(
     full : Tensor (B, n, S), bool
         Steps kept as a whole.
     price : Tensor (B, P)
-        Slope of the first step that does not fit; 0 if all fit.
+        Slope of the first step that does not fit, 0 if all fit; halfway to the last step that does if it leaves no
+        room. Any price between the two is then right, and there no group is undecided.
     """
     price, count = torch.zeros_like(room), slope.shape[-1]
     kept, whole = _with_padding(torch.zeros_like(amount)), _with_padding(torch.zeros_like(full))
@@ -136,11 +137,21 @@ def cut(
         additions = torch.where(margin.unsqueeze(-1) < 0, end.shape[-1], additions)  # keeps sums increasing
         fits = end * (1.0 + margin.unsqueeze(-1) * additions) <= left
         rest = (left - (end - size)).clamp(min=0.0).minimum(size)
-        out = ~fits & (size > 0)
-        price[:, parts] = steep.masked_fill(~out, 0.0).amax(-1) if steep.shape[-1] else 0.0
+        price[:, parts] = _price(steep, size, fits, rest)
         for values, into in ((torch.where(fits, size, rest), kept), (fits, whole)):
             into[:, members] = torch.empty_like(values).scatter_(-1, order, values).reshape(shape)
     return kept[:, :-1], full & whole[:, :-1], price
+
+
+def _price(steep: Tensor, size: Tensor, fits: Tensor, rest: Tensor) -> Tensor:
+    """The price of each part, (B, p), from its steps in order."""
+    if not steep.shape[-1]:
+        return steep.new_zeros(steep.shape[:-1])
+    inside, out = fits & (size > 0), ~fits & (size > 0)
+    first = steep.masked_fill(~out, 0.0).amax(-1)
+    last = steep.masked_fill(~inside, torch.inf).amin(-1)
+    used_up = (first > 0) & last.isfinite() & (rest.masked_fill(~out, 0.0).amax(-1) == 0)
+    return torch.where(used_up, 0.5 * (first + last), first)
 
 
 def _with_padding(values: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def allocate(
     >>> losses = [[9.0, 1.0, 0.1], [4.0, 0.5, 0.05], [1.0, 0.2, 0.02]]
     >>> best = allocate(losses, [0, 2, 4], 6)
     >>> best.levels.tolist(), float(best.objective), best.status.name
-    ([1, 1, 1], 1.7, 'OPTIMAL')
+    ([2, 1, 0], 1.6, 'OPTIMAL')
 
     At most 2 bits for the first two together, and an infeasible budget:
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,8 @@ class _Front:
     (front, front, its entries, its entries).
     """
 
-    cost: Floats
-    loss: Floats
+    cost: Any  # int64, or float64 where that is too short
+    loss: Any
     reduced: Floats
     origin: tuple[Any, ...]
 
@@ -84,14 +85,21 @@ def _instance(
     kept = allowed & (reduced - 8.0 * EPS * size <= 2.0 * open_gap)  # no other level is in a better allocation
     n = len(losses)
     rounding = 8.0 * (n + 1) * EPS * float(np.where(kept, size, 0.0).max(-1).sum())
-    search = _Search(problem, open_gap + rounding, deadline)
+    lost, loss_unit = _multiples(np.where(kept, losses, 0.0))
+    spent, cost_unit = _multiples(np.where(kept, costs, 0.0))
+    search = _Search(problem, _limits(problem, cost_unit), open_gap + rounding, deadline)
     fronts = []
     for i, places in enumerate(map(np.flatnonzero, kept)):
-        fronts.append(search.pareto(costs[i, places], losses[i, places], reduced[i, places], (i, places)))
+        fronts.append(search.pareto(spent[i, places], lost[i, places], reduced[i, places], (i, places)))
     done = search.fronts(fronts)
     if any(len(front.cost) == 0 for front in done):
         return levels, bound  # rounding has hidden everything, the present allocation included
-    total = math.fsum(float(front.loss[-1]) for front in done) - rounding
+    # What the search dropped is no better than `value`.
+    if loss_unit:
+        total = float(sum(int(front.loss[-1]) for front in done) * loss_unit)
+    else:
+        size = np.where(kept, np.abs(losses), 0.0)
+        total = math.fsum(front.loss[-1] for front in done) - (n + 1) * EPS * float(size.max(-1).sum())
     best = levels
     for front in done:
         # Rounding may hide that an entry overdraws a budget: its loss is part of a bound, but it is not an answer.
@@ -103,11 +111,43 @@ def _instance(
     return best, max(bound, min(total, float(problem.objective(best))))
 
 
+def _multiples(values: Floats) -> tuple[Any, Fraction | None]:
+    """Values as multiples of a power of two, in int64, so that sums are exact; as they are if int64 is too short."""
+    mantissa, exponent = np.frexp(values)
+    digits = (mantissa * 2.0**53).astype(np.int64)
+    lowest = exponent - 53 + np.frexp((digits & -digits).astype(float))[1] - 1
+    least = int(lowest[digits != 0].min(initial=exponent.max()))
+    if int(exponent.max()) - least + len(values).bit_length() > 62:
+        return values, None
+    shift = exponent - 53 - least
+    whole = np.where(shift >= 0, digits << np.clip(shift, 0, 63), digits >> np.clip(-shift, 0, 63))
+    return whole, Fraction(2) ** least
+
+
+def _limits(problem: AllocationProblem, unit: Fraction | None) -> list[list[Any]]:
+    """Limits in multiples of the unit of costs; without one, with a margin for the rounding of sums."""
+    limits = [family.limits[0].tolist() for family in problem.families]
+    if unit is None:
+        margin = 1.0 + 8.0 * (len(problem.families[0].labels) + 1) * EPS
+        return [[limit * margin for limit in family] for family in limits]
+    return [[_largest_multiple(limit, unit) for limit in family] for family in limits]
+
+
+def _largest_multiple(limit: float, unit: Fraction) -> int:
+    """How many units are at most the limit when their sum is rounded to float64."""
+    if math.isinf(limit):
+        return 2**63
+    halfway = (Fraction(limit) + Fraction(math.nextafter(limit, math.inf))) / 2
+    count = int(halfway // unit)
+    return count if float(count * unit) <= limit else count - 1
+
+
 @dataclass(frozen=True)
 class _Search:
     """Merges fronts within the limits of one instance."""
 
     problem: AllocationProblem
+    limits: list[list[Any]]
     gap: float
     deadline: float
 
@@ -116,10 +156,8 @@ class _Search:
         labels = self.problem.families[0].labels.tolist()
         nodes = [[front for front, own in zip(fronts, labels, strict=True) if own == part] for part in set(labels)]
         names = list(set(labels))
-        for at, family in enumerate(self.problem.families):
-            limits = family.limits[0].tolist()
-            margin = 1.0 + 8.0 * (len(labels) + 1) * float(self.problem.rounding)
-            done = [self.merged(node, limits[name] * margin) for node, name in zip(nodes, names, strict=True)]
+        for at, limits in enumerate(self.limits):
+            done = [self.merged(node, limits[name]) for node, name in zip(nodes, names, strict=True)]
             if at < len(self.problem.parents):
                 parent = self.problem.parents[at].tolist()
                 above = [parent[name] for name in names]
@@ -127,17 +165,19 @@ class _Search:
                 nodes = [[front for front, own in zip(done, above, strict=True) if own == name] for name in names]
         return done
 
-    def merged(self, fronts: list[_Front], limit: float) -> _Front:
+    def merged(self, fronts: list[_Front], limit: Any) -> _Front:
         """All sums of one entry of each front that cost at most the limit, smallest fronts first."""
-        first, *others = sorted(fronts, key=lambda front: len(front.cost))
-        spare = limit - sum(float(front.cost[0]) for front in others if len(front.cost))
-        total = self.within(first, spare)
+        total, *others = sorted(fronts, key=lambda front: len(front.cost))
+        if not len(total.cost):
+            return total
+        spare = limit - sum(front.cost[0].item() for front in others)  # the others cost at least the rest
+        total = self.within(total, spare)
         for front in others:
-            spare += float(front.cost[0]) if len(front.cost) else 0.0
-            total = self.merge(total, front, spare if np.isfinite(spare) else limit)
-        return self.within(total, limit)
+            spare += front.cost[0].item()
+            total = self.merge(total, front, spare)
+        return total
 
-    def merge(self, a: _Front, b: _Front, limit: float) -> _Front:
+    def merge(self, a: _Front, b: _Front, limit: Any) -> _Front:
         """Sums of an entry of `a` and one of `b`."""
         if len(a.cost) * len(b.cost) > MAX_STATES or time.monotonic() >= self.deadline:
             raise _StoppedError
@@ -147,13 +187,13 @@ class _Search:
         left, right = np.divmod(kept, max(len(b.cost), 1))
         return self.pareto(cost[kept], a.loss[left] + b.loss[right], reduced[kept], (a, b, left, right))
 
-    def within(self, front: _Front, limit: float) -> _Front:
+    def within(self, front: _Front, limit: Any) -> _Front:
         """The entries that cost at most the limit."""
         if not len(front.cost) or front.cost[-1] <= limit:
             return front
         return _taken(front, np.flatnonzero(front.cost <= limit))
 
-    def pareto(self, cost: Floats, loss: Floats, reduced: Floats, origin: tuple[Any, ...]) -> _Front:
+    def pareto(self, cost: Any, loss: Any, reduced: Floats, origin: tuple[Any, ...]) -> _Front:
         """The entries that no other beats in cost and loss, by increasing cost."""
         order = np.lexsort((loss, cost))
         falling = loss[order]

@@ -65,9 +65,9 @@ class Frontier:
         Examples
         --------
         >>> import grace_opt
-        >>> path = grace_opt.allocate([[9.0, 3.0, 1.0], [4.0, 2.0, 1.0]], [0, 2, 4], 8, path=True).path
+        >>> path = grace_opt.allocate([[9.0, 3.0, 2.0], [4.0, 2.0, 1.0]], [0, 2, 4], 8, path=True).path
         >>> path.budgets.tolist(), path.objectives.tolist()
-        ([0.0, 2.0, 4.0, 6.0, 8.0], [13.0, 7.0, 5.0, 3.0, 2.0])
+        ([0.0, 2.0, 4.0, 6.0, 8.0], [13.0, 7.0, 5.0, 4.0, 3.0])
         >>> path.levels(2).tolist()
         [1, 1]
         """
