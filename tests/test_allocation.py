@@ -25,7 +25,7 @@ SIZE = 20
 SEEDS = st.integers(0, 2**32 - 1)
 #: Slopes of these fit into float64, relative to each other; only then is the size of a gap promised.
 KINDS = ("bits", "real", "small integers", "signs", "equal levels", "no order", "loss scales", "cost scales", "tenths",
-         "quarters")  # fmt: skip
+         "quarters", "collinear")  # fmt: skip
 EXTREME = ("both scales", "giants")
 
 
@@ -52,6 +52,9 @@ def drawn(kind, n, L, rng):
         return np.round(f, 1), rng.integers(0, 9, (n, L)) / 10
     if kind == "quarters":
         return f, rng.integers(0, 20, (n, L)) / 4
+    if kind == "collinear":  # slopes that differ by rounding alone
+        steps = np.cumsum(rng.integers(1, 9, (n, L)), -1)
+        return 5 - 0.7 * steps / 3, 0.1 * steps
     if kind == "both scales":
         return f * 10.0 ** rng.uniform(-300, 300, (n, L)), c * 10.0 ** rng.uniform(-300, 300, (n, L))
     if kind == "giants":
@@ -216,7 +219,7 @@ def test_a_batch_answers_as_its_instances_and_torch_as_numpy(seed):
             assert alone.status is whole.status[b]
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=SEEDS)
 def test_every_point_of_the_path_is_optimal_at_its_budget(seed):
     rng = np.random.default_rng(seed)
@@ -322,6 +325,41 @@ def test_ten_tenths_keep_a_budget_of_one():
     found = allocate(np.tile([1.0, 0.0], (10, 1)), [0.0, 0.1], 1.0)
     assert found.levels.tolist() == [1] * 10
     assert found.status is Status.OPTIMAL
+
+
+def test_the_last_digit_of_a_budget_is_neither_wasted_nor_overdrawn():
+    found = allocate([[1.0, 0.0]] * 3, [0.0, 0.1], 0.3)  # 0.1 + 0.1 + 0.1 > 0.3
+    assert found.verify().levels.tolist() == [1, 1, 0]
+    costs = [[0.0, 0.1, 0.1]] * 9 + [[0.0, 0.1, 0.15]]  # the last group's middle level is off the hull
+    losses = [[1.0, 0.0, 0.0]] * 9 + [[1.0, 0.8, 0.0]]
+    for method in ("lagrangian", "exact"):
+        found = allocate(losses, costs, 1.0, method=method).verify()
+        assert found.levels.tolist() == [1] * 10
+        assert found.cost == 1.0
+
+
+@settings(max_examples=300)
+@given(st.floats(1e-3, 1e3), st.integers(1, 2**20), st.integers(0, 60))
+def test_limits_in_units_are_those_of_rounded_sums(limit, odd, bits):
+    unit = Fraction(odd | 1, 2**bits) / 2**10
+    count = exact._largest_multiple(limit, unit)
+    assert float(count * unit) <= limit < float((count + 1) * unit)
+
+
+def test_limits_halfway_between_two_numbers_round_to_even():
+    for limit in (1.0, math.nextafter(1.0, 2.0)):
+        unit = (Fraction(limit) + Fraction(math.nextafter(limit, 2.0))) / 2
+        assert exact._largest_multiple(limit, unit) == (1 if limit == 1.0 else 0)
+
+
+def test_the_path_keeps_to_admissible_levels():
+    rng = np.random.default_rng(10)
+    losses, costs = np.sort(rng.random((6, 5)))[:, ::-1], np.sort(rng.random((6, 5)))
+    inner = allocate(losses[:, 1:4], costs[:, 1:4], 9.0, path=True).path
+    path = allocate(losses, costs, 9.0, path=True, least=1, most=3).path
+    for name in ("budgets", "objectives", "lower_bounds", "prices", "groups"):
+        assert np.array_equal(getattr(path, name), getattr(inner, name)), name
+    assert np.array_equal(path.levels(3), inner.levels(3) + 1)
 
 
 def test_sums_of_quarters_are_exact_and_fractions_of_a_unit_buy_nothing():

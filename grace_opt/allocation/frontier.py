@@ -51,7 +51,6 @@ class Frontier:
     groups: Any
     _levels: Tensor = field(repr=False)
     _groups: Tensor = field(repr=False)
-    _used: Tensor = field(repr=False)
     _problem: AllocationProblem = field(repr=False)
 
     def levels(self, point: Any) -> Any:
@@ -80,8 +79,8 @@ class Frontier:
             wanted = wanted.to(self._groups.device).expand(self._problem.batch_shape).reshape(-1)
         else:
             found = integer("point", point, at_least=0, at_most=count, error=ProblemError)
-            wanted = torch.full_like(self._used, found)
-        taken = torch.arange(count, device=wanted.device) < torch.minimum(wanted, self._used)[:, None]
+            wanted = torch.full_like(self._levels[:, 0, 0], found)
+        taken = torch.arange(count, device=wanted.device) < wanted[:, None]  # beyond its last step, a level repeats
         steps = torch.zeros_like(self._levels[..., 0]).scatter_add_(-1, self._groups, taken.to(torch.int64))
         return self._problem.export(self._problem.at(self._levels, steps))
 
@@ -92,8 +91,7 @@ def frontier(problem: AllocationProblem, steps: Steps) -> Frontier:
     Complexity: O(n L log(n L)) per instance, and O(n L) for each of at most `MAX_PRICES` prices.
     """
     slopes, order = steps.slope.flatten(1).sort(dim=-1, descending=True, stable=True)
-    used = (slopes > 0).sum(-1)
-    count = int(used.max())
+    count = int((slopes > 0).sum(-1).max())
     slopes, order = slopes[:, :count], order[:, :count]
     groups = order // max(steps.slope.shape[-1], 1)
     budgets, objectives = (_along(problem, values, steps, order, slopes) for values in (problem.costs, problem.losses))
@@ -107,7 +105,6 @@ def frontier(problem: AllocationProblem, steps: Steps) -> Frontier:
         problem.export(groups),
         steps.levels,
         groups,
-        used,
         problem,
     )
 
