@@ -1,7 +1,8 @@
 """How fast `allocate` divides a budget and how close it comes, beside bisection on one price and HiGHS (scipy's milp).
 
 ``python -m bench.allocation`` measures everything interleaved in one run and writes
-docs/results/allocation.{json,md,png}. Instances are drawn by seed: bits of channels, and random losses and costs.
+docs/results/allocation.{json,md,png}. Instances are drawn by seed: bits of channels in
+classes of tokens, and random losses and costs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from grace_opt import Status, allocate
 
 SIZES, LEVELS = (64, 512, 4096), 8
 BITS = np.array([0, 1, 2, 3, 4, 5, 6, 8])
+#: Tokens in each of four classes of a prompt of 1,792.
+TOKENS = np.array([36, 179, 538, 1039])
 KINDS = {"bits": "bits of channels", "real": "random losses and costs"}
 #: Instances that one call covers: those of a batch, and those solved one by one.
 BATCH, FEW = 32, 4
@@ -39,9 +42,11 @@ Answers = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]
 def drawn(kind: str, n: int, seed: int = 0) -> Arrays:
     """Losses and costs (BATCH, n, L), and the budget."""
     rng = np.random.default_rng([n, seed])
-    if kind == "bits":  # what quantising a channel costs, with some scatter
-        losses = rng.lognormal(0, 2, (BATCH, n, 1)) * 4.0**-BITS * rng.uniform(0.8, 1.2, (BATCH, n, LEVELS))
-        return losses, np.broadcast_to(BITS.astype(float), losses.shape), 2.0 * n
+    if kind == "bits":  # of each channel in each of four classes of tokens, with 32 more for a scale and a mean
+        tokens = np.resize(TOKENS, (n, 1))
+        losses = rng.lognormal(0, 2, (BATCH, n, 1)) * tokens * 4.0**-BITS * rng.uniform(0.8, 1.2, (BATCH, n, LEVELS))
+        costs = tokens * BITS + 32.0 * (BITS > 0)
+        return losses, np.broadcast_to(costs, losses.shape), 2.0 * float(tokens.sum())
     losses = np.sort(rng.random((BATCH, n, LEVELS)))[..., ::-1].copy()
     return losses, np.sort(rng.random((BATCH, n, LEVELS))), 0.4 * n
 

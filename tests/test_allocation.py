@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import itertools
 import math
 import os
 from fractions import Fraction
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 import grace_opt
 from grace_opt import InfeasibleBudgetError, OptionError, ProblemError, SolverError, Status, allocate
 from grace_opt.allocation import exact
-from grace_opt.allocation.sums import EPS
+from grace_opt.allocation.problem import unscale
+from grace_opt.allocation.sums import EPS, exact_sum, running_sums
 from tests import oracle
 
 WANTED = int(os.environ.get("GRACE_TEST_INSTANCES", "3000")) // 10
@@ -405,11 +407,32 @@ def test_a_scale_of_all_changes_nothing():
     rng = np.random.default_rng(7)
     losses, costs = rng.random((2, 50, 5))
     one = allocate(losses, costs, 12.0)
-    for power in (-1000, -40, 40, 990):
-        for up in (2.0**power, 1.0):
-            other = allocate(losses * 2.0**power, costs * up, 12.0 * up)
-            assert np.array_equal(one.levels, other.levels)
-            assert other.lower_bound == one.lower_bound * 2.0**power
+    for down, up in itertools.product((-960, -40, 0, 40, 990), repeat=2):
+        other = allocate(losses * 2.0**down, costs * 2.0**up, 12.0 * 2.0**up)
+        assert np.array_equal(one.levels, other.levels)
+        assert other.lower_bound == one.lower_bound * 2.0**down
+
+
+def test_a_bound_that_loses_digits_is_rounded_down():
+    fine = torch.tensor([1.0 + 2.0**-20, -1.0 - 2.0**-20, 1.0], dtype=torch.float64)
+    found = unscale(fine, torch.full((3,), -1070))
+    assert (found * 2.0**1000 * 2.0**70 <= fine).all()
+    assert found[2] == 2.0**-1070
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_sums_are_rounded_once(seed):
+    rng = np.random.default_rng(seed)
+    wide = rng.normal(size=(20, 5)) * 10.0 ** rng.uniform(-60, 60, (20, 5))
+    halves = 2.0 ** rng.integers(-54, 3, (20, 5)) * rng.integers(-1, 2, (20, 5))  # ties, and a little beside them
+    cancelling = np.concatenate([wide, -wide[:, ::-1], rng.random((20, 1))], -1)
+    for rows in (wide, halves, cancelling, rng.integers(0, 99, (20, 7)) / 10):
+        terms = torch.from_numpy(rows)
+        assert exact_sum(terms).tolist() == [math.fsum(row) for row in rows]
+        assert running_sums(terms.abs())[:, -1].tolist() == pytest.approx(
+            [math.fsum(abs(row)) for row in rows], rel=EPS
+        )
 
 
 BAD = {

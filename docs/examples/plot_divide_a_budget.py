@@ -13,11 +13,11 @@ import grace_opt
 
 # %%
 # Eight heads of 64 channels. The error of a channel that is dropped is its energy, which spans decades, and each
-# further bit quarters it.
+# further bit quarters it. Heads differ too.
 
 rng = np.random.default_rng(0)
 bits = np.array([0, 1, 2, 3, 4, 5, 6, 8])
-energy = rng.lognormal(sigma=2.0, size=(8, 64, 1))
+energy = rng.lognormal(sigma=2.0, size=(8, 64, 1)) * rng.lognormal(sigma=1.5, size=(8, 1, 1))
 losses = energy * 4.0**-bits
 
 # %%
@@ -30,11 +30,11 @@ print("largest gap:", apart.gap.max())
 print("channels dropped:", f"{(apart.levels == 0).mean():.0%}")
 
 # %%
-# With one budget for all heads together, heads with more energy get more. No head shall have more than 3 bits per
-# channel: ``parts`` gives each its own limit.
+# With one budget for all heads together, heads with more energy get more. If no head may have more than 2.5 bits per
+# channel, ``parts`` gives each its own limit.
 
 together = grace_opt.allocate(losses.reshape(-1, 8), bits, mean_bits * 512)
-limited = grace_opt.allocate(losses.reshape(-1, 8), bits, mean_bits * 512, parts=[(np.arange(512) // 64, 3.0 * 64)])
+limited = grace_opt.allocate(losses.reshape(-1, 8), bits, mean_bits * 512, parts=[(np.arange(512) // 64, 2.5 * 64)])
 for name, each in (("per head", apart), ("together", together), ("limited", limited)):
     print(f"{name}: error {np.sum(each.objective):.2f}, cost {np.sum(each.cost):.0f}")
 

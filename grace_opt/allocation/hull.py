@@ -65,5 +65,4 @@ def lower_hulls(problem: AllocationProblem) -> Steps:
 def slope(saved: Tensor, extra: Tensor, allowed: Tensor) -> Tensor:
     """Loss saved per unit of cost where both are positive and it is allowed, else 0."""
     useful = allowed & (saved > 0) & (extra > 0)
-    ratio = saved / torch.where(useful, extra, 1.0)
-    return torch.where(useful, ratio.clamp(SMALLEST_SLOPE, LARGEST_SLOPE), 0.0)
+    return (saved / extra).clamp_(SMALLEST_SLOPE, LARGEST_SLOPE).masked_fill_(~useful, 0.0)
