@@ -20,6 +20,7 @@ from grace_opt import InfeasibleBudgetError, OptionError, ProblemError, SolverEr
 from grace_opt.allocation import exact
 from grace_opt.allocation.problem import unscale
 from grace_opt.allocation.sums import EPS, exact_sum, running_sums
+from grace_opt.kernels.objective.reference import paired_sums
 from tests import oracle
 
 WANTED = int(os.environ.get("GRACE_TEST_INSTANCES", "3000")) // 10
@@ -413,6 +414,13 @@ def test_a_scale_of_all_changes_nothing():
         assert other.lower_bound == one.lower_bound * 2.0**down
 
 
+def test_losses_below_the_normal_numbers_are_told_apart():
+    losses = np.random.default_rng(11).integers(0, 2**9, (30, 5))
+    one, tiny = allocate(losses, np.arange(5), 50), allocate(losses * 2.0**-1070, np.arange(5), 50)
+    assert np.array_equal(one.levels, tiny.levels)
+    assert tiny.objective == one.objective * 2.0**-1070
+
+
 def test_a_bound_that_loses_digits_is_rounded_down():
     fine = torch.tensor([1.0 + 2.0**-20, -1.0 - 2.0**-20, 1.0], dtype=torch.float64)
     found = unscale(fine, torch.full((3,), -1070))
@@ -430,6 +438,8 @@ def test_sums_are_rounded_once(seed):
     for rows in (wide, halves, cancelling, rng.integers(0, 99, (20, 7)) / 10):
         terms = torch.from_numpy(rows)
         assert exact_sum(terms).tolist() == [math.fsum(row) for row in rows]
+        for part, of_torch in zip(paired_sums(rows, np.zeros), paired_sums(terms, terms.new_zeros), strict=True):
+            assert part.tolist() == of_torch.tolist()  # as on other devices
         assert running_sums(terms.abs())[:, -1].tolist() == pytest.approx(
             [math.fsum(abs(row)) for row in rows], rel=EPS
         )
