@@ -38,7 +38,8 @@ class Allocation:
     status : Status, or object array (...) of Status
         OPTIMAL if the bound proves it (`tolerance`), LIMIT if the time limit stopped it, else FEASIBLE.
     multipliers : array (...), float64
-        Price of the budget: what the bound's objective would fall by, per unit more of it; 0 without a budget.
+        Price of the budget: the loss that one more unit of it would save, in the linear relaxation; 0 if the budget
+        does not bind, or without one.
     part_multipliers : tuple of array (..., P), float64
         The same for each limit of each entry of ``parts``.
     part_costs : tuple of array (..., P), float64

@@ -134,11 +134,11 @@ def _limits(value: Any, name: str, shape: tuple[int, ...], device: torch.device)
     tensor = to_float_tensor(value, name).to(device=device, dtype=torch.float64)
     if bool(tensor.isnan().any()):
         raise ProblemError(f"{name} is or holds nan: give numbers; inf means no limit.")
-    if name == "budget":
-        tensor = tensor.unsqueeze(-1)
-    batch = shape[:-1] if name == "budget" else shape
-    wanted = f"one number, or one per instance, shape {batch}" if name == "budget" else f"numbers of shape {shape}"
-    return _expanded(tensor, shape, name, wanted).reshape(-1, shape[-1]).contiguous()
+    if name != "budget":
+        return _expanded(tensor, shape, name, f"numbers of shape {shape}").reshape(-1, shape[-1]).contiguous()
+    batch = shape[:-1]
+    wanted = f"one number, or one per instance, shape {batch}" if batch else "one number, as there is one instance"
+    return _expanded(tensor, batch, name, wanted).reshape(-1, 1).contiguous()
 
 
 def _check_feasible(problem: AllocationProblem) -> None:
