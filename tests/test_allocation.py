@@ -459,7 +459,7 @@ BAD = {
     "no groups": ((np.ones((0, 3)), [0, 1, 2], 1), {}, ProblemError, "empty"),
     "no levels": ((np.ones((3, 0)), [], 1), {}, ProblemError, "empty"),
     "costs of another shape": ((np.ones((2, 3)), [0, 1], 1), {}, ProblemError, r"costs has shape \(2,\).*\(3,\)"),
-    "budgets of another shape": ((np.ones((2, 3)), [0, 1, 2], [1, 2]), {}, ProblemError, r"shape \(2,\): give one number"),
+    "budgets of another shape": ((np.ones((2, 3)), [0, 1, 2], [1, 2]), {}, ProblemError, r"\(2,\): give one number"),
     "integers beyond 2**53": ((np.full((1, 2), 2**60), [0, 1], 1), {}, ProblemError, r"2\*\*53"),
     "budget beyond 2**53": (([[1.0, 0.0]], [0, 1], 2**60 + 1), {}, ProblemError, r"2\*\*53"),
     "too large a sum": ((np.full((4, 2), 1e308), [0, 1], 1), {}, ProblemError, "losses sum.*power of two"),
