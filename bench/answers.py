@@ -1,19 +1,18 @@
 """How many answers of a real model a smaller cache keeps: ``python -m bench.answers``.
 
-Prompts are texts of facts with a question after them (`bench.questions`); answers are decoded greedily by
-``model.generate``. An answer counts if it holds the expected words. Only questions that the dense cache answers are put
-to the others: what the model cannot do, no cache can keep. As with `attach`, the question is part of the prompt, so
-that it is among the queries that choose the channels, and the prompt itself is read with dense attention.
+Each prompt is a text of facts and then a question (`bench.questions`); ``model.generate`` answers greedily. An answer
+counts if it contains the expected words. Smaller caches are asked only what the dense cache answers: no cache can keep
+what the model cannot do. As with `attach`, the question is part of the prompt, so its queries help to choose the
+channels, and the prompt is read with dense attention.
 
-A text is read once for each cache, and its questions go on from copies: the prompt in two chunks. transformers'
+Each cache reads a text once and answers its questions from copies, so a prompt comes in two chunks. transformers'
 ``QuantizedCache`` would read the second chunk from quantised keys, so it reads every prompt in one.
 
-Each cache's answers about a text are a file of their own in ``--runs``. A run that was stopped goes on where it was,
-and what has other prompts, weights, settings or another commit is measured again. Writes
-docs/results/answers.{json,md,png}.
+Each cache's answers about a text are stored in a separate file in ``--runs``. A stopped run resumes; files of other
+prompts, weights, settings or commits are measured again. Writes docs/results/answers.{json,md,png}.
 
-The model, SmolLM2-135M-Instruct in 4 bits, is fetched where it is missing (`bench.material`); ``--model`` takes a Hub
-id, a folder or a ``.gguf`` file instead.
+If it is missing, the model, SmolLM2-135M-Instruct in 4 bits, is downloaded (`bench.material`); ``--model`` takes
+another: a Hub id, a folder or a ``.gguf`` file.
 """
 
 from __future__ import annotations

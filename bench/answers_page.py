@@ -45,8 +45,10 @@ def page(value: dict[str, Any]) -> Page:
     lines = value["rows"]
     total = lines[0]["asked"]
     told = [line for name in TOLD for line in lines if line["setting"] == name] or lines[1:]
-    found = "; ".join(f"{line['title']} keeps {line['right']} at {line['K+V, 16 bit']:.0%}" for line in told)
-    head = ["cache", "answers kept", "K+V of 16 bit", "K of 16 bit", "K+V of float32", "K of float32"]
+    found = "; ".join(
+        f"{line['title']}: {line['right']} answers, {line['K+V, 16 bit']:.0%} of the bytes" for line in told
+    )
+    head = ["cache", "answers kept", "K+V, 16 bits", "K, 16 bits", "K+V, float32", "K, float32"]
     body = []
     for line in lines:
         ends = "" if line["setting"] == "dense" else " " + small("{:.0%} to {:.0%}".format(*line["interval"]))
@@ -54,33 +56,36 @@ def page(value: dict[str, Any]) -> Page:
         body.append([line["title"], f"{line['right']} of {line['asked']}{ends}", *shares])
     return Page(
         title="Answers kept by a smaller cache",
-        picture="Answers kept, with 95 % intervals, beside the bytes of the cache",
+        picture="Left: answers kept by each cache, with 95 % intervals; right: its bytes",
         draw=lambda figure: draw(figure, value),
-        asked=f"Of the {total} questions about texts of {value['tokens']:,} tokens that {value['model']} answers from "
-        "a dense cache, how many does it still answer from a smaller one?",
-        found=f"Of them, {found} of the bytes of a 16-bit K+V.",
-        sure=f"One small model and {value['texts']} generated texts: with {total} questions the 95 % intervals are "
-        "wide; where intervals overlap, no setting is shown to be better.",
-        tables=table(head, body),
+        asked=f"{value['model']} answers {total} questions about texts of {value['tokens']:,} tokens from a dense "
+        "cache; how many of them does it still answer from a smaller one?",
+        found=f"{found} (bytes of K+V, compared with a dense cache in 16 bits).",
+        sure=f"This is one small model and {value['texts']} generated texts, and with {total} questions the 95 % "
+        "intervals are wide: where two overlap, neither setting is shown to be better.",
+        tables=[
+            "λ: share of key channels pruned. Bytes are percentages of a dense cache in 16 bits or in float32.",
+            "",
+            *table(head, body),
+        ],
         details=[
             (
                 "How it is counted",
                 [
-                    f"{value['model']}, float32; {value['asked']} questions were asked, and those that the dense cache "
-                    "answers count. An answer is kept if it contains the expected words, ignoring case and "
-                    "punctuation; "
-                    f"greedy decoding, at most {value['new_tokens']} tokens.",
+                    f"{value['model']} in float32 was asked {value['asked']} questions; those that it answers from a "
+                    "dense cache count. An answer is kept if it contains the expected words, ignoring case and "
+                    f"punctuation. Decoding is greedy, with at most {value['new_tokens']} tokens.",
                     "",
-                    "- The question ends the prompt, and so the queries that choose the channels. The prompt is read "
-                    "with dense attention, so an answer's first token is the dense cache's. The last 32 tokens of a "
-                    "prompt stay dense, and so does the answer.",
-                    "- Intervals: Wilson's, as if questions were independent; those about one text share most of their "
-                    "prompt.",
-                    "- Bytes: all that the cache holds after the answer, indices, scales and zero points included, "
-                    "without room to grow, beside a dense cache of as many tokens. *Of float32*: as measured. *Of 16 "
-                    "bit*: the same tensors with every floating-point number in 16 bits, beside a dense cache in 16 "
-                    "bits; packed bits and indices stay as wide as they are. Answers are those of float32.",
-                    "- Rows of 8 and 4 bits are `Quantization` in groups of 32; `QuantizedCache` has its own defaults.",
+                    "- The question ends the prompt, so its queries help to "
+                    "choose the channels. The prompt is read with dense attention, so the first token of an answer is "
+                    "always the dense cache's. The last 32 tokens of a prompt and the answer stay dense.",
+                    "- Intervals are Wilson's, as if questions were independent; but questions about one text share "
+                    "most of their prompt.",
+                    "- Bytes are all that the cache holds after the answer, with indices, scales and zero points, "
+                    "without room to grow, divided by those of a dense cache of the same tokens. *float32*: as "
+                    "measured. *16 bits*: calculated as if all floating-point numbers had 16 bits; packed bits and "
+                    "indices stay as they are. The answers are those of float32.",
+                    "- Rows of 8 and 4 bits use `Quantization` in groups of 32; `QuantizedCache` has its own defaults.",
                 ],
             )
         ],

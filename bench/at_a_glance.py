@@ -1,9 +1,9 @@
-"""Five numbers that matter, and their plots, from the pages of docs/results: ``python -m bench.at_a_glance``.
+"""The five numbers that matter most, and their plots, from other pages of results: ``python -m bench.at_a_glance``.
 
-Nothing is measured: the JSON files of other pages are read, and must be of one clean commit. Writes
+It measures nothing: it reads the JSON files of other pages, which must come from one clean commit. Writes
 docs/results/at_a_glance.{json,md,png}, which docs/benchmarks.md shows.
 
-When: after the pages that it reads, last of ``make results``.
+When: after the pages that it reads, as the last of ``make results``.
 """
 
 from __future__ import annotations
@@ -101,47 +101,61 @@ def rows(value: Mapping[str, Any]) -> list[list[str]]:
     deep = value["deep"]
     return [
         [
-            "How fast is a proof, on a real head?",
-            f"**{_seconds(ours['median_s'])}** (median; {ours['proved']} of {ours['cases']} proved){beside}",
+            "How fast is a proof on a real head?",
+            f"**{_seconds(ours['median_s'])}** at the median, {ours['proved']} of {ours['cases']} proved{beside}",
             "[solvers](./../reference/solvers.md)",
         ],
         [
             "How good is an answer without a proof?",
-            f"optimal: portfolio in **{_of(best['portfolio'])}** real cases, MIES in {_of(best['mies'])} (at worst "
-            f"{best['mies']['worst_gap']:.0f} % above), THINK in {_of(best['think'])}",
+            f"portfolio is optimal in **{_of(best['portfolio'])}** real cases, MIES in {_of(best['mies'])} (at worst "
+            f"{best['mies']['worst_gap']:.0f} % above the optimum), THINK in {_of(best['think'])}",
             "[solvers](./../reference/solvers.md)",
         ],
         [
-            "What does a smaller cache do to a real model?",
-            f"at {kl['GRACE']['share']:.0%} of the bytes KL **{kl['GRACE']['kl']:.3f}** nats; THINK "
+            "How much does a smaller cache change a real model?",
+            f"with {kl['GRACE']['share']:.0%} of the bytes, KL **{kl['GRACE']['kl']:.3f}** nats from dense; THINK "
             f"{kl['THINK']['kl']:.3f}",
             "[a real model](./real_model.md), [answers kept](./answers.md)",
         ],
         [
             "How long does a token take?",
-            f"**{step['grace_s'] / step['dense_s']:.2f} ×** a dense cache's time, after {step['context']:,} tokens on "
-            "a CPU",
+            f"**{step['grace_s'] / step['dense_s']:.2f} ×** the time with a dense cache, after {step['context']:,} "
+            "tokens on a CPU",
             "[efficiency](./efficiency.md), [one layer](./decode_cpu.md)",
         ],
         [
-            "Is it right?",
-            f"**{deep['breaches']} breaches** in {deep['instances']:,} enumerated instances",
+            "Are the results correct?",
+            f"**{deep['breaches']} wrong claims** on {deep['instances']:,} enumerated instances",
             "[tests in depth](./test_deep.md)",
         ],
     ]
+
+
+def _found(value: Mapping[str, Any]) -> str:
+    """Return the five numbers in one sentence."""
+    ours = next(row for row in value["proofs"] if row["method"] == "branch_and_bound")
+    best = next(row for row in value["quality"] if row["method"] == "portfolio")
+    last = max((row for row in value["kl"] if row["method"] == "GRACE"), key=lambda row: row["ratio"])
+    step, deep = value["steps"][-1], value["deep"]
+    return (
+        f"A proof takes {_seconds(ours['median_s'])}; without one, portfolio is optimal in {_of(best)} cases; a cache "
+        f"of {last['share']:.0%} of the bytes changes next tokens by a KL of {last['kl']:.3f} nats; a token takes "
+        f"{step['grace_s'] / step['dense_s']:.2f} × the time on a CPU; {deep['breaches'] or 'no'} "
+        f"claim{'s are' * (deep['breaches'] != 1) or ' is'} wrong on {deep['instances']:,} enumerated instances."
+    )
 
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
     return Page(
         title="At a glance",
-        picture="Five plots: proof time, quality, KL by bytes, time per token, agreement with enumeration",
+        picture="Five plots: time of a proof, quality without one, KL by bytes, time per token, share of optima found",
         draw=lambda figure: draw(figure, value),
-        asked="How fast is a proof, how good an answer without one, what does a smaller cache cost and save, and are "
-        "the results correct?",
-        found="The five numbers below.",
-        sure=f"Two cores of one machine and one small model, {value['model']}; each number's page says how it was "
-        "measured and what it does not show.",
+        asked="How fast is a proof, how good is an answer without one, what does a smaller cache cost and save, and "
+        "are the results correct?",
+        found=_found(value),
+        sure=f"Everything ran on two cores of one machine, with one small model, {value['model']}, or its shape with "
+        "random weights; each number's page says how it was measured and what it does not show.",
         tables=table(["question", "number", "page"], rows(value), words=3),
     )
 

@@ -142,7 +142,7 @@ def sizes(shape: dict[str, Any]) -> list[str]:
             key, *total = row["bytes"][str(tokens)]
             cells += [f"{key / GIB:.3f}", "–".join(f"{size / GIB:.3f}" for size in total)]
         rows.append(cells)
-    return table(["what", "λ", "K of dense", "K+V of dense", *(f"{head}, GiB" for head in heads)], rows)
+    return table(["cache", "λ", "K, % of dense", "K+V, % of dense", *(f"{head}, GiB" for head in heads)], rows)
 
 
 def title(shape: dict[str, Any]) -> str:
@@ -162,37 +162,37 @@ def page(value: dict[str, Any]) -> Page:
     repeated = of["ThinK's code", 0.6][1] / GIB
     return Page(
         title="Bytes of a cache",
-        picture="Bytes of K and V of a cache of 8,192 tokens, by what stores it",
+        picture="Bars: GiB of keys and values of a cache of 8,192 tokens, by what stores it",
         draw=lambda figure: draw(figure, first),
-        asked="How many bytes does a pruned cache hold at the shapes of larger models, beside other ways of storing "
-        "it?",
-        found=f"At λ = 0.6, {k:.1%} of a dense K remain and {kv:.1%} of K+V; ThinK's own code, which stores keys for "
-        f"every query head, holds {repeated:.2f} GiB where a dense cache has {dense_gib:.2f} "
-        f"({first['models'].split()[0]}, {LENGTHS[0]:,} tokens).",
-        sure=f"Ours is a formula that equals the bytes of one layer's real tensors exactly, in {value['checked']} of "
-        f"{value['checked']} cases; the others are formulas from their code, or what their papers say.",
-        tables=[f"**{title(first)}.**", "", *sizes(first)],
+        asked="How many bytes does a pruned cache need with larger models, and how many do other implementations need?",
+        found=f"At λ = 0.6 it needs {k:.1%} of the bytes of a dense K and {kv:.1%} of K+V; ThinK's own code, which "
+        f"stores keys and values for every query head, needs {repeated:.2f} GiB where a dense cache needs "
+        f"{dense_gib:.2f} GiB ({first['models'].split()[0]}, {LENGTHS[0]:,} tokens).",
+        sure=f"Our numbers come from a formula that equalled the bytes of one layer's real tensors in all "
+        f"{value['checked']} cases checked; the others come from reading their code, or from their papers.",
+        tables=[f"**{title(first)}.** λ: share of key channels pruned.", "", *sizes(first)],
         details=[
             *((title(shape), sizes(shape)) for shape in others),
             (
                 "How it is counted",
                 [
-                    "16-bit numbers, batch 1. Shapes, not models: not all of these models read texts that long.",
+                    "One sequence, numbers in 16 bits; 8k, 32k and 128k are its tokens. "
+                    "Only the shapes of the models count here: not all of them read prompts that long.",
                     "",
-                    f"- *Ours*: GRACE; ⌈λd⌉ channels are pruned, the last {RECENT} tokens stay dense, {INDEX} bytes "
-                    "per kept index are counted with K. The formula is compared to `memory_report()` of one layer, of "
-                    f"{first['kv_heads']} KV heads of width {first['head_dim']}, at every length and λ; the table has "
-                    "it times the number of layers.",
-                    "- Keys are half of a cache: with K at 1 − λ of dense, K+V is at 1 − λ/2.",
-                    "- *ThinK's code* repeats keys and values for the query heads before it stores them, in its eager "
-                    f"and in its flash version alike; int(λd) channels are pruned, the last {RECENT} tokens stay "
-                    "dense, a bool per channel is the mask. With 4 query heads to a KV head that is more than the "
-                    "dense cache that transformers keeps. Its token eviction, which is a method of its own, is left "
-                    "out. When decoding, the flash version fills one layer at a time up with zeros, on top of this.",
-                    "- *Zeroed channels*: what kvpress's `ThinKPress` does, for the accuracy alone; the bytes are "
-                    "those of dense.",
-                    f"- *LeanK*: not measured. Static masks; its paper says up to {1 - LEANK_K:.0%} off K and "
-                    f"{1 - LEANK_V[0]:.0%} to {1 - LEANK_V[1]:.0%} off V.",
+                    f"- *Ours*: GRACE prunes ⌈λd⌉ channels, keeps the last {RECENT} tokens dense and stores {INDEX} "
+                    "bytes for each kept index, which count as K. At every length and λ, the formula was compared with "
+                    f"`memory_report()` for one layer of {first['kv_heads']} KV heads of width {first['head_dim']}; "
+                    "the table multiplies it by the number of layers.",
+                    "- Keys are half of a cache: if K shrinks to 1 − λ, K+V shrinks to 1 − λ/2.",
+                    "- *ThinK's code*, eager and flash, repeats keys and values for all query heads before it stores "
+                    f"them. It prunes int(λd) channels, keeps the last {RECENT} tokens dense and stores a bool per "
+                    "channel. With 4 query heads per KV head, this is more than transformers' dense cache. Its token "
+                    "eviction is a different method and is not counted. While decoding, its flash version also fills "
+                    "one layer at a time with zeros; that is not counted either.",
+                    "- *Zeroed channels*: kvpress's `ThinKPress` sets channels to zero to measure accuracy, and saves "
+                    "no bytes.",
+                    f"- *LeanK*: not measured. It has static masks; its paper reports up to {1 - LEANK_K:.0%} less for "
+                    f"K and {1 - LEANK_V[0]:.0%} to {1 - LEANK_V[1]:.0%} less for V.",
                 ],
             ),
         ],

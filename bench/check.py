@@ -1,8 +1,8 @@
-"""Has it become slower? ``python -m bench.check`` compares a handful of ratios with committed baselines.
+"""Has it become slower? ``python -m bench.check`` compares a few ratios with committed baselines.
 
-Ratios of things that take turns, not times: a slower or busier machine changes both sides. A ratio that is worse than
-its baseline by more than its margin is measured once more before it is called worse; then the exit status is 1. What is
-better is said too, and no reason to fail: ``--update`` writes bench/baselines.json anew.
+It compares ratios of code that takes turns, not times: a slower or busier machine changes both sides. A ratio that is
+worse than its baseline by more than its margin is measured again; if it is still worse, the exit status is 1. Better
+ratios are reported but do not fail; ``--update`` writes bench/baselines.json anew.
 
 When: before a release, or after work on a hot path; on a quiet machine, so not in CI.
 """

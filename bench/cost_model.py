@@ -1,13 +1,13 @@
-"""What selecting channels, reading a prompt and decoding must cost at least: ``python -m bench.cost_model``.
+"""The least that selecting channels, reading a prompt and decoding can cost: ``python -m bench.cost_model``.
 
-A roofline: a pass over the data takes no less time than its bytes need at the memory's bandwidth, and no less than its
-matrix products need at the rate of products. Bytes and operations are formulas from the shape of a model; bandwidth and
-rate are measured on the machine at hand (``--device cuda`` for a GPU) or given. It says what a perfect implementation
-could not beat, not how fast this one is. Writes docs/results/cost_model.{json,md,png}.
+This is a roofline model: a pass over the data takes at least the time to move its bytes at the memory's bandwidth, and
+at least the time to compute its matrix products at the machine's rate. Bytes and operations follow from the shape of a
+model; bandwidth and rate are measured on this machine (``--device cuda`` for a GPU) or given. The result is a limit for
+every implementation, not the speed of ours. Writes docs/results/cost_model.{json,md,png}.
 
-Source: the roofline is Williams, Waterman and Patterson (Communications of the ACM 52(4), 2009); shapes from the
-models' ``config.json``; the H200's peaks from NVIDIA's data sheet, its dense bfloat16 rate being half of the one stated
-there with sparsity.
+Source: the roofline is Williams, Waterman and Patterson (Communications of the ACM 52(4), 2009); shapes are from the
+models' ``config.json``; the H200's peaks are from NVIDIA's data sheet, where the dense bfloat16 rate is half of the one
+stated with sparsity.
 """
 
 from __future__ import annotations

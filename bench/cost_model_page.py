@@ -20,25 +20,26 @@ def page(value: dict[str, Any]) -> Page:
     vendor = value["machines"][1]
     name = first["models"]
     return Page(
-        title="What selection, prefill and decoding cost at least",
-        picture="Bytes of a dense decoding step by those of a pruned one, by shape, tokens and prompts",
+        title="Least cost of selection, prefill and decoding",
+        picture="Bars: bytes of a dense decoding step divided by those of a pruned one, by model, tokens and prompts",
         draw=lambda figure: draw(figure, models, value["ratio"]),
-        asked="What do choosing channels, reading a prompt and decoding cost at least, by bytes that must be moved and "
-        "operations that must be computed?",
-        found=f"At λ = {value['ratio']:g} choosing channels takes {min(shares):.2%} to {max(shares):.2%} of the "
-        f"prefill's floor, and a decoding step moves {min(steps):.2f} to {max(steps):.2f} times fewer bytes than a "
-        "dense one: the more, the longer the texts and the more of them at once.",
-        sure="Formulas that the tests hold to what torch counts and to `memory_report()`; only the two rates are "
-        "measured, nothing was run on the H200, and a floor says what cannot be beaten, not what will be reached.",
+        asked="What is the least that choosing channels, reading a prompt and decoding can cost, counting the bytes to "
+        "move and the operations to compute?",
+        found=f"At λ = {value['ratio']:g}, choosing channels needs {min(shares):.2%} to {max(shares):.2%} of the least "
+        f"time for the prompt, and a dense decoding step moves {min(steps):.2f} to {max(steps):.2f} times the bytes of "
+        "a pruned one; the gain grows with the length and number of prompts.",
+        sure="These are lower bounds from formulas, which the tests compare with torch's own counts and "
+        "`memory_report()`: at these rates, code cannot be faster, but it can be slower. Only the rates of this "
+        "machine are measured; nothing ran on an H200.",
         tables=_ratios(models),
         details=[
-            (f"{name}: what must be moved and computed, on any machine", _costs(first["cells"])),
+            (f"{name}: bytes to move and operations to compute, on any machine", _costs(first["cells"])),
             (
-                f"{name}: floors here",
+                f"{name}: least time on this machine",
                 [f"From {value['rates']}.", "", *_floors(first["cells"], 0), *_measured(name, value)],
             ),
             (
-                f"{name}: floors of an H200, by the vendor's figures",
+                f"{name}: least time on an H200, by the vendor's figures",
                 [
                     f"At {si(vendor['bandwidth'], 'B/s')} and {si(vendor['rate'], 'FLOP/s')} (bfloat16, dense): "
                     "**vendor's figures, nothing measured here**.",
@@ -49,12 +50,11 @@ def page(value: dict[str, Any]) -> Page:
             (
                 "How it is counted",
                 [
-                    f"Formulas for 16-bit weights and caches; {constants['observed']} observed queries, the last "
-                    f"{constants['recent']} tokens dense. Columns and *tokens × prompts* are lengths and how many are "
-                    "read at once. *Bytes* or *products* in brackets is what a floor waits for. In the first table, "
-                    "*K+V* and *step* are dense by pruned, *selection* is by prefill; *bytes* hold on any machine, "
-                    "*here* is by the rates measured here, *H200* by the vendor's figures. Shapes, not models: not all "
-                    "of these read texts that long. [What follows from it](../performance.md).",
+                    f"The formulas are for 16-bit weights and caches, {constants['observed']} observed queries, and "
+                    f"dense keys for the last {constants['recent']} tokens. *Tokens × prompts*: the length of a prompt "
+                    "and how many are read at once. A time is limited by what stands in brackets: moving *bytes* or "
+                    "computing *products*. Only the shapes of the models count here: not all of these models read "
+                    "prompts that long. [What follows for speed](../performance.md).",
                 ],
             ),
         ],
@@ -66,9 +66,9 @@ def _measured(name: str, value: dict[str, Any]) -> list[str]:
     if found is None:
         return []
     return [
-        f"*Measured beside its floor*: `interaction_matrix` of one layer of {name}, {found['context']:,} tokens, one "
-        f"prompt, takes {si(found['seconds'], 's')} here, {found['seconds'] / found['floor']:.1f} times its floor of "
-        f"{si(found['floor'], 's')}.",
+        f"For comparison, measured: `interaction_matrix` for one layer of {name} and one prompt of "
+        f"{found['context']:,} tokens takes {si(found['seconds'], 's')} here, "
+        f"{found['seconds'] / found['floor']:.1f} times its lower bound of {si(found['floor'], 's')}.",
         "",
     ]
 
@@ -79,8 +79,8 @@ def _costs(found: Sequence[dict[str, Any]]) -> list[str]:
     for name in found[0]["costs"]:
         costs = [f["costs"][name] for f in found]
         rows.append([name, *(f"{si(c['bytes'], 'B')}; {si(c['flops'], 'FLOP')}" for c in costs)])
-    rows.append(["dense K+V by pruned K+V", *(f"{f['cache_ratio']:.2f}" for f in found)])
-    rows.append(["dense step by pruned step, bytes", *(f"{f['step_bytes_ratio']:.2f}" for f in found)])
+    rows.append(["dense K+V / pruned K+V", *(f"{f['cache_ratio']:.2f}" for f in found)])
+    rows.append(["dense step / pruned step, bytes", *(f"{f['step_bytes_ratio']:.2f}" for f in found)])
     return table(rows[0], rows[1:])
 
 
@@ -90,14 +90,14 @@ def _floors(found: Sequence[dict[str, Any]], machine: int) -> list[str]:
     rows = [["at least", *(f"{f['context']:,} × {f['batch']}" for f in found)]]
     for name in floors[0]["seconds"]:
         rows.append([name, *(f"{si(f['seconds'][name], 's')} ({f['bound_by'][name]})" for f in floors)])
-    rows.append(["selection by prefill", *(f"{f['selection_by_prefill']:.2%}" for f in floors)])
-    rows.append(["dense step by pruned step", *(f"{f['step_ratio']:.2f}" for f in floors)])
+    rows.append(["selection / prefill", *(f"{f['selection_by_prefill']:.2%}" for f in floors)])
+    rows.append(["dense step / pruned step", *(f"{f['step_ratio']:.2f}" for f in floors)])
     return table(rows[0], rows[1:])
 
 
 def _ratios(models: Sequence[dict[str, Any]]) -> list[str]:
     """All models in ratios."""
-    head = ["model", "tokens × prompts", "K+V, bytes", "step, bytes", "step, here", "step, H200"]
+    head = ["model", "tokens × prompts", "K+V, bytes", "step, bytes", "step, time here", "step, time on H200"]
     rows = [[*head, "selection, here", "selection, H200"]]
     for model in models:
         for f in model["cells"]:
@@ -105,7 +105,13 @@ def _ratios(models: Sequence[dict[str, Any]]) -> list[str]:
             shares = [f"{floors['selection_by_prefill']:.2%}" for floors in f["floors"]]
             cell = f"{f['context']:,} × {f['batch']}"
             rows.append([model["models"], cell, *(f"{ratio:.2f}" for ratio in ratios), *shares])
-    return table(rows[0], rows[1:])
+    return [
+        "*K+V* and *step*: dense divided by pruned, for the cache and for a decoding step, in bytes (on any machine) "
+        "and in least time (at the rates of this machine, or the vendor's for an H200). *Selection*: its least time as "
+        "a share of the prompt's.",
+        "",
+        *table(rows[0], rows[1:]),
+    ]
 
 
 def draw(figure: Any, models: Sequence[dict[str, Any]], ratio: float) -> None:

@@ -1,15 +1,15 @@
 """One decoding step of one layer: dense attention, pruned attention in torch, and the compiled kernel.
 
-``python -m bench.decode`` measures everything interleaved on the CPU, in float32, one sequence, and writes
-docs/results/decode_cpu.{json,md,png}. Each call is for another layer's tensors, enough of them that none is still in a
-cache when its turn comes again. Before each comes a matrix product that is not timed, as in a model: torch's threads
-are awake after it, which helps what runs on them and hinders what runs on others. The kernel reads pruned keys in three
-layouts: each token's channels side by side (token-major), the same with room up to a multiple of sixteen channels
-(padded), and each channel's tokens side by side (channel-major). It reads keys in 4 and
-8 bits as well, which takes ``grace-opt[quant]``. Ratios are medians of the ratios of each round.
+``python -m bench.decode`` measures them in turns on the CPU, in float32, for one sequence, and writes
+docs/results/decode_cpu.{json,md,png}. Each call uses another layer's tensors, and there are enough layers that none is
+still in the processor's caches when its turn comes again. As in a model, an untimed matrix product comes before each
+call: it wakes torch's threads, which helps code that runs on them and slows down code that runs on others. The kernel
+reads pruned keys in three layouts: each token's channels side by side (token-major), the same with room up to a
+multiple of sixteen channels (padded), and each channel's tokens side by side (channel-major). It also reads keys in 4
+and 8 bits, which needs ``grace-opt[quant]``. Ratios are medians of the ratios of each round.
 
-The floor is the bytes of keys and values, kept indices included, at the bandwidth of a large copy. A copy also writes,
-so reading alone can be a little faster than that.
+The lower bound is the time to move keys, values and kept indices at the bandwidth of a large copy. A copy also writes,
+so reading alone can be a little faster.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def summary(model: Model, tokens: int, ratio: float, times: dict[str, list[float
 
 LEFT = ("model", "tokens", "λ")
 HEAD = (
-    "best dense, ms", "which", "pruned, torch, ms", "pruned, kernel, ms", "floor, ms", "dense / torch",
+    "best dense, ms", "which", "pruned, torch, ms", "pruned, kernel, ms", "lower bound, ms", "dense / torch",
     "dense / kernel", "bytes, dense / pruned",
 )  # fmt: skip
 
@@ -204,32 +204,41 @@ def page(value: dict[str, Any]) -> Page:
     best, worst = (choose(cells, key=lambda cell: cell["dense_by_pruned"]["token-major"]) for choose in (max, min))
     bits = [cell["dense_by_pruned"].get("K in 4 bits") for cell in cells]
     known = [ratio for ratio in bits if ratio is not None]
-    few = f"; with K in 4 bits {min(known):.2f} to {max(known):.2f} times" if known else ""
+    few = f", and {min(known):.2f} to {max(known):.2f} times with K in 4 bits" if known else ""
     return Page(
         title="Decoding on pruned keys, on a CPU",
-        picture="How many times faster a step on pruned keys is than the fastest dense one, by length of the prompt",
+        picture="Lines: how many times faster a step on pruned keys is than the fastest dense one, by prompt length",
         draw=lambda figure: draw(figure, cells),
-        asked="Is one decoding step of one layer faster on pruned keys than the fastest dense attention that a user "
-        "has?",
-        found=f"The compiled kernel is {min(kernel):.2f} to {max(kernel):.2f} times as fast{few}: most at "
-        f"{_place(best)}, least at {_place(worst)}.",
-        sure=f"Medians of {value['rounds']} rounds of one run, the contenders taking turns, with {value['threads']} "
-        "threads of one machine, in float32; it is one layer's attention, of which a whole step has more.",
-        tables=table([*LEFT, *HEAD], [_row(cell) for cell in cells]),
+        asked="In a decoding step, how much faster is one layer's attention on pruned keys than the fastest dense "
+        "attention in torch or transformers?",
+        found=f"The compiled kernel is {min(kernel):.2f} to {max(kernel):.2f} times as fast{few}. The gain is largest "
+        f"with {_place(best)}, and smallest with {_place(worst)}.",
+        sure=f"These are medians of {value['rounds']} rounds on one machine, with {value['threads']} threads, in "
+        "float32, all ways taking turns; it is attention only, and a whole step also reads the weights "
+        "([Efficiency](efficiency.md)).",
+        tables=[
+            "λ: share of key channels pruned. *Dense / kernel* and *dense / torch*: how many times as fast as the best "
+            "dense way; *bytes*: the same ratio if only the bytes moved counted.",
+            "",
+            *table([*LEFT, *HEAD], [_row(cell) for cell in cells]),
+        ],
         details=[
-            ("Three layouts of the pruned store", _layouts(cells)),
+            ("Three layouts of the pruned keys", _layouts(cells)),
             ("K in 8 and 4 bits", _few_bits(cells) if known else ["Not measured here."]),
             (
                 "How it is counted",
                 [
-                    f"float32, one sequence; the last {RECENT} tokens are dense. *Best dense* is the fastest of eager "
-                    "and SDPA, with repeated heads or without. The kernel reads each token's channels side by side "
-                    "(token-major, [why](../adr/0007-layout-of-pruned-keys.md)); *padded* has room up to a multiple of "
-                    "sixteen channels, *channel-major* has each channel's tokens side by side. [8 and 4 "
-                    f"bits](../howto/compose.md#fewer-bits) are in groups of {GROUP} tokens, read where they lie by "
-                    "the kernel, and made dense by torch. Ratios are medians of the ratios of each round. The floor "
-                    f"is the bytes of keys and values, kept indices included, at {value['copy_bandwidth'] / 1e9:.1f} "
-                    "GB/s, the rate of a large copy.",
+                    f"One sequence; λ is the share of key channels pruned, and the last {RECENT} tokens stay dense. "
+                    "*Best dense* is the fastest of five ways to compute dense attention; *grouped* means that KV "
+                    "heads are not repeated. *Torch* and *kernel* compute the same on pruned keys. Ratios are medians "
+                    "over the rounds. The lower bound is the time to move keys, values and kept indices at "
+                    f"{value['copy_bandwidth'] / 1e9:.1f} GB/s, the rate of a large copy.",
+                    "",
+                    "The kernel's layout is token-major: each token's channels lie side by side "
+                    "([why](../adr/0007-layout-of-pruned-keys.md)). *Padded* adds room up to a multiple of sixteen "
+                    "channels; *channel-major* puts the tokens of each channel side by side. Keys in [8 and 4 "
+                    f"bits](../howto/compose.md#fewer-bits) have groups of {GROUP} tokens; the kernel reads them as "
+                    "they are stored, torch makes them dense first.",
                 ],
             ),
         ],
@@ -237,7 +246,7 @@ def page(value: dict[str, Any]) -> Page:
 
 
 def _place(cell: dict[str, Any]) -> str:
-    return f"{cell['tokens']:,} tokens of {cell['model'].split(' and ')[0]}'s shape, λ = {cell['ratio']:g}"
+    return f"{cell['tokens']:,} tokens, {cell['model'].split(' and ')[0]}'s shape and λ = {cell['ratio']:g}"
 
 
 def _left(cell: dict[str, Any]) -> list[str]:
@@ -269,7 +278,7 @@ def _few_bits(cells: Sequence[dict[str, Any]]) -> list[str]:
          *(f"{cell['dense_by_pruned'][name]:.2f}" for name in names[2:])]
         for cell in cells
     ]  # fmt: skip
-    head = ["K in 32 bits, ms", "8 bits, ms", "4 bits, ms", "4 bits, torch, ms", "floor, 4 bits, ms"]
+    head = ["K in 32 bits, ms", "8 bits, ms", "4 bits, ms", "4 bits, torch, ms", "lower bound, 4 bits, ms"]
     return table([*LEFT, *head, "dense / 4 bits", "dense / 4 bits, torch"], rows)
 
 

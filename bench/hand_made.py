@@ -1,11 +1,11 @@
-"""What the hand-made LLVM and the hand-off to torch's OpenMP threads gain: everything with, and without each of them.
+"""How much the hand-written LLVM and the use of torch's OpenMP threads gain: times with both, and without each.
 
-``python -m bench.hand_made`` writes docs/results/hand_made.{json,md}. Three processes wait side by side, one with all
-switches on, one with ``GRACE_OPT_LLVM=0``, one with ``GRACE_OPT_OPENMP=0``; they take turns, one call each, in an order
-that changes from round to round. A gain is the median, over the rounds, of the time without by the time with, both of
-the same round; the interval is its middle half. Beside it stands the ratio of the fastest calls, which other work
-disturbs least. Before each call comes a matrix product that is not timed, as in a model: torch's threads are awake
-after it. They fall asleep again before the next process has its turn.
+``python -m bench.hand_made`` writes docs/results/hand_made.{json,md,png}. Three processes take turns, one call each, in
+an order that changes from round to round: one with both, one with ``GRACE_OPT_LLVM=0``, one with
+``GRACE_OPT_OPENMP=0``. The gain is the ratio of the times without and with, in the same round: its median over the
+rounds and their middle half. The ratio of the fastest calls is the least disturbed by other work on the machine. As in
+a model, an untimed matrix product comes before each call: it wakes torch's threads, which are asleep again before the
+next process has its turn.
 """
 
 from __future__ import annotations
@@ -146,37 +146,42 @@ def page(value: dict[str, Any]) -> Page:
         {switch: choose(row["gain"] for row in rows if row["switch"] == switch) for switch in (LLVM, OPENMP)}
         for choose in (min, max)
     )
-    busy = f"; other work was going on, at a load of {load:.0f}, so look at the last column" if (load or 0) > 3 else ""
+    busy = f"; the machine was busy (load {load:.0f}), so trust the last column most" if (load or 0) > 3 else ""
+    slower = " (below 1: faster without)" if min(least.values()) < 1 else ""
     return Page(
         title="Hand-made LLVM and torch's threads",
-        picture="How many times longer each loop takes without the hand-made code",
+        picture="Bars: how many times longer each loop takes without the hand-made code",
         draw=lambda figure: draw(figure, rows),
-        asked="What do the hand-made LLVM instructions and the hand-off to torch's OpenMP threads gain?",
-        found=f"Without the instructions the loops take {least[LLVM]:.1f} to {most[LLVM]:.1f} times as long, without "
-        f"torch's threads decoding takes {least[OPENMP]:.1f} to {most[OPENMP]:.1f} times as long.",
-        sure=f"Medians of {value['rounds']} rounds with {value['threads']} threads, all variants taking turns{busy}.",
-        tables=table(
-            ["what", "without", "on, ms", "off, ms", "gain", "of the fastest calls"],
-            [
+        asked="How much time do the hand-written LLVM instructions and the use of torch's OpenMP threads save?",
+        found=f"The loops take {least[LLVM]:.1f} to {most[LLVM]:.1f} times as long without the instructions, and "
+        f"decoding takes {least[OPENMP]:.1f} to {most[OPENMP]:.1f} times as long without torch's threads{slower}.",
+        sure=f"These are medians of {value['rounds']} rounds with {value['threads']} threads, all variants taking "
+        f"turns{busy}.",
+        tables=[
+            "*Without / with*: ratio of both times in the same round, its median and, in small type, its middle half.",
+            "",
+            *table(
+                ["what", "without", "with it, ms", "without, ms", "without / with", "the same, fastest calls"],
                 [
-                    row["case"],
-                    f"`{row['switch']}`",
-                    f"{row['on_ms']:.2f}",
-                    f"{row['off_ms']:.2f}",
-                    f"{row['gain']:.2f} {small('{:.2f}–{:.2f}'.format(*row['half']))}",
-                    f"{row['gain_of_fastest']:.2f}",
-                ]
-                for row in rows
-            ],
-            words=2,
-        ),
+                    [
+                        row["case"],
+                        f"`{row['switch']}`",
+                        f"{row['on_ms']:.2f}",
+                        f"{row['off_ms']:.2f}",
+                        f"{row['gain']:.2f} {small('{:.2f}–{:.2f}'.format(*row['half']))}",
+                        f"{row['gain_of_fastest']:.2f}",
+                    ]
+                    for row in rows
+                ],
+                words=2,
+            ),
+        ],
         details=[
             (
                 "How it is counted",
                 [
-                    "The gain is the time without by the time with, both of the same round: the median over the "
-                    "rounds, and beside it the middle half. Where compiled decoding has no hand-made LLVM, torch does "
-                    "it.",
+                    "`GRACE_OPT_LLVM=0` turns the instructions off, "
+                    "`GRACE_OPT_OPENMP=0` the threads. Decoding without the instructions is done by torch.",
                 ],
             )
         ],
@@ -193,7 +198,7 @@ def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     )
     axes.axvline(1, color=BLACK, linewidth=0.8)
     axes.set_xlim(0, 1.2 * max(gains))
-    axes.set_xlabel("time without it, by time with it")
+    axes.set_xlabel("time without / time with it")
 
 
 def main() -> None:

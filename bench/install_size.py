@@ -1,12 +1,12 @@
-"""What an installation downloads and takes on the disk: ``python -m bench.install_size``.
+"""How much an installation downloads, and its size on disk: ``python -m bench.install_size``.
 
-A new virtual environment in a temporary folder; pip is told to download what ``.[demo]`` needs, in the versions of
-constraints.txt, and then to install it from these files. Printed are the bytes of the files and of the environment, as
-Markdown, with the date and the versions. ``--extras hf`` measures another choice, ``--pip-flags`` names an index of
-PyTorch's builds for the CPU. Needs nothing but Python, and the network; is not part of ``make results``, as the plain
-build of PyTorch is gigabytes.
+In a new virtual environment in a temporary folder, pip downloads what ``.[demo]`` needs, in the versions of
+constraints.txt, and installs it from these files. The script prints the bytes of the files and of the environment as
+Markdown, with date and versions. ``--extras hf`` measures other extras; ``--pip-flags`` can name an index of PyTorch's
+CPU builds. It needs only Python and a network, and is not part of ``make results`` because PyTorch's default build
+has gigabytes.
 
-When: the README's sizes are to be stated again.
+When: the README's sizes have to be updated.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def measure(extras: str, flags: Sequence[str], folder: Path) -> dict[str, object
         "files": len(downloaded),
         "downloaded": sum(path.stat().st_size for path in downloaded),
         "on the disk": bytes_in(environment),
-        "of it pip's own": empty,
+        "pip": empty,
         "largest": found,
     }
 
@@ -91,11 +91,11 @@ def report(found: dict[str, object], flags: Sequence[str]) -> str:
         return f"{int(str(size)) / 1e9:.2f} GB"
 
     parts = ", ".join(f"{name} {gb(size)}" for name, size in found["largest"])  # type: ignore[attr-defined]
-    plain = "" if not flags else f", pip with {len(flags)} options of one's own"
+    plain = "" if not flags else f" with {len(flags)} more options for pip"
     return (
         f"`pip install {found['what']}`{plain}: {found['files']} files of {gb(found['downloaded'])} are downloaded "
-        f"({parts}), and the environment takes {gb(found['on the disk'])} on the disk, of which pip itself is "
-        f"{gb(found['of it pip' + chr(39) + 's own'])}. {datetime.now(UTC):%Y-%m-%d}, Python "
+        f"({parts}); the environment takes {gb(found['on the disk'])} on disk, including pip with "
+        f"{gb(found['pip'])}. {datetime.now(UTC):%Y-%m-%d}, Python "
         f"{platform.python_version()}, {platform.system()} {platform.machine()}, versions of constraints.txt."
     )
 

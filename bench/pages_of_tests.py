@@ -1,7 +1,7 @@
-"""Pages of docs/results whose numbers are those of a test: families and modes of the adapter, and the tests in depth.
+"""Pages of docs/results with numbers from tests: families and modes of the adapter, and the tests in depth.
 
-``make test-matrix`` and ``make test-deep`` run the tests, which write the pages when they are done; ``python -m
-bench.pages_of_tests`` forms them again from their JSON files.
+``make test-matrix`` and ``make test-deep`` run the tests, which write the pages at the end; ``python -m
+bench.pages_of_tests`` makes them again from their JSON files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.report import BLUE, GREEN, ORANGE, RED, RESULTS, Page, bars, read_results, table, write_results
 
-#: What a cell of the matrix can say, and its colour.
+#: Possible results in a cell of the matrix, and their colours.
 MARKS = {"pass": GREEN, "fused=False": BLUE, "raises": "0.8", "not in transformers": "0.93", "fails": RED}
 
 
@@ -29,19 +29,25 @@ def adapter_matrix(value: dict[str, Any]) -> Page:
         said = next((text for text in row.values() if text.startswith("raises: ")), None)
         messages += [f"- {family}: {said.removeprefix('raises: ')}"] if said else []
     failed = f"{counts['fails']} fail" if counts["fails"] else "none fails"
+    slow = sum("fused=False" in row for row in marks.values())
+    others = f", {slow} work{'s' * (slow == 1)} with `fused=False`" if slow else ""
     return Page(
-        title="Families of models in every way of generating",
-        picture="Families of models by ways of generating: what passes, what is refused",
+        title="Supported families of models and ways of generating",
+        picture="Grid of families of models and ways of generating: which pass, and which are refused",
         draw=lambda figure: draw_matrix(figure, marks, modes),
-        asked=f"With which of {len(cells)} families of models does the pruned cache work, in {len(modes)} ways of "
-        "generating?",
-        found=f"{len(whole)} families pass everything, {len(refused)} are refused with a message that says why, and of "
-        f"all {sum(counts.values())} cells {failed}.",
-        sure="Each cell compares tokens, in bfloat16 logits, of a tiny model with random weights on a CPU: it says "
-        "that the code is right, and nothing of text quality, speed or GPUs.",
+        asked=f"With which of {len(cells)} families of models, and in which of {len(modes)} ways of generating, does "
+        "the pruned cache work?",
+        found=f"{len(whole)} families pass everything{others}, and {len(refused)} are refused with a message that says "
+        f"why; of all {sum(counts.values())} cells, {failed}.",
+        sure="In each cell, a tiny model with random weights on a CPU must generate the right tokens (in bfloat16: "
+        "the right logits). This tests the code; it says nothing about text quality, speed or GPUs.",
+        tables=[
+            "*fused=False*: works with a cache made with `fused=False`. *raises*: refused with a message. *not in "
+            "transformers*: a dense cache cannot do it either."
+        ],
         details=[
             ("As a table", table(["family", *modes], [[f, *row] for f, row in marks.items()], words=len(modes) + 1)),
-            ("The messages of what is refused", messages or ["None."]),
+            ("Messages of the refused families", messages or ["None."]),
         ],
     )
 
@@ -73,38 +79,41 @@ def test_deep(value: dict[str, Any]) -> Page:
     rows = []
     for name, m in methods.items():
         shares = [f"{100 * m[part] / m['instances']:.2f}" for part in ("optimal", "proved")]
-        rows.append([name, f"{m['instances']:,}", *shares, f"{m['exact_off']:.1e}", f"{m['bound_above_optimum']:.1e}"])
+        rows.append([name, f"{m['instances']:,}", *shares, f"{m['exact_off']:.2g}", f"{m['bound_above_optimum']:.2g}"])
     sizes = sorted(map(int, value["sizes"]))
     kinds = ", ".join(f"{name} {count:,}" for name, count in value["kinds"].items())
     proved = methods["branch_and_bound"]["proved"] / methods["branch_and_bound"]["instances"]
     return Page(
-        title="Tests in depth: every method against enumeration",
-        picture="Share of instances that each method solves to the optimum, and that it proves",
+        title="Tests in depth: every method compared with enumeration",
+        picture="Bars: share of instances that each method solves to the optimum, and that it proves",
         draw=lambda figure: draw_deep(figure, methods),
-        asked=f"On {value['instances']:,} small, difficult instances, does every method keep what it claims, optima "
-        "and bounds, beside the enumerated optimum?",
-        found=f"{value['breaches']} breaches: no set is wrong, no proof and no bound is false; branch and bound proves "
-        f"{proved:.0%} of them, and portfolio is optimal on "
-        f"{methods['portfolio']['optimal'] / methods['portfolio']['instances']:.1%}."
+        asked=f"On {value['instances']:,} small, difficult instances, is every claim of every method right: sets, "
+        "proofs of optimality and lower bounds?",
+        found=f"Yes: no set, proof or bound is wrong. Branch and bound proves {proved:.0%} of the optima, and "
+        f"portfolio finds {methods['portfolio']['optimal'] / methods['portfolio']['instances']:.1%} of them."
         if not value["breaches"]
-        else f"{value['breaches']} breaches, which the run printed: something is wrong.",
-        sure=f"Everything is compared to the enumerated optimum, exactly summed, for n = {sizes[0]} to {sizes[-1]}, "
-        f"with k and protection drawn for each; {value['sdp_instances']:,} instances more for `sdp`; it says nothing "
-        "of larger n.",
-        tables=table(
-            ["method", "instances", "optimal, %", "proved optimal, %", "f above the optimum where proved",
-             "bound above the optimum"],
-            rows,
-        ),
+        else f"No: {value['breaches']} claims are wrong; the run printed them.",
+        sure=f"Every answer is compared with the enumerated optimum, summed exactly, for n = {sizes[0]} to "
+        f"{sizes[-1]}, k and protected vertices drawn at random, and on {value['sdp_instances']:,} more instances for "
+        "`sdp`; larger n are not tested this way.",
+        tables=[
+            "The last two columns are the worst seen, and must not be above 1 and 8.9e-16: f above the optimum where "
+            "the method claims a proof, as a share of the allowed rounding; and a lower bound above the optimum, as a "
+            "share of the optimum.",
+            "",
+            *table(
+                ["method", "instances", "optimal, %", "proved optimal, %", "f above a proved optimum",
+                 "bound above the optimum"],
+                rows,
+            ),
+        ],
         details=[
             (
                 "How it is counted",
                 [
-                    f"{value['seconds']:.0f} s. The last two columns are the worst seen: f above the optimum as a "
-                    f"share of what OPTIMAL allows, max({value.get('rtol', 1e-9):g} |f|, 64 n eps Σ|W_ij| over the "
-                    "chosen entries), and a bound as a share of the optimum, of which it may be off by the last "
-                    "digits, 8.9e-16. *Optimal* is to the last digits, so that an answer which OPTIMAL allows need "
-                    "not be counted there.",
+                    f"The run took {value['seconds']:.0f} s. The rounding allowed for a proof is "
+                    f"max({value.get('rtol', 1e-9):g} |f|, 64 n eps Σ|W_ij| over the chosen entries). *Optimal* "
+                    "allows none, so a method may prove more instances than it counts as optimal.",
                     "",
                     f"Instances by kind: {kinds}. By n: "
                     + ", ".join(f"{n}: {count:,}" for n, count in value["sizes"].items())
@@ -128,7 +137,7 @@ def draw_deep(figure: Any, methods: dict[str, Any]) -> None:
         axes.set_xlim(0, 118)
         axes.set_xlabel(title)
     right.tick_params(left=False)
-    left.invert_yaxis()  # turned by both
+    left.invert_yaxis()  # again: bars() turned the axis that both share twice
 
 
 PAGES = {"adapter_matrix": adapter_matrix, "test_deep": test_deep}
@@ -137,7 +146,7 @@ PAGES = {"adapter_matrix": adapter_matrix, "test_deep": test_deep}
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.pages_of_tests", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: both)")
-    parser.add_argument("--allow-dirty", action="store_true", help="also of changed files; the page says so")
+    parser.add_argument("--allow-dirty", action="store_true", help="accept changed files; the page says so")
     args = parser.parse_args(given)
     if unknown := [name for name in args.names if name not in PAGES]:
         parser.error(f"no such page: {unknown[0]}")

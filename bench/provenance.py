@@ -1,7 +1,7 @@
 """Where a number comes from: date, machine, versions, commit and command, stored beside every committed result.
 
-`refuse` is the gate of every report: numbers of several commits, or of files that are in no commit, make no page. With
-``--allow-dirty`` they do, and the page says at its top that it is not to be committed.
+Every report calls `refuse`, which rejects numbers of several commits or of uncommitted files. ``--allow-dirty`` accepts
+them, and the page then says at its top that it must not be committed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,31 +21,25 @@ from typing import Any
 from grace_opt._util.files import atomic_write
 from grace_opt.sweep.measure import cpu_name
 
-#: Lists what is changed, results and model cards aside: they are what is being measured.
+#: Lists changed files, except results and model cards, which a measurement writes.
 DIRTY = ("status", "--porcelain", "-uno", "--", ":/", ":!/docs/results", ":!/grace_opt/data")
-#: Lists code that no commit has: it can be imported, and so be part of what is measured.
+#: Lists uncommitted code: a measurement may have imported it.
 UNTRACKED = ("ls-files", "--others", "--exclude-standard", "--full-name", "--", ":/*.py")
 PACKAGES = ("numpy", "scipy", "torch", "numba", "transformers")
-#: Behind a commit whose files were changed, and in place of one where git knows none.
+#: Follows a commit whose files were changed; replaces it where git knows no commit.
 CHANGED, NONE = "+", "none"
 
 
 class MixedError(SystemExit):
-    """Numbers that cannot stand on one page; says which, and what to do."""
+    """Numbers that one page must not mix; says which they are and what to do."""
 
 
-def provenance(command: str | None = None) -> dict[str, Any]:
-    """What a stranger needs to judge and repeat a measurement; no names or paths of the machine.
-
-    Parameters
-    ----------
-    command : str, optional
-        What was typed; by default the running module and its arguments.
-    """
-    given = "".join(f" {Path(a).name if '/' in a else a}" for a in sys.argv[1:])
+def provenance() -> dict[str, Any]:
+    """Return what a reader needs to judge and repeat a measurement, without names or paths of the machine."""
+    given = "".join(f" {shlex.quote(_without_folder(argument))}" for argument in sys.argv[1:])
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": command or f"python -m {module_name()}{given}",
+        "command": f"python -m {module_name()}{given}",
         "commit": commit(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -54,19 +49,19 @@ def provenance(command: str | None = None) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with a plus if files differ from it."""
+    """Return the commit that is checked out, with a plus if files differ from it."""
     found = _git("rev-parse", "--short=7", "HEAD")
     return (found + CHANGED * bool(_git(*DIRTY) or _git(*UNTRACKED))) if found else NONE
 
 
 def is_clean(source: Mapping[str, Any]) -> bool:
-    """Whether one commit, and nothing besides, has what was measured."""
+    """Return whether everything measured is in one commit."""
     name = str(source["commit"])
     return name != NONE and CHANGED not in name and ", " not in name
 
 
 def require_clean(allow_dirty: bool) -> dict[str, Any]:
-    """The `provenance` of now; stops before anything is measured if its numbers could not be committed.
+    """Return the `provenance` of this run; raise before anything is measured if its numbers could not be committed.
 
     Raises
     ------
@@ -76,19 +71,19 @@ def require_clean(allow_dirty: bool) -> dict[str, Any]:
 
 
 def refuse(sources: Mapping[str, Mapping[str, Any]], allow_dirty: bool = False) -> dict[str, Any]:
-    """One provenance of several, if all are of one clean commit; where else they differ, all values are named.
+    """Merge provenances into one if all are of one clean commit; where they differ otherwise, list all values.
 
     Parameters
     ----------
     sources : mapping
-        What was measured, in words or as a file's name, to its provenance. Records may hold only date and commit.
+        Maps what was measured (words or a file's name) to its provenance. Records may hold only date and commit.
     allow_dirty : bool
-        Take them all the same; `is_clean` of what is returned is then False.
+        Accept them in any case; `is_clean` of the result is then False.
 
     Raises
     ------
     MixedError
-        Naming the commits and what is of each.
+        Names the commits, and what was measured at each.
 
     Examples
     --------
@@ -103,13 +98,13 @@ def refuse(sources: Mapping[str, Mapping[str, Any]], allow_dirty: bool = False) 
     if not allow_dirty and (dirty or len(by_commit) > 1):
         found = "; ".join(f"{name}: {_some(of)}" for name, of in by_commit.items())
         why = (
-            f"files are changed that commit {dirty[0].rstrip(CHANGED)} does not have: commit them"
+            f"some files differ from commit {dirty[0].rstrip(CHANGED)}: commit them and measure again"
             if dirty and dirty[0] != NONE
             else "git knows no commit here: measure in a checkout"
             if dirty
-            else "numbers of several commits make no page: measure the older ones again"
+            else "a page cannot mix numbers of several commits: measure the older ones again"
         )
-        raise MixedError(f"{why}, or write --allow-dirty to try it out. Numbers by commit: {found}")
+        raise MixedError(f"{why}, or pass --allow-dirty to try it out. Numbers by commit: {found}")
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for source in sources.values() for name in source):
         values = list(dict.fromkeys(source[name] for source in sources.values() if name in source))
@@ -121,25 +116,31 @@ def refuse(sources: Mapping[str, Mapping[str, Any]], allow_dirty: bool = False) 
 
 
 def module_name() -> str:
-    """The running ``python -m`` module."""
+    """Return the name of the running ``python -m`` module."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write atomically."""
+    """Write a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as name:
         name.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def caption(source: Mapping[str, Any]) -> str:
-    """One line under a table."""
+    """Return the line under a page: command, date, commit, machine, versions."""
     packages = ", ".join(f"{name} {source[name]}" for name in PACKAGES if name in source)
     return (
         f"`{source['command']}`, {source['date']}, commit {source['commit']}, {source['cores']} cores of "
         f"{source['cpu']}, Python {source['python']}, {packages}."
     )
+
+
+def _without_folder(argument: str) -> str:
+    """An argument, without the folders of a path that lies outside the checkout."""
+    option, equals, path = argument.rpartition("=")
+    return option + equals + (Path(path).name if path.startswith(("/", "~", "..")) else path)
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

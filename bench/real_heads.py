@@ -97,29 +97,40 @@ def page(value: dict[str, Any]) -> Page:
     ]
     name, passage = value["model"], value["passage"]
     return Page(
-        title="Real heads: what joint selection is worth",
-        picture="Objectives of MIES and of local search beside THINK's, by the share of channels pruned",
+        title="Choosing channels jointly, on real heads",
+        picture="Bars: how far f of MIES and of local search lies below THINK's, by the share of channels pruned",
         draw=lambda figure: draw(figure, rows, f"{value['instances']} heads of {name}"),
-        asked=f"By how much does choosing channels jointly lower the objective f on the {value['instances']} heads of "
-        f"{name}, beside THINK's choice of each channel by itself?",
-        found=f"MIES lowers f by {min(lower):.0f} to {max(lower):.0f} % on average, exchanges of two channels after it "
-        f"(local search) by another {min(more):.1f} to {max(more):.1f} %.",
-        sure=f"One model and one passage, so nothing is said of others; the certified gaps of {min(gaps):.0%} to "
-        f"{max(gaps):.0%} are those of a quick bound, not distances to the optimum, which [the solvers' "
-        "table](../reference/solvers.md) has.",
-        tables=table(
-            ["λ", "k", "MIES / THINK, mean", "local search / MIES, mean", "median gap of MIES", "of local search"],
-            body,
-            words=0,
-        ),
+        asked=f"How much smaller is the objective f on the {value['instances']} heads of {name} if channels are chosen "
+        "jointly, instead of one by one as THINK does?",
+        found=f"MIES makes f {min(lower):.0f} to {max(lower):.0f} % smaller on average, and exchanging channels after "
+        f"it (local search) another {min(more):.1f} to {max(more):.1f} %.",
+        sure="This is one model and one passage of text. By quick lower bounds, the optimum is at most "
+        f"{min(gaps):.1%} to {max(gaps):.1%} below local search at the median; [Solvers](../reference/solvers.md) has "
+        "the optimum.",
+        tables=[
+            "λ: share of channels pruned; k: their number. Ratios of f are means over the heads, gaps are medians.",
+            "",
+            *table(
+                [
+                    "λ",
+                    "k",
+                    "f, MIES / THINK",
+                    "f, local search / MIES",
+                    "certified gap, MIES",
+                    "certified gap, local search",
+                ],
+                body,
+                words=0,
+            ),
+        ],
         details=[
             (
                 "How it is counted",
                 [
-                    f"{value['instances']} interaction matrices, {n}×{n}, of {passage}. Gaps are to the certified "
-                    "continuous bound (`certify=True`). [What a smaller objective is "
-                    "worth](../theory/index.md#what-a-smaller-objective-is-worth) for later queries is another "
-                    "question.",
+                    f"One interaction matrix per KV head, {n}×{n}, from {passage}. "
+                    "A gap is the distance between f and the lower bound of `certify=True`. A smaller f on these "
+                    "queries does not tell [how good attention is on later "
+                    "ones](../theory/index.md#what-a-smaller-objective-is-worth).",
                 ],
             )
         ],

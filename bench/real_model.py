@@ -1,15 +1,15 @@
-"""What pruned keys do to the text of a real model: ``python -m bench.real_model``.
+"""How much pruned keys change the text of a real model: ``python -m bench.real_model``.
 
-Prompts are consecutive passages of a book. A prompt but for its last token is read with dense attention; the cache is
-pruned; from its last token on the model goes on greedily, so that every new token comes from pruned keys. Each cache is
-compared to the dense one twice: by the tokens that it generates, which after the first difference are those of another
-text, and by its next-token distributions over the dense run's own tokens, where no difference can add up.
+Prompts are consecutive passages of a book. All but the last token of a prompt is read with dense attention; then the
+cache is pruned, and the model continues greedily from the last token, so every new token comes from pruned keys. Each
+cache is compared with the dense one in two ways: by the tokens that it generates (after the first difference, the texts
+differ), and by its next-token distributions over the dense run's tokens, where differences cannot add up.
 
-Every prompt is a file of its own in ``--runs``. A run that was stopped goes on where it was, and a prompt is measured
-again if its text, the weights, the settings or the commit have changed. Writes docs/results/real_model.{json,md,png}.
+Every prompt is stored in a separate file in ``--runs``. A stopped run resumes; a prompt is measured again if its text,
+the weights, the settings or the commit have changed. Writes docs/results/real_model.{json,md,png}.
 
-The model, SmolLM2-135M-Instruct in 4 bits, and the texts are fetched where they are missing (`bench.material`);
-``--model`` takes a Hub id, a folder or a ``.gguf`` file instead, ``--text`` books as plain text.
+If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`);
+``--model`` takes another (a Hub id, a folder or a ``.gguf`` file), and ``--text`` other books as plain text.
 """
 
 from __future__ import annotations

@@ -61,39 +61,46 @@ def page(value: dict[str, Any]) -> Page:
     nearer = " and ".join(f"{paired['prompts of lower KL']} at λ = {paired['ratio']:g}" for paired in differences)
     told = [f"{_signed(paired, 'kl')} nats at λ = {paired['ratio']:g}" for paired in differences]
     return Page(
-        title="A real model: what pruned keys do to its text",
-        picture="KL divergence from the dense cache's next-token distributions, by bytes of the cache; and the paired "
-        "differences, prompt by prompt",
+        title="A real model with pruned keys",
+        picture="Left: KL divergence from the dense cache's next-token distributions, by bytes of the cache; right: "
+        "its difference between GRACE and THINK for each prompt",
         draw=lambda figure: draw(figure, value),
-        asked=f"At equal bytes, are the next-token distributions of {value['model']} nearer to the dense cache's if "
-        "GRACE chooses the channels, rather than THINK?",
-        found=f"By KL, {_verdict(differences, 'kl')}: the KL divergence differs by {' and '.join(told)} (GRACE − "
-        "THINK). In the share of generated tokens that equal the dense run's, "
+        asked=f"At equal bytes, do the next-token distributions of {value['model']} stay nearer to those of a dense "
+        "cache if GRACE chooses the channels, or if THINK does?",
+        found=f"By KL divergence, {_verdict(differences, 'kl')}: GRACE − THINK is {' and '.join(told)}. By the share "
+        "of generated tokens equal to the dense cache's, "
         f"{_verdict(differences, 'agreement', higher=True)}.",
-        sure=f"Intervals are 95 %, paired over {prompts} prompts of {value['tokens']:,} tokens; GRACE has the lower "
-        f"KL on {nearer} of the {prompts}; it is one small model in 4 bits and few texts.",
-        tables=table(
-            ["cache", "λ", "K+V of dense", "K of dense", *(head for _, _, head in MEASURES)], _rows(value), words=2
-        ),
+        sure=f"This is one small model in 4 bits; of {prompts} prompts of {value['tokens']:,} tokens, GRACE has the "
+        f"lower KL for {nearer}; intervals are 95 %, paired by prompt.",
+        tables=[
+            "λ: share of key channels pruned. All other columns compare with the dense cache: bytes, next-token "
+            "distributions, and generated tokens (*tokens equal*, *common prefix*).",
+            "",
+            *table(
+                ["cache", "λ", "K+V, % of dense", "K, % of dense", *(head for _, _, head in MEASURES)],
+                _rows(value),
+                words=2,
+            ),
+        ],
         details=[
             (
                 "How it is counted",
                 [
-                    f"{value['model']}, float32; {prompts} prompts of {value['tokens']:,} tokens ({texts}), {count} "
-                    f"new tokens, greedy; recent and observation windows of {RECENT}. Of {value['head_dim']} channels, "
+                    f"{value['model']} in float32 reads {prompts} prompts of {value['tokens']:,} tokens ({texts}) and "
+                    f"generates {count} tokens greedily; recent and observation windows have {RECENT} tokens. Of the "
+                    f"{value['head_dim']} channels, "
                     + ", ".join(f"{prune_count(r, value['head_dim'])} are pruned at λ = {r:g}" for r in ratios)
-                    + f". A dense K takes {value['dense']['key_bytes'] / 2**20:.2f} MiB, K+V "
-                    f"{value['dense']['total_bytes'] / 2**20:.2f}. Means over prompts.",
+                    + f". A dense K takes {value['dense']['key_bytes'] / 2**20:.2f} MiB, and K+V "
+                    f"{value['dense']['total_bytes'] / 2**20:.2f} MiB. Numbers are means over prompts.",
                     "",
-                    "- *KL*(dense ‖ pruned) and *likeliest next token equal*: over the dense run's tokens, which both "
-                    "caches are given.",
-                    f"- *Tokens equal*: share of the {count} generated tokens that equal the dense run's at the same "
-                    "place; after the first difference the two texts are no longer the same, so this is mostly the "
-                    "*common prefix*.",
+                    "- *KL*(dense ‖ pruned) and *likeliest next token equal*: both caches are given the tokens that "
+                    "the dense one generated.",
+                    f"- *Tokens equal*: share of the {count} generated tokens equal to the dense cache's at the same "
+                    "place. After the first difference the texts differ, so this mostly follows the *common prefix*.",
                     "- *GRACE − THINK*: mean of the paired differences and its bootstrap 95 % interval "
-                    f"({RESAMPLES:,} resamples of {prompts} prompts), shares in percentage points.",
-                    "- Bytes are those of `memory_report()` after the prompt, kept indices included, in float32; in 16 "
-                    "bit all are half, the indices excepted.",
+                    f"({RESAMPLES:,} resamples of {prompts} prompts); shares in percentage points (pp).",
+                    "- Bytes are those of `memory_report()` after the prompt, in float32, with kept indices. In 16 "
+                    "bits everything is half as large, except the indices.",
                 ],
             )
         ],
@@ -104,7 +111,7 @@ def _verdict(differences: Sequence[dict[str, Any]], measure: str, higher: bool =
     """Which choice is better where every interval says so."""
     signs = {(np.sign(p[measure][1]) if np.sign(p[measure][1]) == np.sign(p[measure][2]) else 0) for p in differences}
     if len(signs) > 1 or signs == {0}:
-        return "no difference shows" if signs == {0} else "a difference shows at some λ only"
+        return "no difference is shown" if signs == {0} else "a difference is shown at some λ only"
     return "GRACE is nearer" if (signs.pop() > 0) == higher else "THINK is nearer"
 
 
@@ -162,5 +169,5 @@ def draw(figure: Any, value: dict[str, Any]) -> None:
     right.set_xticks(range(len(value["GRACE - THINK"])), [f"λ = {p['ratio']:g}" for p in value["GRACE - THINK"]])
     right.set_xlim(-0.5, len(value["GRACE - THINK"]) - 0.4)
     right.set_ylabel("KL, GRACE − THINK")
-    right.set_title("each prompt; mean and 95 % interval")
+    right.set_title("each prompt, mean and 95 % interval")
     figure.suptitle(f"{value['model']}, {value['prompts']} prompts of {value['tokens']:,} tokens", fontsize=10)

@@ -1,9 +1,9 @@
-"""The form of a page of results: a picture, three sentences, wide tables, and what few need folded away.
+"""The form of a page of results: a picture, three sentences, wide tables, and details folded away.
 
-`page(value)` of a benchmark makes a `Page` from what its JSON file holds, and nothing else, so that ``--report-only``
-can form a page again without measuring again. `write_results` writes the JSON file, the picture and the page.
+The function `page(value)` of a benchmark makes a `Page` only from what its JSON file holds, so ``--report-only`` can
+make the page again without measuring. `write_results` writes the JSON file, the picture and the page.
 
-When: every script that writes to docs/results. Pictures by matplotlib, in Okabe and Ito's colours, which
+When: every script that writes to docs/results. Pictures are drawn by matplotlib in Okabe and Ito's colours, which
 colour-blind readers can tell apart.
 """
 
@@ -24,27 +24,27 @@ RESULTS = Path(__file__).parent.parent / "docs" / "results"
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK, GREY = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999",
 )  # fmt: skip
-#: At the top of a page whose numbers are of changed files or of several commits.
+#: Begins a page with numbers of changed files or of several commits.
 MARK = "**Not to be committed**: "
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says, provenance aside.
+    """What a page says, without its provenance.
 
     Attributes
     ----------
     title : str
     picture : str
-        What the picture shows, for those who cannot see it.
+        What the picture shows, for readers who cannot see it.
     draw : callable
         Draws on a matplotlib figure.
     asked, found, sure : str
-        A sentence each: what was asked, what was found, how sure that is.
+        One sentence each: what was asked, what was found, how sure that is.
     tables : sequence of str
         Markdown lines.
     details : sequence of (str, sequence of str)
-        Summary and Markdown lines of what is folded away.
+        Summary and Markdown lines of each folded section.
     """
 
     title: str
@@ -58,22 +58,22 @@ class Page:
 
 
 def add_options(parser: argparse.ArgumentParser, out: str) -> None:
-    """``--out``, ``--report-only`` and ``--allow-dirty``, alike in all scripts."""
+    """Add ``--out``, ``--report-only`` and ``--allow-dirty``, the same in all scripts."""
     parser.add_argument(
         "--out", type=Path, default=RESULTS / out, help=f"path of the results, without suffix (docs/results/{out})"
     )
     parser.add_argument(
-        "--report-only", action="store_true", help="form the page again from its JSON file; nothing is measured"
+        "--report-only", action="store_true", help="make the page again from its JSON file, without measuring"
     )
     parser.add_argument(
         "--allow-dirty",
         action="store_true",
-        help="also with changed files or records of several commits; the page says that it is not to be committed",
+        help="accept changed files or records of several commits; the page says not to commit it",
     )
 
 
 def read_results(out: Path) -> dict[str, Any]:
-    """What ``--report-only`` starts from."""
+    """Return the numbers that ``--report-only`` starts from."""
     path = out.with_name(out.name + ".json")
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def write_results(
     value : mapping
         With its ``provenance``.
     page : callable
-        Given `value` as it is read back from JSON, so that a page does not depend on when it is formed.
+        Gets `value` as read back from JSON, so the page is the same now and with ``--report-only``.
     allow_dirty : bool
     measured : bool
         False leaves the JSON file as it is.
@@ -121,21 +121,38 @@ def write_results(
 
 
 def markdown(page: Page, source: Mapping[str, Any], name: str) -> str:
-    """The page; its picture lies beside it as ``name.png``."""
-    command = COMMANDS.get(name, source["command"])
+    """Return the page; its picture is ``name.png`` in the same folder."""
     lines = [f"# {page.title}", ""]
-    if not is_clean(source):
-        lines += [MARK + _unclean(str(source["commit"])), ""]
+    for line in mark(source):
+        lines += [line, ""]
     lines += [f"![{page.picture}]({name}.png)", ""]
     said = (("Asked", page.asked), ("Found", page.found), ("How sure", page.sure))
     lines += [*(f"- **{word}**: {sentence}" for word, sentence in said), "", *page.tables, ""]
     for summary, inside in page.details:
         lines += folded(summary, inside)
-    other = (
-        f"Make this page again by `{command}`. Its numbers are from " if source["command"] != command else "Made by "
-    )
-    lines += [other + caption(source), ""]
+    lines += [origin(source, name), ""]
     return "\n".join(lines).replace("\n\n\n", "\n\n")
+
+
+def mark(source: Mapping[str, Any]) -> list[str]:
+    """Return the line at the top of a page of no clean commit, if it is one."""
+    return [] if is_clean(source) else [MARK + _unclean(str(source["commit"]))]
+
+
+def origin(source: Mapping[str, Any], name: str) -> str:
+    """Return the last line of a page: the command that makes it, and where its numbers come from.
+
+    Parameters
+    ----------
+    source : mapping
+        The numbers' provenance.
+    name : str
+        The page, as in `bench.results.COMMANDS`.
+    """
+    command = COMMANDS.get(name, source["command"])
+    if source["command"] == command:
+        return f"Made by {caption(source)}"
+    return f"To make this page again: `{command}`. Its numbers come from {caption(source)}"
 
 
 def folded(summary: str, inside: Sequence[str]) -> list[str]:
@@ -223,7 +240,7 @@ def bars(axes: Any, names: Sequence[str], values: Sequence[float], texts: Sequen
 
 def _unclean(commit: str) -> str:
     if ", " in commit:
-        return f"these numbers are of several commits, {commit}."
+        return f"these numbers come from several commits, {commit}."
     if commit == NONE:
-        return "these numbers are of no commit."
-    return f"these numbers were measured with changed files, on top of commit {commit.rstrip(CHANGED)}."
+        return "these numbers come from no commit."
+    return f"these numbers were measured with files that differ from commit {commit.rstrip(CHANGED)}."

@@ -1,8 +1,8 @@
-"""The commands that make the pages of docs/results, and all of them in a row: ``make results``.
+"""The commands that make the pages of docs/results, one after another: ``make results``.
 
-``python -m bench.results`` runs them in order, on one clean commit, and says how long each took. What fails does not
-stop the others. Names pick some: ``python -m bench.results selection real_heads``; ``--list`` shows the commands.
-``--report-only`` forms the pages again from their JSON files, in seconds.
+``python -m bench.results`` runs all of them in order, on one clean commit, and prints how long each took. If one fails,
+the others still run. ``python -m bench.results selection real_heads`` runs these two; ``--list`` shows the commands.
+``--report-only`` makes the pages again from their JSON files, in seconds.
 
 When: before a release, on a machine that does nothing else.
 """
@@ -22,12 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-#: Page below docs/results, without suffix, to the one command that makes it; in the order of `make results`.
+#: Maps each page in docs/results (without suffix) to the command that makes it, in the order of `make results`.
 COMMANDS = {
     "selection": "python -m bench.selection",
     "cost_model": "python -m bench.cost_model",
     "cache_bytes": "python -m bench.cache_bytes",
     "real_heads": "python -m bench.real_heads",
+    "certificates": "python -m bench.certificates",
     "decode_cpu": "python -m bench.decode",
     "hand_made": "python -m bench.hand_made",
     "efficiency": "python -m bench.efficiency",
@@ -40,20 +41,18 @@ COMMANDS = {
     "experiments/smollm2/index": "python -m bench.experiments.pages smollm2",
     "at_a_glance": "python -m bench.at_a_glance",
 }
-#: Pages whose command has no ``--report-only``: their numbers are those of a test.
+#: Pages of tests: their commands have no ``--report-only``.
 TESTS = ("adapter_matrix", "test_deep")
-#: Pages that are formed from records alone, not from their JSON files: ``--report-only`` leaves them out.
-FROM_RECORDS = ("solvers",)
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.results", description="Make the pages of docs/results.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="pages (default: all)")
-    parser.add_argument("--list", action="store_true", help="show pages and commands, and run nothing")
+    parser.add_argument("--list", action="store_true", help="show pages and commands without running them")
     parser.add_argument("--skip", nargs="+", default=[], metavar="NAME", help="pages to leave out")
-    parser.add_argument("--report-only", action="store_true", help="form pages from their JSON files again")
-    parser.add_argument("--allow-dirty", action="store_true", help="also with changed files, to try it out")
+    parser.add_argument("--report-only", action="store_true", help="make the pages again from their JSON files")
+    parser.add_argument("--allow-dirty", action="store_true", help="accept changed files, to try something out")
     args = parser.parse_args(given)
     if unknown := [name for name in (*args.names, *args.skip) if not chosen([name])]:
         parser.error(f"no page is called {unknown[0]}: there are {', '.join(COMMANDS)}")
@@ -61,12 +60,12 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The pages of these names; a folder names all pages in it."""
+    """Return the pages with these names; the name of a folder means all pages in it."""
     return [page for page in COMMANDS if any(page == name or page.startswith(f"{name}/") for name in names)]
 
 
 def command_of(page: str, report_only: bool, allow_dirty: bool) -> list[str]:
-    """What to run, with the Python that runs this."""
+    """Return the words of a page's command, with this Python."""
     command = COMMANDS[page]
     if report_only and page in TESTS:
         command = f"python -m bench.pages_of_tests {page}"
@@ -79,17 +78,15 @@ def command_of(page: str, report_only: bool, allow_dirty: bool) -> list[str]:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; 1 if a command failed."""
+    """Run what the command line asks for; return 1 if a command failed."""
     args, console = arguments(given), Console()
     pages = [page for page in chosen(args.names or list(COMMANDS)) if page not in chosen(args.skip)]
-    if args.report_only:
-        pages = [page for page in pages if page not in FROM_RECORDS]
     if args.list:
         for page in pages:
             print(f"{page:<28} {COMMANDS[page]}")
         return 0
     if not args.report_only:
-        from bench.provenance import require_clean
+        from bench.provenance import require_clean  # imports torch, which --list does without
 
         require_clean(args.allow_dirty)  # rather than after hours
     shown, failed, all_of = Table("page", "command", "minutes", "exit code"), 0, time.perf_counter()

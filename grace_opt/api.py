@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from . import bounds, objective, registry
 from ._util.array_like import as_tensor
 from ._util.arrays import count_true
-from ._util.parameters import number, shown
+from ._util.parameters import number, plain, shown
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
@@ -147,12 +147,12 @@ def solve(
     stopping = _Stopping.of(problem, time_limit, target, patience)
     seed, level = checked_seed(seed), _level(certify)
     if stopping.timed:
-        _prepare(spec, level)
+        _prepare(spec, level, problem.W.dtype)
     run = stopping.run(seed, callback=callback)
     with run.heeding_ctrl_c():
         answer = _answer(problem, spec, made, run, level, check)
         _certify(problem, [answer], level, run.beside_search())
-        return _finish(problem, answer, level, check)
+        return _finish(problem, answer)
 
 
 def compare(
@@ -185,7 +185,8 @@ def compare(
         As in `solve`, for every method.
     certify : bool, "fast" or "tight"
         As in `solve`, but once, after all methods: for the best answer to each instance, unless a method proved it
-        optimal. Every solution then gets the best bound known. Skipped if the comparison fails or is interrupted.
+        optimal. Every solution then gets the best bound known. Skipped if the comparison fails or a method is
+        interrupted.
     time_limit : float, optional
         As in `solve`, for each method, and again for the certificate. Default: none if `methods` is given, else
         `DEFAULT_COMPARE_SECONDS` each, since some methods would search for hours.
@@ -219,13 +220,18 @@ def compare(
     """
     if isinstance(methods, str) or dataclasses.is_dataclass(methods):
         raise OptionError(f"methods={shown(methods)}: give a list, [{shown(methods)}].")
+    if not (methods is None or isinstance(methods, Iterable)):
+        raise OptionError(f"methods={shown(methods)}: give a list of methods, such as ['mies', 'tabu'].")
+    by_name = {} if options is None else options
+    if not isinstance(by_name, Mapping) or not all(isinstance(each, Mapping) for each in by_name.values()):
+        raise OptionError(f"options={shown(options)}: give a dict of dicts, such as {{'tabu': {{'iterations': 500}}}}.")
     problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
     if isinstance(W, Problem) and (k is not None or protected is not None):
         raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
-    asked, per_method = methods is not None, dict(options or {})
+    asked = methods is not None
     given = sorted(registry.specs()) if methods is None else list(methods)
     names = [each for each in given if isinstance(each, str)]
-    if stray := sorted(set(per_method) - set(names)):
+    if stray := [name for name in by_name if name not in names]:
         raise OptionError(
             f"options= names {stray[0]!r}, which is not among the names of methods compared: {', '.join(names)}."
         )
@@ -234,7 +240,7 @@ def compare(
     plan, left_out = [], {}
     for each in given:
         try:
-            plan.append(registry.chosen(each, per_method.get(each, {}) if isinstance(each, str) else {}))
+            plan.append(registry.chosen(each, by_name.get(each, {}) if isinstance(each, str) else {}))
         except UnknownSolverError as error:
             if asked:
                 raise
@@ -244,14 +250,14 @@ def compare(
     interrupted = False
 
     def finished() -> tuple[Solution, ...]:
-        return tuple(_finish(problem, answer, level, check) for answer in answers)
+        return tuple(_finish(problem, answer) for answer in answers)
 
     with progress_bar(progress, len(plan)) as show:
         for at, (spec, made) in enumerate(plan):
             try:
                 show(spec.name, at)
                 if stopping.timed:
-                    _prepare(spec, level)
+                    _prepare(spec, level, problem.W.dtype)
                 run = stopping.run(seed, cap=cap)
                 with run.heeding_ctrl_c():
                     answers.append(_answer(problem, spec, made, run, None, check))
@@ -276,7 +282,14 @@ def compare(
                 error.add_note(f"compare() was running {spec.name!r}; finished methods are in the error's .partial.")
                 raise
     if answers and not interrupted:
-        _certify(problem, answers, level, stopping.run(seed, cap=cap).beside_search())
+        run = stopping.run(seed, cap=cap).beside_search()
+        run.ctrl_c_stops()  # the answers are there
+        try:
+            with run.heeding_ctrl_c():
+                _certify(problem, answers, level, run)
+            interrupted = run.interrupted
+        except KeyboardInterrupt:  # pressed twice
+            interrupted = True
     return Comparison(finished(), left_out, interrupted)
 
 
@@ -347,7 +360,7 @@ def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, ru
         answer.bound = best
 
 
-def _finish(problem: Problem, answer: _Answer, level: str | None, check: bool) -> Solution:
+def _finish(problem: Problem, answer: _Answer) -> Solution:
     """Turn a method's answer into a `Solution`."""
     flat, result, value, spec, run = problem.flatten(), answer.result, answer.value, answer.spec, answer.run
     mask, uncertified = result.mask, answer.bound is None
@@ -375,9 +388,9 @@ def _finish(problem: Problem, answer: _Answer, level: str | None, check: bool) -
     )
 
 
-def _prepare(spec: SolverSpec, level: str | None) -> None:
+def _prepare(spec: SolverSpec, level: str | None, dtype: torch.dtype = torch.float64) -> None:
     """Have everything compiled before a time limit starts to run."""
-    spec.prepare()
+    spec.prepare(dtype)
     if level is not None or spec.compiled:
         bounds.prepare()
 
@@ -461,10 +474,11 @@ def _targets(problem: Problem, target: Any) -> tuple[float, ...]:
 
 def _level(certify: Any) -> str | None:
     """The level of `bounds.certificate` that ``certify=`` asks for."""
-    if certify is False or certify is None:
+    given = plain(certify)
+    if given is False or given is None:
         return None
-    if certify is True:
+    if given is True:
         return bounds.LEVELS[0]
-    if certify in bounds.LEVELS:
-        return str(certify)
-    raise OptionError(f"certify={certify!r}: give False, True or one of {', '.join(map(repr, bounds.LEVELS))}.")
+    if isinstance(given, str) and given in bounds.LEVELS:
+        return given
+    raise OptionError(f"certify={shown(certify)}: give False, True or one of {', '.join(map(repr, bounds.LEVELS))}.")

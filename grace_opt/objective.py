@@ -39,10 +39,16 @@ def evaluate(W: Tensor, mask: Tensor) -> Tensor:
     References
     ----------
     Ogita, Rump & Oishi, SIAM J. Sci. Comput. 26 (2005).
+
+    Examples
+    --------
+    >>> W = torch.tensor([[4.0, 1.0, -2.0], [1.0, 3.0, 0.0], [-2.0, 0.0, 5.0]])
+    >>> evaluate(W, torch.tensor([True, False, True]))
+    tensor(5., dtype=torch.float64)
     """
     if W.shape[:-1] == mask.shape:
         return one_per_instance(W, mask)
-    if W.ndim == 2:  # many choices of one instance
+    if W.ndim == 2 and mask.numel():  # many choices of one instance
         return torch.stack([evaluate(W, one) for one in mask.reshape(-1, mask.shape[-1])]).reshape(mask.shape[:-1])
     return one_per_instance(W.expand(*mask.shape[:-1], *W.shape[-2:]), mask)
 

@@ -7,7 +7,7 @@ checks. Source: the problem of GRACE (arXiv 2604.16983, section 3); heaviest k-s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -70,8 +70,8 @@ class Problem:
             Vertices that must not be chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph, a
             bool mask or a list of its nodes.
         check : bool
-            False skips every check that reads data (finite, symmetric, k and protected in range); for trusted
-            callers.
+            False skips the checks that read W (finite, symmetric), and whether enough vertices are unprotected; for
+            trusted callers.
 
         Raises
         ------
@@ -89,10 +89,7 @@ class Problem:
         backend = backend_of(W, k, protected)
         given = as_tensor(W, "W")
         integer, tensor = not given.dtype.is_floating_point, to_floats(given, "W")
-        if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
-            raise ProblemError(
-                f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n)."
-            )
+        _check_square(tensor)
         if tensor.numel() == 0:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
         *batch, n, _ = tensor.shape
@@ -123,32 +120,20 @@ class Problem:
     def flatten(self) -> Problem:
         """The same instances with exactly one batch dimension, as batched solvers get them."""
         n = self.n
-        return Problem(
-            self.W.reshape(-1, n, n),
-            self.k.reshape(-1),
-            self.candidates.reshape(-1, n),
-            self.k_max,
-            self.backend,
-            self.integer,
-            self.labels,
+        return replace(
+            self, W=self.W.reshape(-1, n, n), k=self.k.reshape(-1), candidates=self.candidates.reshape(-1, n)
         )
 
     def instance(self, b: int) -> Problem:
         """Instance `b` of a flattened batch, without a batch dimension."""
         k = self.k[b]
-        return Problem(self.W[b], k, self.candidates[b], int(k), self.backend, self.integer, self.labels)
+        return replace(self, W=self.W[b], k=k, candidates=self.candidates[b], k_max=int(k))
 
     def instances(self, rows: Tensor) -> Problem:
         """Some instances of a flattened batch, as a flattened batch."""
-        return Problem(
-            self.W[rows],
-            self.k[rows],
-            self.candidates[rows],
-            int(self.k[rows].max()) if len(rows) else 0,
-            self.backend,
-            self.integer,
-            self.labels,
-        )
+        k = self.k[rows]
+        largest = int(k.max()) if len(rows) else 0
+        return replace(self, W=self.W[rows], k=k, candidates=self.candidates[rows], k_max=largest)
 
 
 def symmetrize(W: Any) -> Any:
@@ -169,9 +154,13 @@ def symmetrize(W: Any) -> Any:
     [[0.0, 1.0], [1.0, 0.0]]
     """
     tensor = to_float_tensor(W, "W")
+    _check_square(tensor)
+    return backend_of(W).export(_mean(tensor))
+
+
+def _check_square(tensor: Tensor) -> None:
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
         raise ProblemError(f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n).")
-    return backend_of(W).export(_mean(tensor))
 
 
 def _mean(tensor: Tensor) -> Tensor:

@@ -62,9 +62,8 @@ class _Stop:
             self.before(number, frame)
             return
         self.by_ctrl_c = self.asked = True
-        if isinstance(
-            getattr(self.before, "__self__", None), _Stop
-        ):  # `solve` called in a callback: stop its caller too
+        if isinstance(getattr(self.before, "__self__", None), _Stop):
+            # `solve` called in a callback: stop its caller too.
             self.before(number, frame)
 
 
@@ -101,6 +100,14 @@ class Run:
         Indices of these instances in the whole call; None: all of them.
     pace : float
         How many times longer than usual a step takes now; more than 1 on a busy machine.
+    began : float
+        `time.monotonic()` value when the call began.
+
+    Examples
+    --------
+    >>> run = Run(deadline=time.monotonic() + 60)
+    >>> run.expired(), run.has_time(seconds=90)
+    (False, False)
     """
 
     seed: int = 0
@@ -207,8 +214,8 @@ class Run:
             yield
             return
         stop.before = before
-        signal.signal(signal.SIGINT, stop.on_ctrl_c)
-        try:
+        try:  # from here on: a signal may come as soon as the handler is there
+            signal.signal(signal.SIGINT, stop.on_ctrl_c)
             yield
         finally:
             signal.signal(signal.SIGINT, before)

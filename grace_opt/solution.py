@@ -136,7 +136,8 @@ class Solution:
         ------
         SolverError
             If the size is not k, a protected vertex is chosen, or f differs from the recomputed one by more than
-            1e-9 (float32 W: 1e-5) relative to ``Σ|W_ij|`` over the chosen entries, or lies below its own bound.
+            1e-9 (float32 W: 1e-5) relative to ``Σ|W_ij|`` over the chosen entries, or lies below its own bound; or if
+            one of these numbers is NaN.
         """
         if self.problem is None:
             raise SolverError("this Solution has no problem to verify against: call solve(...) to get one that has.")
@@ -147,9 +148,9 @@ class Solution:
         exact, size = f.evaluate(p.W, mask), f.magnitude(p.W, mask)
         stored = torch.as_tensor(self.objective, dtype=torch.float64, device=exact.device)
         bound = torch.as_tensor(self.lower_bound, dtype=torch.float64, device=exact.device)
-        if bool(((stored - exact).abs() > rtol * size).any()):
+        if not bool(((stored - exact).abs() <= rtol * size).all()):  # so written, NaN fails
             raise SolverError(f"{self.method}: stored objective {stored.tolist()} differs from {exact.tolist()}.")
-        if bool((bound > exact + 8 * _EPS * exact.abs()).any()):
+        if not bool((bound <= exact + 8 * _EPS * exact.abs()).all()):
             raise SolverError(f"{self.method}: lower bound {bound.tolist()} lies above the objective {exact.tolist()}.")
         return self
 

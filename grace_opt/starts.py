@@ -58,6 +58,7 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     if problem.labels is not None:
         wanted += "; the numbers count list(graph.nodes), as Solution.indices does"
     given = as_tensor(start, "start", wanted)
+    shape = tuple(given.shape)
     if given.dtype != torch.bool:
         if given.dtype.is_floating_point and given.numel():  # an empty list has no numbers to tell a kind by
             kind = str(given.dtype).removeprefix("torch.")
@@ -69,7 +70,8 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
         given = objective.mask_from_indices(given.to(torch.int64), n)
     rows = given.numel() // n
     if given.shape[-1:] != (n,) or rows not in (1, batch):
-        raise OptionError(f"start is a mask of shape {tuple(given.shape)}: give ({n},), or one for each instance.")
+        each = f", one choice or one for each of {batch} instances" if batch > 1 else ", one choice"
+        raise OptionError(f"start has shape {shape}: give {wanted}{each}.")
     mask = given.to(problem.W.device).reshape(rows, n).expand(problem.candidates.shape).clone()
     check_mask(problem, mask, "start=")
     if run.watches:

@@ -27,7 +27,13 @@ KINDS = ("wishart", "attention", "indefinite", "integer", "ties", "rank one", "z
 
 
 def instance(kind: str, n: int, seed: int) -> npt.NDArray[np.float64]:
-    """A symmetric (n, n) matrix of one of `KINDS`."""
+    """A symmetric (n, n) matrix of one of `KINDS`.
+
+    Examples
+    --------
+    >>> instance("ties", 4, seed=0).shape
+    (4, 4)
+    """
     rng = np.random.default_rng(seed)
     G = rng.normal(size=(n, n))
     if kind == "wishart":
@@ -60,7 +66,16 @@ def instance(kind: str, n: int, seed: int) -> npt.NDArray[np.float64]:
 
 @st.composite
 def instances(draw: st.DrawFn, max_n: int = 9) -> tuple[np.ndarray[Any, Any], int, list[int]]:
-    """Hypothesis strategy: W (n, n), a feasible k, and protected vertices."""
+    """Hypothesis strategy: W (n, n), a feasible k, and protected vertices.
+
+    Examples
+    --------
+    >>> from hypothesis import given
+    >>> @given(instances())
+    ... def test_mies(drawn):
+    ...     W, k, protected = drawn
+    ...     check_solution(W, k, api.solve(W, k, protected=protected), protected)
+    """
     n = draw(st.integers(1, max_n))
     W = instance(draw(st.sampled_from(KINDS)), n, draw(st.integers(0, 2**32 - 1)))
     protected = sorted(draw(st.sets(st.integers(0, n - 1), max_size=n // 2)))
@@ -82,7 +97,18 @@ def batches(
 
 
 def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) -> None:
-    """Check an answer against its instance: size, protection, objective, bound, status, indices."""
+    """Check an answer against its instance: size, protection, objective, bound, status, indices.
+
+    Raises
+    ------
+    AssertionError
+        The message names the method and what was wrong.
+
+    Examples
+    --------
+    >>> W = instance("wishart", 6, seed=0)
+    >>> check_solution(W, 3, api.solve(W, 3))
+    """
     mask = to_numpy(solution.mask)
     W = to_numpy(as_tensor(W, "W").to(torch.float64))
     n, shape = W.shape[-1], W.shape[:-2]

@@ -80,7 +80,7 @@ class _Closed:
         return self.closed
 
 
-@register("beam", options=BeamOptions, batched=True, guarantee="never worse than MIES", searches=True)
+@register("beam", options=BeamOptions, batched=True, guarantee="never worse than MIES", compiled=True, searches=True)
 def beam(problem: Problem, options: BeamOptions, run: Run) -> Result:
     """Greedy with several partial sets at once, ranked by f or by f of their greedy completions."""
     pool = options.width * max(1, options.lookahead)
@@ -113,10 +113,8 @@ def _search(W: Tensor, candidates: Tensor, k: Tensor, options: BeamOptions, run:
         torch.zeros(size, 1, dtype=torch.float64, device=W.device),
         torch.zeros(size, 1, dtype=torch.int64, device=W.device),
     )
-    ended, ended_f = (
-        answer.clone(),
-        W.new_full((size,), torch.inf, dtype=torch.float64),
-    )  # the best set that the search itself found
+    # The best set that the search itself found.
+    ended, ended_f = answer.clone(), W.new_full((size,), torch.inf, dtype=torch.float64)
     limit = torch.zeros_like(k, dtype=torch.bool)
     for step in range(1, k_max + 1):
         most = (k_max - step) * n * size * options.width * options.lookahead

@@ -83,9 +83,8 @@ def _suspects(W: Tensor, candidates: Tensor) -> Tensor:
     """Instances in which some weights may dwarf the sum of others; a quick test that rules out almost all."""
     least = W.diagonal(dim1=-2, dim2=-1).abs().masked_fill(~candidates, torch.inf).amin(-1).double()
     spread = W.shape[-1] * torch.maximum(W.amax((-1, -2)), -W.amin((-1, -2))).double()
-    if (
-        spread > DWARFING_RATIO * least
-    ).any():  # the diagonal may be 0: use the least weight that is not 0, some rows at a time
+    if (spread > DWARFING_RATIO * least).any():
+        # The diagonal may be 0: use the least weight that is not 0, some rows at a time.
         sizes = (W[:, at : at + ROWS_AT_A_TIME].abs() for at in range(0, W.shape[-1], ROWS_AT_A_TIME))
         parts = [size.masked_fill_(size == 0, torch.inf).amin((-1, -2)) for size in sizes]
         least = least.maximum(torch.stack(parts).amin(0))

@@ -50,7 +50,15 @@ class ExhaustiveOptions:
         check_fields(self, integer, "max_subsets", at_least=1)
 
 
-@register("exhaustive", options=ExhaustiveOptions, exact=True, batched=True, guarantee="optimal", searches=True)
+@register(
+    "exhaustive",
+    options=ExhaustiveOptions,
+    exact=True,
+    batched=True,
+    guarantee="optimal",
+    compiled=True,
+    searches=True,
+)
 def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result:
     """Visit every k-subset and keep the best; proves optimality, but only for small C(n, k)."""
     free, k = problem.candidates.sum(-1).tolist(), problem.k.tolist()

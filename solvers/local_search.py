@@ -121,9 +121,8 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
             limit[active] = True
             break
         most = 1 if run.targets else max(PAIRS_PER_LOOK // (n * n), 1)
-        if (
-            not run.limited and not run.targets
-        ):  # stop only where sums are recomputed: the same answer as in one go, with pauses for Ctrl-C
+        if not run.limited and not run.targets:
+            # Stop only where sums are recomputed: the same answer as in one go, with pauses for Ctrl-C.
             most = max(most // REFRESH, 1) * REFRESH
         most = most if max_steps is None else min(most, max_steps - steps)
         part, before = chosen[active], done[active]
@@ -142,5 +141,5 @@ def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run)
     if problem.n > LARGEST_ON_CHIP:
         return f"n is larger than {LARGEST_ON_CHIP}"
     if options.max_steps is not None or run.limited or run.watches:
-        return "it has no limit of steps or time, and no target"
+        return "it cannot stop at a limit of steps or time, or at a target"
     return None

@@ -123,7 +123,7 @@ def selecting(every: bool) -> None:
             gather.gather_channels(keys, torch.arange(d // 2).expand(1, 2, -1), channel_major)
     for n, dtype in product((64, 128, 256) if every else (128,), (torch.float32, torch.float64)):
         W, k, vertices = torch.zeros(2, n, n, dtype=dtype), torch.full((2,), n // 2), torch.ones(2, n, dtype=torch.bool)
-        greedy.greedy_order(W, W[:, 0], k, n // 2, path=dtype == torch.float32)
+        greedy.greedy_order(W, W[:, 0], k, n // 2)
         exchange.swap_refine(W, vertices, vertices, 10)
 
 

@@ -1,9 +1,9 @@
-"""The plan of the house: its rooms, who opens a door to whom, and whether anybody walks in a circle.
+"""Which part of `grace_opt` imports which: rooms (modules and packages at its top), files, and circles among them.
 
-``python tests/rooms.py`` prints the rooms at the top of ``grace_opt/``, every circle of files (imports inside functions
-and those for types alone count too, which import-linter does not see), and the longest chain of rooms. With ``--map``
-it writes ``docs/map.md``: every room and every file, each in the words of its own first line.
-`tests/test_house.py` holds the figures and the map, and `make contracts` prints the figures.
+``python tests/rooms.py`` prints the number of rooms, every circle of files (imports inside functions and those for
+types alone count too; import-linter misses some of these), and the longest chain of rooms. With ``--map`` it writes
+``docs/map.md``: every room and every file, described by its own first line. `tests/test_house.py` checks the figures
+and the map, and `make contracts` prints the figures.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def imports(name: str, path: Path, known: Iterable[str]) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package.rsplit(".", node.level - 1)[0] if node.level else ""
             base = ".".join(filter(None, [above, node.module or ""]))
-            # `from .room import file` opens the file's door; `from .room import name` the room's own.
+            # `from .room import file` imports the file, `from .room import name` the room's __init__.
             found |= {full if (full := f"{base}.{alias.name}") in known else base for alias in node.names}
     return (found & known) - {name}
 
@@ -93,18 +93,18 @@ def longest_chain(arrows: nx.DiGraph) -> list[str]:
     return ["+".join(sorted(flat.nodes[each]["members"])) for each in nx.dag_longest_path(flat)]
 
 
-def plan(arrows: nx.DiGraph, package: Path = PACKAGE) -> str:
-    """``docs/map.md``: the rooms from the ground up, and the files in each."""
-    found, between = modules(package), rooms(arrows)
+def plan(arrows: nx.DiGraph, folder: Path = PACKAGE) -> str:
+    """``docs/map.md``: the rooms, the lowest first, and the files in each."""
+    found, between = modules(folder), rooms(arrows)
     floor: dict[str, int] = {}
     for room in reversed(list(nx.topological_sort(between))):
         floor[room] = 1 + max((floor[below] for below in between.successors(room)), default=0)
     lines = [HEAD]
     for room in sorted(between, key=lambda room: (floor[room], room)):
         files = {name: path for name, path in found.items() if f"{name}.".startswith(f"grace_opt.{room}.")}
-        door = f"grace_opt.{room}"
-        lines += [f"## {floor[room]}. {room.strip('_') if room == '__main__' else room}", "", _first(files[door]), ""]
-        inside = [(name.removeprefix(f"{door}."), path) for name, path in sorted(files.items()) if name != door]
+        own = f"grace_opt.{room}"
+        lines += [f"## {floor[room]}. {room.strip('_') if room == '__main__' else room}", "", _first(files[own]), ""]
+        inside = [(name.removeprefix(f"{own}."), path) for name, path in sorted(files.items()) if name != own]
         if inside:
             lines += ["| file | what is in it |", "|---|---|"]
             lines += [

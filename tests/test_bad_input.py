@@ -191,6 +191,7 @@ OPTIONS = {
     "time limit": ({"time_limit": 0}, "time_limit=0"),
     "time limit nan": ({"time_limit": float("nan")}, "time_limit=nan"),
     "certify": ({"certify": "loose"}, "'fast'"),
+    "certify array": ({"certify": np.array([True, False])}, "'fast'"),
 }
 
 
@@ -205,6 +206,13 @@ def test_option_errors(case):
 def test_k_is_missing():
     with pytest.raises(OptionError, match="k is missing"):
         solve(EYE)
+
+
+def test_a_start_of_the_wrong_shape():
+    """Indices were called a mask."""
+    for start, shape in ((np.zeros((3, 2), int), r"\(3, 2\)"), (np.ones(5, bool), r"\(5,\)"), (True, r"\(\)")):
+        with pytest.raises(OptionError, match=rf"start has shape {shape}: give a method's name, .*each of 2 instances"):
+            solve(np.stack([EYE] * 2), 2, "local_search", start=start)
 
 
 def test_a_start_of_the_wrong_size():
@@ -227,8 +235,20 @@ def test_missing_extra_is_named():
 
 
 def test_compare_names_a_stray_option():
-    with pytest.raises(OptionError, match="'exhaustiv'"):
-        grace_opt.compare(EYE, 1, ["mies"], options={"exhaustiv": {}})
+    for stray in ({"exhaustiv": {}}, {"exhaustiv": {}, 5: {}}):
+        with pytest.raises(OptionError, match="'exhaustiv'"):
+            grace_opt.compare(EYE, 1, ["mies"], options=stray)
+
+
+@pytest.mark.parametrize("options", [["mies"], {"mies": None}, {"mies": 5}, "mies", []])
+def test_compare_needs_options_by_method(options):
+    with pytest.raises(OptionError, match="give a dict of dicts"):
+        grace_opt.compare(EYE, 1, ["mies"], options=options)
+
+
+def test_compare_needs_a_list_of_methods():
+    with pytest.raises(OptionError, match="methods=5: give a list of methods"):
+        grace_opt.compare(EYE, 1, 5)
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), "0.5", True, None])

@@ -220,7 +220,7 @@ def test_only_what_the_dense_cache_answers_counts(start, tmp_path: Path) -> None
     assert both["K+V, 32 bit"] < both["K+V, 16 bit"] < pruned["K+V, 16 bit"]
     text = (tmp_path / "results" / "pocket.md").read_text()
     assert f"| GRACE, λ = 0.3 | {pruned['right']} of {pruned['asked']} <small>" in text
-    assert f"Of the {dense['right']} questions" in text
+    assert f"answers {dense['right']} questions about texts" in text
     assert str(tmp_path) not in text + json.dumps(found)
 
 

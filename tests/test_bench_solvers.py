@@ -21,6 +21,8 @@ import numpy as np
 import pytest
 
 import grace_opt
+from bench.provenance import MixedError
+from bench.report import MARK
 from bench.solvers import __main__ as command
 from bench.solvers import checks, evidence, fetch, measure, report, run, sets, suites, tables
 from bench.solvers.evidence import Evidence
@@ -199,7 +201,7 @@ def test_ctrl_c_keeps_what_is_there(data: Path, tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "stopped: what is finished is kept" in errors
+    assert "stopped: finished cells are kept" in errors
     kept = evidence.read_all(tmp_path)
     assert 1 <= len(kept) < 18
     assert {record.rows[0]["status"] for record in kept} <= {"proved", "feasible", "limit"}
@@ -285,31 +287,47 @@ def test_the_report_begins_with_a_picture_and_three_sentences(runs: Path, tmp_pa
     text = report.write_report(runs, tmp_path)
     assert (tmp_path / "solvers.md").read_text() == text
     assert (tmp_path / "solvers.png").read_bytes().startswith(b"\x89PNG")
-    begins = [line for line in text.splitlines() if line][:4]
-    assert begins[0].startswith("![")
-    assert begins[0].endswith("(solvers.png)")
-    assert [line.split(":")[0] for line in begins[1:]] == ["**Asked**", "**Found**", "**How sure**"]
-    assert "branch and bound proved 5 of 5" in begins[2]
-    assert "no contradictions" in begins[3]
-    assert "the suite `mdplib`" in text
-    assert "`gurobi`" in text
+    begins = [line for line in text.splitlines() if line][:5]
+    assert begins[0].startswith("# ")
+    assert begins[1].startswith("![")
+    assert begins[1].endswith("(solvers.png)")
+    assert [line.split(":")[0] for line in begins[2:]] == ["- **Asked**", "- **Found**", "- **How sure**"]
+    assert "Branch and bound proved 5 of 5 optima" in begins[3]
+    assert "no contradictions" in begins[4]
+    assert "the suite `mdplib`" in begins[4]
+    assert "`gurobi`" in begins[4]
     assert "Gurobi: proved" not in text  # a column that nobody fills is not there
+    assert "heads of a test (" in text
+    assert "target" not in text
+    assert "`python -m bench.solvers all`" in text.splitlines()[-1]
     content = json.loads((tmp_path / "solvers.json").read_text())
-    assert content["commits"] == ["abc1234"]
-    assert content["provenance"] == [SOURCE]
-    assert "Captured: heads of a test (" in text
+    assert content["provenance"] == SOURCE
     assert content["contradictions"] == []
     assert {(line["instances"], line["ours: proved"]) for line in content["proofs"]} == {
         ("heads of a real model", "4/4"),
         ("k-cluster, Lambert's", "1/1"),
     }
-    assert "target" not in text
-    first, before = text.splitlines()[0], (tmp_path / "solvers.md").read_bytes()
-    report.write_report(runs, tmp_path)
-    assert ((tmp_path / "solvers.md").read_bytes(), first[:2]) == (before, "![")
+    assert sum(len(line["proved"]) for line in content["dots"]) == 5
+    assert not any(line["unproved"] for line in content["dots"])
 
 
-@pytest.mark.parametrize(("commit", "what"), [("def5678", "more than one commit"), ("abc1234+", "a tree with changes")])
+def test_a_page_is_made_again_from_its_json_file_alone(runs: Path, tmp_path: Path) -> None:
+    text = report.write_report(runs, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for name in ("solvers.md", "solvers.png"):
+        (tmp_path / name).unlink()
+    assert report.rewrite_report(tmp_path) == text
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    content = json.loads((tmp_path / "solvers.json").read_text())
+    del content["summary"]
+    (tmp_path / "solvers.json").write_text(json.dumps(content))
+    with pytest.raises(OptionError, match="older form"):
+        report.rewrite_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("commit", "what"), [("def5678", "several commits"), ("abc1234+", "differ from commit abc1234"), ("", "no commit")]
+)
 def test_the_report_refuses_cells_of_other_and_dirty_commits_by_name(
     commit: str, what: str, runs: Path, tmp_path: Path
 ) -> None:
@@ -318,22 +336,19 @@ def test_the_report_refuses_cells_of_other_and_dirty_commits_by_name(
     record = read_cell(odd)
     odd.unlink()
     write_cell(tmp_path / "runs", Record(record.cell, record.rows, 0.1, {**SOURCE, "commit": commit}))
-    with pytest.raises(OptionError, match=what) as caught:
+    with pytest.raises(MixedError, match=what) as caught:
         report.write_report(tmp_path / "runs", tmp_path / "page")
     assert odd.name in str(caught.value)
-    assert str(caught.value).count(".json") == 1  # the others are as they should be
-    assert "new --out" in str(caught.value)
     assert not (tmp_path / "page").exists()
     text = report.write_report(tmp_path / "runs", tmp_path / "page", allow_dirty=True)
-    assert text.startswith("**Not to be committed**")
+    assert text.splitlines()[2].startswith(MARK)
 
 
 @pytest.mark.parametrize("commit", ["abc1234+", ""])
 def test_the_report_refuses_a_folder_of_one_commit_that_is_none(commit: str, runs: Path, tmp_path: Path) -> None:
     copied(runs, tmp_path / "runs", commit=commit)
-    with pytest.raises(OptionError, match="a tree with changes") as caught:
+    with pytest.raises(MixedError, match=r"and 2 more$"):
         report.write_report(tmp_path / "runs", tmp_path / "page")
-    assert str(caught.value).count(".json") == 6
 
 
 def test_the_report_says_what_disagrees(runs: Path, tmp_path: Path) -> None:
@@ -346,7 +361,7 @@ def test_the_report_says_what_disagrees(runs: Path, tmp_path: Path) -> None:
     text = report.write_report(folder, tmp_path)
     found = json.loads((tmp_path / "solvers.json").read_text())["contradictions"]
     assert len(found) == 3  # its proof, its bound, and the published optimum
-    assert all(f"- {line}" in text for line in found)
+    assert all(f"- Contradiction: {line}" in text for line in found)
     assert "with 3 contradictions" in text
 
 
@@ -449,7 +464,7 @@ def test_files_are_fetched_checked_and_not_fetched_again(server: Server, tmp_pat
         ("/lacks.zip", "the archive holds no b.txt"),
         ("/cut.zip", "broke off after|IncompleteRead"),
         ("/nothing.zip", "answers 404"),
-        ("/page.html", "no whole zip file"),
+        ("/page.html", "no complete zip file"),
     ],
 )
 def test_what_cannot_be_fetched_is_said_and_leaves_nothing_half(
@@ -505,6 +520,15 @@ def test_heads_are_captured_from_a_model(tmp_path: Path) -> None:
     assert "pocket" in str(np.load(tmp_path / "heads.npz")["source"])
 
 
+def test_a_model_that_pip_cannot_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str) -> str:
+        raise SystemExit(f"pip cannot download {name}")
+
+    monkeypatch.setattr("bench.material.model_path", offline)
+    (failed,) = fetch.fetch(tmp_path, ["heads"], "smollm2-135m", lambda text: None)
+    assert failed == "heads: pip cannot download smollm2-135m"
+
+
 # Command line
 
 
@@ -514,8 +538,12 @@ def test_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert command.main(["run", *common, "--out", out]) == 0
     assert "1 cells measured" in capsys.readouterr().err
     assert command.main(["report", out, "--results", page]) == 0
-    assert "**Asked**" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "**Asked**" in told
     assert (tmp_path / "page" / "solvers.json").exists()
+    for again in (["report", "--report-only"], ["all", "--report-only"]):
+        assert command.main([*again, "--results", page]) == 0
+        assert capsys.readouterr().out == told
     assert command.main(["fetch", "kcluster", "--data", str(data)]) == 0
     assert (
         command.main(["fetch", "mdplib", "--data", str(tmp_path), "--model", "pocket"]) == 0
@@ -525,6 +553,7 @@ def test_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ["fetch", "nothing"],
         ["run", "--data", str(tmp_path), "--suite", "heads"],
         ["report", str(tmp_path)],
+        ["report"],
     ):
         assert command.main(wrong) == 2
         assert capsys.readouterr().err.startswith("error: ")

@@ -1,16 +1,19 @@
 """Bounds never exceed the optimum, on anything; and they are tight where theory says so."""
 
+import dataclasses
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import OptionError, Problem, ProblemError, bounds, solve
 from grace_opt.bounds import batched, convexity
+from grace_opt.bounds import tight as tight_bounds
+from grace_opt.bounds.tight import bound_each
 from grace_opt.instances import generators
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
@@ -123,30 +126,67 @@ def test_margins_scale_with_the_weights(scale):
         assert small / scale == pytest.approx(plain, rel=2e-3)
 
 
+def semidefinite_bound(problem):
+    return bound_each(problem, None, lambda sub, value: convexity.semidefinite_bound(sub))
+
+
 SINGLE = {
     "entry": bounds.entry_bound,
     "row": bounds.row_bound,
     "eigenvalue": bounds.eigenvalue_bound,
-    "continuous scaled": lambda p: bounds.continuous_bound(p, shift="scaled"),
-    "continuous uniform": lambda p: bounds.continuous_bound(p, shift="uniform"),
+    "continuous": bounds.continuous_bound,
     "plain": bounds.plain_bound,
+    "semidefinite": semidefinite_bound,
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_certificate_is_never_below_any_cheap_bound(kind):
-    """But for the percent that is left alone; and tight is not below fast."""
-    W = np.stack([instance(kind, 24, seed) for seed in range(4)])
-    problem = Problem.of(W, 12).flatten()
-    best = solve(torch.from_numpy(W), 12, "tabu", certify="fast")
-    size = torch.from_numpy(np.abs(W).sum((-1, -2)))
-    fast = bounds.certificate(problem, "fast", incumbent=best.mask)
-    tight = bounds.certificate(problem, "tight", incumbent=best.mask)
-    left = 0.01 * best.objective.abs() + 1e-12 * size
+def stacked(kind, n, seed, count=8):
+    return np.stack([instance(kind, n, seed + b) for b in range(count)])
+
+
+#: Other simple diagonals than the first are better on some of these, by less than a percent of f.
+NEARLY_CONSTANT = Problem.of(stacked("indefinite", 40, 0) + 60, 20).flatten()
+
+
+@st.composite
+def alike(draw):
+    """Several W of any sign and scale, with ties or without, some nearly constant; k at the ends or between."""
+    n, seed = draw(st.integers(1, 60)), draw(st.integers(0, 2**32 - 9))
+    kind = draw(st.sampled_from((*KINDS, "near rank one", "far apart")))
+    W = stacked({"near rank one": "rank one", "far apart": "indefinite"}.get(kind, kind), n, seed)
+    if kind == "near rank one":
+        W = W + 1e-3 * instance(draw(st.sampled_from(("wishart", "indefinite"))), n, seed)
+    largest = max(np.abs(W).max(), 1e-100)
+    W = W + draw(st.sampled_from((0, 3, 30))) * largest  # gaps are small beside f where a constant is added
+    if kind not in ("integer", "ties") or draw(st.booleans()):  # some stay whole numbers
+        W = W / largest * draw(st.sampled_from((1.0, -1.0))) * 10.0 ** draw(st.integers(-300, 300))
+    if kind == "far apart":  # too far for one scale
+        W[:, 0, 0] *= 1e-295
+    protected = sorted(draw(st.sets(st.integers(0, n - 1), max_size=n // 3)))
+    left = n - len(protected)
+    k = draw(st.sampled_from(sorted({0, 1, 2, left // 3, left // 2, left - 1, left} & set(range(left + 1)))))
+    return Problem.of(W, k, protected=protected).flatten()
+
+
+@settings(max_examples=60)
+@given(alike(), st.sampled_from(["think", "mies", "local_search"]), st.booleans())
+@example(problem=NEARLY_CONSTANT, method="local_search", as_if_large=True)
+@example(problem=NEARLY_CONSTANT, method="local_search", as_if_large=False)
+def test_a_certificate_is_never_below_any_cheap_bound(problem, method, as_if_large):
+    """Whatever the gap to the known choice, unless that is proved optimal; and tight is not below fast."""
+    best = solve(problem, method=method)
+    mask, f = torch.as_tensor(best.mask), torch.as_tensor(best.objective)
+    with pytest.MonkeyPatch.context() as patch:
+        if as_if_large:  # nothing dear makes up for a cheap bound that was left out
+            patch.setattr(tight_bounds, "FAST", dataclasses.replace(tight_bounds.FAST, shifted=0, probed=0, paired=0))
+        fast, tight = (bounds.certificate(problem, level, incumbent=mask) for level in bounds.LEVELS)
+    # A choice counts as proved within 1e-10, and a relaxation as solved within 1e-6.
+    rounding = 1e-10 * f.abs() + 1e-13 * problem.W.abs().sum((-1, -2))
     for name, bound in SINGLE.items():
-        assert (fast >= bound(problem) - left - 1e-5 * bound(problem).abs()).all(), name
+        single = bound(problem)
+        assert (fast >= single - 1e-6 * single.abs() - rounding).all(), name
     assert (tight >= fast).all()
-    assert (bounds.certificate(problem, "fast") <= best.objective + 1e-12 * size).all()  # by its own incumbent
+    assert (fast <= f).all()
 
 
 def test_the_tight_certificate_says_more_than_the_fast_one():
@@ -209,6 +249,18 @@ def test_a_shift_proved_by_cholesky_makes_convex(m, seed, kind):
         proved = convexity._shift_if_convex(C, t)
         assert proved is None or proved >= -least - 1e-14 * size
     assert convexity._shift_if_convex(C, -least + 1e-3 * size) < -least + 2e-3 * size
+
+
+def test_a_shift_does_not_depend_on_where_the_matrix_lies():
+    """BLAS aligns its vectors to memory: sums in other orders made certificates of equal W differ in the 8th digit."""
+    W = generators.attention(400).W
+    W /= np.sqrt(np.outer(W.diagonal(), W.diagonal()))
+    shifts = set()
+    for offset in range(8):
+        C = np.empty(W.size + 8)[offset : offset + W.size].reshape(W.shape)
+        C[:] = W
+        shifts.add(convexity.convex_shift(C))
+    assert len(shifts) == 1
 
 
 def semidefinite_exactly(C, shift):

@@ -66,6 +66,19 @@ def test_a_protected_giant_takes_no_part_in_models(giant):
     assert convert.to_dimod_bqm(W, 2, protected=[3]) == convert.to_dimod_bqm(W3, 2)
 
 
+def test_the_shift_needs_no_eigenvalue(monkeypatch):
+    """LAPACK does not converge for some weights that are far apart; its LinAlgError came through."""
+
+    def fails(W):
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(np.linalg, "eigvalsh", fails)
+    model = convert.to_cvxpy(W3, 2, form="quadratic")
+    model.var_dict["x"].value = np.array([1.0, 0, 1])
+    assert model.objective.value == pytest.approx(5.0)
+    assert np.linalg.eigh(model.objective.expr.args[0].args[1].value)[0][0] >= 0
+
+
 @given(instances(max_n=7))
 def test_cvxpy_quadratic_form_is_convex(drawn):
     W, k, _ = drawn

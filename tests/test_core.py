@@ -139,7 +139,9 @@ def test_verify_catches_a_doctored_solution():
     sol = solve(W, 3, certify=True).verify()
     wrong = sol.mask.copy()
     wrong[:] = False
-    for change in ({"objective": sol.objective * 0.999}, {"lower_bound": sol.objective * 1.1}, {"mask": wrong}):
+    changes = [{"objective": sol.objective * 0.999}, {"lower_bound": sol.objective * 1.1}, {"mask": wrong}]
+    changes += [{"objective": np.float64("nan")}, {"lower_bound": np.float64("nan")}]
+    for change in changes:
         with pytest.raises(grace_opt.SolverError):
             dataclasses.replace(sol, **change).verify()
     with pytest.raises(grace_opt.SolverError, match="no problem"):

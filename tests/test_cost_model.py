@@ -195,7 +195,7 @@ def test_rates_are_measured_where_none_is_given(start, monkeypatch: pytest.Monke
     assert min(value["machines"][0]["bandwidth"], value["machines"][0]["rate"]) > 0
     assert value["interaction_matrix"]["seconds"] > 0
     assert "GB/s measured" in text
-    assert "Measured beside its floor" in text
+    assert "For comparison, measured" in text
 
 
 def test_one_rate_given_leaves_the_other_to_be_measured(start, monkeypatch: pytest.MonkeyPatch) -> None:

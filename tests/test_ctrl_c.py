@@ -159,6 +159,23 @@ def test_compare_stops_as_a_whole_and_keeps_the_interrupted_choice(method):
     assert alone.methods == ("alone",)
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+def test_compare_keeps_its_answers_when_the_certificate_is_interrupted(monkeypatch, presses):
+    def pressed(problem, level, *, incumbent, run):
+        for _ in range(presses):
+            press()
+        assert run.expired()
+        return certificate(problem, level, incumbent=incumbent, run=run)
+
+    certificate = grace_opt.bounds.certificate
+    monkeypatch.setattr(grace_opt.bounds, "certificate", pressed)
+    both = compare(W9, 4, ["mies", "think"], certify=True)
+    assert both.interrupted
+    assert both.methods == ("mies", "think")
+    both.verify()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 @pytest.mark.parametrize("name", ["tabu", "branch_and_bound", "portfolio"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_inside_a_callback(name, size):

@@ -126,6 +126,9 @@ def test_the_literatures_kinds_fit_its_files(tmp_path, kind, suffix):
         (lambda: generators.k_cluster(4, k=5), ProblemError, "k = 5"),
         (lambda: generators.dispersion(4, distances="manhattan"), OptionError, "'uniform', 'integer' or 'euclidean'"),
         (lambda: generators.ties(True), OptionError, "n=True"),
+        (lambda: generators.attention(8, sigma=1e3), OptionError, "sigma=1000 and .* range of float64"),
+        (lambda: generators.attention(8, massive_factor=1e200), OptionError, r"massive_factor=1e\+200: weights"),
+        (lambda: generators.cancellation(8, noise=1e308), OptionError, r"noise=1e\+308: weights"),
     ],
 )
 def test_bad_arguments(call, error, message):

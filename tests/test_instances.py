@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grace_opt import ProblemError, instances, solve
+from grace_opt import ChannelMask, OptionError, ProblemError, instances, solve
 from grace_opt.testing import instance
 
 CLUSTER = "4 2 3\r\n1 2 0.500000 \r\n2 3 0.5\r\n3 4 0.500000\r\n"
@@ -77,6 +78,10 @@ BROKEN = {
     "weights.col": (b"p col 2 1\nn 1 5\ne 1 2\n", "line 2.*vertex weights"),
     "far.clq": (CLIQUE.replace("e 3 2", "e 3 9").encode(), "1 to 4, found '3 9'"),
     "binary.clq": (b"p edge 2 1\n\xff\xfe", "cannot be read"),
+    # Counted before any index is made: some machines would end the process for want of memory.
+    "giant.mtx": (b"%%MatrixMarket matrix array real general\n10000000 10000000\n1\n", "promises 100000000000000 ent"),
+    "half.mtx": (b"%%MatrixMarket matrix array real symmetric\n3 3\n1\n", "promises 6 entries"),
+    "skew.mtx": (b"%%MatrixMarket matrix array real skew-symmetric\n3 3\n1\n", "promises 3 entries"),
 }
 
 
@@ -208,6 +213,27 @@ def test_a_whole_k_is_read_as_it_is(tmp_path, k):
     for name in ("w.npz", "w.safetensors"):
         instances.write(tmp_path / name, W, k)
         assert np.array_equal(instances.read(tmp_path / name).k, k)
+
+
+def test_tensors_of_any_kind_are_written(tmp_path):
+    """Those that need a gradient, are sparse or in bfloat16 were "nothing that numpy makes an array of"."""
+    for tensor in (
+        torch.eye(2).requires_grad_(),
+        torch.eye(2).bfloat16(),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).int(),
+    ):
+        instances.write(tmp_path / "w.npz", tensor)
+        assert instances.read(tmp_path / "w.npz").W.tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(ProblemError, match=r"W has dtype complex64: give real numbers"):
+        instances.write(tmp_path / "w.npz", torch.eye(2).to(torch.complex64))
+
+
+@pytest.mark.parametrize("path", [None, 5, ["w.npy"]])
+def test_what_is_no_name_of_a_file(path):
+    for call in (instances.read, ChannelMask.load, lambda given: instances.write(given, np.eye(2))):
+        with pytest.raises(OptionError, match="give the name of a file"):
+            call(path)
 
 
 def test_masks_are_not_lost_in_files(tmp_path):

@@ -23,6 +23,9 @@ def test_indices_and_layers():
         gone = mask.pruned_indices[index]
         assert gone[gone >= 0].tolist() == pruned[index].nonzero().flatten().tolist()
     assert torch.equal(ChannelMask.stack([mask.layer(i) for i in range(3)]).pruned, pruned)
+    assert torch.equal(mask.layer(-1).pruned, pruned[2])
+    with pytest.raises(MaskError, match=r"i=3: give an integer >= -3 and <= 2"):
+        mask.layer(3)
     with pytest.raises(dataclasses.FrozenInstanceError):
         mask.pruned = pruned
 

@@ -50,3 +50,6 @@ def test_bad_requests():
         make_prompt(2000, 0.5, count=words, distractors=48)
     with pytest.raises(OptionError, match="at least that"):
         make_prompt(10, 0.5, count=words)
+    for number in (0, None):  # with 0, no number of sentences would ever fill the prompt
+        with pytest.raises(OptionError, match=rf"count\(sentence\)={number}: give an integer >= 1"):
+            make_prompt(100, 0.5, count=lambda text, number=number: number if text.startswith("The") else words(text))

@@ -215,6 +215,7 @@ def test_many_choices_of_one_instance():
     W = torch.tensor([[1.0, -2.0], [-2.0, 4.0]], dtype=torch.float64)
     masks = torch.tensor([[[True, False], [True, True]], [[False, True], [False, False]]])
     assert objective.evaluate(W, masks).tolist() == [[1.0, 1.0], [4.0, 0.0]]
+    assert objective.evaluate(W, masks[:0]).shape == (0, 2)
 
 
 def test_claims_are_exact_without_the_checks_too():

@@ -10,6 +10,7 @@ import torch
 
 import grace_opt
 from grace_opt import Problem, objective, registry, solve, testing
+from grace_opt.kernels._shared import threads
 from grace_opt.solution import Result
 
 
@@ -75,8 +76,38 @@ def test_a_taken_name_and_loose_options(forget):
     class Loose:
         pass
 
-    with pytest.raises(grace_opt.OptionError, match="frozen dataclass"):
-        grace_opt.register("loose", options=Loose)
+    for loose in (Loose, registry.NoOptions()):
+        with pytest.raises(grace_opt.OptionError, match="frozen dataclass"):
+            grace_opt.register("loose", options=loose)
+
+
+def test_every_option_has_a_default(forget):
+    """`compare`, presets and time limits call methods without options: a TypeError came of it."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Wide:
+        width: int
+
+    with pytest.raises(grace_opt.OptionError, match="option 'width' of 'wide' has no default"):
+        grace_opt.register("wide", options=Wide)
+
+
+def test_what_a_method_requires(forget):
+    """A text was read letter by letter, and the package of a missing submodule raised ModuleNotFoundError."""
+    with pytest.raises(grace_opt.OptionError, match=r"requires=\('cvxpy',\)"):
+        grace_opt.register("needs_one", requires="cvxpy")
+    grace_opt.register("needs_part", requires=("no_such_package.part",))(lambda p, o, r: None)
+    with pytest.raises(grace_opt.UnknownSolverError, match=r'pip install "no_such_package\.part"'):
+        solve(torch.eye(3), 1, "needs_part")
+
+
+def test_options_with_a_default_factory_are_not_changed():
+    @dataclasses.dataclass(frozen=True)
+    class Listed:
+        names: list[str] = dataclasses.field(default_factory=list)
+
+    assert registry.changed(Listed()) == {}
+    assert registry.changed(Listed(["a"])) == {"names": ["a"]}
 
 
 def test_a_solver_that_answers_nonsense_is_reported(forget):
@@ -127,6 +158,28 @@ def test_compiling_comes_before_the_time_limit_starts(forget):
     for _ in range(2):
         assert grace_opt.solve(W, 3, "slow_start", time_limit=0.2).stats["time"] < 0.2
     assert calls == [False] * 3
+
+
+def test_what_is_compiled_is_what_will_run(forget):
+    """Loops of float32, and those that only large W need, were compiled within the time limit."""
+    seen = []
+
+    @registry.register("slow_start", batched=True, compiled=True)
+    def slow_start(problem, options, run):
+        """Runs once for each dtype before its clock starts."""
+        seen.append((problem.W.dtype, threads.enough_steps(1)))
+        return Result(_first(problem))
+
+    for dtype in (torch.float32, torch.float64):
+        for _ in range(2):
+            grace_opt.solve(torch.eye(3, dtype=dtype), 1, "slow_start", time_limit=1)
+        assert seen == [(dtype, True), (dtype, False), (dtype, False)]
+        seen.clear()
+
+
+def test_all_searches_are_compiled_before_their_time_starts():
+    """beam and exhaustive were not, and a limit of a second was over before the first step."""
+    assert all(spec.compiled for spec in grace_opt.methods() if spec.searches)
 
 
 def _first(problem):
@@ -257,6 +310,14 @@ def test_statistics_are_one_per_instance(forget):
     grace_opt.register("counts", batched=True)(lambda p, o, r: Result(_first(p), stats={"steps": torch.zeros(3)}))
     with pytest.raises(grace_opt.SolverError, match=r"counts.*'steps'.*\(2, '...'\)"):
         solve(torch.eye(3).repeat(2, 1, 1), 1, "counts")
+
+
+def test_statistics_of_instances_are_added_whatever_numbers_they_are(forget):
+    """numpy's and torch's were lost where instances are solved one at a time."""
+    counts = {"steps": np.int64(3), "moves": torch.tensor(2), "seconds": np.float32(0.5), "name": "x"}
+    grace_opt.register("counts")(lambda p, o, r: Result(_first(p), stats=counts))
+    stats = solve(torch.eye(3).repeat(2, 1, 1), 1, "counts").stats
+    assert {name: stats.get(name) for name in counts} == {"steps": 6, "moves": 4, "seconds": 1.0, "name": None}
 
 
 def test_a_bound_above_f_by_rounding_is_f(forget):

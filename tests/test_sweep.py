@@ -502,12 +502,12 @@ def test_a_report_shows_ours_the_papers_and_what_is_missing(directory: Path) -> 
     assert "| not run here |" in missing
     assert "`run --ratio 0.9`" in missing
     assert text.index("![") < text.index("- **Asked**: ") < text.index("\n## ")
-    assert "- **Found**: Beside think: mies better in 1" in text
-    assert text.index("<details>") < text.index("1 of 2 cells done; 1 missing") < text.index("</details>")
+    assert "- **Found**: Comparisons with think in the first table: mies 1 better" in text
+    assert text.index("<details>") < text.index("1 of 2 cells measured; 1 missing") < text.index("</details>")
     page = (directory / "report" / "first.html").read_text()
-    assert page.count("<details><summary>Where this comes from</summary>") == page.count("</details>") == 1
-    assert "16 of 16 not finite" in text
-    assert "1 of 2 cells done; 1 missing, to fill them: `run it`; 1 records of other settings" in text
+    assert page.count("<details><summary>Where the numbers come from</summary>") == page.count("</details>") == 1
+    assert "16 of 16 are not finite" in text
+    assert "1 of 2 cells measured; 1 missing, to measure them: `run it`; not shown: 1 records of other settings" in text
     assert "no GPU was found" in second.read_text()
     assert "`run --device cuda`" in second.read_text()
     frame = pandas.read_parquet(directory / "first" / "results.parquet")
@@ -567,7 +567,7 @@ def test_a_view_of_what_is_still_to_come(tmp_path: Path) -> None:
     write_description(tmp_path, Description("half", "Half", "", "", "run it", keys, views))
     write_cell(tmp_path, Record(cells[0], [{"n": 1, "f": 2.0, "method": "m"}], 0.1, {}))
     page = make_report(tmp_path)[1].read_text()
-    assert "Not run here, or not yet. To fill it: `run it`" in page
+    assert "Not run here, or not yet. To measure it: `run it`" in page
     assert "![Now](half-2.png)" in page
     write_cell(tmp_path, Record(cells[1], [{"n": 2, "f": 2.0, "method": "m"}], 0.1, {}))
     with pytest.raises(OptionError, match="reads column 'g', which no row has"):
@@ -588,6 +588,18 @@ def test_views_that_are_wrong_in_themselves() -> None:
     ):
         with pytest.raises(OptionError, match=r"'[TP]'"):
             wrong()
+
+
+def test_a_plot_leaves_out_rows_of_other_views(tmp_path: Path) -> None:
+    from pandas import DataFrame
+
+    from grace_opt.sweep.plots import save_plot
+
+    rows = [{"setting": "a", "f": 1.0}, {"setting": "b", "f": 2.0}]
+    plot = Plot("bar", "P", x="setting", y="f")
+    for name, more in (("alone", []), ("among others", [{"f": 3.0, "other": "c"}])):
+        save_plot(plot, DataFrame([*rows, *more]), tmp_path / name)
+    assert (tmp_path / "alone.png").read_bytes() == (tmp_path / "among others.png").read_bytes()
 
 
 def test_columns_of_numbers_and_text_are_refused(tmp_path: Path) -> None:
@@ -620,7 +632,7 @@ def test_bench_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert command.main(common) == 0
     assert "4 of 4 cells done, 2 of them now" in capsys.readouterr().out
     _, page = make_report(tmp_path)
-    assert "4 of 4 cells done" in page.read_text()
+    assert "4 of 4 cells measured" in page.read_text()
     assert "too few pairs" in page.read_text()
     assert command.main(["--list"]) == 0
     listed = capsys.readouterr().out

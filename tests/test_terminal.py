@@ -130,9 +130,12 @@ def test_what_users_write_is_not_markup(terminal, file, tmp_path, text):
 
 
 def test_an_extra_keeps_its_brackets(terminal, monkeypatch):
-    monkeypatch.setitem(sys.modules, "grace_opt.cli.figures", None)  # as if matplotlib were missing
-    assert terminal("demo") == 2
-    assert 'pip install "grace-opt[demo]"' in terminal.err
+    for missing, module in (("transformers", "grace_opt.hf.demo"), ("matplotlib", "matplotlib")):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, module, None)  # as if it were missing
+            assert terminal("demo") == 2
+        assert f"the demo needs {missing}" in terminal.err
+        assert 'pip install "grace-opt[demo]"' in terminal.err
     assert terminal("report", "--help") == 0
     assert 'pip install "grace-opt[bench]"' in " ".join(terminal.out.split())
 

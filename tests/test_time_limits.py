@@ -10,7 +10,7 @@ import pytest
 
 from grace_opt import Status, bounds, solve
 from grace_opt.bounds import convexity, fixing, qcr
-from grace_opt.bounds.qcr import qcr_relaxation
+from grace_opt.bounds.qcr import qcr_relaxation, solve_relaxation
 from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.problem import Problem
 from grace_opt.run import Run
@@ -43,7 +43,7 @@ class Clock:
 def test_whenever_the_clock_jumps_the_method_ends(method, size, looks, monkeypatch):
     """A stage that did not look would go on: these instances take minutes, and exhaustive ages."""
     W, options = hard(90, *size), {"max_subsets": 10**40} if method == "exhaustive" else {}
-    solve(hard(24), 12, method if method != "exhaustive" else "mies", time_limit=1)  # compiled
+    solve(hard(24), 12, method, time_limit=1)  # compiled
     clock = Clock(looks)
     monkeypatch.setattr(time, "monotonic", clock)
     sol = solve(W, 45, method, time_limit=10, **options).verify()
@@ -97,6 +97,65 @@ def test_a_round_of_the_ascent_leaves_time_for_its_relaxation(monkeypatch):
     swept.clear()
     qcr_relaxation(sub, 0.0, run=Run(deadline=11.0))  # a round takes three relaxations and more
     assert not swept
+
+
+def test_a_relaxation_ends_when_its_time_is_up(monkeypatch):
+    """Each slice of its steps takes a second; on W of low rank it can take very many."""
+    sub, _ = Subproblem.of(Problem.of(hard(60), 30))
+    from grace_opt.kernels.relaxation import cpu as relaxation
+
+    minimise, now, steps = relaxation.minimise, [0.0], []
+
+    def slow(*arguments):
+        now[0] += 1.0
+        steps.append(arguments[-1])
+        return minimise(*arguments)
+
+    whole = solve_relaxation(sub).bound
+    monkeypatch.setattr(qcr, "STEPS_SLICE", 60)
+    monkeypatch.setattr(relaxation, "minimise", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stopped = solve_relaxation(sub, run=Run(deadline=10.0)).bound
+    assert steps == [1] * 10
+    assert stopped < whole
+    steps.clear()
+    assert solve_relaxation(sub).bound == pytest.approx(whole, rel=1e-5)
+    assert len(steps) > 20
+
+
+@pytest.mark.parametrize("late", ["made_convex", "minimise"])
+@pytest.mark.parametrize("level", bounds.LEVELS)
+def test_a_certificate_begins_nothing_after_its_time(late, level, monkeypatch):
+    """Time is up in the middle of the first shift, or of the first relaxation: neither is followed by another."""
+    from grace_opt.kernels.relaxation import cpu as relaxation
+
+    W = hard(300) + 20 * np.eye(300)
+    problem = Problem.of(W @ W if late == "minimise" else W, 150).flatten()
+    whole = float(bounds.certificate(problem, "fast"))
+    now, begun = [0.0], {"made_convex": 0, "minimise": 0}
+
+    def counted(name, right):
+        def work(*arguments, **keywords):
+            begun[name] += 1
+            now[0] += 100.0 * (name == late)
+            return right(*arguments, **keywords)
+
+        return work
+
+    monkeypatch.setattr(convexity, "made_convex", counted("made_convex", convexity.made_convex))
+    monkeypatch.setattr(relaxation, "minimise", counted("minimise", relaxation.minimise))
+    monkeypatch.setattr(qcr, "STEPS_SLICE", 300)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    found = float(bounds.certificate(problem, level, run=Run(deadline=50.0)))
+    assert begun == {"made_convex": 1, "minimise": 1}
+    assert found < whole
+
+
+def test_a_batch_of_whole_numbers_whose_time_is_up_has_no_bound():
+    """There is no next whole number above minus infinity."""
+    problem = Problem.of(np.round(hard(90, 2)).astype(int), 45).flatten()
+    for bound in (bounds.fast_bound, bounds.tight_bound):
+        assert (bound(problem, run=Run(deadline=time.monotonic() - 1)) == -np.inf).all()
 
 
 def test_fixing_without_time_for_a_relaxation_says_nothing():

@@ -351,8 +351,8 @@ def test_few_bits(bits, backend, key_size, value_size, groups, block, dtype, gen
     [
         ("if ZERO_IN_LEVELS", "if not ZERO_IN_LEVELS"),
         ("if HIGH_FIRST", "if not HIGH_FIRST"),
-        ("row = tl.load(entry + 4) * head + ", "row = "),
-        ("first = tl.load(entry + 4) * head + ", "first = "),
+        ("row = tl.load(entry + STEP) * head + ", "row = "),
+        ("first = tl.load(entry + STEP) * head + ", "first = "),
         ("(row - number * plane)", "(row % 8)"),
         ("places < KEY_SIZE", "places < KEY_SIZE - 1"),
         ("group * KEY_SIZE + places", "places"),

@@ -147,7 +147,7 @@ def test_links_that_leave_the_folder(what: str, folder: Path, tmp_path: Path) ->
     place.unlink()
     place.symlink_to(place)  # a link to itself
     if what == "cells":
-        assert "0 of 1 cells done" in make_report(folder)[1].read_text()
+        assert "0 of 1 cells measured" in make_report(folder)[1].read_text()
     else:
         with pytest.raises(GraceError):
             make_report(folder)
@@ -270,7 +270,7 @@ def test_truth_values_and_numbers_in_one_column(tmp_path: Path) -> None:
 def test_text_begins_no_markdown_and_no_tags(tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)> [x](javascript:alert(1)) `c` | ![y](z) **b** &lt;i&gt; \\"
     starts = (
-        "<details><summary>Where this comes from</summary>",
+        "<details><summary>Where the numbers come from</summary>",
         "# h",
         "- l",
         "1. n",

@@ -77,6 +77,12 @@ def test_salient_channels_are_the_oracles(seed, length, d, bounds):
     assert salient_channels(K, *bounds).nonzero()[0].tolist() == oracle.salient(K, *bounds)
 
 
+def test_salient_channels_of_a_single_head_without_its_padding():
+    keys = torch.randn(7, 20, generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([torch.full((3, 20), 9.0), keys])
+    assert torch.equal(salient_channels(padded, attention_mask=torch.arange(10) >= 3), salient_channels(keys))
+
+
 @pytest.mark.parametrize(
     ("ratio", "d", "k"), [(0.6, 128, 77), (0.5, 64, 32), (0.6, 64, 39), (0.7, 10, 7), (0, 64, 0), (0.99, 64, 64)]
 )

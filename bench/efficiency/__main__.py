@@ -1,7 +1,7 @@
 """The command line of the efficiency benchmark: ``python -m bench.efficiency``.
 
-Writes docs/results/efficiency.{json,md,png}, or ``--out``. Ctrl-C keeps what is measured; a cache that runs out of
-memory, or that something else stops, is noted as such, and the others go on.
+Writes docs/results/efficiency.{json,md,png}, or ``--out``. Ctrl-C keeps what is measured. If a cache runs out of memory
+or fails, the page says so, and the others are still measured.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def main(given: Sequence[str] | None = None) -> None:
         stopped = True
     if not any(row.status == MEASURED for row in rows):
         found = ", ".join(sorted({row.status for row in rows if row.status != STOPPED})) or "stopped"
-        raise SystemExit(f"nothing was measured ({found}), and nothing is written")
+        raise SystemExit(f"nothing was measured ({found}), so nothing is written")
     print(write_results(args.out, results(args, subject, rows, source), page, allow_dirty=args.allow_dirty))
     if stopped:
         raise SystemExit(f"stopped; what was measured is in {args.out.name}.json, .md and .png")

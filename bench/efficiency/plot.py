@@ -92,7 +92,7 @@ def _floors(axes: Any, least: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     drawn = {}
     for ratio in dict.fromkeys(f["ratio"] for f in least):
         points = sorted((f["context"], 1000 * f["seconds"]) for f in least if f["ratio"] == ratio)
-        title, style = ("floor, dense", "--") if ratio is None else ("floor, pruned", ":")
+        title, style = ("lower bound, dense", "--") if ratio is None else ("lower bound, pruned", ":")
         (drawn[title],) = axes.plot(
             *zip(*points, strict=True), color="0.45", linestyle=style, marker="_", linewidth=1.2
         )

@@ -39,21 +39,27 @@ def page(value: Mapping[str, Any]) -> Page:
     rows, floors, threads = read_rows(value), value["floors"], value["threads"]
     where = f", {threads} thread{'s' * (threads > 1)}" if value["device"] == "cpu" else ""
     on = f"{value['device_name']}{where}"
-    tables = []
+    gpu = ", and GPUs are not measured yet" if value["device"] == "cpu" else ""
+    tables = [
+        "λ: share of key channels pruned. *TTFT*: time to the first token; *TPOT*: time per token after it; "
+        "*selection*: share of TTFT; *× dense*: the column before it, divided by the dense cache's.",
+        "",
+    ]
     for (attention, batch, context), of_size in by_size(rows):
         least = [f for f in floors if (f["batch"], f["context"]) == (batch, context)]
         steps = ", ".join(f"{_name(f['ratio'])} {si(f['seconds'], 's')}" for f in least)
-        tables += [f"**{context:,} tokens × {batch}**, {attention} attention; a step's floor: {steps}.", ""]
+        tables += [f"**{context:,} tokens × {batch}**, {attention} attention. Least time of a step: {steps}.", ""]
         tables += table(of_size, paper=value["shape"] == "llama3-8b")
     plain = value["words"].replace("*", "")
     return Page(
         title="Time to first token, time per token, memory",
-        picture="Time per token against the length of the prompt, by cache, above the floor that a step's bytes set",
+        picture="Lines: time per token by length of the prompt, for each cache, and lower bounds from the bytes moved",
         draw=lambda figure: draw(figure, rows, floors, f"{plain}, {value['dtype']}, {value['device_name']}"),
-        asked="What does a pruned cache cost and save in time to the first token, time per token after it, and bytes?",
+        asked="How do the time to the first token, the time per token after it, and the bytes change with a pruned "
+        "cache?",
         found=_found(rows),
-        sure=f"Medians of {value['rounds']} rounds, the caches taking turns, on {on}, with {plain}, {value['dtype']}: "
-        "compare columns of one table, and nothing here with a GPU, for which no number exists yet.",
+        sure=f"These are medians of {value['rounds']} rounds with caches taking turns, on {on}, with {plain}, "
+        f"{value['dtype']}; other machines have other times and ratios{gpu}.",
         tables=tables,
         details=[("How it is counted", _counted(value))],
     )
@@ -72,38 +78,39 @@ def _found(rows: Sequence[Row]) -> str:
             first, step = ((row.median(part) or 0) / (dense.median(part) or 1) for part in ("ttft_s", "tpot_s"))
             size = (row.cache_bytes or 0) / (dense.cache_bytes or 1)
             parts.append(
-                f"{METHODS[row.method].title} (λ = {row.ratio:g}) takes {first:.2f} times a dense cache's time to the "
-                f"first token and {step:.2f} times its time per token, and holds {size:.2f} times its bytes"
+                f"{METHODS[row.method].title} (λ = {row.ratio:g}): {first:.2f} × the time to the first token, "
+                f"{step:.2f} × the time per token, {size:.2f} × the bytes"
             )
-        return f"At {context:,} tokens × {batch}, " + "; ".join(parts) + "."
-    return "No pruned cache was measured beside a dense one."
+        prompts = "a prompt" if batch == 1 else f"{batch} prompts at once"
+        return f"With {prompts} of {context:,} tokens, compared with a dense cache: " + "; ".join(parts) + "."
+    return "Nothing to compare: dense and pruned caches were not both measured."
 
 
 def _counted(value: Mapping[str, Any]) -> list[str]:
     return [
-        f"- *TTFT*: seconds from a prompt's tokens to the first of {value['new_tokens']} new ones: making the cache, "
-        "reading the prompt, choosing and packing channels. *Selection* is the share of it that choosing takes, W "
-        "included.",
-        f"- *TPOT*: seconds per token after that, the first {WARM_UP} left out; the median of a round's steps, then of "
-        "the rounds. Tokens are chosen greedily and fed by hand, so that nothing of `generate` is in it. Its *floor* "
-        f"is [the cost model's](cost_model.md): the bytes of weights and cache at {si(value['bandwidth'], 'B/s')}, "
-        "the rate of a copy.",
-        "- *Bytes*: what the cache holds after the last token, room to grow included. *Peak*: most that was allocated "
-        "at once, besides the weights; in a turn of its own, which is not timed.",
-        "- *× dense*: by the same column of the dense cache. Times and bytes do not depend on what weights say, so "
-        "that random ones serve. Fewer layers leave a larger share of a step to the embedding's and the logits' "
-        "matrices.",
+        f"- *TTFT*, time to first token: from a prompt's tokens to the first of {value['new_tokens']} new ones. It "
+        "includes making the cache, reading the prompt, choosing and packing channels. *Selection*: the share of TTFT "
+        "spent on choosing channels, including W.",
+        f"- *TPOT*, time per output token: after that, without the first {WARM_UP} tokens; the median over the steps "
+        "of a round, then over the rounds. Tokens are chosen greedily in a plain loop, without `generate`. *Least time "
+        f"of a step*: to move weights and cache at {si(value['bandwidth'], 'B/s')}, the rate of a copy ([cost "
+        "model](cost_model.md)).",
+        "- *Bytes*: held by the cache after the last token, with room to grow. *Peak*: the most that was allocated at "
+        "once, without the weights, measured in a separate untimed run.",
+        "- *× dense*: the column before it, divided by that of the dense cache. Times and bytes do not depend on the "
+        "values of the weights, so random weights are enough. With fewer layers, the embedding and logits take a "
+        "larger share of a step.",
         *(
             [
-                "- *Paper*: Table 4 of [GRACE](https://arxiv.org/abs/2604.16983), of an RTX 3090 and the whole model: "
-                "compare it in ratios."
+                "- *Paper*: Table 4 of [GRACE](https://arxiv.org/abs/2604.16983), on an RTX 3090 and with the whole "
+                "model: compare ratios only."
             ]
             if value["shape"] == "llama3-8b"
             else []
         ),
-        "- *QuantizedCache* is what transformers offers for 4 bits, with its defaults; *ThinKPress* zeroes channels "
-        "and saves nothing. kvpress needs transformers older than 5.3: `make test-oldest` makes an environment that "
-        "has it.",
+        "- *QuantizedCache* is transformers' own cache in 4 bits, with its defaults. *ThinKPress* sets channels to "
+        "zero and saves no bytes; kvpress needs transformers older than 5.3, which `make test-oldest` installs in a "
+        "second environment.",
     ]
 
 

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"stopped: finished cells are kept in {args.out}; the same command goes on from there", file=sys.stderr)
+        print(f"stopped: finished cells are kept in {args.out}; the same command continues from there", file=sys.stderr)
         return 130
     print(f"grace-opt report {shlex.quote(str(args.out))} writes the report")
     return 1 if any(result and result.failures for result in results) else 0
@@ -54,8 +54,7 @@ def _run(
     executor: Any,
     source: dict[str, Any],
 ) -> SweepResult | None:
-    options = experiment.options(args.size, changes)
-    settings = Settings(args.size, args.seed, args.model, args.device, options)
+    settings = _settings(experiment, args, changes)
     cells = [Cell(experiment.name, config) for config in experiment.cells(settings)]
     missing = experiment.needs(settings)
     command = f"python -m bench.experiments {experiment.name} --size {args.size}"
@@ -92,6 +91,23 @@ def _run(
     return done
 
 
+def settings_of(experiment: Experiment, arguments: Sequence[str]) -> Settings:
+    """Return the settings of an experiment that these arguments ask for.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    arguments : sequence of str
+        What follows ``python -m bench.experiments``.
+    """
+    args = _parser().parse_args(arguments)
+    return _settings(experiment, args, dict(_pair("--set", text) for text in args.set))
+
+
+def _settings(experiment: Experiment, args: argparse.Namespace, changes: dict[str, str]) -> Settings:
+    return Settings(args.size, args.seed, args.model, args.device, experiment.options(args.size, changes))
+
+
 def _chosen(names: Sequence[str], known: dict[str, Experiment]) -> list[Experiment]:
     if unknown := [name for name in names if name not in known and name != "all"]:
         raise OptionError(f"no experiment is called {unknown[0]!r}; there are {', '.join(known)}, and all.")
@@ -101,7 +117,7 @@ def _chosen(names: Sequence[str], known: dict[str, Experiment]) -> list[Experime
 def _matches(config: dict[str, Any], only: list[tuple[str, str]]) -> bool:
     """Whether the config has, for every name, one of the values that were given for it."""
     if stray := [name for name, _ in only if name not in config]:
-        raise OptionError(f"--only {stray[0]}: cells have no such setting; there are {', '.join(config)}.")
+        raise OptionError(f"--only {stray[0]}: cells have no such setting: there are {', '.join(config)}.")
     return all(str(config[name]) in {value for other, value in only if other == name} for name, _ in only)
 
 
@@ -140,7 +156,7 @@ def _pair(flag: str, text: str) -> tuple[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.experiments",
-        description="The paper's experiments. What is on record is not measured again: stop and start as you like.",
+        description="The paper's experiments. Finished cells are not measured again, so you can stop and resume.",
         epilog="Example: python -m bench.experiments solver_quality --size smoke && grace-opt report results",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments, or all; none: list them")

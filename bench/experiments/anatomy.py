@@ -194,7 +194,7 @@ def views(settings: Settings) -> list[Table | Plot]:
     """The four pictures, and the table."""
     weight = "log10(|W| / mean node weight)"
     ranks = "i-th largest node weight", "j-th largest node weight"
-    seen = "THINK prunes from the end of this order; it does not see what lies off the diagonal."
+    seen = "THINK prunes from the end of this order and ignores everything off the diagonal."
     return [
         _heatmap(
             "Key channels over tokens (Fig. 1)",
@@ -202,7 +202,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             "token",
             "channel",
             "mean |key|",
-            "Consecutive tokens share a line, which shows their mean.",
+            "Each line is the mean of consecutive tokens.",
         ),
         _heatmap("Interactions |W| of channels (Fig. 3)", "interaction", "channel i", "channel j", weight),
         _heatmap("Interactions |W|, sorted by node weight", "interaction_sorted", *ranks, weight, seen),
@@ -213,7 +213,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             y="query_std",
             facet="layer",
             labels={"query_mean": "mean", "query_std": "standard deviation"},
-            note="A point is a channel of one query head, over all tokens of one text.",
+            note="Each point is one channel of one query head, over all tokens of one text.",
         ),
         Table(
             "The same in numbers",
@@ -221,17 +221,17 @@ def views(settings: Settings) -> list[Table | Plot]:
             rows=[],
             by="where",
             note="; ".join(f"{name}: {text}" for name, text in MEASURES.items())
-            + ". Means over the KV heads of a text; the interval is over texts.",
+            + ". Means over the KV heads of a text; intervals are over texts.",
         ),
     ]
 
 
 EXPERIMENT = Experiment(
     name="anatomy",
-    title="Keys, interactions and queries, looked at",
+    title="Keys, interactions and queries in pictures",
     paper="Figs. 1, 3 and 4",
-    about="Post-RoPE queries and keys of whole texts. W is made from the last observed queries of all query heads of a "
-    "group, and all keys.",
+    about="What do a model's keys, queries and interactions of channels look like? Queries and keys of whole texts are "
+    "taken after the rotary embedding. W is made from the last queries of all query heads of a group, and all keys.",
     sizes={
         "smoke": Options(passages=1, prompt=96, bins=16),
         "pocket": Options(),

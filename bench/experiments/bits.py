@@ -138,9 +138,9 @@ def views(settings: Settings) -> list[Table | Plot]:
     """Methods beside each other, everything beside the fewest bits, and curves."""
     options: Options = settings.options
     what = (
-        "Measures as defined in `bench/experiments/quality.py`, on later queries (f_share and logit_observed: on the "
-        "observed ones), means over layers and KV heads. Bits of a stored key element: scales and zeros included, kept "
-        "indices and dense windows not."
+        "Bits are those of a stored key element, with scales and zero points, without kept indices and dense windows. "
+        "kl: attention KL in nats; output: relative error of attention's output; both on later queries, means over "
+        "layers and KV heads (defined in bench/experiments/quality.py)."
     )
     tables: list[Table | Plot] = [
         Table(
@@ -150,7 +150,8 @@ def views(settings: Settings) -> list[Table | Plot]:
             by="method",
             baseline="THINK",
             pair=["text"],
-            note="f_share: f(S) / f(all channels). " + what,
+            note="ratio: share of channels pruned. f_share: f(S) / f(all channels). logit_observed, logit_later: "
+            "relative error of the logits, on the queries that the choice was made from and on later ones. " + what,
         )
     ]
     if options.widths:
@@ -158,14 +159,14 @@ def views(settings: Settings) -> list[Table | Plot]:
         bits = least + SCALES / GROUP
         tables.append(
             Table(
-                f"Everything beside int{least}, from many bits to few",
+                f"Everything compared with int{least}, from many bits to few",
                 metrics=["kl", "output"],
                 rows=[],
                 by="way",
                 baseline=f"int{least}, {bits:.3g} bits",
                 pair=["text"],
-                note="worse, at more bits than the baseline: quantisation alone is the better buy. Pruning earns its "
-                f"place where it is better at {bits:g} bits or fewer; below them nothing else stands here. " + what,
+                note="Worse at more bits than the baseline: quantisation alone is the better choice. Pruning is useful "
+                f"where it is better at {bits:g} bits or fewer; below {bits:g} bits, every row prunes. " + what,
             )
         )
     plots = [
@@ -175,7 +176,9 @@ def views(settings: Settings) -> list[Table | Plot]:
             ("Output error by bits", "curve_output", "relative output error"),
         )
     ]
-    proved = Table("Optima that were proved (%)", metrics=["proved"], rows=["ratio"], by="method", note="Of KV heads.")
+    proved = Table(
+        "Optima that were proved (%)", metrics=["proved"], rows=["ratio"], by="method", note="Share of KV heads."
+    )
     return [*tables, *plots, proved]
 
 
@@ -183,12 +186,12 @@ EXPERIMENT = Experiment(
     name="bits",
     title="Pruned and quantised keys in bits per element",
     paper="",
-    about="The keys of a prompt are stored pruned (by THINK, GRACE and the proved optimum of f), quantised to a few "
-    "bits, or both. Each way is measured on the queries of the text's continuation, and shown at the bits that a key "
-    "element costs. Quantisation is plain rounding, without rotation or outliers set aside, and pruning has no "
-    "compensation: both can be done better. Bits are counted, not time. Attention is measured layer by layer, on the "
-    "dense model's inputs: errors that add up from layer to layer are not in it. On the pocket model it shows that the "
-    "code runs, and little about real keys.",
+    about="At equal bits per key element, is it better to prune keys, to quantise them, or to do both? The keys of a "
+    "prompt are pruned (by THINK, GRACE or the proved optimum of f), quantised to a few bits, or both, and measured on "
+    "the queries of the text's continuation. Quantisation is plain rounding, without rotation or separate outliers, "
+    "and nothing compensates for pruned channels: both can be improved. Bits are counted, not time. Attention is "
+    "measured layer by layer on the dense model's inputs, so errors do not add up over layers. On the pocket model "
+    "this shows that the code runs, and little about real keys.",
     sizes={
         "smoke": Options(passages=1, prompt=160, later=24, ratios=(0.5,), layers=(0, 2)),
         "pocket": Options(),

@@ -197,8 +197,8 @@ def views(settings: Settings) -> list[Table | Plot]:
             pair=["unit", "instance"],
             unit=["unit"],
             note="0: optimal; 4: ten thousand times the optimum. mies, think, random set, worst set: f(S) / f(S*). "
-            "certified: f(MIES) over a lower bound for the instance. kappa: the paper's factor; kappa of W/diag: that "
-            "of THINK, for W scaled to a unit diagonal. Infinite where W is singular on a support of size k.",
+            "certified: f(MIES) divided by a lower bound for the instance. kappa: the paper's factor; kappa of W/diag: "
+            "the one for THINK, with W scaled to a unit diagonal. Infinite if W is singular on a support of size k.",
         ),
         Plot(
             "scatter",
@@ -208,7 +208,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             hue="what",
             facet="kind",
             labels={"what": "", "log10 factor": "log10(factor over the optimum)"},
-            note="The paper's bound is the diagonal, where the points of kappa lie. Singular instances are left out.",
+            note="The paper's bound is the diagonal, with the points of kappa on it. Singular instances are left out.",
         ),
         Plot("line", "Against correlation", x="correlation", y="by correlation", hue="what", labels=labels, note=note),
         Plot("line", "Against n, k = n / 2", x="vertices", y="by n", hue="what", labels=labels, note=note),
@@ -249,10 +249,11 @@ EXPERIMENT = Experiment(
     name="bounds",
     title="What the paper's approximation bound is worth",
     paper="theory section",
-    about="The paper bounds f(MIES) by kappa times the optimum, kappa the ratio of the restricted eigenvalues of W on "
-    "supports of size k. Here is kappa beside what MIES, THINK and a random set really are, the optimum being proved, "
-    "and beside what a certificate for the instance says. Restricted eigenvalues are exact where all supports can be "
-    "visited, and else the certified upper end of a range.",
+    about="How close is the paper's approximation bound to what MIES really reaches? The paper bounds f(MIES) by kappa "
+    "times the optimum; kappa is the ratio of the restricted eigenvalues of W on supports of size k. The tables "
+    "compare kappa with the true factors of MIES, THINK and random sets, relative to proved optima, and with a "
+    "certificate for each instance. Restricted eigenvalues are exact where all supports can be enumerated; otherwise "
+    "kappa is the certified upper end of its range.",
     sizes={
         "smoke": Options(
             prompts=1,

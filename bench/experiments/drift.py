@@ -117,10 +117,10 @@ def views(settings: Settings) -> list[Table | Plot]:
     names = {"distance": "tokens after the prompt", "kl": "attention KL (nats)", "logit": "relative logit error"}
     names |= {"pruned": "λ"}
     note = (
-        "All queries see the same pruned keys. The further they are, the more dense keys there are besides, so that "
-        "the loss may fall without the choice of channels being any better: compare methods at one distance. "
-        f"“{FRESH}” is an oracle, chosen from the very queries that are measured: what lies between it and MIES is "
-        "what drift costs."
+        "All queries see the same pruned keys, but later queries also see more dense ones, so the loss can fall "
+        "although the choice is no better: compare methods at one distance. "
+        f"“{FRESH}” is an oracle, chosen from the queries that are measured: the difference between it and MIES is the "
+        "cost of drift."
     )
     table = Table(
         "Loss by distance from the prompt's end",
@@ -142,9 +142,10 @@ EXPERIMENT = Experiment(
     name="drift",
     title="How long a choice of channels lasts",
     paper="",
-    about="Channels are chosen from the prompt's last 32 queries; attention of later queries is compared to the dense "
-    "one: attention KL, relative error of the output and of the logits. Means over all layers and KV heads of a text; "
-    "differences are paired by text.",
+    about="For how many tokens after the prompt does a choice of channels stay good? Channels are chosen from the "
+    "prompt's last 32 queries. Attention of later queries is compared with dense attention: attention KL in nats (kl), "
+    "relative error of the output (output) and of the logits (logit). Numbers are means over all layers and KV heads "
+    "of a text; differences are paired by text.",
     sizes={
         "smoke": Options(passages=2, prompt=96, ratios=(0.5,), distances=(8, 16)),
         "pocket": Options(),

@@ -17,7 +17,7 @@ from bench.efficiency.report import PAPER
 from bench.efficiency.subject import SHAPES, random_weights
 from bench.experiments.registry import Experiment, Settings
 from grace_opt.errors import OptionError
-from grace_opt.sweep import Paper, Table
+from grace_opt.sweep import Paper, Plot, Table
 
 #: The paper's machine; it does not say how long the prompt was.
 THEIRS = {"shape": "llama3-8b", "device": "RTX 3090", "tokens": "not stated"}
@@ -95,9 +95,11 @@ def run(config: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def views(settings: Settings) -> list[Table]:
-    """Both times beside THINK's, the paper's among them."""
-    return [
+def views(settings: Settings) -> list[Table | Plot]:
+    """A plot of the time per token, and both times compared with THINK's, with the paper's numbers."""
+    labels = {"tokens": "tokens of the prompt", "tpot_ms": "time per token (ms)", "ratio": "λ", "method": ""}
+    steps = Plot("bar", "Time per token", x="tokens", y="tpot_ms", hue="method", facet="ratio", labels=labels)
+    tables = [
         Table(
             title,
             metrics=[column],
@@ -111,17 +113,18 @@ def views(settings: Settings) -> list[Table]:
                 for (method, ratio), values in PAPER.items()
                 for value in [values[at] * (1000 if column == "tpot_ms" else 1)]
             ],
-            note="Ratios of means over rounds: what carries over from one machine to another.",
+            note="Ratios of means over rounds: unlike times, they carry over to other machines.",
         )
         for at, (title, column) in enumerate((("Time to first token, s", "ttft_s"), ("Time per token, ms", "tpot_ms")))
     ]
+    return [steps, *tables]
 
 
 def needs(settings: Settings) -> str:
     """A GPU, for the whole of a large model."""
     options: Options = settings.options
     if settings.size == "full" and options.layers == 0 and not torch.cuda.is_available():
-        return f"all layers of {options.shape} want a GPU; --set layers=1 cuts them to what a CPU can do"
+        return f"all layers of {options.shape} need a GPU; on a CPU, write --set layers=1"
     return ""
 
 
@@ -129,9 +132,10 @@ EXPERIMENT = Experiment(
     name="efficiency",
     title="Time to first token and per token",
     paper="Table 4",
-    about="A model of the named shape with random weights reads a prompt and goes on by ten tokens or more, on every "
-    "kind of cache in turn. Few layers leave a large share of a step to the embedding's and the logits' matrices, and "
-    "to whatever else the machine does: `bench.efficiency` measures more, more carefully.",
+    about="How long do the first token and each later token take, with each cache? A model of the named shape, with "
+    "random weights, reads a prompt and generates ten tokens or more with every cache in turn. With few layers, the "
+    "embedding and the logits take a large share of a step, and other work on the machine shows: bench.efficiency "
+    "measures more, and more carefully.",
     sizes={
         "smoke": Options(shape="tiny", tokens=(64,), ratios=(0.5,), new_tokens=6, rounds=2),
         "pocket": Options(),

@@ -180,9 +180,9 @@ def views(settings: Settings) -> list[Table | Plot]:
             pair=["length", "depth", "seed"],
             better="higher",
             paper=printed.needle(COMMAND),
-            note="0 to 1: ROUGE-1 F of the answer against the needle, or, where the prompt already gives the needle's "
-            "start, against the rest of it. kv: tokens that every head keeps, by SnapKV; full: all. dense: no channel "
-            "is pruned, whatever the ratio.",
+            note="Scores are 0 to 1: ROUGE-1 F of the answer and the needle, or the rest of the needle if the prompt "
+            "gives its start. kv: tokens that SnapKV keeps in every head; full: all of them. ratio: share of channels "
+            "pruned; dense prunes none.",
         ),
         Table(
             "Mean over the KV sizes",
@@ -193,7 +193,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             pair=["length", "depth", "seed", "kv"],
             unit=["length", "depth", "seed"],
             better="higher",
-            note="Of every text the mean over its KV sizes; texts are what is resampled.",
+            note="Each text counts with its mean over the KV sizes; intervals are over texts.",
         ),
     ]
     for budget in options.budgets:
@@ -316,10 +316,10 @@ EXPERIMENT = Experiment(
     name="niah",
     title="Needle In A Haystack",
     paper="Table 3",
-    about="A sentence lies somewhere in a long text, and the model is asked for it. SnapKV keeps this many tokens of "
-    "the prompt, then key channels are pruned. The paper's model is Llama-3-8B-Instruct; its numbers stand beside ours "
-    "where that model was run. The pocket model answers two words of its own grammar, the first of which comes from "
-    "the pruned cache as well; what it shows need not hold for large models.",
+    about="Does a model with a smaller cache still find a sentence that is hidden in a long text? SnapKV keeps some "
+    "tokens of the prompt (their number is the KV size), then key channels are pruned. The paper's model is "
+    "Llama-3-8B-Instruct; its numbers are shown beside those measured with that model. The pocket model answers with "
+    "two words of its own grammar, both from the pruned cache; what it shows need not hold for large models.",
     sizes={
         "smoke": Options(lengths=(256,), depths=(0.0, 1.0), samples=1, budgets=("96", FULL), ratios=(0.6,)),
         "pocket": Options(),

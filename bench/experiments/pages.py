@@ -1,8 +1,8 @@
 """The pages of docs/results/experiments: ``python -m bench.experiments.pages pocket`` (or ``smollm2``).
 
-Runs the experiments of a set, or what is missing of them, in a folder of runs/ that only this commit has, and writes
-their report, if all cells are of one clean commit; all records lie beside it in ``records.json.gz``, from which
-``--report-only`` forms the pages again.
+Runs the missing cells of a set in a folder of runs/ for this commit, and writes its report if all cells are of one
+clean commit. All records are stored beside the report in ``records.json.gz``; ``--report-only`` makes the pages again
+from them, in the words of today's code.
 
 When: `make results`. Source: the cells are `grace_opt.sweep`'s.
 """
@@ -10,26 +10,66 @@ When: `make results`. Source: the cells are `grace_opt.sweep`'s.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gzip
 import json
+import re
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.experiments.__main__ import main as run
+from bench.experiments.__main__ import settings_of
+from bench.experiments.registry import experiments
 from bench.material import BOOKS, MODEL
-from bench.provenance import caption, is_clean, refuse, require_clean
-from bench.report import MARK, RESULTS
-from bench.results import COMMANDS
+from bench.provenance import refuse, require_clean
+from bench.report import RESULTS, mark, origin
 from grace_opt._util.files import atomic_write
-from grace_opt.sweep import make_report
+from grace_opt.sweep import make_report, read_description, write_description
 
 ROOT = Path(__file__).parents[2]
 _SMOLLM2 = ["--size", "full", "--model", MODEL, "--set", f"texts={BOOKS}", "--set", "passages=6"]
-#: What each set runs, and what its index says it is about.
+#: The experiment whose picture and finding begin each index.
+FIRST = "reconstruction"
+PICTURE = re.compile(r"^!\[.*$", re.MULTILINE)
+FOUND = re.compile(r"^- \*\*Found\*\*: (.*)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Set:
+    """Experiments that are run and shown together.
+
+    Attributes
+    ----------
+    run : list of str
+        Arguments of `bench.experiments`.
+    where : str
+        End of the index's title: on which model.
+    asked, sure : str
+        First and last of the three sentences; the second is the finding of `FIRST`.
+    """
+
+    run: list[str]
+    where: str
+    asked: str
+    sure: str
+
+
 SETS = {
-    "pocket": (["all", "--size", "pocket"], "on the pocket model"),
-    "smollm2": (["bits", "reconstruction", *_SMOLLM2, "--set", "layers=0,7,15,22,29"], "on SmolLM2-135M"),
+    "pocket": Set(
+        ["all", "--size", "pocket"],
+        "on the pocket model",
+        "What do the paper's experiments and ours show on the small model that is part of the package?",
+        "The pocket model is tiny and knows a toy grammar only: these pages show that every experiment runs, and say "
+        "little about large models.",
+    ),
+    "smollm2": Set(
+        ["bits", "reconstruction", *_SMOLLM2, "--set", "layers=0,7,15,22,29"],
+        "on SmolLM2-135M",
+        "What do pruned and quantised keys change in the attention of a real model?",
+        "One small model, five of its layers and six passages of books; attention is measured, not generated text.",
+    ),
 }
 
 
@@ -55,44 +95,68 @@ def spread(files: dict[str, str], folder: Path) -> None:
             target.write_text(text, encoding="utf-8")
 
 
+def reword(folder: Path) -> None:
+    """Take the texts and views of the recorded experiments from today's code; cells and commands stay."""
+    known = experiments()
+    for path in sorted(folder.glob("*/experiment.json")):
+        old = read_description(path)
+        if old.name in known:
+            new, settings = known[old.name], settings_of(known[old.name], shlex.split(old.command)[3:])
+            texts = {"title": new.title, "paper": new.paper, "about": new.about, "views": tuple(new.views(settings))}
+            write_description(folder, dataclasses.replace(old, **texts))
+
+
 def report(name: str, files: dict[str, str], out: Path, allow_dirty: bool) -> list[Path]:
-    """Write the pages of a set, if all its cells are of one clean commit; an index says which.
+    """Write the pages of a set if all its cells are of one clean commit; return them, the index first.
 
     Parameters
     ----------
     name : str
-        Of the set.
+        Name of the set.
     files : dict
-        As `gather` gives them.
+        What `gather` returned.
     out : Path
-        Where the pages go.
+        Folder of the pages.
     allow_dirty : bool
     """
     cells = {path: json.loads(text)["provenance"] for path, text in files.items() if "/cells/" in path}
     if not cells:
-        raise SystemExit("no cell was measured, so there is nothing to report")
+        raise SystemExit("nothing to report: no cell was measured")
     source = refuse(cells, allow_dirty)
     with tempfile.TemporaryDirectory() as folder:
         spread(files, Path(folder))
+        reword(Path(folder))
         pages = make_report(folder, out)
     for page in pages:  # the committed pages are the Markdown ones
         page.with_suffix(".html").unlink(missing_ok=True)
-    mark = "" if is_clean(source) else f"{MARK}these numbers are of changed files or of several commits.\n\n"
     index = pages[0]
-    title, table = index.read_text(encoding="utf-8").split("\n", 1)
-    made = f"Made again by `{COMMANDS[f'experiments/{name}/index']}`. Its numbers are from {caption(source)}"
-    text = f"{title} {SETS[name][1]}\n\n{mark}{table.strip()}\n\n{made}\n"
+    table = index.read_text(encoding="utf-8").split("\n", 1)[1].strip()
+    made = origin(source, f"experiments/{name}/index")
+    lines = [f"# The paper's experiments {SETS[name].where}", *mark(source), *_beginning(name, pages), table, made]
     with atomic_write(index) as target:
-        target.write_text(text, encoding="utf-8")
+        target.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     return pages
+
+
+def _beginning(name: str, pages: Sequence[Path]) -> list[str]:
+    """Return picture and sentences of an index: those of `FIRST`, or else of the first page with a picture."""
+    texts = {page.stem: page.read_text(encoding="utf-8") for page in pages[1:]}
+    drawn = [stem for stem, text in texts.items() if PICTURE.search(text)]
+    stem = FIRST if FIRST in texts else (drawn or list(texts))[0]
+    picture, found = PICTURE.search(texts[stem]), FOUND.search(texts[stem])
+    title = texts[stem].splitlines()[0].removeprefix("# ")
+    said = f"[{title}]({stem}.md): {found[1]}" if found else "see the table."
+    chosen = SETS[name]
+    sentences = [f"- **Asked**: {chosen.asked}", f"- **Found**: {said}", f"- **How sure**: {chosen.sure}"]
+    return [*([picture[0]] if picture else []), "\n".join(sentences)]
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Run and report what the command line asks for; 1 if a cell failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.experiments.pages", description=__doc__)
     parser.add_argument("name", choices=SETS)
-    parser.add_argument("--report-only", action="store_true", help="form the pages again from records.json.gz")
-    parser.add_argument("--allow-dirty", action="store_true", help="also with changed files; the pages say so")
+    parser.add_argument("--report-only", action="store_true", help="make the pages again from records.json.gz")
+    parser.add_argument("--allow-dirty", action="store_true", help="accept changed files; the pages say so")
     parser.add_argument("--out", type=Path, help="folder of the pages (default: docs/results/experiments/NAME)")
     args, more = parser.parse_known_args(given)
     out = args.out or RESULTS / "experiments" / args.name
@@ -102,12 +166,12 @@ def main(given: Sequence[str] | None = None) -> int:
             files = json.loads(gzip.decompress(records.read_bytes()))
         except FileNotFoundError:
             raise SystemExit(
-                f"--report-only: there is no {records.name} there: leave the option out to measure"
+                f"--report-only: there is no {records.name} in {out.name}: leave the option out to measure"
             ) from None
     else:
         source = require_clean(args.allow_dirty)
         folder = ROOT / "runs" / "experiments" / f"{args.name}-{source['commit']}"
-        code = run([*SETS[args.name][0], *more, "--out", str(folder)])
+        code = run([*SETS[args.name].run, *more, "--out", str(folder)])
         if code > 1:
             return code
         files = gather(folder)

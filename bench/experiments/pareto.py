@@ -211,7 +211,7 @@ def views(settings: Settings) -> list[Table | Plot]:
         "needle": "KL of the next token (needles)",
         "text": "KL of the next token (texts)",
     }
-    for part, what in (("single", "one means each"), ("combined", "combinations")):
+    for part, what in (("single", "one technique"), ("combined", "combinations")):
         for level in levels:
             y = f"{LOSS[level]}_{part}"
             labels = {**names, y: f"{text[level]}, nats"}
@@ -224,15 +224,15 @@ def views(settings: Settings) -> list[Table | Plot]:
     for level in levels:
         extra = {"attention": ["output_error"], "needle": [], "text": []}[level]
         metrics = [LOSS[level], *extra, f"{level}_front"]
-        note = f"Sorted by bytes, K+V of dense. {level}_front: on how many of the prompts it is on the Pareto front."
-        found.append(Table(f"What to pick: {text[level]}", metrics, [], "setting", note=note))
+        note = f"Sorted by bytes, as a share of dense K+V. {level}_front: share of prompts with it on the Pareto front."
+        found.append(Table(f"Settings by bytes: {text[level]}", metrics, [], "setting", note=note))
     against: dict[str, Any] = {"baseline": f"100.0% {DENSE}", "pair": ["prompt"]}
     for level in [level for level in levels if level != "attention"]:
         title = f"Perplexity of the true continuation: {level}"
-        note = "A model may be less sure than dense, and lose by it less where dense is wrong: beside it, see the KL."
+        note = "A cache that makes the model less sure can win where the dense one is wrong: read it with the KL."
         found.append(Table(title, [f"{level}_perplexity"], [], "setting", **against, note=note))
     if "needle" in levels:
-        note = "recall: the question ends the prompt. later_recall: four questions that come after it."
+        note = "Share found. recall: the question ends the prompt. later_recall: four questions after the prompt."
         metrics = ["recall", "later_recall"]
         found.append(Table("Passwords found", metrics, [], "setting", **against, better="higher", note=note))
     for base in BASELINES:
@@ -246,10 +246,10 @@ def views(settings: Settings) -> list[Table | Plot]:
 def _equal_bytes(base: str, title: str, metric: str, better: str) -> Table:
     by = f"chosen_{base}"
     note = (
-        f"Budgets are shares of dense K+V. Of each family its largest setting within the budget, if that uses "
-        f"{FILLED:.0%} of it; {base} in any case."
+        f"Budgets are shares of dense K+V. Each family is shown with its largest setting within the budget, if that "
+        f"uses at least {FILLED:.0%} of it; {base} is always shown."
     )
-    title = f"Within a budget, beside {base}: {title}"
+    title = f"Within a budget, compared with {base}: {title}"
     return Table(title, [metric], [f"budget_{base}"], by, baseline=base, pair=["prompt"], better=better, note=note)
 
 
@@ -257,10 +257,11 @@ EXPERIMENT = Experiment(
     name="pareto",
     title="Bytes against quality: prune, evict, quantise, or combine?",
     paper="",
-    about="Caches as the library stores them, in 16 bits where not quantised, the last 32 tokens dense; knobs are the "
-    "share of channels pruned, the share of tokens kept, and bits of keys and values (groups of 32). Attention KL is "
-    "KL(compressed ‖ dense), which is finite also where tokens are gone, mean over layers; KL of the next token is "
-    "KL(dense ‖ compressed). Intervals are over prompts.",
+    about="For a given number of bytes, which loses least: pruning channels, evicting tokens, quantising, or a "
+    "combination? Caches are stored as the library stores them, in 16 bits unless quantised, with the last 32 tokens "
+    "dense. The settings are the share of channels pruned, the share of tokens kept, and the bits of keys and values "
+    "(in groups of 32). Attention KL is KL(compressed ‖ dense), which stays finite when tokens are evicted, mean over "
+    "layers; KL of the next token is KL(dense ‖ compressed). Intervals are over prompts.",
     sizes={
         "smoke": Options(prompts=1, tokens=160, later=8, ratios=(0.5,), shares=(0.5,), bits=(4,), budgets=(0.82, 0.4)),
         "pocket": Options(),

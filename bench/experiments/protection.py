@@ -23,7 +23,7 @@ from bench.experiments.tensors import LayerTensors, load, missing
 from grace_opt import solve
 from grace_opt.attention.weights import PROTECT_HIGH, PROTECT_LOW, check_protection, prune_count
 from grace_opt.errors import OptionError
-from grace_opt.sweep import Table
+from grace_opt.sweep import Plot, Table
 
 Rows = list[dict[str, Any]]
 #: Wide enough for the threshold to decide.
@@ -183,31 +183,37 @@ def over_layers(parts: list[Rows]) -> Rows:
     ]
 
 
-def views(settings: Settings) -> list[Table]:
-    """A table for each factor."""
+def views(settings: Settings) -> list[Table | Plot]:
+    """A plot of the protection, and a table for each factor."""
     o: Options = settings.options
     titles = {
-        "protect": ("Bounds a:b of the protected proportion", "0:0 is MIES; the default is ours."),
+        "protect": (
+            "Bounds a:b of the share of protected channels",
+            f"0:0 protects nothing, which is plain MIES. {DEFAULTS['protect']} is our default.",
+        ),
         "threshold": (
-            "Threshold: salient is above mean + c std",
-            f"Bounds {OPEN[0]:g}:{OPEN[1]:g}, so that c decides, and not the bounds.",
+            "Threshold: a channel is salient if its norm is above mean + c std",
+            f"The first column is c. Bounds are {OPEN[0]:g}:{OPEN[1]:g}, wide enough for c to decide.",
         ),
         "sinks": (
-            "Sink tokens set aside",
-            "Dense: the first tokens' keys are stored unpruned, which costs some bytes more. Unseen: W and the norms "
-            "are taken without them, too.",
+            "Dense sink tokens",
+            "dense: the keys of the first tokens are stored unpruned, which costs a few bytes. unseen: W and the norms "
+            "are also computed without them.",
         ),
-        "window": ("Observed queries", "Number of the prompt's last queries that W is built from."),
+        "window": ("Number of observed queries", "W is built from this many last queries of the prompt."),
     }
     offered = {
         name: [s.value for s in _settings(o.bounds, o.thresholds, o.windows) if s.factor == name] for name in titles
     }
-    found: list[Table] = []
+    labels = {"protect": "bounds a:b of the share of protected channels", "kl": "attention KL (nats)", "pruned": "λ"}
+    found: list[Table | Plot] = [
+        Plot("bar", "Attention KL by protection", x="protect", y="kl", hue="pruned", labels=labels)
+    ]
     for factor, (title, note) in titles.items():
         base = DEFAULTS[factor] if DEFAULTS[factor] in offered[factor] else offered[factor][0]
         measures = ["kl", "output", "logit_later"]
         found.append(Table(title, measures, ["pruned"], factor, baseline=base, pair=["text"], note=note))
-    found.append(Table("How many channels are protected", ["protected"], [], "threshold", note="Of each KV head."))
+    found.append(Table("How many channels are protected", ["protected"], [], "threshold", note="Mean per KV head."))
     return found
 
 
@@ -215,9 +221,10 @@ EXPERIMENT = Experiment(
     name="protection",
     title="Protection, sinks and observed queries",
     paper="",
-    about="Channels are chosen from the prompt as in the cache, the last 32 tokens stay dense, and attention of later "
-    "queries is compared to the dense one: attention KL, relative error of the output (output), and of the logits "
-    "(logit_later). Means over all layers and KV heads of a text; differences are paired by text.",
+    about="What do protected channels, dense sink tokens and the number of observed queries change? Channels are "
+    "chosen from the prompt as in the cache, and the last 32 tokens stay dense. Attention of later queries is "
+    "compared with dense attention: attention KL in nats (kl), relative error of the output (output) and of the logits "
+    "(logit_later). Numbers are means over all layers and KV heads of a text; differences are paired by text.",
     sizes={
         "smoke": Options(passages=2, prompt=96, ratios=(0.5,), windows=(16, 32), later=16),
         "pocket": Options(),

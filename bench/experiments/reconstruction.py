@@ -22,8 +22,8 @@ from grace_opt.sweep import Plot, Table
 
 #: No number of a layer is printed, only this sentence.
 PAPER = (
-    "The paper's own number, in its text to Fig. 5: on Qasper, GRACE's reconstruction error is 30 to 40 % lower than "
-    "THINK's in the shallowest and deepest layers."
+    "The paper says about Fig. 5: on Qasper, GRACE's reconstruction error is 30 to 40 % lower than THINK's in the "
+    "shallowest and deepest layers."
 )
 LABELS = {
     "reduction_observed": "% below THINK, observed queries",
@@ -146,27 +146,29 @@ def views(settings: Settings) -> list[Table | Plot]:
         pair=pair,
         unit=unit,
         better="higher",
-        note="reduction: of ‖QKᵀ - QSKᵀ‖², summed over a layer's heads, mean over layers. heads: mean over heads, "
-        "which count alike. Below 0: worse than THINK. " + PAPER,
+        note="reduction: of ‖QKᵀ - QSKᵀ‖², summed over the heads of a layer, mean over layers. heads: reduction of "
+        "each head, mean over heads. observed: on the queries that the choice was made from; later: on those of the "
+        "continuation. Negative: worse than THINK. " + PAPER,
     )
     attention = Table(
-        "What it does to attention, all layers",
+        "Effect on attention, all layers",
         metrics=["f_share", "logit_later", "kl", "output"],
         rows=["ratio"],
         by="method",
         baseline="THINK",
         pair=pair,
         unit=unit,
-        note="f_share: f(S) / f(all channels), on the observed queries; the other three on later queries, with the "
-        "dense windows. A lower f need not mean a lower KL: intervals say where a difference is shown.",
+        note="f_share: f(S) / f(all channels), on the observed queries. On later queries, with recent tokens dense: "
+        "logit_later, relative error of the logits; kl, attention KL in nats; output, relative error of attention's "
+        "output. A lower f need not mean a lower KL.",
     )
     proved = Table(
         "Optima that were proved (%)",
         metrics=["proved"],
         rows=["ratio"],
         by="method",
-        note=f"Of KV heads, branch and bound within {settings.options.time_limit:g} s each. What was not proved counts "
-        "with the best set found.",
+        note=f"Share of KV heads, by branch and bound in {settings.options.time_limit:g} s each. For the others, "
+        "“optimum” is the best set found.",
     )
     by_layer = Table(
         "Change of the logits below THINK's (%), by layer",
@@ -182,7 +184,7 @@ def views(settings: Settings) -> list[Table | Plot]:
         Plot("line", title, x="layer", y=y, hue="method", facet="ratio", labels=LABELS, note=note)
         for title, y, note in (
             ("Fig. 5: observed queries", "reduction_observed", PAPER),
-            ("The same on later queries, which no method has seen", "reduction_later", ""),
+            ("Later queries, which no method has seen", "reduction_later", ""),
             ("Attention KL on later queries", "kl", ""),
             ("Output error on later queries", "output", ""),
         )
@@ -194,12 +196,13 @@ EXPERIMENT = Experiment(
     name="reconstruction",
     title="Reconstruction error of the logits against THINK, layer by layer",
     paper="Fig. 5",
-    about="Channels are chosen from a prompt's last queries and all its keys. How much they change the logits is shown "
-    "against THINK's choice: on those observed queries and all keys, as in the paper, and on the queries of the text's "
-    "continuation, with the dense windows; beside it, how far attention's distributions and outputs move. The optimum "
-    "is proved by branch and bound: on observed queries no choice of as many channels goes lower. So the tables say "
-    "how much of an advantage there is to be had, and how much of it is left on later queries. They do not say what "
-    "becomes of a model's text; and the pocket model, of three layers, says nothing about the layers of large ones.",
+    about="How much smaller is the error of the logits than with THINK's choice of channels, layer by layer? Channels "
+    "are chosen from a prompt's last queries and all its keys. The error is measured on those observed queries and all "
+    "keys, as in the paper, and on the queries of the text's continuation, with recent tokens dense; so are the "
+    "changes of attention's distributions and outputs. The optimum is proved by branch and bound: on observed queries, "
+    "no other choice of as many channels has a smaller error. So the tables show the largest possible advantage over "
+    "THINK, and how much of it remains on later queries. They do not show what happens to generated text, and the "
+    "pocket model's three layers say nothing about the layers of large models.",
     sizes={
         "smoke": Options(passages=1, prompt=160, later=24, ratios=(0.6,), layers=(0, 2)),
         "pocket": Options(),

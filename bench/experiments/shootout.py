@@ -162,9 +162,9 @@ def views(settings: Settings) -> list[Table | Plot]:
         "unit": ["unit"],
     }
     reach = f"Target: f at most {100 * o.target:g} % above the best that any method found."
-    ours = "Of methods that search, the first moment is taken at which they were there. "
-    exact = f"{o.limit:g} s at most. Peers' times leave out the building of their models. "
-    exact += f"What a method refuses (a licence, too large) counts as not proved.{left}"
+    ours = "For methods that search, the time is when they first reached it. "
+    exact = f"At most {o.limit:g} s. Times of other solvers do not include building their models. "
+    exact += f"An instance that a solver refuses (licence, size) counts as not proved.{left}"
     labels = {"tau": "time / time of the fastest", "budget": "seconds", "method": ""}
     labels |= {f"{what} by {x}": "share of instances" for what in ("target", "proof") for x in ("ratio", "time")}
     common: dict[str, Any] = {"hue": "method", "log": ["x"], "labels": labels}
@@ -173,7 +173,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             "Excess over the best known (%)",
             metrics=["excess"],
             **pair,
-            note=f"(f(S) - best) / |best|; instances with best = 0 are left out, and answers without a set of size k. "
+            note=f"(f(S) - best) / |best|, without instances with best = 0 and answers that are not a set of size k. "
             f"At most {o.limit:g} s each.{left}",
         ),
         Table(
@@ -181,10 +181,15 @@ def views(settings: Settings) -> list[Table | Plot]:
             metrics=["share"],
             **pair,
             note="(f(S) - best) / (mean f of all k-sets - best): 0 is the best known, 100 no better than chance. "
-            "It also has instances with best = 0.",
+            "Instances with best = 0 are included.",
         ),
         Table("Target reached", metrics=["hit"], **pair | {"better": "higher"}, note=reach),
-        Table("Seconds", metrics=["seconds"], **pair, note="The whole call for ours, the search alone for peers."),
+        Table(
+            "Seconds",
+            metrics=["seconds"],
+            **pair,
+            note="Our methods: the whole call. Other solvers: their search only.",
+        ),
         Plot(
             "line",
             "Performance profile: time to target",
@@ -192,7 +197,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             y="target by ratio",
             facet="family",
             **common,
-            note=f"{reach} {ours}Peers that prove are not watched while they search, and left out.",
+            note=f"{reach} {ours}Without other exact solvers: they do not report when they reach it.",
         ),
         Plot(
             "line",
@@ -201,7 +206,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             y="target by time",
             facet="family",
             **common,
-            note=f"{reach} {ours}The share of instances on which that took at most this many seconds.",
+            note=f"{reach} {ours}The curve is the share of instances on which that took at most this many seconds.",
         ),
         Plot("line", "Performance profile: time to proof", x="tau", y="proof by ratio", **common, note=exact),
         Plot("line", "Time to proof", x="budget", y="proof by time", **common, note=exact),
@@ -217,9 +222,10 @@ EXPERIMENT = Experiment(
     name="shootout",
     title="Solvers side by side",
     paper="",
-    about="Every registered method, and other projects' solvers where they are installed, solve the same instances: KV "
-    "heads of a model, generated ones, and instance files. One thread each, compiled and warm before the clock starts; "
-    "f is recomputed from the vertices. Differences to MIES are paired by instance; heads of one prompt are one unit.",
+    about="How good and how fast are all methods on the same instances? Every registered method, and other projects' "
+    "solvers if they are installed, solve KV heads of a model, generated instances, and instance files. Each runs in "
+    "one thread, compiled and warm before the clock starts; f is recomputed from the vertices. Differences from MIES "
+    "are paired by instance; heads of one prompt are one unit.",
     sizes={
         "smoke": Options(peers=(), kinds=("attention", "k_cluster"), n=12, count=1, prompts=0, limit=0.5),
         "pocket": Options(),

@@ -76,7 +76,7 @@ def views(settings: Settings) -> list[Table | Plot]:
             by="method",
             baseline="think",
             pair=["seed"],
-            note="Excess: (f(S) - f(S*)) / |f(S*)|, S* optimal.",
+            note="Excess: (f(S) - f(S*)) / |f(S*)|, where S* is optimal.",
         ),
         Plot("box", "Excess over the optimum", x="method", y="excess", facet="kind", labels={"excess": "excess (%)"}),
     ]
@@ -86,8 +86,8 @@ EXPERIMENT = Experiment(
     name="solver_quality",
     title="How far from optimal the methods are",
     paper="",
-    about="Each method solves the same generated instances, small enough for branch and bound to prove the optimum. "
-    "The difference to THINK is paired by instance.",
+    about="How far from the optimum are the answers of each method? All methods solve the same generated instances, "
+    "small enough for branch and bound to prove the optimum. The difference from THINK is paired by instance.",
     sizes={"smoke": Options(n=12, instances=2), "pocket": Options(), "full": Options(n=32, instances=100)},
     cells=cells,
     run=run,

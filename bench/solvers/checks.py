@@ -1,6 +1,6 @@
-"""`check`: what every answer goes through, before it is a record: f recomputed, and no proof that does not hold.
+"""`check` recomputes f of every answer and rejects proofs that do not hold, before the answer is recorded.
 
-A solver may state one objective and return the vertices of another, or call optimal what its own bound leaves open.
+A solver may state one objective and return the vertices of another, or claim a proof that its own bound contradicts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIMIT_SLACK = 0.2
 
 
 def check(W: Array, k: int, answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer with f recomputed from its vertices, and its status taken back where it does not hold.
+    """Return the answer with f recomputed from its vertices, and its status corrected if it does not hold.
 
     Parameters
     ----------
@@ -53,18 +53,18 @@ def check(W: Array, k: int, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_limit(limit: float | None, seconds: float) -> bool:
-    """Whether a call kept its time limit; NaN, of one that failed, is no time over it."""
+    """Return whether a call kept its time limit; a failed call (NaN seconds) counts as kept."""
     return limit is None or not seconds > 1.1 * limit + LIMIT_SLACK
 
 
 def spread(things: Sequence[Any], count: int | None) -> list[Any]:
-    """`count` of them, evenly spaced; all of them for None."""
+    """Return `count` of the things, evenly spaced; all of them for None."""
     if count is None or count >= len(things):
         return list(things)
     return [things[round(i * (len(things) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
 def _slack(W: Array, f: float, trace: float) -> float:
-    """What may lie between f and a bound that proves it; solvers stop at 1e-9 or one step, and round."""
+    """Return how far f may be above a bound that proves it; solvers stop at 1e-9 or one step, and round."""
     step = 1.0 if np.issubdtype(W.dtype, np.integer) else 0.0
     return max(1e-6 * abs(f), 1e-8 * trace, step)

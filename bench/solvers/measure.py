@@ -1,7 +1,7 @@
-"""One cell, in the process of its method: solved, timed, checked. `measure` is what `grace_opt.sweep.run_sweep` calls.
+"""`measure` solves, times and checks one cell in the process of its method; `grace_opt.sweep.run_sweep` calls it.
 
-The method is warmed up before the first cell, and ours also on the first instance of each shape, so that nothing is
-compiled or loaded on the clock. The rows are what is on record: one for each matrix and k of the cell.
+Every method is warmed up before its first cell, and ours also on the first instance of each shape, so nothing is
+compiled or loaded while the clock runs. A record has one row for each matrix and k of the cell.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def measure(data: str, config: Config) -> list[Row]:
 
 
 def lost(config: Config, error: ProcessLostError) -> list[Row]:
-    """The row of a cell whose process died or had to be ended."""
+    """Return the row of a cell whose process died or was ended."""
     case = config["instance"]
     return [
         {"case": case, "k": config["ks"][0], "status": "failed", "message": f"{error} (see logs/)", "ended": error.late}
@@ -77,12 +77,12 @@ def lost(config: Config, error: ProcessLostError) -> list[Row]:
 
 
 def patience(config: Config) -> float:
-    """Seconds after which a cell's process is ended: that a limit is kept is a result, what is far beyond it is not."""
+    """Return the seconds after which a cell's process is ended: far beyond its limit, it has no result any more."""
     return CALL_LIMIT if config["limit"] is None else 3 * max(config["limit"], PEER_LIMIT) + 120.0
 
 
 def warm_up(method: str) -> None:
-    """Small instances of every kind that the suites have: real and integer, definite and not, one and several."""
+    """Solve small instances of every kind in the suites: real and integer, definite and not, one and several."""
     rng = np.random.default_rng(0)
     batch = method not in PEERS
     for n in (8, 8, 40):
@@ -97,7 +97,7 @@ def warm_up(method: str) -> None:
 
 
 def answer(method: str, W: Array, request: dict[str, Any]) -> dict[str, Any]:
-    """Solve one request; what goes wrong is an answer too, and is on record."""
+    """Solve one request; a failure is an answer too, and is recorded."""
     solve = _peer if method in PEERS else _bound if method.startswith("bound:") else _ours
     try:
         return {**solve(method, W, request), "memory": peak_memory()}
@@ -107,13 +107,13 @@ def answer(method: str, W: Array, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def reset_peak_memory() -> None:
-    """Count the peak from now on: what was loaded and warmed up before is not the method's."""
+    """Count the peak from now on, without what was loaded and warmed up before."""
     with suppress(OSError):  # elsewhere than on Linux, the peak of the whole process counts
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int:
-    """Bytes that this process held at its peak.
+    """Return the bytes that this process held at its peak.
 
     ``ru_maxrss`` starts, after fork and exec, from what the parent held; Linux' own account of this program does not.
     """

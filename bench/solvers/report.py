@@ -1,28 +1,33 @@
-"""docs/results/solvers.{md,json,png} from the records: a picture, three sentences, tables, and where it comes from."""
+"""docs/results/solvers.{md,json,png} from the records, in the form that all pages of results have.
+
+When: `python -m bench.solvers report` or `all`. `content` makes the numbers from records of one clean commit, `page`
+makes the page from these numbers alone.
+"""
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import caption
-from bench.solvers.evidence import Evidence, Row, check_commits, commits, median, proved, read_all, seconds
-from bench.solvers.figure import draw
+from bench.provenance import NONE, refuse
+from bench.report import Page, read_results, table, write_results
+from bench.solvers.evidence import Evidence, Row, median, proved, read_all, seconds
+from bench.solvers.figure import dots, draw
 from bench.solvers.peers import PEERS
 from bench.solvers.suites import SUITES
-from bench.solvers.tables import FOLDED, OURS, PROVING, TABLES, Line
-from grace_opt._util.files import make_folder, write_file
-from grace_opt.errors import FileError, OptionError
+from bench.solvers.tables import FOLDED, MEANINGS, NAMES, OURS, PROVING, TABLES, Line
+from grace_opt.errors import OptionError
 from grace_opt.sweep import Record
-from grace_opt.sweep.cells import encode
+from grace_opt.sweep.cells import decode, encode
 
-DRAFT = "**Not to be committed**: made with --allow-dirty, of cells that are not all of one clean commit."
+#: Smaller numbers of a table differ from 0 by rounding only.
+TINY = 0.0001
 
 
 def write_report(runs: Path, results: Path, *, allow_dirty: bool = False) -> str:
-    """Write the page, its numbers as JSON, and its picture; the page.
+    """Write the page, its numbers as JSON, and its picture; return the page.
 
     Parameters
     ----------
@@ -31,119 +36,139 @@ def write_report(runs: Path, results: Path, *, allow_dirty: bool = False) -> str
     results : Path
         Where solvers.md, solvers.json and solvers.png go.
     allow_dirty : bool
-        Whether cells of several commits, or of a tree with changes, will do; the page then says so.
+        Accept records of several commits, or of changed files; the page then says so.
 
     Raises
     ------
     OptionError
-        If there are no records, or they are not of one clean commit.
+        If there are no records.
+    MixedError
+        If they are not all of one clean commit.
     """
     records = read_all(runs)
     if not records:
         raise OptionError(f"no records in {runs}: python -m bench.solvers run --data DIR --out {runs}")
-    if not allow_dirty:
-        check_commits(records, runs)
+    sources = {_name(r): {**r.provenance, "commit": r.provenance.get("commit") or NONE} for r in records}
+    source = refuse(sources, allow_dirty)
+    value: dict[str, Any] = encode({"provenance": source, **content(records)}, "report")
+    return write_results(results / "solvers", value, page, allow_dirty=allow_dirty)
+
+
+def rewrite_report(results: Path, *, allow_dirty: bool = False) -> str:
+    """Write the page again from the JSON file in `results`; return it."""
+    value = read_results(results / "solvers")
+    if "summary" not in value:
+        raise OptionError("solvers.json is of an older form: make it from its records, python -m bench.solvers report")
+    return write_results(results / "solvers", value, page, allow_dirty=allow_dirty, measured=False)
+
+
+def content(records: Sequence[Record]) -> dict[str, Any]:
+    """Return everything that the page says, as numbers and text."""
     evidence = Evidence.of(records)
     both, contradictions = evidence.disagreements()
-    tables = {name: function(evidence) for name, (_, function) in TABLES.items()}
-    sources = _sources(records)
-    content = {
-        "provenance": sources,
-        "commits": sorted(commits(records)),
-        "versions": _versions(evidence),
+    ours = [row for suite in PROVING for row in evidence.of_method(suite, OURS)]
+    summary = {"cases": len(ours), "proved": len(proved(ours)), "median s": median(map(seconds, ours))}
+    return {
+        "versions": sorted({str(row["version"]) for row in evidence.rows if row.get("version")}),
         "captured": sorted({row["data"] for row in evidence.rows if row["data"]}),
-        "sentences": sentences(evidence, tables, both, contradictions),
-        **tables,
+        "summary": summary,
+        "beside gurobi": [line for suite in ("heads", "pairs") for line in _beside_gurobi(evidence, suite)],
+        "missing suites": [name for name in SUITES if not any(row["suite"] == name for row in evidence.rows)],
+        "missing methods": [name for name in PEERS if not any(row["method"] == name for row in evidence.rows)],
+        **{name: function(evidence) for name, (_, function) in TABLES.items()},
+        "dots": dots(evidence),
         "proved by more than one": both,
         "contradictions": contradictions,
         "failures and notes": _notes(evidence),
     }
-    make_folder(results, FileError)
-    draw(evidence, results / "solvers.png")
-    write_file(results / "solvers.json", json.dumps(encode(content, "report"), indent=2, allow_nan=False) + "\n")
-    text = page(content, allow_dirty)
-    write_file(results / "solvers.md", text)
-    return text
 
 
-def page(content: dict[str, Any], draft: bool) -> str:
-    """The page of a report's content."""
-    lines = [DRAFT, ""] if draft else []
-    lines += ["![Seconds to a proved optimum by solver, and how often heuristics are optimal](solvers.png)", ""]
-    lines += [line for sentence in content["sentences"] for line in (sentence, "")]
+def page(value: dict[str, Any]) -> Page:
+    """Return what docs/results/solvers.md says of the numbers."""
+    value = decode(value)
+    notes, contradictions = value["failures and notes"], value["contradictions"]
+    tables: list[str] = []
     for name, (title, _) in TABLES.items():
-        if content[name] and name not in FOLDED:
-            lines += [f"**{title}**", "", *_table(content[name]), ""]
-    for line in content["contradictions"]:
-        lines.append(f"- {line}")
-    for name in FOLDED:
-        if content[name]:
-            lines += ["", *_folded(TABLES[name][0], _table(content[name]))]
-    if notes := content["failures and notes"]:
-        lines += ["", *_folded(f"Failures and remarks ({len(notes)})", [f"- {line}" for line in notes])]
-    if content["captured"]:
-        lines += ["", f"Captured: {'; '.join(content['captured'])}."]
-    lines += ["", f"Solvers: {', '.join(content['versions'])}.", "", caption(content["provenance"][-1])]
-    return "\n".join([*lines, ""])
-
-
-def sentences(evidence: Evidence, tables: dict[str, list[Line]], both: int, contradictions: list[str]) -> list[str]:
-    """What was asked, what was found, how sure it is; and what is left out."""
-    ours = [row for suite in PROVING for row in evidence.of_method(suite, OURS)]
-    asked = (
-        "**Asked**: how fast is the best set of k vertices proved to be best, how good are heuristics and certificates "
-        "that take milliseconds, and what do other people's solvers do with the same instances?"
+        if value[name] and name not in FOLDED:
+            tables += [f"**{title}.** {MEANINGS[name]}", "", *_table(value[name])]
+    details = [(TABLES[name][0], [MEANINGS[name], "", *_table(value[name])]) for name in FOLDED if value[name]]
+    if notes:
+        details.append((f"Failures and remarks ({len(notes)})", [f"- {line}" for line in notes]))
+    return Page(
+        title="Solvers on the same instances",
+        picture="Seconds to a proved optimum, by solver and instances; how often heuristics are optimal, by time",
+        draw=lambda figure: draw(figure, value),
+        asked="How long does it take to prove that a set of k vertices is the best, how good are answers and lower "
+        "bounds that take milliseconds, and how do other solvers do on the same instances?",
+        found=_found(value),
+        sure=_sure(value),
+        tables=[*tables, *(f"- Contradiction: {line}" for line in contradictions)],
+        details=[*details, ("How it is measured", _counted(value))],
     )
-    took = _short(median(map(seconds, ours)))
-    found = [f"branch and bound proved {len(proved(ours))} of {len(ours)}, in {took} s in the median"]
-    found += _beside_gurobi(evidence)
-    if best := next((line for line in tables["heuristics"] if line["method"] == "portfolio"), None):
-        found.append(f"`portfolio` is optimal on {best['optimal']} heads, {_short(best['ms per instance'])} ms each")
-    if tight := next((line for line in tables["certificates"] if "level=tight" in line["bound"]), None):
-        gap, ms = _short(tight["median gap %"]), _short(tight["ms per instance"])
-        found.append(f'`certify="tight"` leaves a gap of {gap} % in the median, in {ms} ms each')
-    sure = (
-        "**How sure**: every method has one thread and a warm process of its own, and they take turns; f is recomputed "
-        "from the vertices, and a proof that does not hold is taken back. "
-        f"{both} cases were proved by more than one method, with {len(contradictions) or 'no'} contradictions. "
-        "Times are of one run on one machine: differences of a tenth mean nothing."
+
+
+def _found(value: dict[str, Any]) -> str:
+    """Return the second sentence: proofs, Gurobi on the same cases, heuristics, certificates."""
+    ours = value["summary"]
+    found = [f"Branch and bound proved {ours['proved']} of {ours['cases']} optima, in {_short(ours['median s'])} s at "
+             "the median"]  # fmt: skip
+    for line in value["beside gurobi"]:
+        found.append(
+            f"on the {line['cases']} {line['suite']} that Gurobi was given, ours proved {line['ours: proved']} "
+            f"(median {_short(line['ours: median s'])} s) and Gurobi {line['Gurobi: proved']} "
+            f"({_short(line['Gurobi: median s'])} s)"
+        )
+    if best := next((line for line in value["heuristics"] if line["method"] == "portfolio"), None):
+        found.append(f"`portfolio` found the optimum of {best['optimal'].replace('/', ' of ')} heads in "
+                     f"{_short(best['ms per instance'])} ms each")  # fmt: skip
+    if tight := next((line for line in value["certificates"] if "level=tight" in line["bound"]), None):
+        gap = tight["median gap %"]
+        below = "equals the optimum" if abs(gap) < TINY else f"is {_short(gap)} % below the optimum"
+        took = _short(tight["ms per instance"])
+        found.append(f'the lower bound of `certify="tight"` {below} at the median, in {took} ms each')
+    return "; ".join(found) + "."
+
+
+def _sure(value: dict[str, Any]) -> str:
+    """Return the third sentence; it names what is missing."""
+    both, number = value["proved by more than one"], len(value["contradictions"])
+    absent = [f"the suite `{name}`" for name in value["missing suites"]]
+    absent += [f"`{name}`" for name in value["missing methods"]]
+    missing = f"; not measured, because instances or solvers were missing: {', '.join(absent)}" if absent else ""
+    return (
+        f"{both} optima were proved by more than one method, with {number or 'no'} contradiction{'s' * (number != 1)}; "
+        f"times are from one run on one machine, so ignore differences of a tenth{missing}."
     )
-    absent = [f"the suite `{name}`" for name in SUITES if not any(row["suite"] == name for row in evidence.rows)]
-    absent += [f"`{name}`" for name in PEERS if not any(row["method"] == name for row in evidence.rows)]
-    left = [f"Left out, for want of the instances or the solver: {', '.join(absent)}."] if absent else []
-    return [asked, f"**Found**: {'; '.join(found)}.", sure, *left]
 
 
-def _beside_gurobi(evidence: Evidence) -> list[str]:
-    """Ours and Gurobi on the cases that both were given."""
-    told = []
-    for suite in ("heads", "pairs"):
-        theirs = {
-            (row["case"], row["k"]): row for row in evidence.of_method(suite, "gurobi") if row["status"] != "refused"
-        }
-        ours = {(row["case"], row["k"]): row for row in evidence.of_method(suite, OURS)}
-        shared = [(ours[case], theirs[case]) for case in theirs if case in ours]
-        if shared:
-            mine, other = (median(seconds(pair[at]) for pair in shared) for at in (0, 1))
-            counts = [len(proved(pair[at] for pair in shared)) for at in (0, 1)]
-            told.append(
-                f"of {len(shared)} {suite} that Gurobi was given, ours proved {counts[0]} in {_short(mine)} s, "
-                f"Gurobi {counts[1]} in {_short(other)} s"
-            )
-    return told
+def _counted(value: dict[str, Any]) -> list[str]:
+    """Return Markdown lines on how the numbers came about."""
+    lines = [
+        "Every method runs in one thread, in its own process, which is compiled and warmed up before the clock starts. "
+        "On each instance the methods take turns. Times of our methods are whole calls of `solve`; those of other "
+        "solvers are their search only, without building the model. *Median s* includes the cases that ran into the "
+        "time limit.",
+        "",
+        "f is recomputed from the vertices in float64. A proof counts only if the solver's bound agrees with that f.",
+        "",
+    ]
+    if value["captured"]:
+        lines += [f"Real heads: {'; '.join(value['captured'])}.", ""]
+    return [*lines, f"Versions: {', '.join(value['versions'])}."]
 
 
-def _sources(records: list[Record]) -> list[dict[str, Any]]:
-    """The provenances that differ, in the order of their dates."""
-    found: list[dict[str, Any]] = []
-    for record in records:
-        if record.provenance not in found:
-            found.append(record.provenance)
-    return sorted(found, key=lambda source: str(source.get("date")))
-
-
-def _versions(evidence: Evidence) -> list[str]:
-    return sorted({str(row["version"]) for row in evidence.rows if row.get("version")})
+def _beside_gurobi(evidence: Evidence, suite: str) -> list[Line]:
+    """Return ours and Gurobi on the cases of a suite that both were given: one line, or none."""
+    theirs = {(row["case"], row["k"]): row for row in evidence.of_method(suite, "gurobi") if row["status"] != "refused"}
+    ours = {(row["case"], row["k"]): row for row in evidence.of_method(suite, OURS)}
+    shared = [case for case in theirs if case in ours]
+    if not shared:
+        return []
+    line: Line = {"suite": suite, "cases": len(shared)}
+    for method, rows in ((OURS, ours), ("gurobi", theirs)):
+        line[f"{NAMES[method]}: proved"] = len(proved(rows[case] for case in shared))
+        line[f"{NAMES[method]}: median s"] = median(seconds(rows[case]) for case in shared)
+    return [line]
 
 
 def _notes(evidence: Evidence) -> list[str]:
@@ -153,16 +178,18 @@ def _notes(evidence: Evidence) -> list[str]:
     return [told(row) for row in evidence.rows if row["status"] == "failed" or row.get("note")]
 
 
-def _folded(title: str, lines: list[str]) -> list[str]:
-    return ["<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>"]
+def _name(record: Record) -> str:
+    """Return a record in words, with its file."""
+    config = record.cell.config
+    cell = f"{config['suite']}, {config['method']}, {config['instance']}, seed {config['seed']}"
+    return f"{cell} ({record.cell.key}.json)"
 
 
-def _table(rows: list[Line]) -> list[str]:
-    """A Markdown table; numbers to the right."""
+def _table(rows: Sequence[Line]) -> list[str]:
+    """Return a Markdown table, texts first."""
     heads = list(rows[0])
-    numeric = [all(isinstance(row[head], int | float | None) for row in rows) for head in heads]
-    lines = [f"| {' | '.join(heads)} |", "|" + "|".join("---:" if right else "---" for right in numeric) + "|"]
-    return lines + [f"| {' | '.join(_shown(row[head]) for head in heads)} |" for row in rows]
+    words = next((at for at, head in enumerate(heads) if not isinstance(rows[0][head], str)), len(heads))
+    return table(heads, [[_shown(row[head]) for head in heads] for row in rows], words=words)
 
 
 def _shown(value: Any) -> str:
@@ -173,4 +200,6 @@ def _shown(value: Any) -> str:
 
 def _short(value: float) -> str:
     """Three digits, as a person writes them."""
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    if 0 < abs(value) < TINY:
+        return f"< {TINY}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

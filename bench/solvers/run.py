@@ -1,6 +1,6 @@
-"""Measure the cells that are not on record yet, by `grace_opt.sweep`: a warm process per method, one cell at a time.
+"""Measure the cells that have no record yet, by `grace_opt.sweep`: a warm process per method, one cell at a time.
 
-Ctrl-C ends the run with every finished cell kept; the same command goes on from there.
+When: `python -m bench.solvers run`. Ctrl-C keeps every finished cell; the same command continues from there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.provenance import provenance
+from bench.provenance import is_clean, provenance
 from bench.solvers import measure, suites
 from bench.solvers.evidence import commits, read_all
 from bench.solvers.sets import COLLECTIONS, lines_digest, published
@@ -39,24 +39,24 @@ def run(
     out : Path
         Folder for the records.
     size : str
-        Of `suites.SIZES`.
+        A key of `suites.SIZES`.
     say : callable
-        Where remarks go.
+        Called with each message.
     names, methods : sequences of str, optional
-        Suites and methods, for trying out; default: all.
+        Only these suites and methods, to try something out; default: all.
     retry_failed : bool
-        Measure again what failed.
+        Measure failed cells again.
     progress : bool or None
-        As `run_sweep` has it.
+        As in `run_sweep`.
     """
     source = provenance()
     if others := sorted(commits(read_all(out)) - {source["commit"]}):
         raise OptionError(
-            f"{out} holds cells of commit {', '.join(others)}, this is {source['commit']}: a table is made of one "
-            "commit. Give another --out, or delete that folder."
+            f"{out} holds cells of commit {', '.join(others)}, this is {source['commit']}: a page shows one commit "
+            "only. Give another --out, or delete that folder."
         )
-    if source["commit"].endswith("+") or not source["commit"]:
-        say("This is no clean commit: the report will refuse these cells, unless it is told --allow-dirty.")
+    if not is_clean(source):
+        say("Files differ from the commit: the report will refuse these cells unless you pass --allow-dirty.")
     planned = _planned(data, size, names, methods, say)
     todo: dict[str, list[Cell]] = {}
     for suite, cells in planned.items():
@@ -89,7 +89,7 @@ def run(
 def _planned(
     data: Path, size: str, names: Sequence[str] | None, methods: Sequence[str] | None, say: Say
 ) -> dict[str, list[Cell]]:
-    """Cells by suite, of what is there; `say` tells what is left out."""
+    """Return the cells of each suite whose instances and methods are available; `say` gets the others and why."""
     found: dict[str, list[Cell]] = {}
     reasons: dict[str, str | None] = {}
     for name in _checked(names):
@@ -109,7 +109,7 @@ def _planned(
         if why is not None:
             say(f"{method} is left out: {why}")
     if not found:
-        raise OptionError("nothing is left to measure: no suite has its instances and its methods.")
+        raise OptionError("nothing can be measured: no suite has both its instances and its methods.")
     _check_public(data, found)
     return found
 
@@ -122,7 +122,7 @@ def _checked(names: Sequence[str] | None) -> list[str]:
 
 
 def _check_public(data: Path, planned: dict[str, list[Cell]]) -> None:
-    """Refuse files that are not the published ones: their best known values would say nothing of them."""
+    """Refuse files that are not the published ones: the published values would not be theirs."""
     for name in COLLECTIONS:
         digests = {one.file: one.sha256 for one in published(name)}
         for file in sorted({cell.config["instance"].partition("/")[2] for cell in planned.get(name, [])}):

@@ -1,8 +1,8 @@
-"""The suites: which instances are solved by which methods, for how long; in three sizes.
+"""The suites: which methods solve which instances, and for how long, in three sizes.
 
-A suite is a function of the data folder and the size, and gives the settings of its cells, in order: one case after
-another, so that methods take turns. `SUITES` names them in the order in which they run. A suite whose instances are not
-there raises FileNotFoundError, with what would make them.
+A suite is a function of the data folder and the size. It returns the settings of its cells in order, one case after
+another, so that methods take turns. `SUITES` lists the suites in the order in which they run. A suite without its
+instances raises FileNotFoundError, which says how to make them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The tables of the solver report, one function each: a list of rows, one for each setting, one column a metric."""
+"""The tables of the solver report, one function each: a list of rows, one for each setting, one column for each metric.
+
+When: `bench.solvers.report`. `MEANINGS` has the line that stands above each table.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Line = dict[str, Any]
 
 
 def proofs(evidence: Evidence) -> list[Line]:
-    """Proved optima: one row for each suite and n, and for each solver how many and how long."""
+    """Return the proved optima: a line for each suite and n, with number and median time of each solver."""
     found = []
     for suite in PROVING:
         for n in sorted({row["n"] for row in evidence.of_method(suite, OURS)}):
@@ -38,7 +41,7 @@ def proofs(evidence: Evidence) -> list[Line]:
 
 
 def batches(evidence: Evidence) -> list[Line]:
-    """Each heuristic on all heads at once, against the proved optimum."""
+    """Return how good and fast each heuristic is on all heads in one call, compared with the proved optima."""
     found = []
     for method in evidence.methods("heuristics", HEURISTICS):
         rows = evidence.of_method("heuristics", method)
@@ -56,7 +59,7 @@ def batches(evidence: Evidence) -> list[Line]:
 
 
 def certificates(evidence: Evidence) -> list[Line]:
-    """Every bound: its gap to the proved optimum and its time, the loosest first."""
+    """Return the gap to the proved optimum and the time of every bound, the loosest first."""
     found = []
     for method in evidence.methods("certificates", ()):
         rows = [row for row in evidence.of_method("certificates", method) if row["status"] != "failed"]
@@ -75,7 +78,7 @@ def certificates(evidence: Evidence) -> list[Line]:
 
 
 def public(evidence: Evidence) -> list[Line]:
-    """MDPLIB by instance, Lambert's library by size: how often each method reaches the published value, how far off."""
+    """Return how often each method reaches the published values, and how far off it is at worst."""
     groups: dict[str, list[Row]] = {}
     for row in evidence.rows:
         if row["suite"] in ("kcluster", "mdplib") and row["method"] != OURS:
@@ -97,9 +100,12 @@ def public(evidence: Evidence) -> list[Line]:
 
 
 def sampled(evidence: Evidence) -> list[Line]:
-    """The samplers, whose penalty does not keep the size, and ours on the same cases."""
+    """Return how good the samplers are, which may return sets of another size, and ours on the same cases."""
     found = []
-    for method in evidence.methods("samplers", ()):
+    methods = evidence.methods("samplers", ())
+    if not any(method in PEERS for method in methods):
+        return []
+    for method in methods:
         rows = evidence.of_method("samplers", method)
         above = evidence.excesses(rows)
         line: Line = {"method": method, "cases": len(rows)}
@@ -115,7 +121,7 @@ def sampled(evidence: Evidence) -> list[Line]:
 
 
 def large(evidence: Evidence) -> list[Line]:
-    """The large instances: what the short limit is worth beside the long one, and the peak of memory."""
+    """Return how much worse a short time limit is than a long one on large instances, and the peak of memory."""
     found = []
     for method in evidence.methods("large", HEURISTICS):
         rows = evidence.of_method("large", method)
@@ -138,7 +144,7 @@ def large(evidence: Evidence) -> list[Line]:
 
 
 def limits(evidence: Evidence) -> list[Line]:
-    """Whether ours keep their time limits, by the whole call and by the method's own clock, which the limit is for."""
+    """Return how many calls of ours exceed their time limit, by the whole call and by the method's own clock."""
     found = []
     limited = [row for row in evidence.rows if row["limit"] is not None and row["method"] not in PEERS]
     for method in dict.fromkeys(row["method"] for row in limited):
@@ -162,7 +168,7 @@ def limits(evidence: Evidence) -> list[Line]:
 
 
 def everything(evidence: Evidence) -> list[Line]:
-    """Suite × n × method, in full: cases, proofs, times, nodes."""
+    """Return a line for each suite, n and method: cases, proofs, times, nodes."""
     found = []
     for suite, n, method in dict.fromkeys((row["suite"], row["n"], row["method"]) for row in evidence.rows):
         rows = [row for row in evidence.of_method(suite, method) if row["n"] == n]
@@ -187,18 +193,34 @@ def everything(evidence: Evidence) -> list[Line]:
     return found
 
 
-#: Name in the JSON file -> (title, function), in the order of the page; what comes last is folded away.
+#: Name in the JSON file -> (title, function), in the order of the page; those of `FOLDED` come last.
 TABLES: dict[str, tuple[str, Callable[[Evidence], list[Line]]]] = {
     "proofs": ("Proved optima", proofs),
-    "heuristics": ("Heuristics on all heads at once, against the proved optimum", batches),
-    "certificates": ("Lower bounds without search, against the proved optimum", certificates),
-    "published": ("Public instances, against the published values", public),
-    "samplers": ("Samplers with a penalty for the wrong size, on synthetic attention", sampled),
+    "heuristics": ("Heuristics, all heads in one call", batches),
+    "certificates": ("Lower bounds without search", certificates),
+    "published": ("Public instances", public),
+    "samplers": ("D-Wave's samplers, on synthetic attention", sampled),
     "large": ("Large random instances", large),
-    "limits": ("Time limits of ours, by method", limits),
-    "everything": ("Every suite and method", everything),
+    "limits": ("Do our methods keep their time limits?", limits),
+    "everything": ("Every suite and method, one instance at a time", everything),
 }
 FOLDED = ("limits", "everything")
+#: What the columns of each table mean.
+MEANINGS = {
+    "proofs": "How many optima each solver proved, and its median time per instance.",
+    "heuristics": "*Optimal*: answers that equal the proved optimum. *Above %*: how much larger f is than the optimum.",
+    "certificates": "*Gap*: how far the bound lies below the proved optimum, in percent of it; smaller is better. "
+    "*Above the optimum*: number of wrong bounds; it must be 0.",
+    "published": "*Reached*: runs that found the published value. *Worst above %*: the worst run, above that value.",
+    "samplers": "The samplers minimise f plus a penalty on sets of another size, so an answer may have more or fewer "
+    "than k vertices. *Wrong size*: how many percent of the samples do, by weight of the penalty. The answer is the "
+    "best sample of the right size over all penalties.",
+    "large": "Each method ran twice, with a short and a long time limit. *Short is above by %*: how much larger f is "
+    "after the short one.",
+    "limits": "*Late*: whole calls that ended more than 10 % + 0.2 s after their limit. *By its own clock*: the same "
+    'by `stats["time"]`, which does not include the checks of the input.',
+    "everything": "*Late*: as above. *Median nodes*: of the search tree.",
+}
 
 
 def _took(rows: list[Row]) -> float | None:

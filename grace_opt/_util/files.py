@@ -19,9 +19,10 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import FileError, GraceError, OptionError
+from .parameters import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,6 +138,23 @@ def new_folder(path: Path, error: type[GraceError] = FileError) -> Iterator[None
         raise
 
 
+def path_text(path: Any) -> str:
+    """Return the name of a file as text; raise OptionError if it is neither text nor a Path.
+
+    Examples
+    --------
+    >>> path_text(Path("w.npy"))
+    'w.npy'
+    >>> path_text(None)
+    Traceback (most recent call last):
+    grace_opt.errors.OptionError: path=None: give the name of a file, as text or a Path.
+    """
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise OptionError(f"path={shown(path)}: give the name of a file, as text or a Path.") from None
+
+
 def os_error_advice(failure: OSError) -> str:
     """Return the system's message and a remedy, as the end of a sentence.
 
@@ -234,10 +252,7 @@ def read_lines(path: Path, error: type[GraceError]) -> list[str]:
 
 def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
     """Return the file with links followed, and its mode if it exists; raise OSError if it cannot be written."""
-    try:
-        text = os.fsdecode(path)
-    except TypeError:
-        raise OptionError(f"path={path!r}: give the name of a file, as text or a Path.") from None
+    text = path_text(path)
     if "\0" in text:
         raise OSError(errno.EINVAL, "there is a null character in the name")
     target = Path(os.path.realpath(text))

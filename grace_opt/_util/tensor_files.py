@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import GraceError
-from .files import write_tensors
+from .files import path_text, write_tensors
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,15 @@ class TensorFormat:
         write_tensors(path, owned, {**metadata, "digest": _digest(owned, metadata)}, self.error)
 
     def read(self, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Read the values and the tensors, on the CPU; raises this format's error if anything is wrong."""
-        unreadable = f"{os.fspath(path)} cannot be read as {self.what} (truncated or not safetensors)"
+        """Read the values and the tensors, on the CPU; raises this format's error if the file is wrong."""
+        path = path_text(path)
+        unreadable = f"{path} cannot be read as {self.what} (truncated or not safetensors)"
         try:
             if not os.path.exists(path):
-                raise self.error(f"no {self.what.split(' ', 1)[1]} at {os.fspath(path)}.")
+                raise self.error(f"no {self.what.split(' ', 1)[1]} at {path}.")
             if not os.path.isfile(path):
                 raise self.error(f"{unreadable}: it is not a regular file.")
-            with safe_open(os.fspath(path), framework="pt") as file:
+            with safe_open(path, framework="pt") as file:
                 metadata = dict(file.metadata() or {})
                 if metadata.get("format") != self.format:
                     raise self.error(f"{path} is a safetensors file, but not {self.what} of grace_opt.")

@@ -96,10 +96,11 @@ class ChannelMask:
         return replace(self, pruned_per_head=counts.pop() if len(counts) == 1 else None)
 
     def layer(self, i: int) -> ChannelMask:
-        """Return entry `i` of the first leading dimension."""
+        """Return entry `i` of the first leading dimension; negative numbers count from the end."""
         if self.pruned.ndim < 3:
             raise MaskError(f"this mask of shape {tuple(self.pruned.shape)} has no layer dimension.")
-        return replace(self, pruned=self.pruned[i])
+        count = len(self.pruned)
+        return replace(self, pruned=self.pruned[integer("i", i, at_least=-count, at_most=count - 1, error=MaskError)])
 
     def to(self, device: torch.device | str) -> ChannelMask:
         """Return the mask on another device."""

@@ -37,7 +37,7 @@ def prune_count(ratio: float, d: int) -> int:
     Raises
     ------
     OptionError
-        If `ratio` is outside [0, 1), or `d` is not a positive integer.
+        If `ratio` is outside [0, 1), or `d` is negative or no integer.
 
     Examples
     --------
@@ -138,7 +138,8 @@ def salient_channels(
     low, high : float
         0 <= low <= high <= 1.
     attention_mask : array, optional
-        True for real tokens, shape (..., L) without the head dimension of `keys` (..., H_kv, L, d).
+        True for real tokens, shape (..., L) without the head dimension of `keys` (..., H_kv, L, d); (L,) for keys
+        (L, d).
 
     Returns
     -------
@@ -167,7 +168,8 @@ def salient_channels(
         raise ProblemError(f"keys has shape {tuple(k.shape)}: expected (..., L, d).")
     k = k.to(working_dtype(k.dtype))
     if attention_mask is not None:
-        k = k.masked_fill(~_valid_tokens(attention_mask, k)[..., None, :, None], 0.0)
+        valid = _valid_tokens(attention_mask, k)[..., None]
+        k = k.masked_fill(~(valid if k.ndim == 2 else valid.unsqueeze(-3)), 0.0)
     norms = torch.linalg.vector_norm(k, dim=-2)
     if norms.device.type == "cpu":  # on other devices this would wait
         _refuse_infinite(norms)

@@ -10,6 +10,8 @@ is a theorem, and takes a tenth of the work of computing all eigenvalues. Source
 from __future__ import annotations
 
 import importlib
+import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,6 +26,8 @@ CHOLESKY_MARGIN = 8.0
 CHOLESKY_FROM = 200
 #: Relative accuracy of Lanczos' guess, size of its basis, factor of its error after each failure, number of guesses.
 LANCZOS_RTOL, LANCZOS_BASIS, LOWER_BY, GUESSES = 1e-5, 60, 8.0, 6
+#: A guess is rounded to this share of its error.
+ROUNDED_TO = 1 / 16
 #: Weight of the direction that leaves the plane ``sum x = k``, in unit-diagonal scale.
 PLANE_PENALTY = 10.0
 #: If a diagonal exceeds the node weights by less than this share of them, W counts as semidefinite.
@@ -72,7 +76,10 @@ def _proved_by_cholesky(C: Array) -> float | None:
 
 
 def _lanczos(C: Array) -> tuple[float | None, float]:
-    """A guess at the least eigenvalue of C, and its approximate error."""
+    """A guess at the least eigenvalue of C, and its approximate error.
+
+    Both are rounded, since the last digits of products of BLAS depend on where in memory C lies.
+    """
     arpack = importlib.import_module("scipy.sparse.linalg")
     m, middle = len(C), float(np.median(C.diagonal()))  # the accuracy is relative to the distance from it
     moved = arpack.LinearOperator((m, m), matvec=lambda x: C @ x - middle * x, dtype=np.float64)
@@ -83,7 +90,11 @@ def _lanczos(C: Array) -> tuple[float | None, float]:
         )
     except arpack.ArpackError:  # no convergence included
         return None, 0.0
-    return (float(least) + middle, 2.0 * LANCZOS_RTOL * abs(float(least))) if np.isfinite(least) else (None, 0.0)
+    if not np.isfinite(least):
+        return None, 0.0
+    guess, error = float(least) + middle, 2.0 * LANCZOS_RTOL * abs(float(least))
+    step = 2.0 ** math.floor(math.log2(max(error, NOTHING))) * ROUNDED_TO
+    return math.floor(guess / step) * step, math.ceil(error / step) * step
 
 
 def _shift_if_convex(C: Array, t: float) -> float | None:
@@ -103,14 +114,11 @@ def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY
 
     Without a penalty for leaving the plane it is convex everywhere.
     """
-    scale = np.where(scale > 0, scale, 1.0)
-    C = W / scale
-    C /= scale[:, None]
-    diagonal = np.einsum("ii->i", C)
-    diagonal += a / scale**2
-    size = float(np.linalg.norm(C))
-    rows = float(np.abs(C).sum(0).max()) if len(C) < CHOLESKY_FROM else 2.0 * size / len(C) ** 0.5
-    weight = penalty * (1.0 + rows)
+    from ..kernels.relaxation.cpu import scaled_form
+
+    scale, C = np.where(scale > 0, scale, 1.0), np.empty_like(W)
+    size, rows = scaled_form(W, a, scale, C)
+    weight = penalty * (1.0 + (rows if len(C) < CHOLESKY_FROM else 2.0 * size / len(C) ** 0.5))
     penalise_leaving(C, scale, weight)
     rounding = EIGENVALUE_MARGIN * _EPS * (size + weight)  # of C's entries, as scaled and summed
     return np.asarray(a + (convex_shift(C) + rounding) * scale**2)
@@ -118,10 +126,11 @@ def made_convex(W: Array, a: Array, scale: Array, penalty: float = PLANE_PENALTY
 
 def penalise_leaving(C: Array, scale: Array, weight: float) -> None:
     """Add `weight` in the direction that leaves the plane, in place."""
+    from ..kernels.relaxation.cpu import add_square
+
     u = scale.min() / scale
     u /= np.linalg.norm(u)
-    for i in range(len(C)):  # a row at a time: no second matrix
-        C[i] += (weight * u[i]) * u
+    add_square(C, u, weight)
 
 
 def start_diagonal(sub: Subproblem, W: Array) -> Array:
@@ -134,10 +143,11 @@ def constant_diagonal(W: Array) -> Array:
     return made_convex(W, np.zeros(len(W)), np.ones(len(W)))
 
 
-def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
+def start_diagonals(sub: Subproblem, W: Array, has_time: Callable[[], bool] = lambda: True) -> list[Array]:
     """Diagonals that make W convex: a multiple of the node weights, and a multiple of the row sums.
 
-    Only the first if it is no larger than the node weights, that is, if W was positive semidefinite.
+    Only the first if it is no larger than the node weights, that is, if W was positive semidefinite, or if there is no
+    time for the second.
     """
     if not W.any():
         return [np.zeros(sub.m)]
@@ -148,6 +158,8 @@ def start_diagonals(sub: Subproblem, W: Array) -> list[Array]:
             return [a]
         if np.isfinite(a).all():  # else the weights are too far apart to scale
             found.append(a)
+            if not has_time():
+                return found
     rows = np.abs(W).sum(1)
     return [*found, made_convex(W, np.zeros(sub.m), np.sqrt(np.maximum(rows, 1e-9 * rows.max() + NOTHING)))]
 

@@ -172,7 +172,7 @@ def reduce_by_fixing(
     bound : float
         At most the cutoff ``incumbent - slack``; equal to it if no choice is below the cutoff.
     """
-    cutoff, bound = incumbent - slack, -math.inf if first is None else first.bound
+    cutoff, bound, plain = incumbent - slack, -math.inf if first is None else first.bound, first
     for tight, rounds in ((False, ROUNDS), (True, shifts)):
         for _ in range(rounds):
             if tight and sub.m > largest_shifted:
@@ -180,9 +180,9 @@ def reduce_by_fixing(
             if sub.decided or (run is not None and not run.has_time(seconds_to_relax(sub.m))):
                 return sub, min(cutoff, max(bound, value_if_decided(sub)))
             if tight:
-                relaxation = qcr_relaxation(sub, incumbent, run=run)
+                relaxation, plain = qcr_relaxation(sub, incumbent, plain=plain, run=run), None
             else:
-                relaxation, first = solve_relaxation(sub) if first is None else first, None
+                relaxation = plain = solve_relaxation(sub, run=run) if plain is None else plain
             bound = max(bound, relaxation.bound)
             if bound >= cutoff:
                 return sub, cutoff
@@ -192,7 +192,7 @@ def reduce_by_fixing(
             if not verdict.any():
                 break
             few = np.count_nonzero(verdict) < WORTH_ANOTHER * sub.m
-            sub = sub.fixed(verdict)
+            sub, plain = sub.fixed(verdict), None
             if not 0 <= sub.k <= sub.m:
                 return sub, cutoff
             if few:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._util.arrays import least_eigenvalue
+from ..run import Run
 from .convexity import CHOLESKY_FROM, NOTHING, PLANE_PENALTY, made_convex, penalise_leaving, start_diagonal
 from .subproblem import Array, Subproblem
 
@@ -36,8 +37,8 @@ SETTLED = 1e-2
 #: Approximate seconds on one core: times m³ for a relaxation that is small or has a diagonal that needs eigenvalues,
 #: and for a sweep of the ascent; times m² for a large relaxation with a simple diagonal, growing with m.
 SECONDS_PER_CUBE, SECONDS_PER_SWEEP, SECONDS_PER_SQUARE = 6e-10, 1e-9, 2e-7
-#: Number of entries that the ascent changes between two looks at the clock.
-ASCENT_SLICE = 50_000_000
+#: Number of entries that the ascent changes, and that the steps of a relaxation read, between two looks at the clock.
+ASCENT_SLICE, STEPS_SLICE = 50_000_000, 10_000_000
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -74,7 +75,7 @@ class QuadraticRelaxation:
     @property
     def pairs(self) -> float:
         """Constant that the pair terms add while all vertices are free."""
-        return -float(self.H.sum())
+        return 0.0 if _is_no_pairs(self.H) else -float(self.H.sum())
 
 
 def solve_relaxation(
@@ -85,20 +86,32 @@ def solve_relaxation(
     x: Array | None = None,
     *,
     rtol: float = RTOL,
+    run: Run | None = None,
 ) -> QuadraticRelaxation:
-    """Solve the relaxation given by A, F and H, or the plain one (`start_diagonal`). Requires ``0 < k < m``."""
-    from ..kernels.relaxation import cpu as compiled
+    """Solve the relaxation given by A, F and H, or the plain one (`start_diagonal`). Requires ``0 < k < m``.
+
+    Ends when the time of `run` is up; the bound holds all the same.
+    """
+    from ..kernels.relaxation.cpu import minimise, repair
 
     m = sub.m
     A = with_diagonal(sub.W, start_diagonal(sub, sub.W)) if A is None else A
-    F, H = (np.broadcast_to(0.0, (m, m)) if M is None else M for M in (F, H))  # takes no memory
+    F, H = (np.broadcast_to(0.0, (m, m)) if M is None else M for M in (F, H))
     start = np.full(m, sub.k / m) if x is None else x.copy()
-    compiled.repair(start, float(sub.k))
+    repair(start, float(sub.k))
     c = linear_term(sub, A, F)
     gradient, ordered = np.empty(m), np.empty(m)
-    best, _, _ = compiled.minimise(A, c, sub.k, start, gradient, ordered, np.inf, rtol, STEPS_PER_VERTEX * m)
+    best, before, slice_ = -np.inf, np.inf, max(1, STEPS_SLICE // m)
+    for done in range(0, STEPS_PER_VERTEX * m, slice_):
+        steps = min(slice_, STEPS_PER_VERTEX * m - done)
+        bound, last, value = minimise(A, c, sub.k, start, gradient, ordered, np.inf, rtol, steps)
+        best = max(best, bound)
+        if value - last <= rtol * abs(value) or value >= before or (run is not None and run.expired()):
+            break
+        before = value
     rounding = rounding_of(sub, A, F, H)
-    return QuadraticRelaxation(A, F, H, start, best + sub.constant - float(H.sum()) - rounding, rounding)
+    pairs = 0.0 if _is_no_pairs(H) else float(H.sum())
+    return QuadraticRelaxation(A, F, H, start, best + sub.constant - pairs - rounding, rounding)
 
 
 def seconds_to_relax(m: int) -> float:
@@ -115,17 +128,29 @@ def with_diagonal(W: Array, a: Array) -> Array:
 
 def linear_term(sub: Subproblem, A: Array, F: Array) -> Array:
     """c of the relaxation while all vertices are free."""
-    return np.asarray(sub.linear - A.diagonal() + F.sum(0))
+    linear = sub.linear - A.diagonal()
+    return linear if _is_no_pairs(F) else linear + F.sum(0)
+
+
+def _is_no_pairs(M: Array) -> bool:
+    """Whether F or H is a zero that takes no memory, as `solve_relaxation` puts it where there are none."""
+    return M.strides == (0, 0)
 
 
 def rounding_of(sub: Subproblem, A: Array, F: Array, H: Array) -> float:
     """Largest rounding error of a bound: sums of m terms, and gradients updated in up to `STEPS_PER_VERTEX` m steps."""
     if not sub.m:
         return 0.0
-    F_rows, H_sum = (np.abs(F).sum(0) if F.any() else 0.0), (float(np.abs(H).sum()) if H.any() else 0.0)
-    rows = np.abs(A).sum(0) + np.abs(sub.W).sum(0) + F_rows + sub.linear_size
+    from ..kernels.relaxation.cpu import add_sizes
+
+    rows = sub.linear_size.copy()
+    largest = float(add_sizes(A, rows))
+    add_sizes(sub.W, rows)
+    H_sum = 0.0
+    if not _is_no_pairs(F):
+        add_sizes(F, rows)
+        H_sum = float(np.abs(H).sum())
     terms = sub.k * float(rows.max()) + H_sum + sub.constant_size
-    largest = max(float(A.max()), -float(A.min()))
     return 8.0 * sub.m * _EPS * terms + 4.0 * STEPS_PER_VERTEX * sub.m * sub.k * _EPS * largest
 
 
@@ -135,6 +160,7 @@ def qcr_relaxation(
     *,
     cuts: tuple[Array, Array, Array] | None = None,
     start: Array | None = None,
+    plain: QuadraticRelaxation | None = None,
     weights: tuple[float, ...] = (0.02, 0.02, 0.004, 0.004, 0.001, 0.001),
     run: Any = None,
 ) -> QuadraticRelaxation:
@@ -150,6 +176,8 @@ def qcr_relaxation(
         W with products of pairs subtracted (zero diagonal), instead of W itself.
     start : ndarray (m,), optional
         Diagonal to start from; it is made valid first.
+    plain : QuadraticRelaxation, optional
+        What `solve_relaxation` gives for `sub`, if known; without cuts.
     weights : tuple of float
         Barrier weights, relative to gap / m, one round of ascent for each.
     run : Run, optional
@@ -161,11 +189,11 @@ def qcr_relaxation(
     """
     m = sub.m
     W, F, H = (sub.W, None, None) if cuts is None else cuts
-    a = start_diagonal(sub, W)
-    best = solve_relaxation(sub, with_diagonal(W, a), F, H)
+    a = start_diagonal(sub, W) if plain is None else plain.A.diagonal()
+    best = solve_relaxation(sub, with_diagonal(W, a), F, H, run=run) if plain is None else plain
     if start is not None:
         a2 = made_convex(W, start, np.ones(m))
-        other = solve_relaxation(sub, with_diagonal(W, a2), F, H)
+        other = solve_relaxation(sub, with_diagonal(W, a2), F, H, run=run)
         if other.bound > best.bound:
             a, best = a2, other
     if not W.any():  # linear already
@@ -192,7 +220,7 @@ def qcr_relaxation(
         if not np.isfinite(e).all():  # the inverse is too inaccurate to continue
             break
         a = made_convex(W, e * scale**2, scale)
-        found = solve_relaxation(sub, with_diagonal(W, a), F, H, best.x)
+        found = solve_relaxation(sub, with_diagonal(W, a), F, H, best.x, run=run)
         spread = 0.5 * spread + 0.5 * np.maximum(found.x * (1 - found.x), 2e-3)
         gain = found.bound - best.bound
         if gain > 0:

@@ -132,13 +132,15 @@ def _too_heavy(
     """
     own = W[np.ix_(known, known)]
     size = float(np.abs(own).sum())
-    cutoff = math.fsum(own.ravel().tolist()) + 8.0 * len(W) * _EPS * size
-    alive = np.isin(np.arange(len(W)), vertices)
     heaviest = np.zeros(len(W))
     heaviest[vertices] = np.abs(W[np.ix_(vertices, vertices)]).max(1, initial=0.0)
     suspects = np.argsort(-heaviest, kind="stable")[: np.count_nonzero(heaviest > DWARFS * size)]
     suspects = suspects[~known[suspects]]
-    found = bool(k)
+    if not (k and len(suspects)):
+        return np.zeros(len(vertices), bool)
+    cutoff = math.fsum(own.ravel().tolist()) + 8.0 * len(W) * _EPS * size
+    alive = np.isin(np.arange(len(W)), vertices)
+    found = True
     while found:  # leaving out one vertex may allow leaving out others
         found, among = False, np.flatnonzero(alive)
         shared = _lightest(W, among, k - 1)
@@ -170,7 +172,7 @@ def _at_least(terms: Array) -> float:
 def objective_step(problem: Problem) -> float:
     """A number that divides every objective of one instance, if all weights are whole numbers; else 0."""
     W = _of_candidates(problem)
-    if not ((np.round(W) == W).all() and np.abs(W).max(initial=0.0) < 2**53):
+    if (np.round(W[:1]) != W[:1]).any() or not ((np.round(W) == W).all() and np.abs(W).max(initial=0.0) < 2**53):
         return 0.0
     whole = W.astype(np.int64)
     twice = 2 * whole[np.triu_indices(len(W), 1)]

@@ -28,6 +28,7 @@ from rich.text import Text
 
 from .. import api, instances
 from .._util.files import NO_SPACE_ERRORS, new_folder
+from .._util.optional import require
 from .._util.terminal import FittingTable, escape_path, use_ascii_fallback
 from ..comparison import Comparison, ComparisonError
 from ..comparison.json_values import solution_to_dict, to_json_text
@@ -313,14 +314,13 @@ def demo(
     logits, bytes and text.
     """
     with _errors_as_exit_codes():
+        require("matplotlib", "demo", "the demo")  # now, not after minutes, when the picture is drawn
         try:
             from ..hf.demo import RATIOS, providers, run_demo
             from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
             from .figures import save_demo
         except ImportError as error:
-            raise OptionError(
-                f'the demo needs transformers and matplotlib: pip install "grace-opt[demo]" ({error})'
-            ) from None
+            raise OptionError(f'the demo needs transformers: pip install "grace-opt[demo]" ({error})') from None
         except UnicodeDecodeError as error:  # torch reads some of its own files in the locale's encoding
             raise OptionError(f"torch cannot be loaded in this locale ({error}): set PYTHONUTF8=1.") from None
         columns = (
@@ -348,7 +348,8 @@ def demo(
     with _errors_as_exit_codes(), new_folder(out):
         to_json_text(report.to_dict(), out / "demo.json")
         save_demo(report, out / "demo.png")
-    console.print(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", soft_wrap=True)
+    written = escape_path(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", sys.stdout)
+    console.print(written, soft_wrap=True)
 
 
 @app.command()
@@ -368,7 +369,7 @@ def report(
     with _errors_as_exit_codes():
         pages = make_report(directory, out)
     count = f"{len(pages) - 1} experiment{'s' if len(pages) > 2 else ''}"
-    console.print(f"wrote {pages[0].with_suffix('.html')}: {count}", soft_wrap=True)
+    console.print(f"wrote {escape_path(str(pages[0].with_suffix('.html')), sys.stdout)}: {count}", soft_wrap=True)
 
 
 @app.command()
@@ -420,9 +421,8 @@ def _exit_unless_finished(statuses: set[str]) -> None:
 
 def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:
     if k is None and instance.k is None:
-        raise OptionError(
-            f"{file} does not state k: give the number of vertices to choose, e.g. -k {instance.W.shape[-1] // 2}."
-        )
+        half = max(1, instance.W.shape[-1] // 2)
+        raise OptionError(f"{file} does not state k: give the number of vertices to choose, e.g. -k {half}.")
     return instance.k if k is None else k
 
 

@@ -50,7 +50,7 @@ class Comparison(Sequence[Solution]):
     left_out : mapping
         Methods that were not run, or did not finish, each with the reason.
     interrupted : bool
-        Whether Ctrl-C stopped the comparison before the last method.
+        Whether Ctrl-C stopped the comparison before it was complete.
 
     Examples
     --------

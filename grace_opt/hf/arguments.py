@@ -98,6 +98,16 @@ def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable
     return decorate
 
 
+def require_model(given: Any, call: str) -> PreTrainedModel:
+    """Return the model as `unwrap_model` does; raise `OptionError` if it is none, for example a configuration."""
+    model = unwrap_model(given, call)
+    if not isinstance(model, PreTrainedModel):
+        raise OptionError(
+            f"model must be a transformers model with its weights, not {type(model).__name__}; write {call}(model, ...)"
+        )
+    return model
+
+
 def unwrap_model(given: Any, call: str) -> Any:
     """Return the model that ``torch.compile`` wrapped, or the given object itself.
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
 from ..registry import MethodOptions
-from .arguments import unwrap_model
+from .arguments import require_model
 from .cache import PrunedKeyCache
 from .generate_hook import GenerateHook, close_block, open_block
 from .implementation import ImplementationOverride, base_for
@@ -214,9 +214,7 @@ def attach(
     """
     if "prompt_length" in settings:
         raise OptionError("leave out prompt_length: each generate() inside the block knows its own prompt")
-    found = unwrap_model(model, "attach")
-    if not isinstance(found, PreTrainedModel):
-        raise OptionError(f"model must be a transformers model, not {type(found).__name__}; write attach(model, ...)")
+    found = require_model(model, "attach")
     if not callable(getattr(found, "generate", None)):
         raise OptionError(
             f"{type(found).__name__} has no generate(): it is a model without its language-model head; write "

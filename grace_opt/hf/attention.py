@@ -18,7 +18,7 @@ Source: ``sdpa_attention_forward`` and ``eager_attention_forward`` of transforme
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -134,7 +134,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
                 query,
                 key_validity(attention_mask, query.shape[0], key.shape[2]),
                 key.shape[2],
-                float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
+                logit_scaling(query, kwargs),
                 kwargs.get("softcap"),
             )
             layer.observe(now, key, value, at_once=behind > 0)
@@ -197,6 +197,11 @@ def _candidates(
     if dense_weights is None or weights is None:
         return output, None
     return output, torch.cat([dense_weights[:, :, :shown], weights_in_sequence(weights, old)], dim=2)
+
+
+def logit_scaling(query: Tensor, kwargs: Mapping[str, Any]) -> float:
+    """Return the factor by which an attention call multiplies its logits, from its arguments."""
+    return float(kwargs.get("scaling") or query.shape[-1] ** -0.5)
 
 
 def key_validity(attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:

@@ -56,6 +56,7 @@ def finished_scores(older: Tensor, keys: Tensor, valid: Tensor | None, always: i
 
 
 def check_valid(keys: Tensor, valid: Tensor | None) -> None:
+    """Raise unless keys are (B, H, S, d), S at least 1, and `valid`, if given, is bool (B, S)."""
     if keys.ndim != 4 or not keys.shape[2]:
         raise ProblemError(f"keys has shape {tuple(keys.shape)}: expected (B, H, S, d), of at least one token.")
     if valid is not None and (valid.dtype != torch.bool or valid.shape != (keys.shape[0], keys.shape[2])):

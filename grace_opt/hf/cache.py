@@ -133,7 +133,7 @@ class PrunedKeyCache(Cache):
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
         self._check_budgets(len(layers))
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
-        for index, source in self._sources(text, len(layers), provider, masks).items():
+        for index, source in self._sources(len(layers), provider, masks).items():
             announces = index == self.prunable_layers[0]
             layers[index] = PrunedKeyLayer(LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces))
         self._last_updated: PrunedKeyLayer | None = None
@@ -141,9 +141,7 @@ class PrunedKeyCache(Cache):
         if prompt_length is not None:
             self.declare_prompt(prompt_length)
 
-    def _sources(
-        self, text: PreTrainedConfig, count: int, provider: MaskSource | None, masks: ChannelMask | None
-    ) -> Mapping[int, MaskSource]:
+    def _sources(self, count: int, provider: MaskSource | None, masks: ChannelMask | None) -> Mapping[int, MaskSource]:
         self._own_source = provider is None and masks is None
         if masks is not None:
             return static_sources(masks, self.fingerprint() if masks.fingerprint else self._shape, self.prunable_layers)
@@ -196,12 +194,12 @@ class PrunedKeyCache(Cache):
                 f"the model writes to layer {layer_idx} but this cache was made for {len(self.layers)} layers; write "
                 "PrunedKeyCache(model.config, ...) with the configuration of the same model"
             )
-        self._check_readable(self.layers[layer_idx])
+        layer = self.layers[layer_idx]
+        self._check_readable(layer)
         # A layer's attention runs before the next layer's update, so a forgotten attention function is noticed within
         # the first forward pass, not only at the first decode step.
         if self._last_updated is not None:
             self._last_updated.check_attended()
-        layer = self.layers[layer_idx]
         if layer_idx == self.prunable_layers[0]:
             # Checked one step after the prompt, when the device already has the result: the prompt does not wait for
             # it.
@@ -280,8 +278,7 @@ class PrunedKeyCache(Cache):
                 raise CacheError(
                     f"nothing is pruned yet: the cache holds {layer.get_seq_length()} tokens and prunes after a "
                     f"prompt longer than recent_window={self.pruning.recent_window}; run the model on a longer "
-                    f"prompt, or "
-                    "write a smaller recent_window"
+                    "prompt, or write a smaller recent_window"
                 )
             masks.append(mask_from_kept(layer.compressed.kept_indices, layer.head_dim))
         return ChannelMask.stack(masks, fingerprint=self.fingerprint())
@@ -405,9 +402,11 @@ def _text_config(model: PreTrainedModel | PreTrainedConfig) -> PreTrainedConfig:
 def _check_no_settings(given: Mapping[str, Any], source: str) -> None:
     """Refuse settings that would be ignored."""
     defaults = PruningConfig()
-    ignored = [name for name, value in given.items() if value != getattr(defaults, name, ...)]
+    # Comparing an array or a tensor with a number gives no single answer.
+    ignored = [n for n, value in given.items() if getattr(value, "shape", ()) or value != getattr(defaults, n, ...)]
     if ignored:
-        raise OptionError(f"{source} already decides which channels go; leave out {', '.join(ignored)}")
+        decided = "all settings" if source == "pruning=" else "which channels go"
+        raise OptionError(f"{source} already decides {decided}; leave out {', '.join(ignored)}")
 
 
 def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks: ChannelMask | None) -> None:

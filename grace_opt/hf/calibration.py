@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .._util.parameters import integer
 from ..attention.masks import ChannelMask
 from ..attention.provider import DEFAULT_RATIO
 from ..attention.weights import WEIGHTS, salient_channels
 from ..errors import OptionError
 from ..problem import Problem
 from ..registry import MethodOptions
+from .arguments import require_model
 from .cache import PrunedKeyCache
 from .capture import capture
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
@@ -59,7 +61,8 @@ def calibrate(
         Needed if ``texts`` contains strings.
     method, ratio, pruning, **settings
         As in `PrunedKeyCache`, but only those on which the channels depend. ``recent_window``, ``sink_tokens``,
-        ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the cache; in ``pruning`` they are ignored.
+        ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the cache; in ``pruning`` they are ignored, and
+        so is its ``observation_window``.
     observation_window : int, optional
         Number of last queries of each text that count. None means all, since a static mask serves them all.
     advance : callable
@@ -91,8 +94,7 @@ def calibrate(
     >>> masks.kept_indices.shape
     torch.Size([3, 2, 32])
     """
-    if not isinstance(model, PreTrainedModel):
-        raise OptionError(f"model must be a transformers model, not {type(model).__name__}; its weights are needed")
+    model = require_model(model, "calibrate")
     if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
         raise OptionError("texts come before their tokenizer; write calibrate(model, texts, tokenizer)")
     if tokenizer is not None and not callable(tokenizer):
@@ -106,8 +108,7 @@ def calibrate(
             f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
             f"PrunedKeyCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
         )
-    if observation_window is not None:
-        PruningConfig(observation_window=observation_window)  # checks the range
+    observed = integer("observation_window", observation_window, at_least=1, optional=True)
     # The same checks, layers and settings as the cache that will use the masks.
     cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
     device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
@@ -121,7 +122,7 @@ def calibrate(
             if prunes_nothing(cache.pruning.provider(layer), seen.keys):
                 kept[layer] = mask_that_prunes_nothing(seen.keys[:1]).layer(0)
                 continue
-            queries = seen.queries if observation_window is None else seen.queries[:, :, -observation_window:]
+            queries = seen.queries if observed is None else seen.queries[:, :, -observed:]
             check_usable(layer, queries, seen.keys)
             share = 1 / (len(texts) * ids.shape[1])
             W = WEIGHTS[cache.pruning.weight](queries[0], seen.keys[0], None) * share

@@ -20,10 +20,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CacheError, OptionError
-from .attention import BASE_IMPLEMENTATIONS, Attended, AttentionFunction, key_validity, pruning_function, register
+from .arguments import require_model
+from .attention import (
+    BASE_IMPLEMENTATIONS,
+    Attended,
+    AttentionFunction,
+    key_validity,
+    logit_scaling,
+    pruning_function,
+    register,
+)
 from .implementation import attention_implementation, base_for
 
-Recorder = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None], None]
+Recorder = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, float], None]
 
 # A context variable keeps models in other threads from being recorded. Recording has separate attention functions:
 # torch.compile cannot trace this variable, and the functions for decoding must stay traceable.
@@ -84,10 +93,32 @@ def capture(
     Raises
     ------
     OptionError
-        If ``layers`` names one that the model does not have.
+        If the model or the tokens are of another kind, or ``layers`` names one that the model does not have.
     CacheError
         If the model's attention does not go through the attention interface.
+
+    Examples
+    --------
+    >>> from grace_opt.hf.models import load_pocket
+    >>> model, tokenizer = load_pocket()
+    >>> captured = capture(model, tokenizer("the quiet river runs", return_tensors="pt").input_ids, layers=[0, 2])
+    >>> sorted(captured), captured[2].keys.shape
+    ([0, 2], torch.Size([1, 2, 4, 64]))
     """
+    model = require_model(model, "capture")
+    if (
+        not isinstance(input_ids, Tensor)
+        or input_ids.ndim != 2
+        or not input_ids.numel()
+        or input_ids.is_floating_point()
+    ):
+        found = (
+            f"{input_ids.dtype} {tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        )
+        raise OptionError(
+            f"input_ids is {found}: give the numbers of at least one token, (batch, length), as tokenizer(text, "
+            'return_tensors="pt").input_ids does'
+        )
     count = int(model.config.get_text_config(decoder=True).num_hidden_layers)
     wanted = set(range(count)) if layers is None else set(layers)
     unknown = sorted(wanted - set(range(count)))
@@ -95,11 +126,12 @@ def capture(
         raise OptionError(f"the model has {count} layers and no {unknown}; write numbers from 0 to {count - 1}")
     captured: dict[int, CapturedAttention] = {}
 
-    def record(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    def record(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+    ) -> None:
         index = getattr(module, "layer_idx", None)
         if index in wanted:
             valid = key_validity(mask, query.shape[0], key.shape[2])
-            scaling = float(getattr(module, "scaling", query.shape[-1] ** -0.5))
             tensors = query.detach(), key.detach(), value.detach()
             captured[index] = CapturedAttention(index, *tensors, valid, scaling)
 
@@ -146,7 +178,7 @@ def _recording(base_name: str) -> AttentionFunction:
         kwargs["dropout"] = dropout
         recorder = _RECORDER.get()
         if recorder is not None:
-            recorder(module, query, key, value, attention_mask)
+            recorder(module, query, key, value, attention_mask, logit_scaling(query, kwargs))
         return attend_as_ever(module, query, key, value, attention_mask, **kwargs)
 
     attend.__name__ = attend.__qualname__ = f"grace_capture_{base_name}_attention"

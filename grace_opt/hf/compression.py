@@ -54,12 +54,15 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
     order = _sinks_first(over.valid, evicted, keys, old, sinks)
     stored_keys, stored_values = keys[:, :, :old], values[:, :, :old]
     seen, valid = keys, over.valid
-    if order is not None:
-        stored_keys, stored_values = _take(stored_keys, order), _take(stored_values, order)
-    if order is not None and evicted is not None:
+    if evicted is not None:
+        stored_keys = _take(stored_keys, evicted)
+        # In ascending order, not with the sinks first: the last columns of `valid` must be those of the queries.
         seen = torch.cat([stored_keys, keys[:, :, old:]], dim=2)
         if valid is not None:  # padded entries are the same in every head: see kept_tokens
-            valid = torch.cat([valid[:, :old].gather(-1, order[:, 0]), valid[:, old:]], dim=-1)
+            valid = torch.cat([valid[:, :old].gather(-1, evicted[:, 0]), valid[:, old:]], dim=-1)
+    if order is not None:
+        stored_keys = stored_keys if order is evicted else _take(keys[:, :, :old], order)
+        stored_values = _take(stored_values, order)
     observed = over.queries[:, :, -min(config.observation_window, seen.shape[2]) :]
     kept = kept_channels(choose_channels(plan, observed, seen, valid), seen)
     channels = gather_channels(stored_keys[:, :, sinks:], kept)

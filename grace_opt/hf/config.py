@@ -133,15 +133,17 @@ class PruningConfig:
             raise OptionError(f"ratio={self.ratio!r} and kept_channels={self.kept_channels}: write one of the two")
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
-        if self.evict is not None and (isinstance(self.evict, type) or not hasattr(self.evict, "scores")):
-            raise OptionError(f"evict={self.evict!r}: write an eviction, for instance SnapKV(budget=512)")
+        if self.evict is not None and (isinstance(self.evict, type) or not isinstance(self.evict, TokenEviction)):
+            raise OptionError(
+                f"evict={self.evict!r}: write an eviction, for instance SnapKV(budget=512); one of your own has "
+                "queries_needed, tokens() and scores()"
+            )
         object.__setattr__(self, "options", dict(self.options))
         group = self.quantize.group_size if self.quantize is not None and self.quantize.keys is not None else 1
         if self.tail_block is not None and self.tail_block % group:
             raise OptionError(
                 f"tail_block={self.tail_block} is not a multiple of group_size={group}, in which keys are stored; "
-                f"write "
-                f"tail_block={-(-self.tail_block // group) * group}"
+                f"write tail_block={-(-self.tail_block // group) * group}"
             )
         try:
             self.provider(0)  # report unknown methods and options now, not after a long prompt

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finished_scores
 
 
+@runtime_checkable
 class TokenEviction(Protocol):
     """Decides which tokens stay: one of the four classes below, or your own."""
 
@@ -253,6 +254,12 @@ class StreamingLLM(_Budget):
     Notes
     -----
     The kept keys keep their positions, as with every eviction here; the paper renumbers them.
+
+    Examples
+    --------
+    >>> keys = torch.zeros(1, 1, 6, 2)  # one sequence, one KV head, six tokens
+    >>> kept_tokens(StreamingLLM(budget=4, sinks=2), keys[:, :, :0], keys, None, 1.0, layer=0, layers=1).tolist()
+    [[[0, 1, 4, 5]]]
     """
 
     sinks: int = 4

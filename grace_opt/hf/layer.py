@@ -50,9 +50,6 @@ class PrunedKeyLayer(DynamicLayer):
         How this layer is to be pruned.
     """
 
-    is_sliding = False
-    is_croppable = True
-
     def __init__(self, plan: LayerPlan) -> None:
         super().__init__()
         self.plan = plan
@@ -243,14 +240,6 @@ class PrunedKeyLayer(DynamicLayer):
                 f"tokens; for another prompt, make a new PrunedKeyCache or call reset()"
             )
         return self.get_seq_length() + count, 0
-
-    def get_max_length(self) -> int:
-        """No maximum."""
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        """No maximum; the name in old transformers."""
-        return -1
 
     def stored_parts(self) -> dict[str, StoredTensor]:
         """Return all tensors that the layer keeps alive, by name; the tail's buffers include spare room."""

@@ -7,7 +7,7 @@ splits a mask with one entry per layer into the mask sources of a cache, which o
 Under tensor parallelism, every process ("rank") computes and caches only some of the KV heads. Masks are per KV head,
 so ranks exchange nothing; each rank takes its own heads from a static mask of all heads.
 
-:func:`static_sources` serves static channel masks such as LeanK's.
+Source: static masks per head as in LeanK (arXiv 2508.02215).
 """
 
 from __future__ import annotations

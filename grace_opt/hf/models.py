@@ -57,7 +57,8 @@ def load_model(where: str) -> tuple[PreTrainedModel, Any]:
     Raises
     ------
     ModelError
-        If transformers cannot load it; the message quotes transformers' error.
+        If transformers cannot load it, because files are missing, damaged or do not fit each other; the message quotes
+        transformers' error.
     """
     path, options = Path(where), {}
     source = where
@@ -68,9 +69,12 @@ def load_model(where: str) -> tuple[PreTrainedModel, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file ends in whatever error the library raises that reads this kind of file
+        said = str(error).split("\n")[0]
         raise ModelError(
             f"cannot load a model from {where!r}: give a Hub id, a folder with config.json, or a .gguf file. "
-            f"transformers said: {str(error).splitlines()[0]}"
+            f"transformers said: {type(error).__name__}: {said}"
         ) from error
     return model.eval(), tokenizer

@@ -149,7 +149,7 @@ def make_prompt(
             f"tokens={tokens}: the facts and the question alone need {tokens - room}; give at least that."
         )
     hay: list[str] = []
-    while (cost := count(sentence := filler(rng))) <= room:
+    while (cost := integer("count(sentence)", count(sentence := filler(rng)), at_least=1)) <= room:
         hay.append(sentence)
         room -= cost
     for sentence in noise:

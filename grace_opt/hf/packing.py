@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._util.optional import require
-from .._util.parameters import integer, shown
+from .._util.parameters import check_fields, integer, shown
 from ..errors import OptionError
 
 SUPPORTED_BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
@@ -51,7 +51,9 @@ class BlockFormat:
     backend: str
 
     def __post_init__(self) -> None:
-        check_options(self.bits, self.group_size, self.backend)
+        check_backend(self.backend)
+        object.__setattr__(self, "bits", check_bits("bits", self.bits, self.backend))
+        check_fields(self, integer, "group_size", at_least=1)
         if self.grouping not in ("tokens", "channels"):
             raise OptionError(f'grouping={self.grouping!r} is unknown; write "tokens" or "channels"')
         if self.dtype not in SUPPORTED_DTYPES:
@@ -69,11 +71,7 @@ class BlockFormat:
         """Quantise ``(H, S, C)``."""
         tokens = tensor.shape[1]
         if self.grouping == "tokens":
-            if tokens % self.group_size:
-                raise OptionError(
-                    f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of that, "
-                    f"or write another group_size"
-                )
+            self._check_tokens(tokens)
             tensor = tensor.reshape(len(tensor), -1, self.group_size, self.channels).transpose(2, 3)
         groups = tensor.reshape(-1, self.width).float()
         # Both libraries pack several groups into a byte, so the last group is repeated to fill whole bytes. That costs
@@ -106,6 +104,7 @@ class BlockFormat:
 
     def stored_shapes(self, tokens: int) -> list[tuple[int, ...]]:
         """Return the shapes of a block's tensors, to check what is read from a file."""
+        self._check_tokens(tokens)
         groups = self._padded(self._groups(tokens))
         rows = -(-groups // 10) if self.bits == 3 else groups * self.bits // 8  # hqq: ten times 3 bits in an int32
         return [(rows, self.width), (groups, 1), (groups, 1)]
@@ -115,6 +114,13 @@ class BlockFormat:
         packed, *parameters = types
         known = {torch.float32, self.dtype if self.dtype.itemsize < 4 else torch.float32}
         return packed == (torch.int32 if self.bits == 3 else torch.uint8) and set(parameters) <= known
+
+    def _check_tokens(self, tokens: int) -> None:
+        if self.grouping == "tokens" and tokens % self.group_size:
+            raise OptionError(
+                f"{tokens} tokens do not divide into groups of {self.group_size}; quantise a multiple of that, or "
+                "write another group_size"
+            )
 
     def _groups(self, tokens: int) -> int:
         return self.heads * tokens * self.channels // self.width
@@ -186,19 +192,21 @@ def library(backend: str) -> Any:
     return require(_MODULES[backend], "quant", f'storage quantised by backend="{backend}"')
 
 
-def check_options(bits: int, group_size: int, backend: str, name: str = "bits") -> tuple[int, int]:
-    """Return `bits` and `group_size` as plain integers; raise `OptionError` if the back end does not offer them."""
+def check_backend(backend: Any) -> None:
+    """Raise `OptionError` unless this is the name of a back end."""
     if not isinstance(backend, str) or backend not in SUPPORTED_BITS:
         raise OptionError(f"backend={backend!r} is unknown; write one of {', '.join(map(repr, SUPPORTED_BITS))}")
+
+
+def check_bits(name: str, bits: Any, backend: str) -> int:
+    """Return `bits` as a plain integer; raise `OptionError` if the back end does not offer it."""
     offered = f'backend="{backend}" offers {", ".join(map(str, SUPPORTED_BITS[backend]))}'
-    bits = integer(name, bits, hint=offered)
-    if bits not in SUPPORTED_BITS[backend]:
-        others = [
-            f'backend="{other}"' for other in SUPPORTED_BITS if other != backend and bits in SUPPORTED_BITS[other]
-        ]
-        hint = "".join(f"; {other} has {bits}" for other in others)
-        raise OptionError(f"{name}={shown(bits)}: {offered}{hint}")
-    return bits, integer("group_size", group_size, at_least=1)
+    found = integer(name, bits, hint=offered)
+    if found not in SUPPORTED_BITS[backend]:
+        others = [other for other, numbers in SUPPORTED_BITS.items() if found in numbers]
+        hint = "".join(f'; backend="{other}" has {found}' for other in others)
+        raise OptionError(f"{name}={shown(found)}: {offered}{hint}")
+    return found
 
 
 def dtype_name(dtype: torch.dtype) -> str:

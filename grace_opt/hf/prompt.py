@@ -3,11 +3,11 @@
 The first forward pass of several tokens is the prompt, with two exceptions:
 
 * a declared length (``prompt_length=``): the prompt ends exactly there, however many passes it takes, and further
-tokens of the last pass (candidates of assisted decoding) are not part of it;
+  tokens of the last pass (candidates of assisted decoding) are not part of it;
 * a chunk size (the model's ``generation_config.prefill_chunk_size``): a pass of exactly that many tokens may be
-followed by more of the prompt; the next pass shows whether it is.
+  followed by more of the prompt; the next pass shows whether it is.
 
-It has to distinguish ``_prefill`` and ``_assisted_decoding`` of transformers' ``generation/utils.py``.
+The passes are those of ``_prefill`` and ``_assisted_decoding`` in transformers' ``generation/utils.py``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-r"""Attention on pruned keys: two segments of keys, one softmax.
+"""Attention on pruned keys: two segments of keys, one softmax.
 
-For a query row :math:`q`, kept channels :math:`C`, dense keys :math:`K_s` of the sink tokens, pruned keys :math:`K_p`
-of the old tokens and the dense tail :math:`K_t`:
-
-.. math:: o = \operatorname{softmax}\bigl(s\,[\,q K_s^\top \mid q_C K_p^\top \mid q K_t^\top\,] + m\bigr)\, V
-
-with logits in float32 (or float64): half-precision queries and keys are multiplied in float32, as in sdpa, because
-:math:`q k` alone may leave float16 where :math:`s\,q k` is small. The queries of a group share the keys of their KV
-head; nothing is repeated. The result equals attention on keys with zeros in the pruned channels, as
-:func:`scatter_channels` makes them.
+:mod:`grace_opt.kernels.decode.reference` computes it, with logits in float32 or float64; here is what it needs from a
+layer's storage. The result equals attention on keys with zeros in the pruned channels, as :func:`scatter_channels`
+makes them.
 
 Masks cover the sequence as it was fed in. If tokens were evicted or are stored in another order,
 :func:`gather_mask_columns` picks the columns of the stored tokens.

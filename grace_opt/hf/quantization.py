@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._util.parameters import check_fields, integer
 from ..errors import CacheError, OptionError
 from ..kernels.decode.packed import PackedKeys, PackedValues
 from .arguments import explains_arguments
-from .packing import BLOCK_TENSORS, SUPPORTED_BITS, BlockFormat, TokenBlock, check_options, dtype_name, library
+from .packing import BLOCK_TENSORS, BlockFormat, TokenBlock, check_backend, check_bits, dtype_name, library
 
 _FORMAT = 1
 #: Approximate maximum number of tokens that are quantised at once.
@@ -77,13 +78,11 @@ class Quantization:
     backend: str = "quanto"
 
     def __post_init__(self) -> None:
+        check_backend(self.backend)
         for name in ("keys", "values"):
             if getattr(self, name) is not None:
-                bits, _ = check_options(getattr(self, name), self.group_size, self.backend, name)
-                object.__setattr__(self, name, bits)
-        known = SUPPORTED_BITS.get(self.backend, (0,)) if isinstance(self.backend, str) else (0,)
-        _, size = check_options(known[0], self.group_size, self.backend)
-        object.__setattr__(self, "group_size", size)
+                object.__setattr__(self, name, check_bits(name, getattr(self, name), self.backend))
+        check_fields(self, integer, "group_size", at_least=1)
 
     def check_installed(self) -> None:
         """Raise `OptionError` now, not after a long prompt, if the back end is not installed."""
@@ -157,7 +156,7 @@ class QuantizedTokens:
             )
         form = BlockFormat(tensor.shape[1], tensor.shape[3], tensor.dtype, bits, grouping, group_size, backend)
         # In blocks, because the libraries compute in float32 and need several times the memory of their input.
-        step = max(MAX_BLOCK_TOKENS // group_size, 1) * group_size
+        step = max(MAX_BLOCK_TOKENS // form.group_size, 1) * form.group_size
         return cls(form, [[form.encode(part) for part in row.split(step, dim=1)] for row in tensor.detach()])
 
     def append(self, tensor: Tensor) -> QuantizedTokens:

@@ -183,7 +183,7 @@ class _Check:
         stored = sinks.shape[2] + (pruned.shape[2] if len(pruned.shape) == 4 else 0)
         self.tokens_of("pruned_keys", pruned, (batch, heads, stored - sinks.shape[2], kept.shape[2]), keys.dtype)
         self.tokens_of("old_values", old, (batch, heads, stored, values.shape[3]), values.dtype)
-        self.require(_at_least(length, max(stored, 1)), f"length={length!r} for {stored} stored tokens")
+        self.require(stored > 0 and _at_least(length, stored), f"length={length!r} for {stored} stored tokens")
         if positions is None:
             self.require(length == stored, f"length={length} for {stored} stored tokens, although none was evicted")
             return

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._util.arrays import least_eigenvalue
 from .._util.optional import require
-from .._util.parameters import number
-from ..errors import OptionError, ProblemError
+from .._util.parameters import choice, number
+from ..errors import ProblemError
 from ..problem import Problem
 
 OBJECTIVE_FORMS = ("linear", "quadratic")
@@ -70,8 +71,7 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
     (5.0, [True, False, True])
     """
     cp = require("cvxpy", "peers", "to_cvxpy()")
-    if form not in OBJECTIVE_FORMS:
-        raise OptionError(f"form={form!r}: give {' or '.join(map(repr, OBJECTIVE_FORMS))}.")
+    choice("form", form, OBJECTIVE_FORMS)
     problem = _single(W, k, protected)
     weights, n = _array(problem), problem.n
     x = cp.Variable(n, boolean=True, name="x")
@@ -82,7 +82,7 @@ def to_cvxpy(W: Any, k: int, protected: Any = None, *, form: str = "linear") -> 
         # Set protected vertices to 0: a huge one would otherwise shift all others by more than their weights.
         free = problem.candidates.cpu().numpy()
         weights = np.where(np.outer(free, free), weights, 0.0)
-        shift = min(0.0, float(np.linalg.eigvalsh(weights)[0])) - SHIFT_MARGIN * n * float(np.abs(weights).max())
+        shift = min(0.0, least_eigenvalue(weights)) - SHIFT_MARGIN * n * float(np.abs(weights).max())
         convex = cp.psd_wrap(weights - shift * np.eye(n))
         return cp.Problem(cp.Minimize(cp.quad_form(x, convex) + shift * cp.sum(x)), constraints)
     i, j = np.nonzero(np.triu(weights, 1))

@@ -34,8 +34,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .._util import array_like, files
-from .._util.array_like import to_array
+from .._util import files
+from .._util.array_like import as_tensor, to_array, wrong_dtype_error
 from ..errors import ProblemError
 from . import formats, matrix_market
 
@@ -101,6 +101,8 @@ def read(path: str | os.PathLike[str]) -> Instance:
     ------
     ProblemError
         If the file is missing, of an unknown kind, truncated, or names vertices that do not exist.
+    OptionError
+        If `path` is not the name of a file.
 
     Examples
     --------
@@ -110,7 +112,7 @@ def read(path: str | os.PathLike[str]) -> Instance:
     >>> read(path).W.tolist()
     [[1.0, 0.0], [0.0, 2.0]]
     """
-    path = Path(path)
+    path = Path(files.path_text(path))
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ProblemError(f"{path}: unknown kind {path.suffix!r}; readable are {', '.join(SUFFIXES)}.")
@@ -148,6 +150,8 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     ------
     ProblemError
         If the format is not one of these or cannot store this W, k or a batch; or if the file cannot be written.
+    OptionError
+        If `path` is not the name of a file.
 
     Examples
     --------
@@ -157,8 +161,11 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     >>> print(open(path).read().splitlines()[1:])
     ['p edge 3 2', 'e 1 2', 'e 2 3']
     """
-    path, W = Path(path), to_array(W, "W")
-    _whole(path, None if k is None else to_array(k, "k", "an integer, or an array of integers with one k per instance"))
+    path = Path(files.path_text(path))
+    W = _numbers(path, "W", as_tensor(W, "W").cpu()) if isinstance(W, torch.Tensor) else to_array(W, "W")
+    if k is not None:
+        k = to_array(k, "k", "an integer, or an array of integers with one k per instance")
+        _whole(path, k)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
@@ -170,8 +177,6 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
         raise ProblemError(f"{path}: {suffix} holds one matrix, not shape {W.shape}; write .npz or .safetensors.")
     if W.dtype.kind not in "biuf" or W.dtype.itemsize > 8:
         raise ProblemError(f"W has dtype {W.dtype}: give real numbers of at most 64 bits.")
-    if k is not None and (k := np.asarray(k)).dtype.kind not in "iu":
-        raise ProblemError(f"k has dtype {k.dtype}: give an integer, or an array of integers with one k per instance.")
     files.write_file(path, _content(path, suffix, W, k), ProblemError)
 
 
@@ -252,7 +257,7 @@ def _numbers(path: Path, name: str, value: Any) -> Array:
     try:
         return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
     except TypeError:
-        raise ProblemError(f"{path}: {array_like.wrong_dtype_error(name, value.dtype)}") from None
+        raise ProblemError(f"{path}: {wrong_dtype_error(name, value.dtype)}") from None
 
 
 def _whole(path: Path, k: Array | None) -> Any:

@@ -55,7 +55,8 @@ def attention(
 
     Parameters
     ----------
-    n : int Number of channels.
+    n : int
+        Number of channels.
     seed : int
         All randomness comes from it.
     k : int, optional
@@ -69,7 +70,9 @@ def attention(
     sigma : float
         Standard deviation of the logarithm of the scales; 0 makes all channels alike.
     massive : int
-        Number of key channels that are larger by `massive_factor`.
+        Number of key channels that are larger than others.
+    massive_factor : float
+        By how many times they are larger.
 
     Returns
     -------
@@ -97,7 +100,11 @@ def attention(
 
     Q, K = channels(queries), channels(keys)
     K[:, rng.choice(n, min(_count("massive", massive, 0), n), replace=False)] *= massive_factor
-    return Instance(_scaled((Q.T @ Q) * (K.T @ K)), _k(k, n), "attention")
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # `_finite` says more
+        W = (Q.T @ Q) * (K.T @ K)
+        W = (W + W.T) / 2
+        W = W / W.trace() * n
+    return Instance(_finite(W, sigma=sigma, massive_factor=massive_factor), _k(k, n), "attention")
 
 
 def planted(n: int, k: int, seed: int = 0, *, rank: int | None = None, spread: int = 9) -> Instance:
@@ -160,7 +167,8 @@ def cancellation(n: int, seed: int = 0, *, k: int | None = None, noise: float = 
 
     Parameters
     ----------
-    n : int Number of vertices, at least 4.
+    n : int
+        Number of vertices, at least 4.
     seed : int
         All randomness comes from it.
     k : int, optional
@@ -189,8 +197,10 @@ def cancellation(n: int, seed: int = 0, *, k: int | None = None, noise: float = 
     large = rng.uniform(4 * size, 6 * size, size // 2)
     v = rng.permutation(np.concatenate([large, -large, rng.uniform(0.8, 1.2, n - 2 * len(large))]))
     G = rng.standard_normal((n, n))
-    W = np.outer(v, v) + noise * (G @ G.T) / n
-    return Instance((W + W.T) / 2, size, "cancellation")
+    with np.errstate(over="ignore"):  # `_finite` says more
+        W = np.outer(v, v) + noise * (G @ G.T) / n
+        W = (W + W.T) / 2
+    return Instance(_finite(W, noise=noise), size, "cancellation")
 
 
 def ties(n: int, seed: int = 0, *, k: int | None = None, classes: int | None = None, levels: int = 3) -> Instance:
@@ -318,6 +328,8 @@ def _k(k: Any, n: int) -> int | None:
     return None if k is None else int(k)
 
 
-def _scaled(W: Any) -> Any:
-    W = (W + W.T) / 2
-    return W / W.trace() * len(W)
+def _finite(W: Any, **parameters: float) -> Any:
+    if not np.isfinite(W).all():
+        given = " and ".join(f"{name}={value:g}" for name, value in parameters.items())
+        raise OptionError(f"{given}: weights would leave the range of float64; give less extreme values.")
+    return W

@@ -92,12 +92,14 @@ def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry:
 
 
 def _array(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str) -> Array:
+    half = n * (n + 1) // 2
+    expected = {"general": n * n, "symmetric": half, "skew-symmetric": half - n}[symmetry]
+    _count(path, len(rows), expected, f"a {symmetry} array of {n} by {n} holds {expected}, one a line")
     if symmetry == "general":
         at = np.stack([np.tile(np.arange(n), n), np.repeat(np.arange(n), n)], axis=1)
     else:
         columns, lower = np.triu_indices(n, 1 if symmetry == "skew-symmetric" else 0)
         at = np.stack([lower, columns], axis=1)
-    _count(path, len(rows), len(at), f"a {symmetry} array of {n} by {n} holds {len(at)}, one a line")
     if bad := [row for row in rows if len(row) != 1]:
         raise ProblemError(f"{path}: {' '.join(bad[0])[:40]!r} is not a single number: an array has one on each line.")
     return _filled(n, at, _values(path, [row[0] for row in rows], field), symmetry)

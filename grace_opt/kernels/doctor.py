@@ -126,11 +126,9 @@ def show(report: Report, console: Console) -> None:
 
 def _lines(report: Report) -> list[str]:
     found = report.explanation
-    kept = (
-        "which can be written to"
-        if found.cache.writable
-        else ("which cannot be written to: each process compiles anew; set NUMBA_CACHE_DIR to a folder that can be")
-    )
+    kept = "which can be written to"
+    if not found.cache.writable:
+        kept = "which cannot be written to: each process compiles anew; set NUMBA_CACHE_DIR to a folder that can be"
     devices = {choice.device for choice in found.choices if choice.device != "cpu" and choice.code}
     tried = "broken:" if report.problems else "all trials agree with their references" if report.trials else "not tried"
     return [

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,17 +20,15 @@ import torch
 
 from .. import objective
 from .._util.names import nearest_name
-from .._util.parameters import shown
+from .._util.parameters import plain, shown
 from ..errors import OptionError, UnknownSolverError
-from ..kernels._shared.threads import COMPILE_FROM
+from ..kernels._shared.threads import always_compiled
 from ..problem import Problem
 from ..run import Run
 from ..solution import Result
 from .result_checks import checked_result, copy_of_problem, refuse_overwritten
 
 ENTRY_POINT_GROUP = "grace_opt.solvers"
-#: From this number of vertices on, compiled loops do all the work.
-ALWAYS_COMPILED_FROM = math.isqrt(COMPILE_FROM) + 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class SolverSpec:
     solver : callable
         ``(problem, options, run) -> Result``.
     options : type
-        A frozen dataclass; its fields are the method's options.
+        A frozen dataclass; its fields are the method's options, each with a default.
     exact : bool
         Whether it proves optimality when it finishes.
     batched : bool
@@ -86,27 +83,27 @@ class SolverSpec:
     compiled: bool = False
     searches: bool = False
 
-    def prepare(self) -> None:
-        """Load compiled code, compiling it first if it is new to this machine, before a time limit starts."""
+    def prepare(self, dtype: torch.dtype = torch.float64) -> None:
+        """Load compiled code for W of this dtype, compiling it first if it is new to this machine.
+
+        Called before a time limit starts; does nothing unless the method is `compiled`.
+        """
         if not self.compiled:
             return
         with _preparing:  # other threads wait until everything is ready
-            if self.solver not in _prepared:
+            if (self.solver, dtype) not in _prepared:
                 place = torch.arange(24.0, dtype=torch.float64, device="cpu")
-                small = torch.cos(7 * place[:, None] * place)  # no bound settles this W: every part of a search runs
-                self.solver(Problem.of(small[None], 12), self.options(), Run(0))
-                # For large W, greedy passes and f use compiled code too.
-                large = Problem.of(
-                    torch.zeros(1, ALWAYS_COMPILED_FROM, ALWAYS_COMPILED_FROM, dtype=torch.float64, device="cpu"),
-                    ALWAYS_COMPILED_FROM // 2,
-                )
-                for spec in (get(name) for name in ("mies", "drop_greedy")):
-                    objective.evaluate(large.W, spec.solve(large, spec.options(), Run(0)).mask)
-                _prepared.add(self.solver)
+                W = torch.cos(7 * place[:, None] * place).to(dtype)  # no bound settles it: every part of a search runs
+                small = Problem.of(W[None], 12)
+                with always_compiled():
+                    self.solver(small, self.options(), Run(0))
+                    for spec in (get(name) for name in ("mies", "drop_greedy")):  # where others start
+                        objective.evaluate(small.W, spec.solve(small, spec.options(), Run(0)).mask)
+                _prepared.add((self.solver, dtype))
 
     def make_options(self, given: Mapping[str, Any]) -> Any:
         """The options dataclass, or OptionError naming the accepted ones."""
-        accepted = [field.name for field in dataclasses.fields(self.options)]
+        accepted = [field.name for field in dataclasses.fields(self.options) if field.init]
         for name in given:
             if name not in accepted:
                 near = nearest_name(name, accepted)
@@ -158,7 +155,7 @@ def _noted(result: Result, problem: Problem, run: Run) -> Result:
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
-_prepared: set[Solver] = set()
+_prepared: set[tuple[Solver, torch.dtype]] = set()
 _preparing = threading.RLock()  # reentrant: preparing a method calls others
 _loaded = False
 _this_thread = threading.local()  # `loading`: this thread is loading the solvers
@@ -191,7 +188,8 @@ def register(
     Raises
     ------
     OptionError
-        If the name is taken by another function, or `options` is not a frozen dataclass.
+        If the name is taken by another function, `options` is not a frozen dataclass with a default for each field, or
+        `requires` is a text.
 
     Examples
     --------
@@ -211,8 +209,14 @@ def register(
         raise OptionError(
             f'{name!r} is not a valid method name: write @register("my_method"), letters, digits and underscores.'
         )
-    if not (dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+    frozen = getattr(getattr(options, "__dataclass_params__", None), "frozen", False)
+    if not (isinstance(options, type) and frozen):
         raise OptionError(f"options of {name!r} must be a frozen dataclass: decorate it with @dataclass(frozen=True).")
+    for field in dataclasses.fields(options):
+        if field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise OptionError(f"option {field.name!r} of {name!r} has no default: every option needs one.")
+    if isinstance(requires, str):
+        raise OptionError(f"requires={requires!r} of {name!r}: give a tuple, requires=({requires!r},).")
 
     def add(solver: Solver) -> Solver:
         taken = _REGISTRY.get(name)
@@ -293,10 +297,17 @@ def get(name: str) -> SolverSpec:
         raise UnknownSolverError(f"no method is called {name!r}.{hint} Known: {', '.join(sorted(known))}.{lost}")
     for requirement in spec.requires:
         module, _, extra = requirement.partition(":")
-        if importlib.util.find_spec(module) is None:
+        if not _is_installed(module):
             what = f"grace-opt[{extra}]" if extra else module
             raise UnknownSolverError(f'method {name!r} needs {module}, which is not installed: pip install "{what}".')
     return spec
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that a submodule belongs to
+        return False
 
 
 def chosen(method: Any, options: Mapping[str, Any]) -> tuple[SolverSpec, Any]:
@@ -341,7 +352,8 @@ def changed(options: Any) -> dict[str, Any]:
     """
     found = {}
     for field in dataclasses.fields(options):
-        value, usual = getattr(options, field.name), field.default
+        factory, value = field.default_factory, getattr(options, field.name)
+        usual = field.default if factory is dataclasses.MISSING else factory()
         if type(value) is not type(usual) or value != usual:  # of equal types, so that no array is compared
             found[field.name] = value
     return found
@@ -373,6 +385,6 @@ def _summed(stats: list[dict[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for one in stats:
         for key, value in one.items():
-            if isinstance(value, int | float):
-                total[key] = total.get(key, 0) + value
+            if isinstance(count := plain(value), int | float):
+                total[key] = total.get(key, 0) + count
     return total

@@ -60,7 +60,8 @@ def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
     places = _ordered(table, [*measured, *(place for place in printed if place not in measured)])
     notes: list[str] = [table.note] if table.note else []
     compared = "ratio" if table.compare == "ratio" else "difference"
-    interval = f"{compared} to {table.baseline} (95 %)" if table.pair else "95 % interval"
+    to = "to" if table.compare == "ratio" else "from"
+    interval = f"{compared} {to} {table.baseline} (95 %)" if table.pair else "95 % interval"
     body = []
     for place in places:
         rows, by, metric = place
@@ -75,11 +76,11 @@ def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
             change = paper.value / against.value if ratio else paper.value - against.value
             line[f"paper's {compared}"] = _number(change, table, signed=table.compare == "difference")
         if values is None:
-            line["ours"], line["to fill it"] = NOT_RUN, f"`{(paper and paper.command) or command}`"
+            line["ours"], line["to measure it"] = NOT_RUN, f"`{(paper and paper.command) or command}`"
         else:
             if bad := sum(not math.isfinite(value) for value in values.values()):
                 notes.append(
-                    f"{' '.join(map(_text, (*rows, by, metric)))}: {bad} of {len(values)} not finite, left out."
+                    f"{' '.join(map(_text, (*rows, by, metric)))}: {bad} of {len(values)} are not finite and left out."
                 )
             kept = {key: value for key, value in values.items() if math.isfinite(value)}
             line |= _ours(table, place, kept, measured.get(base), interval, notes)
@@ -88,10 +89,13 @@ def lines(table: Table, data: Sequence[dict[str, Any]], command: str) -> Lines:
     left = [*table.rows, table.by]
     count = f"n ({', '.join(table.unit) or 'rows'})"  # says what is resampled, and is no column's name
     if len(table.metrics) > 1:
+        beside = f"{interval}, and whether it is better or worse" if table.pair else interval
+        notes.insert(0, f"In brackets after each mean: {beside}.")
         return Lines(*_wide(table, left, body, count, interval), notes, verdicts)
-    names = ("paper", f"paper's {compared}", "ours", "n", interval, "verdict", "to fill it")
+    names = ("paper", f"paper's {compared}", "ours", "n", interval, "verdict", "to measure it")
     right = [name for name in names if any(line.get(name) for _, _, line in body)]
-    head = [*left, *(count if name == "n" else name for name in right)]
+    headings = {"n": count, "ours": "measured" if "paper" in right else table.metrics[0]}
+    head = [*left, *(headings.get(name, name) for name in right)]
     return Lines(head, [[*fixed, *(line.get(name, "") for name in right)] for fixed, _, line in body], notes, verdicts)
 
 
@@ -103,7 +107,7 @@ def _wide(
     for fixed, metric, line in body:
         together.setdefault(tuple(fixed), {})[metric] = line
     printed = [metric for metric in table.metrics if any(m == metric and line["paper"] for _, m, line in body)]
-    commands = any(line.get("to fill it") for _, _, line in body)
+    commands = any(line.get("to measure it") for _, _, line in body)
     head = list(left)
     for metric in table.metrics:
         head += [f"{metric}, paper"] * (metric in printed) + [metric]
@@ -119,9 +123,9 @@ def _wide(
         counts = list(dict.fromkeys(line["n"] for line in found.values() if line.get("n")))
         cells.append(" / ".join(counts))
         if commands:
-            cells.append(next((line["to fill it"] for line in found.values() if line.get("to fill it")), ""))
+            cells.append(next((line["to measure it"] for line in found.values() if line.get("to measure it")), ""))
         rows.append(cells)
-    return [*head, count, *(["to fill it"] if commands else [])], rows
+    return [*head, count, *(["to measure it"] if commands else [])], rows
 
 
 def _ours(
@@ -134,7 +138,7 @@ def _ours(
 ) -> dict[str, str]:
     """Mean, n, interval and verdict; `notes` gets what could not be paired."""
     if not values:
-        return {"ours": "nothing finite", "n": "0"}
+        return {"ours": "no finite number", "n": "0"}
     units = _units(table, values)
     found = {"ours": _number(float(np.mean(list(units.values()))), table), "n": str(len(units))}
     if not table.pair:
@@ -144,7 +148,7 @@ def _ours(
     both = [key for key, value in (baseline or {}).items() if key in values and math.isfinite(value)]
     if len(both) < len(values):
         name = " ".join(map(_text, (*place[0], place[1], place[2])))
-        notes.append(f"{name}: {len(values) - len(both)} of {len(values)} have no partner by {table.baseline}.")
+        notes.append(f"{name}: {len(values) - len(both)} of {len(values)} cannot be paired with {table.baseline}.")
     if not both:
         return found | {"verdict": "no pairs"}
     ours = _units(table, {key: values[key] for key in both})

@@ -48,7 +48,7 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
     for name in numeric:
         if text := [value for value in frame[name].tolist() if isinstance(value, str)]:
             raise OptionError(f"plot {plot.title!r}: column {name!r} holds text ({text[0]!r}), not numbers.")
-    frame = frame[frame[numeric].notna().all(axis=1)]
+    frame = frame[frame[[*numeric, plot.x]].notna().all(axis=1)]  # other rows belong to other views
     panels = list(dict.fromkeys(frame[plot.facet].tolist())) if plot.facet else [None]
     across = max(1, min(len(panels), PANELS_PER_ROW))
     down = math.ceil(len(panels) / across) or 1

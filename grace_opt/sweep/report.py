@@ -1,7 +1,7 @@
 """`make_report`: turn the records of a results folder into Parquet files and pages (Markdown and HTML).
 
 A page begins with its first plot and three sentences: what was asked, what was found (the verdicts, counted), and how
-sure that is. The origin of the numbers is in a folded section.
+sure that is. The index lists what every experiment found. The origin of the numbers is in a folded section.
 
 When: after a sweep or during it; the page says what is missing. Nothing on a page is typed by hand: numbers come from
 the records, sentences from the `Description` stored with them. Equal records give equal pages. Built on pandas,
@@ -27,7 +27,7 @@ from .views import Description, Plot, Table, check_columns, read_description
 
 REQUIRED_EXTRA = ("bench", "grace-opt report")
 #: The start of a folded section; the only HTML on a page.
-_OPEN, _CLOSE = "<details><summary>Where this comes from</summary>", "</details>"
+_OPEN, _CLOSE = "<details><summary>Where the numbers come from</summary>", "</details>"
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid #ccc; padding: .25rem .75rem; text-align: left; vertical-align: top }
@@ -68,11 +68,12 @@ def make_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] |
         with new_folder(out, SweepError):
             pages = [_experiment(directory, out, description) for description in found]
             rows = [
-                [f"[{_escape(d.title)}]({d.name}.md)", _escape(d.paper), f"{done} of {len(d.keys)}"]
-                for d, (_, done) in zip(found, pages, strict=True)
+                [f"[{_escape(d.title)}]({d.name}.md)", _escape(d.paper), said, f"{done} of {len(d.keys)}"]
+                for d, (_, done, said) in zip(found, pages, strict=True)
             ]
-            index = "# Experiments\n\n" + _markdown_table(["experiment", "paper", "cells done"], rows)
-            return [_write(out / "index", "Experiments", index), *(page for page, _ in pages)]
+            head = ["experiment", "in the paper", "found", "cells measured"]
+            index = "# Experiments\n\n" + _markdown_table(head, rows)
+            return [_write(out / "index", "Experiments", index), *(page for page, _, _ in pages)]
     except OSError as error:  # for example a folder that cannot be listed
         raise SweepError(f"cannot make the report: {error.filename}: {os_error_advice(error)}") from error
 
@@ -110,8 +111,8 @@ def merge(records: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def _experiment(directory: Path, out: Path, description: Description) -> tuple[Path, int]:
-    """Write one experiment's Parquet file, plots and pages; return the Markdown file and the number of done cells."""
+def _experiment(directory: Path, out: Path, description: Description) -> tuple[Path, int, str]:
+    """Write one experiment's Parquet file, plots and pages; return the page, the number of done cells, the finding."""
     name = description.name
     folder = directory / name / "cells"
     paths = [folder / f"{key}.json" for key in description.keys]
@@ -149,35 +150,43 @@ def _experiment(directory: Path, out: Path, description: Description) -> tuple[P
         else:
             section.append(_nothing(description))
     picture = next((section for is_plot, section in shown if is_plot and data), None)
-    parts += picture[1:] if picture else []
-    parts.append(_sentences(description, records, verdicts))
+    found = _found(description, records, verdicts)
+    parts += picture[1:2] if picture else []
+    parts.append(_sentences(description, records, found))
+    parts += picture[2:] if picture else []  # its note
     parts += [part for _, section in shown if section is not picture for part in section]
     parts += [_OPEN, *_provenance(description, records, others), _CLOSE]
-    return _write(out / name, description.title, "\n\n".join(parts)), len(records)
+    return _write(out / name, description.title, "\n\n".join(parts)), len(records), found
 
 
-def _sentences(description: Description, records: list[Record], verdicts: list[tuple[str, str, str]]) -> str:
-    """Return the three sentences: asked, found (the first comparison's verdicts, counted), how sure."""
-    asked = _first_sentence(description.about)
-    of_paper = f" (The paper's {_escape(description.paper)}.)" if description.paper else ""
-    first = verdicts[0][0] if verdicts else ""
+def _found(description: Description, records: list[Record], verdicts: list[tuple[str, str, str]]) -> str:
+    """Return the finding: the verdicts of the first table that compares, counted."""
+    if not records:
+        return f"Nothing: {'it could not run here' if description.missing else 'no cell is measured yet'}."
+    if not verdicts:
+        return "No methods are compared here; see the plots and tables."
     counts: dict[str, dict[str, int]] = {}
     for _, by, verdict in verdicts:
         of = counts.setdefault(by, {})
         of[verdict] = of.get(verdict, 0) + 1
     found = [
-        f"{_escape(by)} {', '.join(f'{verdict} in {number}' for verdict, number in of.items())} of {sum(of.values())}"
+        f"{_escape(by)} {', '.join(f'{number} {verdict}' for verdict, number in of.items())}"
         for by, of in counts.items()
     ]
-    said = f"Beside {_escape(first)}: {'; '.join(found)}." if found else "Nothing is compared to a baseline; see below."
-    said = said if records else "Nothing yet: it was not run here."
+    return f"Comparisons with {_escape(verdicts[0][0])} in the first table: {'; '.join(found)}."
+
+
+def _sentences(description: Description, records: list[Record], found: str) -> str:
+    """Return the three sentences, asked, found and how sure, and the rest of the description."""
+    asked = _first_sentence(description.about)
+    of_paper = f" ({_escape(description.paper)} of the paper.)" if description.paper else ""
     left = len(description.keys) - len(records)
+    cells = f"{len(records)} of {len(description.keys)} cells are measured" + (f", {left} are missing" if left else "")
     sure = (
-        "Intervals are 95 % bootstrap intervals (BCa) over the n units shown, and only one that excludes no "
-        f"difference, of at least 6 units, says better or worse; {len(records)} of {len(description.keys)} cells are "
-        "done" + ("." if not left else f", {left} are missing.")
+        "Intervals are 95 % bootstrap intervals (BCa) over the n units shown; “better” and “worse” need at least 6 "
+        f"units and an interval that excludes “no difference”; {cells}."
     )
-    lines = [f"- **Asked**: {_escape(asked)}{of_paper}", f"- **Found**: {said}", f"- **How sure**: {sure}"]
+    lines = [f"- **Asked**: {_escape(asked)}{of_paper}", f"- **Found**: {found}", f"- **How sure**: {sure}"]
     rest = description.about[len(asked) :].strip()
     return "\n".join(lines) + (f"\n\n{_paragraph(rest)}" if rest else "")
 
@@ -189,18 +198,18 @@ def _first_sentence(text: str) -> str:
 
 
 def _nothing(description: Description) -> str:
-    return f"Not run here, or not yet. To fill it: {_code(description.command)}"
+    return f"Not run here, or not yet. To measure it: {_code(description.command)}"
 
 
 def _provenance(description: Description, records: list[Record], others: int) -> list[str]:
     """Return paragraphs on what was measured, with what, where and when."""
     left = len(description.keys) - len(records)
-    counts = f"{len(records)} of {len(description.keys)} cells done"
-    counts += f"; {left} missing, to fill them: {_code(description.command)}" if left else ""
-    counts += f"; {others} records of other settings in the folder are not shown" if others else ""
+    counts = f"{len(records)} of {len(description.keys)} cells measured"
+    counts += f"; {left} missing, to measure them: {_code(description.command)}" if left else ""
+    counts += f"; not shown: {others} records of other settings in the folder" if others else ""
     seeds = sorted({str(record.cell.seed) for record in records if record.cell.seed is not None})
     seconds = sum(record.seconds for record in records)
-    parts = [f"{counts}. Measured in {seconds:.3g} s in all." if records else f"{counts}."]
+    parts = [f"{counts}. They took {seconds:.3g} s in total." if records else f"{counts}."]
     if seeds:
         parts.append(f"Seeds: {_escape(', '.join(seeds[:20]))}{' and more' if len(seeds) > 20 else ''}.")
     facts: dict[str, list[str]] = {}

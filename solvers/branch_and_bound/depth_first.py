@@ -12,8 +12,8 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from ...bounds.qcr import QuadraticRelaxation
-from ...bounds.subproblem import Subproblem
+from grace_opt.bounds.qcr import QuadraticRelaxation
+from grace_opt.bounds.subproblem import Subproblem
 
 
 class DepthFirst:
@@ -46,7 +46,7 @@ class DepthFirst:
 
         Updates `least_leaf` from the leaves among them, rounding included.
         """
-        from ...kernels.search.cpu import search
+        from grace_opt.kernels.search.cpu import search  # importing numba takes a while
 
         r, began = self.relaxation, time.perf_counter()
         self.top, best, used, leaf = search(

@@ -19,7 +19,7 @@ from transformers import DynamicCache, pipeline
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, attach, attention_implementation, capture, implementation
 from grace_opt.hf.models import load_pocket
-from tests.hf.conftest import OBSERVED, RECENT
+from tests.hf.conftest import OBSERVED, RECENT, build
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
 OPTIONS = {"max_new_tokens": 6, "do_sample": False}
@@ -297,7 +297,9 @@ class TestCopies:
         with attach(model, **WINDOWS):
             assert copy.deepcopy(model).generate is print
 
-    def test_by_pickle_are_refused(self, model):
+    def test_by_pickle_are_refused(self):
+        # Of its own: once a model has returned attentions, old transformers leave hooks on it that cannot be pickled.
+        model = build.__wrapped__("Llama")
         with attach(model), pytest.raises(CacheError, match="leave the block before you pickle"):
             pickle.dumps(model)
 

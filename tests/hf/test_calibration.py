@@ -306,5 +306,12 @@ class TestBadInput:
             calibrate(tiny(), texts, **wrong)
 
     def test_a_configuration_has_no_weights(self, tiny, texts):
-        with pytest.raises(OptionError, match="model must be a transformers model, not LlamaConfig; its weights are"):
+        with pytest.raises(
+            OptionError, match="model must be a transformers model with its weights, not LlamaConfig; write calibrate"
+        ):
             calibrate(tiny().config, texts)
+
+    def test_a_compiled_model_is_the_model(self, tiny, texts):
+        model = tiny()
+        found = calibrate(torch.compile(model), texts, ratio=0.5)  # wrapped, not compiled: nothing calls it
+        assert torch.equal(found.pruned, calibrate(model, texts, ratio=0.5).pruned)

@@ -44,10 +44,38 @@ def test_keys_and_values_are_those_of_the_dense_cache(tiny, prompt):
         assert not layer.queries.requires_grad
 
 
+def test_the_factor_is_that_of_the_call_not_of_the_module(tiny, prompt):
+    """OPT scales its queries itself and calls the attention with 1."""
+    model = tiny("OPT", ffn_dim=96, word_embed_proj_dim=64)
+    assert model.model.decoder.layers[0].self_attn.scaling == 0.25
+    assert [layer.scaling for layer in capture(model, prompt).values()] == [1.0, 1.0]
+
+
 def test_only_the_layers_asked_for(tiny, prompt):
     assert list(capture(tiny(), prompt, layers=[1])) == [1]
     with pytest.raises(OptionError, match=r"2 layers and no \[-1, 2\]; write numbers from 0 to 1"):
         capture(tiny(), prompt, layers=[-1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([1, 2], "is list"),
+        (torch.tensor([1, 2]), r"is torch.int64 \(2,\)"),
+        (torch.zeros(1, 2), r"is torch.float32 \(1, 2\)"),
+        (torch.zeros(1, 0, dtype=torch.long), r"is torch.int64 \(1, 0\)"),
+    ],
+)
+def test_what_are_no_tokens(ids, says, tiny):
+    with pytest.raises(OptionError, match=f"input_ids {says}: give the numbers of at least one token"):
+        capture(tiny(), ids)
+
+
+def test_what_is_no_model(tiny, prompt):
+    with pytest.raises(OptionError, match="not LlamaConfig; write capture"):
+        capture(tiny().config, prompt)
+    with pytest.raises(OptionError, match=r"AutoModelForCausalLM\.from_pretrained"):
+        capture("gpt2", prompt)
 
 
 def test_the_model_is_left_as_found_also_after_an_error(tiny, prompt):

@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache
 
 import grace_opt.hf
+from grace_opt import MaskProvider
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import H2O, PyramidKV, Quantization, SnapKV, StreamingLLM
 
@@ -71,6 +72,20 @@ def test_a_padded_row_equals_the_row_alone(evict, sinks, tiny, prune, padded, co
     b = step(model, alone, prompt[1:, 13:], continuation[1:])
     assert torch.equal(together.channel_mask().pruned[:, 1], alone.channel_mask().pruned[:, 0])
     assert close(a[1:], b)
+
+
+def test_all_queries_of_a_short_padded_row_count(tiny, prune, padded, continuation, step):
+    """Its sinks are stored before its padding: the mask for the choice must not be in that order."""
+    model, (prompt, mask), counted = tiny(), padded, []
+
+    def source(queries, keys, attention_mask=None):
+        counted.append(attention_mask[:, -queries.shape[2] :].sum(-1).tolist())
+        return MaskProvider("mies", 0.5)(queries, keys, attention_mask)
+
+    evict = SnapKV(budget=36, window=4)
+    cache = prune(model, provider=source, evict=evict, sink_tokens=3, observation_window=32)
+    step(model, cache, prompt, continuation[:, :1], mask)
+    assert counted == [[32, 27], [32, 27]]
 
 
 def test_sink_tokens_of_a_padded_row_are_its_first_real_ones(tiny, prune, padded, continuation, step):

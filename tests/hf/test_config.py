@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,6 +147,7 @@ class TestValues:
             ("options", {"no_such_option": 1}, "no_such_option"),
             ("fused", "no", "fused='no': write True or False"),
             ("evict", "snapkv", r"evict='snapkv': write .* SnapKV\(budget=512\)"),
+            ("evict", SimpleNamespace(scores=print), r"one of your own has queries_needed, tokens\(\) and scores\(\)"),
             ("quantize", 4, r"quantize=4: write .* Quantization\(keys=4\)"),
         ],
     )
@@ -309,6 +311,7 @@ class TestPruning:
         [
             {"ratio": 0.6},
             {"ratio": [0.5, 0.5]},
+            {"ratio": np.array([0.5, 0.5])},
             {"method": "mies"},
             {"dense_layers": 1},
             {"fused": False},
@@ -323,7 +326,6 @@ class TestPruning:
         with pytest.raises(OptionError, match="leave out ratio, sink_tokens"):
             PrunedKeyCache(tiny().config, ratio=0.6, sink_tokens=2, pruning=PruningConfig())
 
-    # A dict is not refused: AttributeError: 'dict' object has no attribute 'quantize', from PrunedKeyCache.__init__.
     def test_of_another_type_is_refused(self, tiny):
         with pytest.raises(OptionError, match=r"PruningConfig\.from_dict"):
             PrunedKeyCache(tiny().config, pruning={"ratio": 0.5})

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from grace_opt import CacheError, OptionError, instances, interaction_matrix, so
 from grace_opt.cli.app import app
 from grace_opt.hf import PrunedKeyCache, attention_implementation, capture
 from grace_opt.hf.demo import run_demo
-from grace_opt.hf.models import ModelError, load_model, load_pocket
+from grace_opt.hf.models import POCKET_FOLDER, ModelError, load_model, load_pocket
 from grace_opt.hf.needle import make_prompt
 from tests import oracle
 
@@ -111,6 +112,7 @@ def test_the_demo_command_writes_its_files(tmp_path):
 
 
 def test_demo_errors(tmp_path):
+    pytest.importorskip("matplotlib")
     run = CliRunner().invoke
     assert run(app, ["demo", "--model", str(tmp_path)]).exit_code == 2
     assert run(app, ["demo", "--depth", "2"]).exit_code == 2
@@ -129,6 +131,26 @@ def test_models_that_can_not_be_loaded(tmp_path):
         load_model(str(tmp_path))
     with pytest.raises(ModelError, match="no GGUF file"):
         load_model(str(tmp_path / "none.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("model.safetensors", lambda content: content[:1000]),
+        ("config.json", lambda content: b"[]"),
+        ("config.json", lambda content: content.replace(b'"hidden_size": 256', b'"hidden_size": "many"')),
+        ("config.json", lambda content: content.replace(b'"hidden_size": 256', b'"hidden_size": 128')),
+        ("tokenizer.json", lambda content: b"{"),
+    ],
+)
+def test_damaged_files_of_a_model(name, change, tmp_path):
+    shutil.copytree(POCKET_FOLDER, tmp_path / "model")
+    file = tmp_path / "model" / name
+    whole = file.read_bytes()
+    file.write_bytes(change(whole))
+    assert file.read_bytes() != whole
+    with pytest.raises(ModelError, match=r"cannot load a model from .*transformers said: \w+: "):
+        load_model(str(tmp_path / "model"))
 
 
 def test_a_captured_head_is_an_instance_for_the_command_line(tmp_path):

@@ -7,12 +7,14 @@ import dataclasses
 import importlib.util
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf.quantization import SUPPORTED_BITS, Quantization, QuantizedTokens
+from grace_opt.hf.packing import SUPPORTED_BITS
+from grace_opt.hf.quantization import Quantization, QuantizedTokens
 from tests.packed import numbers_of
 
 MODULES = {"quanto": "optimum", "hqq": "hqq"}
@@ -317,6 +319,12 @@ def test_what_can_not_be_quantised(backend, x, options, message):
         QuantizedTokens.quantize(x, 4, **{"group_size": GROUP, "backend": backend, **options})
 
 
+def test_numbers_of_numpy_become_plain(backend):
+    """They would not go into a file's JSON."""
+    x = QuantizedTokens.quantize(draw(1, 1, 16, 4), np.int64(4), "tokens", np.int64(GROUP), backend)
+    assert json.loads(json.dumps(x.meta())) == x.meta()
+
+
 def test_what_does_not_continue_changes_nothing(backend):
     x = QuantizedTokens.quantize(draw(2, 3, 16, 7), 4, "tokens", GROUP, backend)
     for other in (draw(1, 3, 8, 7), draw(2, 3, 8, 6), draw(2, 3, 8, 7).half(), torch.zeros(3)):
@@ -350,6 +358,14 @@ def test_files_that_do_not_fit(backend):
             QuantizedTokens.from_tensors(tensors, {**meta, **change})
     with pytest.raises(CacheError, match=r"1\.scale"):
         QuantizedTokens.from_tensors({name: t for name, t in tensors.items() if name != "1.scale"}, meta)
+
+
+def test_a_file_whose_last_group_of_tokens_is_cut(backend):
+    x = QuantizedTokens.quantize(draw(1, 2, 16, 4), 4, "tokens", GROUP, backend)
+    whole, meta = x.tensors(), {**x.meta(), "tokens": [12]}
+    tensors = {name: tensor[: len(tensor) * 12 // 16].contiguous() for name, tensor in whole.items()}
+    with pytest.raises(CacheError, match="12 tokens do not divide into groups of 8"):
+        QuantizedTokens.from_tensors(tensors, meta)
 
 
 def test_a_missing_library_names_the_extra(monkeypatch):

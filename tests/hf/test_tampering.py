@@ -204,6 +204,21 @@ def test_indices_and_lengths_by_name(change, filled, tmp_path):  # noqa: F811
         PrunedKeyCache.load(path, model)
 
 
+def test_older_tokens_of_which_none_are_stored(filled, tmp_path):  # noqa: F811
+    model, cache = filled("evicted")
+    path = tmp_path / "cache.safetensors"
+    cache.save(path)
+    about, tensors = saving.FILE_FORMAT.read(path)
+    for name, tensor in tensors.items():
+        if name.endswith(("sink_keys", "pruned_keys", "old_values")):
+            tensors[name] = tensor[:, :, :0].contiguous()
+        elif name.endswith("positions"):
+            tensors[name] = tensor[..., :0].contiguous()
+    saving.FILE_FORMAT.write(path, tensors, about)
+    with pytest.raises(CacheError, match="for 0 stored tokens"):
+        PrunedKeyCache.load(path, model)
+
+
 def test_another_models_file_is_refused_before_anything_else(filled, tiny, tmp_path):  # noqa: F811
     _, cache = filled("a ratio per layer")
     cache.save(tmp_path / "x")

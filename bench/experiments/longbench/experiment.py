@@ -93,12 +93,13 @@ def experiment(subject: Subject, full: Options, pocket: Options) -> Experiment:
         name=subject.name,
         title=f"LongBench with {label(subject.checkpoint)}",
         paper=f"Table {subject.table}",
-        about=f"Answers to LongBench's 16 English tasks, greedy, with eviction of tokens and then pruning of key "
-        f"channels; scores from 0 to 100. The paper's settings: {label(subject.checkpoint)} in half precision, prompts "
-        f"of at most {full.max_input} tokens, cut in the middle, no chat template. dense is eviction alone, without "
-        "pruning; it does not depend on the ratio, and stands at each to be compared. The pocket model on the "
-        "miniature shows that the harness runs. It cannot summarise, count or program: most of its scores are near "
-        "zero for every method, and say nothing about the methods.",
+        about=f"What are the scores on LongBench's 16 English tasks if tokens are evicted and key channels pruned? "
+        "Scores are 0 to 100, with greedy decoding. The paper's settings are "
+        f"{label(subject.checkpoint)} in half precision, prompts of at most {full.max_input} tokens, cut in the "
+        "middle, and no chat template. dense is eviction without pruning; it is repeated at each ratio for "
+        "comparison. With the pocket model, on miniature tasks, this shows that the code runs. That model cannot "
+        "summarise, count or program: most of its scores are near zero for every method and say nothing about the "
+        "methods.",
         sizes={
             "smoke": replace(pocket, examples=1, budgets=(64,), ratios=(0.6,), max_input=192, max_new=2),
             "pocket": pocket,
@@ -114,7 +115,7 @@ def experiment(subject: Subject, full: Options, pocket: Options) -> Experiment:
 def needs(subject: Subject, settings: Settings) -> str:
     """The paper's size wants its checkpoint, and data from the Hub are downloaded before anything starts."""
     if settings.size == "full" and settings.model in ("", "pocket"):
-        return f"this size wants a checkpoint and a GPU: {subject.command}"
+        return f"this size needs a checkpoint and a GPU: {subject.command}"
     if settings.options.data == "hub":
         fetch(settings.options.tasks)
     return ""
@@ -207,8 +208,8 @@ def views(subject: Subject, settings: Settings) -> list[Table | Plot]:
         unit=["task"],
         better="higher",
         paper=printed.averages(subject.table, subject.command),
-        note="Mean of the tasks' means; the interval is over tasks. dense: eviction alone. ratio: share of key "
-        "channels pruned, which is at most half of that share of keys and values.",
+        note="Mean of the tasks' means; intervals are over tasks. dense: eviction only. ratio: share of key channels "
+        "pruned, which is at most half that share of keys and values together.",
         digits=4,
     )
     found: list[Table | Plot] = [average]

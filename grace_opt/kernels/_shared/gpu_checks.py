@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from ..._util.array_like import FLOATS
 from ...errors import ProblemError
 from .limits import LARGEST_ON_CHIP
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_matrices(W: Tensor) -> tuple[int, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,33 @@ COMPILE_FROM = 200_000
 #: With fewer numbers, waking another thread takes longer than it saves.
 ALONE_BELOW = 100_000
 _steps = 0
+_always = False
 
 
 def worth_compiling(steps: int) -> bool:
     """Return whether a compiled loop is worth its import: many steps now, or in all calls so far."""
     global _steps
     _steps += steps
-    return _steps >= COMPILE_FROM
+    return _always or _steps >= COMPILE_FROM
 
 
 def enough_steps(steps: int) -> bool:
     """Return whether this call alone is worth the import."""
-    return steps >= COMPILE_FROM
+    return _always or steps >= COMPILE_FROM
+
+
+@contextmanager
+def always_compiled() -> Iterator[None]:
+    """Inside this block, compiled loops run whatever the size: a small case then compiles all that large ones need.
+
+    One block at a time; other threads may run compiled loops for small cases meanwhile, with the same results.
+    """
+    global _always
+    _always = True
+    try:
+        yield
+    finally:
+        _always = False
 
 
 def worth_one_pass(W: Tensor) -> bool:

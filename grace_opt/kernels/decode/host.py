@@ -22,7 +22,8 @@ from torch import Tensor
 from ...errors import CacheError
 from .._shared.switches import LLVM, is_off
 from .._shared.threads import split_batch, torch_team
-from .forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, NO_MASK, PACKED, ROWS
+from .checks import check_lengths, kind_of_mask
+from .forms import BOOL, BY_CHANNEL, BY_TOKEN, LANES, PACKED, ROWS
 from .packed import ENTRIES, Packed, PackedKeys, PackedValues
 
 #: Most query rows (query heads per KV head times new tokens); a matrix library is faster well below this.
@@ -204,11 +205,7 @@ def _check_shapes(
     batch, query_heads, _, width = query.shape
     heads, pruned, kept = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
-    if sinks + pruned + tail == 0 or old_values.shape[2] != sinks + pruned or tail_values.shape[2] != tail:
-        raise CacheError(
-            f"{sinks} sink, {pruned} pruned and {tail} tail keys do not go with {old_values.shape[2]} old and "
-            f"{tail_values.shape[2]} tail values; there must be as many values as keys, and at least one"
-        )
+    check_lengths(sinks, pruned, tail, old_values, tail_values)
     expected = {
         "pruned_keys": (pruned_keys, (batch, heads, pruned, kept)),
         "kept_indices": (kept_indices, (batch, heads, kept)),
@@ -262,18 +259,12 @@ def _read_mask(
     attention_mask: Tensor | None, query: Tensor, total: int, causal: bool
 ) -> tuple[int, Tensor | None, list[int]]:
     """Kind of mask, the tensor that is read, and its place, with steps of zero where it is broadcast."""
-    batch, query_heads, length, _ = query.shape
+    kind = kind_of_mask(attention_mask, query, total, causal)
     if attention_mask is None:
-        return (CAUSAL if causal and length > 1 else NO_MASK), None, [0] * 5
-    full, found = (batch, query_heads, length, total), tuple(attention_mask.shape)
-    if len(found) != 4 or found[3] != total or any(n not in (1, m) for n, m in zip(found, full, strict=True)):
-        raise CacheError(
-            f"the attention mask has shape {found} for {full}, of which only the number of columns must match exactly"
-        )
-    kind = BOOL if attention_mask.dtype == torch.bool else ADDITIVE
+        return kind, None, [0] * 5
     mask = attention_mask if kind == BOOL else attention_mask.detach().to(torch.float32)
     address, *steps = _place(mask)
-    return kind, mask, [address, *(0 if n == 1 else step for n, step in zip(found, steps, strict=True))]
+    return kind, mask, [address, *(0 if n == 1 else step for n, step in zip(mask.shape, steps, strict=True))]
 
 
 def _rowwise(tensor: Tensor) -> Tensor:

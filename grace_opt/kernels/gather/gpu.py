@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._util.array_like import FLOATS
 from ...errors import CacheError
 
 #: Approximate number of entries that one program copies.
 COPIED = 8192
-_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> Tensor:
@@ -48,10 +48,10 @@ def gather_channels(keys: Tensor, kept: Tensor, channel_major: bool = False) -> 
     if keys.ndim != 4 or kept.ndim != 3 or kept.shape[:2] != keys.shape[:2] or kept.device != keys.device:
         raise CacheError(
             f"keys {tuple(keys.shape)} on {keys.device} and kept channels {tuple(kept.shape)} on {kept.device} do "
-            f"not match; write keys (B, H, S, d) and indices (B, H, d') on one device"
+            f"not match: give keys (B, H, S, d) and indices (B, H, d') on one device."
         )
-    if keys.dtype not in _TYPES or kept.dtype != torch.int64:
-        raise CacheError(f"keys are {keys.dtype} and indices {kept.dtype}; write floating keys and int64 indices")
+    if keys.dtype not in FLOATS or kept.dtype != torch.int64:
+        raise CacheError(f"keys are {keys.dtype} and indices {kept.dtype}; give floating keys and int64 indices.")
     (batch, heads, tokens, _), count = keys.shape, kept.shape[-1]
     shape = (batch, heads, count, tokens) if channel_major else (batch, heads, tokens, count)
     buffer = keys.new_empty(shape)

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._util.array_like import FLOATS
 from ...errors import ProblemError
-from .._shared.gpu_checks import FLOATS, check_like, check_matrices
+from .._shared.gpu_checks import check_like, check_matrices
 
 
 class Taken(NamedTuple):
@@ -27,16 +28,13 @@ class Taken(NamedTuple):
         The vertices in the order in which they were taken, padded with -1 if k is smaller.
     rise : Tensor (B,), float64
         Sum of the vertices' scores when they were taken. If scores start at the diagonal, this is f.
-    path : Tensor (B, k_max + 1), float32, or None
-        Entry j: the sum after the first j vertices; infinite beyond k.
     """
 
     order: Tensor
     rise: Tensor
-    path: Tensor | None
 
 
-def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int, path: bool = False) -> Taken:
+def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int) -> Taken:
     """Repeat: take the vertex with the least score, and add twice its row to the other scores.
 
     Parameters
@@ -50,8 +48,6 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int, path: bool = 
         Number of vertices to take, per instance, at most `k_max`.
     k_max : int
         Width of the result.
-    path : bool
-        Also return the objective of every prefix of the order.
 
     Returns
     -------
@@ -73,28 +69,27 @@ def greedy_order(W: Tensor, scores: Tensor, k: Tensor, k_max: int, path: bool = 
     if k.dtype != torch.int64:
         raise ProblemError(f"k has dtype {k.dtype}: give int64.")
     if scores.dtype not in FLOATS:
-        raise ProblemError(f"scores has dtype {scores.dtype}: give float32 or float64.")
+        raise ProblemError(f"scores has dtype {scores.dtype}: give float16, bfloat16, float32 or float64.")
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     order = torch.empty(size, k_max, dtype=torch.int64, device=W.device)
     rise = torch.empty(size, dtype=torch.float64, device=W.device)
-    costs = torch.empty(size, k_max + 1, dtype=torch.float32, device=W.device) if path else None
     if size:
         with torch.cuda.device_of(W):
             # One warp: the minimum is then found by shuffles, without a barrier, and n is small.
             _greedy_kernel[(size,)](
-                W, scores, k, order, rise, rise if costs is None else costs, n, k_max,
+                W, scores, k, order, rise, n, k_max,
                 *W.stride(), *scores.stride(), k.stride(0),
-                N=triton.next_power_of_2(max(n, 1)), WIDTH=triton.next_power_of_2(k_max + 1), PATH=path,
+                N=triton.next_power_of_2(max(n, 1)), WIDTH=triton.next_power_of_2(max(k_max, 1)),
                 num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
-    return Taken(order, rise, costs)
+    return Taken(order, rise)
 
 
 @triton.jit
 def _greedy_kernel(
-    W, scores, count, order, rise, path, n, k_max,
+    W, scores, count, order, rise, n, k_max,
     W_b, W_i, W_j, scores_b, scores_i, count_b,
-    N: tl.constexpr, WIDTH: tl.constexpr, PATH: tl.constexpr,
+    N: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)  # offsets may pass 2**31
     k = tl.minimum(tl.load(count + b * count_b), k_max).to(tl.int32)
@@ -103,19 +98,13 @@ def _greedy_kernel(
     score = tl.load(scores + b * scores_b + vertex * scores_i, mask=inside, other=float("inf"))
     row_of = W + b * W_b + vertex * W_j
     order += b * k_max
-    path += b * (k_max + 1)
     cost = tl.full([], 0.0, tl.float64)
     for step in range(k):
         least, best = tl.min(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
         row = tl.load(row_of + best.to(tl.int64) * W_i, mask=inside, other=0.0).to(score.dtype)
         tl.store(order + step, best.to(tl.int64))
         cost += least.to(tl.float64)
-        if PATH:
-            tl.store(path + step + 1, cost.to(tl.float32))
         score = tl.where(vertex == best, float("inf"), score + (row + row))
     tl.store(rise + b, cost)
     at = tl.arange(0, WIDTH)
     tl.store(order + at, tl.full([WIDTH], -1, tl.int64), mask=(at >= k) & (at < k_max))
-    if PATH:
-        rest = tl.where(at == 0, 0.0, float("inf"))
-        tl.store(path + at, rest, mask=(at == 0) | ((at > k) & (at <= k_max)))

@@ -149,3 +149,44 @@ def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
             verdict[v] = 2 if inside else 1
             decided += 1
     return decided
+
+
+@jit
+def add_sizes(A, sums):
+    """Add the sums of |A|'s columns to `sums`, in place; returns the largest entry of |A|."""
+    m = A.shape[0]
+    largest = np.zeros(m)  # of each column: one number for all would keep the loop from being vectorised
+    for p in range(m):
+        for q in range(m):
+            size = abs(A[p, q])
+            sums[q] += size
+            largest[q] = max(largest[q], size)
+    return largest.max() if m else 0.0
+
+
+@jit(error_model="numpy")
+def scaled_form(W, a, scale, C):
+    """Fill C with ``W + Diag a``, rows and columns divided by `scale`.
+
+    Returns its Frobenius norm and the largest sum of a row's absolute values.
+    """
+    m = W.shape[0]
+    squares, sums = np.zeros(m), np.zeros(m)
+    for p in range(m):
+        for q in range(m):
+            C[p, q] = W[p, q] / scale[q] / scale[p]
+        C[p, p] += a[p] / scale[p] ** 2
+        for q in range(m):
+            squares[q] += C[p, q] * C[p, q]
+            sums[q] += abs(C[p, q])
+    return np.sqrt(squares.sum()), sums.max()
+
+
+@jit
+def add_square(C, u, weight):
+    """Add ``weight u uᵀ`` to C, in place."""
+    m = C.shape[0]
+    for p in range(m):
+        share = weight * u[p]
+        for q in range(m):
+            C[p, q] += share * u[q]

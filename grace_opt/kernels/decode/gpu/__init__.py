@@ -5,8 +5,8 @@ pruned keys, dense tail), times the values. Decoding reads every stored key and 
 them, so a kernel that reads only the kept channels, once, is as fast as the memory allows.
 
 1. The tokens are cut into blocks that never span two segments, and the blocks are divided into equal runs. One program
-per (sequence and KV head, run) holds the queries of the whole group, gathers their kept channels once, and processes
-its run with a running maximum :math:`m`, sum :math:`l = \sum_j e^{x_j - m}` and product
+   per (sequence and KV head, run) holds the queries of the whole group, gathers their kept channels once, and processes
+   its run with a running maximum :math:`m`, sum :math:`l = \sum_j e^{x_j - m}` and product
    :math:`a = \sum_j e^{x_j - m} v_j` in float32.
 2. The runs are combined: :math:`M = \max_r m_r`, output :math:`\sum_r e^{m_r - M} a_r / \sum_r e^{m_r - M} l_r`.
 
@@ -33,7 +33,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ....errors import CacheError
-from ..forms import ADDITIVE, BOOL, CAUSAL, NO_MASK
+from ..checks import check_lengths, kind_of_mask
+from ..forms import BOOL
 from ..packed import Packed, PackedKeys, PackedValues
 from .attend import LOG2E, attend_run, join_runs
 
@@ -154,11 +155,7 @@ def decode_attention(
     heads, pruned, kept = pruned_keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
     group, total = query_heads // heads, sinks + pruned + tail
-    if total == 0 or old_values.shape[2] != sinks + pruned or tail_values.shape[2] != tail:
-        raise CacheError(
-            f"{sinks} sink, {pruned} pruned and {tail} tail keys do not go with {old_values.shape[2]} old and "
-            f"{tail_values.shape[2]} tail values; there must be as many values as keys, and at least one"
-        )
+    check_lengths(sinks, pruned, tail, old_values, tail_values)
     output = query.new_empty(batch, length, query_heads, value_width)
     if output.numel() == 0:
         return output
@@ -231,18 +228,12 @@ def _read_mask(
     attention_mask: Tensor | None, query: Tensor, total: int, causal: bool
 ) -> tuple[int, Tensor, tuple[int, ...]]:
     """Kind of mask, the tensor to read (any, if none is) and its strides, zero where it is broadcast."""
-    batch, query_heads, length, _ = query.shape
+    kind = kind_of_mask(attention_mask, query, total, causal)
     if attention_mask is None:
-        return (CAUSAL if causal and length > 1 else NO_MASK), query, (0, 0, 0, 0)
-    full, found = (batch, query_heads, length, total), tuple(attention_mask.shape)
-    if len(found) != 4 or found[3] != total or any(n not in (1, m) for n, m in zip(found, full, strict=True)):
-        raise CacheError(
-            f"the attention mask has shape {found} for {full}, of which only the number of columns must match exactly"
-        )
-    strides = tuple(0 if n == 1 else step for n, step in zip(found, attention_mask.stride(), strict=True))
-    if attention_mask.dtype == torch.bool:
-        return BOOL, attention_mask.view(torch.uint8), strides
-    return ADDITIVE, attention_mask, strides
+        return kind, query, (0, 0, 0, 0)
+    sizes = zip(attention_mask.shape, attention_mask.stride(), strict=True)
+    read = attention_mask.view(torch.uint8) if kind == BOOL else attention_mask
+    return kind, read, tuple(0 if n == 1 else step for n, step in sizes)
 
 
 def _padded(width: int) -> int:

@@ -11,6 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import forms, packed
+
+NO_MASK, CAUSAL, BOOL = (tl.constexpr(kind) for kind in (forms.NO_MASK, forms.CAUSAL, forms.BOOL))
+#: Columns of the table of packed keys or values.
+SCALE, ZERO, PLANE = (tl.constexpr(column) for column in (packed.SCALE, packed.ZERO, packed.PLANE))
+STEP, FIRST, ENTRIES = (tl.constexpr(column) for column in (packed.STEP, packed.FIRST, packed.ENTRIES))
 LOG2E = tl.constexpr(math.log2(math.e))
 LEAST = tl.constexpr(torch.finfo(torch.float32).min)
 
@@ -62,14 +68,14 @@ def load_packed_keys(
 ):  # fmt: skip
     """(channels, tokens) of the tokens at `places` of one unit."""
     channels = tl.arange(0, WIDTH)
-    entry = table + tl.load(owners + unit).to(tl.int64) * 6
-    row = tl.load(entry + 4) * head + tl.load(entry + 5) + unit.to(tl.int64) * width + channels
+    entry = table + tl.load(owners + unit).to(tl.int64) * ENTRIES
+    row = tl.load(entry + STEP) * head + tl.load(entry + FIRST) + unit.to(tl.int64) * width + channels
     return unpacked(
         tl.load(entry),
-        tl.load(entry + 1),
-        tl.load(entry + 2),
+        tl.load(entry + SCALE),
+        tl.load(entry + ZERO),
         row[:, None],
-        tl.load(entry + 3),
+        tl.load(entry + PLANE),
         places[None, :],
         (channels < width)[:, None] & exists[None, :],
         SIZE, BITS, HIGH_FIRST, ZERO_IN_LEVELS, PARAMETERS,
@@ -85,14 +91,14 @@ def load_old_values(
     """(tokens, channels) of dense values, or of packed ones, whose table `values` is then."""
     if PACKED:
         channels = tl.arange(0, WIDTH)
-        entry = values + tl.load(owners + tokens, mask=exists, other=0).to(tl.int64) * 6
-        first = tl.load(entry + 4) * head + tl.load(entry + 5) + tokens.to(tl.int64) * (width // SIZE)
+        entry = values + tl.load(owners + tokens, mask=exists, other=0).to(tl.int64) * ENTRIES
+        first = tl.load(entry + STEP) * head + tl.load(entry + FIRST) + tokens.to(tl.int64) * (width // SIZE)
         found = unpacked(
             tl.load(entry)[:, None],
-            tl.load(entry + 1)[:, None],
-            tl.load(entry + 2)[:, None],
+            tl.load(entry + SCALE)[:, None],
+            tl.load(entry + ZERO)[:, None],
             first[:, None] + (channels // SIZE)[None, :],
-            tl.load(entry + 3)[:, None],
+            tl.load(entry + PLANE)[:, None],
             (channels % SIZE)[None, :],
             exists[:, None] & (channels < width)[None, :],
             SIZE, BITS, HIGH_FIRST, ZERO_IN_LEVELS, PARAMETERS,
@@ -115,15 +121,15 @@ def attend_block(
     x = x * inner
     if SOFTCAP:
         x = outer * (1.0 - 2.0 / (tl.exp2(x) + 1.0))
-    if MASK == 1:
+    if MASK == CAUSAL:
         x = tl.where(columns[None, :] <= last_column[:, None], x, LEAST)
-    elif MASK >= 2:
+    elif MASK != NO_MASK:
         seen = tl.load(
             mask[:, None] + columns.to(tl.int64)[None, :] * mask_column,
             mask=row_exists[:, None] & exists[None, :],
             other=0,
         )
-        if MASK == 2:
+        if MASK == BOOL:
             x = tl.where(seen != 0, x, LEAST)
         else:
             x = x + seen.to(tl.float32) * LOG2E
@@ -161,9 +167,11 @@ def attend_run(
     VALUE_SIZE: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_HIGH_FIRST: tl.constexpr,
     VALUE_ZERO_IN_LEVELS: tl.constexpr, VALUE_PARAMETERS: tl.constexpr,
 ):  # fmt: skip
-    """One KV head of one sequence, one run of blocks; row r is query head r // LENGTH of the group, token r %
-    LENGTH. With `PACKED_KEYS`, `pruned_keys` is their table, and one group
-    is one or more blocks; with `PACKED_VALUES`, `old_values` is theirs."""
+    """One KV head of one sequence, one run of blocks; row r is query head r // LENGTH of the group, token r % LENGTH.
+
+    With `PACKED_KEYS`, `pruned_keys` is their table, and one group is one or more blocks; with `PACKED_VALUES`,
+    `old_values` is theirs.
+    """
     pair, run = tl.program_id(0), tl.program_id(1)
     b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     rows = tl.arange(0, ROW_BLOCK)
