@@ -5,6 +5,7 @@ into channel masks, and ``grace_opt.hf`` applies them to Hugging Face models. Th
 ``docs/map.md``. Source: GRACE (arXiv 2604.16983).
 """
 
+from .allocation import Allocation, Frontier, allocate
 from .api import compare, methods, solve
 from .attention.masks import ChannelMask
 from .attention.provider import MaskProvider
@@ -14,6 +15,7 @@ from .errors import (
     CacheError,
     FileError,
     GraceError,
+    InfeasibleBudgetError,
     MaskError,
     OptionError,
     ProblemError,
@@ -27,12 +29,15 @@ from .solution import Result, Solution, Status
 __version__ = "0.1.0"
 
 __all__ = [
+    "Allocation",
     "CacheError",
     "ChannelMask",
     "Comparison",
     "ComparisonError",
     "FileError",
+    "Frontier",
     "GraceError",
+    "InfeasibleBudgetError",
     "MaskError",
     "MaskProvider",
     "OptionError",
@@ -43,6 +48,7 @@ __all__ = [
     "SolverError",
     "Status",
     "UnknownSolverError",
+    "allocate",
     "compare",
     "interaction_matrix",
     "methods",

@@ -10,6 +10,8 @@ instances, `MaskError` for masks, `CacheError` for saved caches, ``SweepError`` 
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GraceError(Exception):
     """Base class of all errors raised by grace_opt."""
@@ -17,6 +19,21 @@ class GraceError(Exception):
 
 class ProblemError(GraceError, ValueError):
     """The instance is malformed: W, k, protected, or tensors it is built from."""
+
+
+class InfeasibleBudgetError(ProblemError):
+    """No allocation keeps a budget: even the cheapest admissible levels cost more.
+
+    Attributes
+    ----------
+    smallest : float or array
+        The smallest budgets that can be kept, in the shape of the budgets given: one number, or one per instance and
+        part.
+    """
+
+    def __init__(self, message: str, smallest: Any) -> None:
+        super().__init__(message)
+        self.smallest = smallest
 
 
 class OptionError(GraceError, TypeError, ValueError):

@@ -38,7 +38,7 @@ class Status(enum.Enum):
     """How much is known about one instance's answer; the value explains it in words."""
 
     OPTIMAL = "proved optimal: the objective equals its certified lower bound"
-    FEASIBLE = "a valid choice of k vertices; optimality is not proved"
+    FEASIBLE = "a valid choice; optimality is not proved"
     LIMIT = "stopped at a time or work limit with the best choice so far"
     INTERRUPTED = "stopped by Ctrl-C with the best choice so far"
 

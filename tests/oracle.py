@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 
@@ -125,6 +126,33 @@ def complete(W, k, partial):
         for i in s:
             s[i] += 2 * W[i][best]
     return f + rise, frozenset(S)
+
+
+def allocation(losses, costs, budgets):
+    """The least sum of losses of one level per group, a Fraction; None if no choice keeps the budgets.
+
+    `losses` and `costs` have a list per group; `budgets` is [(groups, limit)]. Every sum of costs so far is kept.
+    """
+    states = {(Fraction(0),) * len(budgets): Fraction(0)}
+    for i, (row, prices) in enumerate(zip(losses, costs, strict=True)):
+        reached = {}
+        for spent, f in states.items():
+            for loss, cost in zip(row, prices, strict=True):
+                now = tuple(s + Fraction(cost) * (i in groups) for s, (groups, _) in zip(spent, budgets, strict=True))
+                if all(float(s) <= limit for s, (_, limit) in zip(now, budgets, strict=True)):
+                    reached[now] = min(reached.get(now, f + Fraction(loss)), f + Fraction(loss))
+        states = reached
+    return min(states.values(), default=None)
+
+
+def largest_step(losses, costs):
+    """The most that one step of the lower convex hull of (cost, loss) saves."""
+    points = sorted({(Fraction(c), Fraction(f)) for c, f in zip(costs, losses, strict=True)})
+    at, most = points[0], Fraction(0)
+    while ahead := [p for p in points if p[0] > at[0] and p[1] < at[1]]:
+        nearest = max(ahead, key=lambda p: ((at[1] - p[1]) / (p[0] - at[0]), -p[0]))
+        most, at = max(most, at[1] - nearest[1]), nearest
+    return most
 
 
 def pruned_attention(query, pruned, kept, sinks, tail, values, mask=None, scaling=None, softcap=None):

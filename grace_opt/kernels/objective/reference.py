@@ -15,12 +15,18 @@ def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
     terms = torch.where(both, W.to(torch.float64), 0.0).flatten(-2)
     if W.device.type == "cpu":
-        return torch.from_numpy(np.asarray(_paired_sum(terms.numpy(), np.zeros))), terms.abs().sum(-1)
-    return _paired_sum(terms, terms.new_zeros), terms.abs().sum(-1)
+        return torch.from_numpy(np.asarray(paired_sum(terms.numpy(), np.zeros))), terms.abs().sum(-1)
+    return paired_sum(terms, terms.new_zeros), terms.abs().sum(-1)
 
 
-def _paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
+def paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
     """Sum over the last dimension by adding halves, keeping the rounding errors separately (TwoSum)."""
+    high, low = paired_sums(terms, zeros)
+    return high + low
+
+
+def paired_sums(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> tuple[Any, Any]:
+    """Return the sum over the last dimension by adding halves, and the sum of the rounding errors."""
     *batch, count = terms.shape
     width = 1 << max(count - 1, 0).bit_length()
     high, low = zeros((*batch, width)), zeros((*batch, width))
@@ -32,4 +38,4 @@ def _paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
         part = total - left
         low = (low[..., :width] + low[..., width : 2 * width]) + ((left - (total - part)) + (right - part))
         high = total
-    return (high + low)[..., 0]
+    return high[..., 0], low[..., 0]
