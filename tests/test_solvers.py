@@ -106,6 +106,7 @@ def test_local_search_stops_at_the_time_limit_with_its_start():
 
 @settings(max_examples=60)
 @given(batches())
+@pytest.mark.slow
 def test_batched_equals_looped_with_k_and_protection_per_instance(drawn):
     W, k, protected = drawn
     for name in NAMES:
