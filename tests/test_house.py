@@ -143,6 +143,7 @@ def test_import_leaves_the_global_state_of_others_alone() -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow
 def test_the_house_has_few_rooms_and_floors_and_nobody_walks_in_circles() -> None:
     files = rooms.graph()
     between = rooms.rooms(files)

@@ -117,6 +117,7 @@ def test_batched_equals_looped_with_k_and_protection_per_instance(drawn):
             assert (together.mask[b] == alone.mask).all(), name
 
 
+@pytest.mark.slow
 def test_random_is_uniform_over_pairs():
     counts = np.zeros((5, 5))
     for seed in range(2000):

@@ -219,6 +219,7 @@ def test_a_lost_process_is_a_failure_where_nothing_says_what_its_record_is(tmp_p
     assert done.made == 5
 
 
+@pytest.mark.slow
 def test_what_a_call_raises_comes_back_and_the_process_stays() -> None:
     with worker.warm_processes() as processes:
         pid = processes.call("a", os.getpid)
@@ -491,6 +492,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_report_shows_ours_the_papers_and_what_is_missing(directory: Path) -> None:
     import pandas
 

@@ -244,14 +244,6 @@ class PrunedKeyLayer(DynamicLayer):
             )
         return self.get_seq_length() + count, 0
 
-    def get_max_length(self) -> int:
-        """No maximum."""
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        """No maximum; the name in old transformers."""
-        return -1
-
     def stored_parts(self) -> dict[str, StoredTensor]:
         """Return all tensors that the layer keeps alive, by name; the tail's buffers include spare room."""
         parts: dict[str, StoredTensor] = {} if self.compressed is None else self.compressed.parts()
