@@ -81,6 +81,7 @@ def start(tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.slow
 def test_real_model_writes_a_table_and_goes_on(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure, measured = real_model.measure, []
 

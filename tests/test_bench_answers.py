@@ -224,6 +224,7 @@ def test_only_what_the_dense_cache_answers_counts(start, tmp_path: Path) -> None
     assert str(tmp_path) not in text + json.dumps(found)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, done = answers.ask, []
 

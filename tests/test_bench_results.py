@@ -126,6 +126,7 @@ def value(commit: str) -> dict:
             "floors": {}}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_page_refuses_and_marks(tmp_path: Path) -> None:
     out = tmp_path / "selection"
     with pytest.raises(MixedError):
@@ -211,6 +212,7 @@ def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return measure
 
 
+@pytest.mark.slow
 def test_pages_of_experiments_are_of_one_commit(cells, tmp_path: Path) -> None:
     """Records go into one file and back; a set of two commits is refused, and written with a mark if one insists."""
     cells("mixed", "1234560", "--only", "seed=0")

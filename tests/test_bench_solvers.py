@@ -168,6 +168,7 @@ def test_what_is_not_there_is_left_out_and_named(data: Path, tmp_path: Path, mon
         run._planned(tmp_path, "smoke", ["kcluster"], None, said.append)
 
 
+@pytest.mark.slow
 def test_what_fails_is_on_record_and_may_be_tried_again(data: Path, tmp_path: Path) -> None:
     only = {"names": ["kcluster"], "methods": ["branch_and_bound"], "progress": False}
     (config,) = (c for c in suites.kcluster(data, suites.SIZES["smoke"]) if c["method"] == "branch_and_bound")
@@ -185,6 +186,7 @@ def test_what_fails_is_on_record_and_may_be_tried_again(data: Path, tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_there(data: Path, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "bench.solvers", "run", "--data", str(data), "--out", str(tmp_path)]
     # Two methods: the second one's process is still to be started when the first one's record appears.
@@ -532,6 +534,7 @@ def test_a_model_that_pip_cannot_download_is_named(tmp_path: Path, monkeypatch: 
 # Command line
 
 
+@pytest.mark.slow
 def test_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, page = str(tmp_path / "runs"), str(tmp_path / "page")
     common = ["--size", "smoke", "--suite", "kcluster", "--method", "branch_and_bound", "--data", str(data)]

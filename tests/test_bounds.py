@@ -42,6 +42,7 @@ def test_bounds_are_valid(drawn):
 
 @settings(max_examples=40)
 @given(batches())
+@pytest.mark.slow
 def test_batched_bounds_equal_looped(drawn):
     W, k, protected = drawn
     whole = Problem.of(W, k, protected=protected).flatten()
@@ -80,6 +81,7 @@ def test_no_shift_refuses_indefinite_weights():
 
 
 @given(st.sampled_from(["wishart", "attention", "rank one", "zero rows"]), st.integers(1, 9), st.integers(0, 2**32 - 1))
+@pytest.mark.slow
 def test_no_shift_is_valid_for_semidefinite_weights(kind, n, seed):
     W = instance(kind, n, seed)
     for k in range(n + 1):
@@ -88,6 +90,7 @@ def test_no_shift_is_valid_for_semidefinite_weights(kind, n, seed):
 
 
 @given(st.integers(0, 1000), st.sampled_from([2.0**-66, 2.0**40]))
+@pytest.mark.slow
 def test_bounds_scale_with_the_weights(seed, scale):
     W = instance("wishart", 8, seed)
     a, b = solve(W, 4, certify=True), solve(W * scale, 4, certify=True)

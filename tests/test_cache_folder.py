@@ -16,13 +16,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Compiles one small loop.
-SOLVE = """
-import numpy as np, grace_opt
-W = np.random.default_rng(0).normal(size=(9, 9)); W += W.T
-print(grace_opt.solve(W, 4, "exhaustive"))
+#: Compiles one small loop, in less than a second.
+EVALUATE = """
+import numpy as np, torch, grace_opt
+from grace_opt.kernels.objective.cpu import objective
+W = torch.ones(1200, 1200)
+print("f =", float(grace_opt.objective.evaluate(W, torch.arange(1200) < 3)))
 """
-ANSWER = "OPTIMAL, vertices ["
+ANSWER = "f = 9.0"
+#: Compiles another.
+SEARCH = "print(grace_opt.solve(np.diag(np.arange(9.0)), 4, 'local_search'))"
+FOUND = "vertices [0, 1, 2, 3]"
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +72,9 @@ def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, st
     loops = (ROOT / "grace_opt" / "kernels").glob("*/cpu*")
     modules = [f"grace_opt.kernels.{loop.parent.name}.cpu" for loop in loops]
     loading = f"import importlib\nfor m in {modules}: importlib.import_module(m)"
-    out, err = python(f"{SOLVE}\nprint(grace_opt.solve(W, 4, 'local_search'))\n{loading}", env)
+    out, err = python(f"{EVALUATE}\n{SEARCH}\n{loading}", env)
     assert ANSWER in out
+    assert FOUND in out
     assert err.count("Warning") == 1, err
     assert f"NUMBA_CACHE_DIR={tmp_path / 'file'}" in err
     assert "set NUMBA_CACHE_DIR in the environment to a folder" in err
@@ -78,11 +83,9 @@ def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, st
 @pytest.mark.slow
 def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str], tmp_path: Path) -> None:
     env = locked | {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
-    assert python(SOLVE, env)[1] == ""
+    assert python(EVALUATE, env)[1] == ""
     assert list((tmp_path / "kept").rglob("*.nbc"))
-    loop = "from grace_opt.kernels.enumeration.cpu import advance"
-    hits = f"{SOLVE}\n{loop}\nprint(sum(advance.stats.cache_hits.values()))"
-    out, err = python(hits, env)
+    out, err = python(f"{EVALUATE}\nprint(sum(objective.stats.cache_hits.values()))", env)
     assert (out.split()[-1], err) == ("1", "")
 
 
@@ -90,14 +93,14 @@ def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str]
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 def test_damaged_files_are_replaced(sources: Path, tmp_path: Path, suffix: str) -> None:
     env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
-    python(SOLVE, env)
-    (file,) = tmp_path.rglob(f"*advance*.{suffix}")
+    python(EVALUATE, env)
+    (file,) = tmp_path.rglob(f"*objective*.{suffix}")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    out, err = python(SOLVE, env)
+    out, err = python(EVALUATE, env)
     assert ANSWER in out
     assert err == ""
-    (again,) = tmp_path.rglob(f"*advance*.{suffix}")
+    (again,) = tmp_path.rglob(f"*objective*.{suffix}")
     assert len(again.read_bytes()) > len(whole) // 2 + 1
 
 
@@ -111,8 +114,7 @@ def fails(*arguments):
     raise OSError(errno.ENOSPC, "planted")
 IndexDataCacheFile._save_index = fails
 """
-    again = "print(grace_opt.solve(W, 4, 'local_search'))"
-    out, err = python(full + SOLVE + again, environment(sources, NUMBA_CACHE_DIR=str(tmp_path)))
+    out, err = python(full + EVALUATE + SEARCH, environment(sources, NUMBA_CACHE_DIR=str(tmp_path)))
     assert ANSWER in out
     assert err.count("Warning") == 1, err
     assert "planted" in err

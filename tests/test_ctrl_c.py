@@ -25,72 +25,105 @@ from grace_opt.solution import Result
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
 
+#: Works on one case after the other, as long as there are any: each is a line of JSON, and so is what was found.
 RANDOM_MOMENTS = """
 import json, os, random, signal, sys, threading, time
 import numpy as np
 from grace_opt import Status, api, registry, solve
 from grace_opt.run import _Stop
 signal.signal(signal.SIGINT, signal.default_int_handler)
-method, n, batch, longest, options = json.loads(sys.argv[1])
-rng = np.random.default_rng(1)
-W = rng.normal(size=(batch, n, n))
-W = W + W.swapaxes(1, 2)
-solve(np.cos(np.arange(576.0).reshape(24, 24)) + np.cos(np.arange(576.0).reshape(24, 24)).T, 12, method)  # compiled
-api._prepare(registry.get(method), "tight")
-solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
 stops = []
 _Stop.__init__ = (lambda old: lambda self: (stops.append(self), old(self))[1])(_Stop.__init__)
-moments, found = random.Random(0), []
-for _ in range(6):
-    stops.clear()
-    sent = threading.Event()
-    delay = longest * moments.random() ** 2
-    def send():
-        sent.set()
-        os.kill(os.getpid(), signal.SIGINT)
-    timer, began = threading.Timer(delay, send), time.monotonic()
-    try:
-        timer.start()
-        solution = solve(W, n // 2, method, **options)
-    except KeyboardInterrupt:
-        assert not stops or not any(stop.has_choice for stop in stops), (delay, "had a choice")
-        found.append("nothing yet")
-    else:
-        assert sent.is_set(), (delay, time.monotonic() - began, "over before the signal")
-        assert time.monotonic() - began < delay + 10, "did not stop"
-        solution.verify()
-        assert (solution.lower_bound <= solution.objective).all()
-        assert set(solution.status.flat) <= {Status.INTERRUPTED, Status.OPTIMAL}
-        found.append(sorted({s.name for s in solution.status.flat}))
-    timer.join()
-assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-print(json.dumps(found))
+
+
+def interrupted(method, n, batch, longest, options):
+    rng = np.random.default_rng(1)
+    W = rng.normal(size=(batch, n, n))
+    W = W + W.swapaxes(1, 2)
+    small = np.cos(np.arange(576.0).reshape(24, 24))
+    solve(small + small.T, 12, method)  # compiled
+    api._prepare(registry.get(method), "tight")
+    solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
+    moments, found = random.Random(0), []
+    for _ in range(6):
+        stops.clear()
+        sent = threading.Event()
+        delay = longest * moments.random() ** 2
+        def send():
+            sent.set()
+            os.kill(os.getpid(), signal.SIGINT)
+        timer, began = threading.Timer(delay, send), time.monotonic()
+        try:
+            timer.start()
+            solution = solve(W, n // 2, method, **options)
+        except KeyboardInterrupt:
+            assert not stops or not any(stop.has_choice for stop in stops), (delay, "had a choice")
+            found.append("nothing yet")
+        else:
+            assert sent.is_set(), (delay, time.monotonic() - began, "over before the signal")
+            assert time.monotonic() - began < delay + 10, "did not stop"
+            solution.verify()
+            assert (solution.lower_bound <= solution.objective).all()
+            assert set(solution.status.flat) <= {Status.INTERRUPTED, Status.OPTIMAL}
+            found.append(sorted({s.name for s in solution.status.flat}))
+        timer.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return found
+
+
+for line in sys.stdin:
+    print("found", json.dumps(interrupted(*json.loads(line))), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def process():
+    """`process(*case)`: interrupts a process of its own; the next case finds it with everything loaded."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command, pipe, running = [sys.executable, "-c", RANDOM_MOMENTS], subprocess.PIPE, []
+
+    def run(*case):
+        if not running:
+            running.append(subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe, stderr=pipe))
+        (child,) = running
+        child.stdin.write(json.dumps(case) + "\n")
+        child.stdin.flush()
+        hangs = threading.Timer(300, child.kill)
+        hangs.start()
+        said = next((line for line in child.stdout if line.startswith("found ")), None)  # libraries print, too
+        hangs.cancel()
+        if said is None:
+            pytest.fail(running.pop().communicate()[1] or "no answer within 300 seconds")
+        return json.loads(said.removeprefix("found "))
+
+    yield run
+    for child in running:
+        child.stdin.close()
+        try:
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "n", "batch", "longest", "options"),
     [
-        ("tabu", 120, 1, 1.0, {"time_limit": 60}),
-        ("tabu", 120, 3, 1.0, {"time_limit": 60}),
-        ("branch_and_bound", 120, 1, 2.0, {}),
-        ("branch_and_bound", 120, 3, 2.0, {}),
-        ("portfolio", 90, 2, 3.0, {"time_limit": 60}),
-        ("exhaustive", 40, 2, 1.0, {"max_subsets": 10**15}),
+        ("tabu", 120, 1, 0.5, {"time_limit": 60}),
+        ("tabu", 120, 3, 0.5, {"time_limit": 60}),
+        ("branch_and_bound", 120, 1, 1.0, {}),
+        ("branch_and_bound", 120, 3, 1.0, {}),
+        ("portfolio", 90, 2, 1.5, {"time_limit": 60}),
+        ("exhaustive", 40, 2, 0.5, {"max_subsets": 10**15}),
         ("local_search", 2000, 1, 0.1, {"start": "random"}),
-        ("beam", 400, 1, 1.0, {"width": 64}),
+        ("beam", 400, 1, 0.5, {"width": 64}),
         ("sdp", 60, 2, 2.0, {"eps": 1e-14, "max_iters": 10**6, "max_memory": 64.0}),
     ],
 )
-def test_at_random_moments(method, n, batch, longest, options):
+def test_at_random_moments(method, n, batch, longest, options, process):
     if method == "sdp":
         pytest.importorskip("cvxpy")
-    command = [sys.executable, "-c", RANDOM_MOMENTS, json.dumps([method, n, batch, longest, options])]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = process(method, n, batch, longest, options)
     assert "INTERRUPTED" in str(found), found
 
 

@@ -86,6 +86,7 @@ def test_a_real_model(out: Path) -> None:
     assert [row["status"] for row in rows(out)] == ["measured"] * 2
 
 
+@pytest.mark.slow
 def test_one_out_of_memory_does_not_lose_the_others(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = measure.turn
 

@@ -200,6 +200,7 @@ def test_expected_is_the_mean_over_all_sets() -> None:
     assert shootout.expected(W, 3) == pytest.approx(np.mean(values))
 
 
+@pytest.mark.slow
 def test_a_search_is_watched() -> None:
     W = generators.k_cluster(24, seed=0).W
     answer = racing.solved("tabu", W, 12, 0, 0.2)

@@ -302,6 +302,7 @@ def test_interrupts_and_errors_at_every_step(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills")
+@pytest.mark.slow
 def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path) -> None:
     path = tmp_path / "x"
     code = """if True:

@@ -68,6 +68,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_tree_and_nothing_else(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -79,6 +80,7 @@ def test_wheel_holds_the_tree_and_nothing_else(dist: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in shipped)
 
 
+@pytest.mark.slow
 def test_sdist_holds_each_solver_once(dist: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -102,7 +104,14 @@ def test_solvers_under_another_name_says_what_to_write() -> None:
     assert "import grace_opt.solvers" in last
 
 
-@pytest.mark.parametrize("module", ["grace_opt", "grace_opt.solvers", "grace_opt.testing"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "grace_opt",
+        pytest.param("grace_opt.solvers", marks=pytest.mark.slow),
+        pytest.param("grace_opt.testing", marks=pytest.mark.slow),
+    ],
+)
 def test_import_is_quiet_and_light(module: str) -> None:
     # What torch itself brings is not ours to avoid.
     code = f"""if True:
@@ -115,6 +124,7 @@ def test_import_is_quiet_and_light(module: str) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "", ""), f"import {module} loads or prints: {run.stderr}"
 
 
+@pytest.mark.slow
 def test_import_leaves_the_global_state_of_others_alone() -> None:
     code = """if True:
         import random, warnings, numpy, torch
@@ -133,6 +143,7 @@ def test_import_leaves_the_global_state_of_others_alone() -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow
 def test_the_house_has_few_rooms_and_floors_and_nobody_walks_in_circles() -> None:
     files = rooms.graph()
     between = rooms.rooms(files)
@@ -291,6 +302,7 @@ def test_quickstart_runs() -> None:
         exec(compile(block, "quickstart.md", "exec"), names)
 
 
+@pytest.mark.slow
 def test_the_solver_of_the_walk_through_is_found_and_conforms(tmp_path: Path) -> None:
     """One file in `solvers/`, and nothing else: what CONTRIBUTING tells, in a copy of the library."""
     solver, check = python_blocks(ROOT / "CONTRIBUTING.md")

@@ -487,6 +487,7 @@ TIGHT["plain"] = bounds.plain_bound
 
 @settings(max_examples=40)
 @given(batches(max_n=8))
+@pytest.mark.slow
 def test_tight_bounds_are_valid_and_batched_as_looped(drawn):
     W, k, protected = drawn
     whole = Problem.of(W, k, protected=protected).flatten()

@@ -48,6 +48,7 @@ GARBAGE = ("equalities", "both", "one", "neither", "all")
     st.sampled_from(sdp_primal.RELAXATIONS),
     st.sampled_from([{}, {"solver": "scs"}, {"solver": "scs", "max_iters": 5}, {"solver": "scs", "polish": False}]),
 )
+@pytest.mark.slow
 def test_the_bound_never_exceeds_the_optimum(drawn, relaxation, options):
     W, k, protected = drawn
     sol = solve(W, k, "sdp", protected=protected, relaxation=relaxation, **options).verify()
@@ -117,6 +118,7 @@ def test_a_wrong_eigenvalue_would_be_caught(monkeypatch):
     assert any(dual_bound(W, 3, given_) > oracle.optimum(W, 3) for W, given_ in found)
 
 
+@pytest.mark.slow
 def test_the_solver_s_objective_is_no_bound_and_ours_is():
     above = 0
     for seed, iterations in itertools.product(range(10), (20, 60, 120)):

@@ -106,6 +106,7 @@ def test_local_search_stops_at_the_time_limit_with_its_start():
 
 @settings(max_examples=60)
 @given(batches())
+@pytest.mark.slow
 def test_batched_equals_looped_with_k_and_protection_per_instance(drawn):
     W, k, protected = drawn
     for name in NAMES:
@@ -116,6 +117,7 @@ def test_batched_equals_looped_with_k_and_protection_per_instance(drawn):
             assert (together.mask[b] == alone.mask).all(), name
 
 
+@pytest.mark.slow
 def test_random_is_uniform_over_pairs():
     counts = np.zeros((5, 5))
     for seed in range(2000):

@@ -165,6 +165,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
 # A warm process for each method
 
 
+@pytest.mark.slow
 def test_each_method_has_a_process_that_stays_warm_and_methods_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +191,7 @@ def test_each_method_has_a_process_that_stays_warm_and_methods_take_turns(
     assert (tmp_path / "logs" / "a.log").read_text() == "".join(f"cell {n} of a\n" for n in range(3))
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_or_dies_is_a_record_and_is_started_anew(tmp_path: Path) -> None:
     cells = worker.warm_cells("a", "hangs", "dies", count=2)
     with worker.warm_processes(lost=worker.lost) as processes:
@@ -209,6 +211,7 @@ def test_a_process_that_hangs_or_dies_is_a_record_and_is_started_anew(tmp_path: 
     assert again.before == 6
 
 
+@pytest.mark.slow
 def test_a_lost_process_is_a_failure_where_nothing_says_what_its_record_is(tmp_path: Path) -> None:
     with worker.warm_processes() as processes:
         done = run_sweep(worker.warm_cells("dies", "a"), worker.timed, tmp_path, processes=processes, progress=False)
@@ -216,6 +219,7 @@ def test_a_lost_process_is_a_failure_where_nothing_says_what_its_record_is(tmp_p
     assert done.made == 5
 
 
+@pytest.mark.slow
 def test_what_a_call_raises_comes_back_and_the_process_stays() -> None:
     with worker.warm_processes() as processes:
         pid = processes.call("a", os.getpid)
@@ -226,6 +230,7 @@ def test_what_a_call_raises_comes_back_and_the_process_stays() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
 def test_ctrl_c_and_a_kill_leave_no_warm_process_and_keep_what_is_finished(how: signal.Signals, tmp_path: Path) -> None:
     import psutil
 
@@ -487,6 +492,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_report_shows_ours_the_papers_and_what_is_missing(directory: Path) -> None:
     import pandas
 

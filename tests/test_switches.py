@@ -83,6 +83,7 @@ def test_plain_squares_differ_where_the_instructions_say_so():
             assert calls[0](changed, *square) == calls[1](changed, *square)
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_without_the_instructions():
     answers = {}
     for switch in ("1", "0"):

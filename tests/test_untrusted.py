@@ -267,6 +267,7 @@ def test_truth_values_and_numbers_in_one_column(tmp_path: Path) -> None:
         report_of(tmp_path, rows)
 
 
+@pytest.mark.slow
 def test_text_begins_no_markdown_and_no_tags(tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)> [x](javascript:alert(1)) `c` | ![y](z) **b** &lt;i&gt; \\"
     starts = (

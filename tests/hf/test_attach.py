@@ -353,6 +353,7 @@ class TestPipeline:
         assert "generate" not in vars(model)
 
     @pytest.mark.parametrize("batch_size", [1, 2])
+    @pytest.mark.slow
     def test_of_a_list_of_prompts(self, batch_size, monkeypatch):
         model, tokenizer = pocket()
         monkeypatch.setattr(tokenizer, "padding_side", "left")

@@ -96,6 +96,7 @@ def test_the_demo_reports_what_the_cache_does():
     assert sum(pruned[0].layer_objective) == pytest.approx(pruned[0].objective)
 
 
+@pytest.mark.slow
 def test_the_demo_command_writes_its_files(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, SnapKV, _compat
+from grace_opt.hf.prompt import Observation, Prompt
 from tests.hf.matrix import assistant
 
 
@@ -103,6 +106,16 @@ class TestAssisted:
         with pytest.warns(UserWarning, match="the prompt has 10 tokens"):
             generate(model, cache, prompt[:1, :10], prompt_lookup_num_tokens=4, eos_token_id=1000)
         assert cache.layers[0].compressed is None
+
+    def test_what_follows_a_declared_prompt_is_not_observed(self):
+        """Not even where it begins exactly at the prompt's end: nothing is taken for the prompt a second time."""
+        observed = Prompt(types.SimpleNamespace(observed=None, chunk_size=None))
+        observed.declared, said = 6, []
+        for new, length in ((4, 4), (2, 6), (3, 9), (1, 10)):
+            said.append(observed.observe(Observation(torch.zeros(1, 2, new, 4), None, length, 1.0, None)))
+        assert [None if one is None else one.length for one in said] == [None, 6, None, None]
+        assert said[1].queries.shape[2] == 6
+        assert not observed.waiting
 
     @pytest.mark.skipif(_compat.crop_is_relative(), reason="crop() is unambiguous here")
     def test_shortening_a_prompt_by_hand(self, tiny, prune, prompt):

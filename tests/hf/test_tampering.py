@@ -10,6 +10,7 @@ import copy
 import math
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,8 +28,16 @@ VALUES = (None, True, -1, 0, 7, 10**30, 0.5, math.nan, math.inf, "", "x", [], {}
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch):
-    """Thousands of files are read back at once, by this process: none has to survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
+    """Thousands of files are read back at once, by this process: none has to survive a power cut.
+
+    A name that goes over an older file waits as well, for what the older one may have lost.
+    """
+
+    def rename(source, target):
+        Path(target).unlink(missing_ok=True)
+        os.rename(source, target)
+
+    monkeypatch.setattr(os, "replace", rename)
 
 
 @pytest.fixture
