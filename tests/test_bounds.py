@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import OptionError, Problem, ProblemError, bounds, solve
+from grace_opt._util.arrays import least_eigenvalue
 from grace_opt.bounds import batched, convexity
 from grace_opt.bounds import tight as tight_bounds
 from grace_opt.bounds.tight import bound_each
@@ -111,6 +112,18 @@ def test_a_shift_that_is_too_large_would_be_caught(monkeypatch):
         W = instance("wishart", 9, seed)
         caught += float(bounds.continuous_bound(Problem.of(W, 4).flatten())) > oracle.optimum(W, 4)
     assert caught > 0
+
+
+def test_eigenvalues_are_right_beside_entries_that_lapack_cannot_square():
+    """With 1e-124 beside 1.8 LAPACK's least eigenvalue was above the true one, by 7e-11 of it."""
+    W = np.zeros((7, 7))
+    entries = {(1, 6): -1.797, (1, 2): 1.244e-124, (2, 3): -5.266e-113, (0, 2): 2.211e-151, (0, 5): 3.028e-110}
+    for (i, j), weight in entries.items():
+        W[i, j] = W[j, i] = weight
+    W[5, 5] = 4.998e-63
+    assert least_eigenvalue(W) == pytest.approx(-1.797, rel=1e-15, abs=0)
+    bound = bounds.eigenvalue_bound(Problem.of(W * 2.0**900, 2).flatten())
+    assert float(bound) <= -2 * 1.797 * 2.0**900
 
 
 def test_bounds_work_in_float32_input():

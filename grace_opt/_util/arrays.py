@@ -17,6 +17,9 @@ from torch import Tensor
 from ..errors import ProblemError
 from .array_like import FLOATS, MAX_EXACT_INTEGER, as_tensor, too_large_error, wrong_dtype_error
 
+#: Entries below this share of the largest are left out before LAPACK computes eigenvalues: ε².
+NEGLIGIBLE = torch.finfo(torch.float64).eps ** 2
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -118,15 +121,19 @@ def power_of_two_scale(W: Any) -> float:
 
 
 def least_eigenvalue(W: np.ndarray[Any, Any]) -> float:
-    """Return the least eigenvalue of a symmetric W, or Gershgorin's bound if LAPACK fails on its range of entries.
+    """Return the least eigenvalue of a symmetric W, or Gershgorin's bound if LAPACK fails.
+
+    Entries below ε² of the largest are left out, which moves no eigenvalue by more than n ε² of it: LAPACK squares
+    entries, and with 1e-124 beside 1 it was wrong in the eleventh digit.
 
     Examples
     --------
     >>> round(least_eigenvalue(np.array([[2.0, 1.0], [1.0, 2.0]])), 9)
     1.0
     """
+    size = np.abs(W)
     try:
-        return float(np.linalg.eigvalsh(W)[0])
+        return float(np.linalg.eigvalsh(np.where(size < NEGLIGIBLE * size.max(initial=0.0), 0.0, W))[0])
     except np.linalg.LinAlgError:
         diagonal = W.diagonal()
         return float((diagonal + np.abs(diagonal) - np.abs(W).sum(1)).min())

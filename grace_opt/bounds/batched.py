@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._util.arrays import least_eigenvalue
+from .._util.arrays import NEGLIGIBLE, least_eigenvalue
 from ..errors import OptionError, ProblemError
 from ..parallel import map_in_threads
 from ..problem import Problem
@@ -359,8 +359,10 @@ def _times(A: Tensor, x: Tensor) -> Tensor:
 def _least_eigenvalue(W: Tensor) -> Tensor:
     """The least eigenvalue per instance; on the CPU one by one, by numpy, which wakes no threads for small ones."""
     if W.device.type != "cpu":
+        size = W.abs()
+        kept = size >= NEGLIGIBLE * size.amax((-2, -1), keepdim=True)  # as `least_eigenvalue` does
         try:
-            values: Tensor = torch.linalg.eigvalsh(W)
+            values: Tensor = torch.linalg.eigvalsh(torch.where(kept, W, 0.0))
         except _NotConverged:  # entries too far apart for LAPACK
             pass
         else:
