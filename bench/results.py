@@ -29,6 +29,7 @@ COMMANDS = {
     "cache_bytes": "python -m bench.cache_bytes",
     "real_heads": "python -m bench.real_heads",
     "certificates": "python -m bench.certificates",
+    "allocation": "python -m bench.allocation",
     "decode_cpu": "python -m bench.decode",
     "hand_made": "python -m bench.hand_made",
     "efficiency": "python -m bench.efficiency",
