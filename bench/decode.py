@@ -218,7 +218,7 @@ def page(value: dict[str, Any]) -> Page:
         "([Efficiency](efficiency.md)).",
         tables=[
             "λ: share of key channels pruned. *Dense / kernel* and *dense / torch*: how many times as fast as the best "
-            "dense way; *bytes*: the same ratio if only the bytes moved counted.",
+            "dense way, as medians of the rounds' ratios; *bytes*: the same ratio if only the bytes moved counted.",
             "",
             *table([*LEFT, *HEAD], [_row(cell) for cell in cells]),
         ],

@@ -37,7 +37,7 @@ _EPS = torch.finfo(torch.float64).eps
 class Status(enum.Enum):
     """How much is known about one instance's answer; the value explains it in words."""
 
-    OPTIMAL = "proved optimal: the objective equals its certified lower bound"
+    OPTIMAL = "proved optimal: the objective equals its certified lower bound, up to rounding"
     FEASIBLE = "a valid choice; optimality is not proved"
     LIMIT = "stopped at a time or work limit with the best choice so far"
     INTERRUPTED = "stopped by Ctrl-C with the best choice so far"

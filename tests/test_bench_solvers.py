@@ -522,6 +522,16 @@ def test_heads_are_captured_from_a_model(tmp_path: Path) -> None:
     assert "pocket" in str(np.load(tmp_path / "heads.npz")["source"])
 
 
+def test_all_fetches_what_its_suites_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(fetch, "fetch", lambda data, names, model, say: asked.append(list(names)) or [])
+    for names in (["clusters"], ["heuristics", "mdplib"], []):
+        chosen = ["--suite", *names] if names else []
+        folders = ["--data", str(tmp_path), "--out", str(tmp_path)]
+        assert command.main(["all", "--size", "smoke", *chosen, "--method", "none", *folders]) == 2  # nothing to run
+    assert asked == [["heads", "mdplib"], ["heads", "kcluster", "mdplib", "pairs"]]
+
+
 def test_a_model_that_pip_cannot_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(name: str) -> str:
         raise SystemExit(f"pip cannot download {name}")

@@ -205,6 +205,14 @@ def test_a_certificate_is_never_below_any_cheap_bound(problem, method, as_if_lar
     assert (fast <= f).all()
 
 
+@pytest.mark.parametrize(("n", "k", "seed"), [(49, 12, 2), (60, 15, 10), (50, 12, 6)])
+def test_nor_where_node_weights_of_both_signs_help_to_make_it_convex(n, k, seed):
+    A = np.random.default_rng(seed).normal(size=(n, n))
+    problem = Problem.of(np.round(3 * (A + A.T)) * np.pi, k).flatten()  # times pi: no whole steps to round up to
+    cheap = float(bounds.continuous_bound(problem))
+    assert float(bounds.certificate(problem)) >= cheap - 1e-6 * abs(cheap)
+
+
 def test_the_tight_certificate_says_more_than_the_fast_one():
     problem = Problem.of(generators.k_cluster(60, seed=1, density=0.5).W, 20).flatten()
     fast, tight = (float(bounds.certificate(problem, level)) for level in bounds.LEVELS)

@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from grace_opt.sweep import (
     write_description,
 )
 from grace_opt.sweep import cells as cells_module
+from grace_opt.sweep.report import MOST_NAMED, _found
 from tests import sweep_worker as worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -490,6 +492,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert make_report(folder)[0] == folder / "report" / "index.md"
     return folder
+
+
+def test_many_contenders_are_counted_and_not_named() -> None:
+    some = [("dense", f"int{at}", verdict) for at, verdict in enumerate(["better", "worse", "worse"])]
+    description = SimpleNamespace(missing="")
+    assert _found(description, [None], some) == (
+        "Comparisons with dense in the first table: int0 1 better; int1 1 worse; int2 1 worse."
+    )
+    many = [("dense", f"int{at}", "worse") for at in range(MOST_NAMED)] + [("dense", "int99", "better")]
+    assert _found(description, [None], many) == (
+        f"Comparisons with dense in the first table: {MOST_NAMED + 1} others, {MOST_NAMED} worse, 1 better."
+    )
 
 
 @pytest.mark.slow

@@ -63,9 +63,13 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _all(args: argparse.Namespace) -> int:
-    args.sets, args.runs = [], args.out
+    from bench.solvers.suites import FETCHED
+
+    args.runs = args.out
+    args.sets = sorted({needed for suite, needed in FETCHED.items() if not args.suite or suite in args.suite})
     if not args.report_only:
-        _fetch(args)
+        if args.sets:
+            _fetch(args)
         _run(args)
     return _report(args)
 
@@ -100,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
             "--size",
             choices=("smoke", "small", "full"),
             default="small",
-            help="seconds, about half an hour by estimate (default), or hours",
+            help="seconds, some twenty minutes (default), or hours",
         )
         command.add_argument("--suite", nargs="+", metavar="NAME", help="only these suites, to try something out")
         command.add_argument("--method", nargs="+", metavar="NAME", help="only these methods, to try something out")

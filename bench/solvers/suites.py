@@ -197,6 +197,13 @@ SUITES: dict[str, Callable[[Path, Size], list[Config]]] = {
 }
 
 
+#: Which of the sets that have to be fetched a suite needs; all others make their instances from seeds.
+FETCHED = {
+    "heads": "heads", "heuristics": "heads", "certificates": "heads",
+    "pairs": "pairs", "kcluster": "kcluster", "mdplib": "mdplib",
+}  # fmt: skip
+
+
 def ladder() -> list[str]:
     """Every certificate and every bound that `grace_opt.bounds` offers, as methods of `bench.solvers.measure`."""
     found = [f"bound:certificate,level={level}" for level in bounds.LEVELS]

@@ -138,11 +138,6 @@ def start_diagonal(sub: Subproblem, W: Array) -> Array:
     return min(start_diagonals(sub, W), key=lambda a: float(a.sum()))
 
 
-def constant_diagonal(W: Array) -> Array:
-    """The diagonal that makes W convex and is the same for all vertices."""
-    return made_convex(W, np.zeros(len(W)), np.ones(len(W)))
-
-
 def start_diagonals(sub: Subproblem, W: Array, has_time: Callable[[], bool] = lambda: True) -> list[Array]:
     """Diagonals that make W convex: a multiple of the node weights, and a multiple of the row sums.
 

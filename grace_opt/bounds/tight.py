@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import STEP_MARGIN
-from .convexity import constant_diagonal, is_semidefinite, semidefinite_bound, start_diagonals
+from .convexity import is_semidefinite, made_convex, semidefinite_bound, start_diagonals
 from .dnn import dnn_relaxation, seconds_per_dnn_step
 from .fixing import reduce_by_fixing
 from .incumbents import checked_incumbent
@@ -268,7 +269,7 @@ def _best_plain(sub: Subproblem) -> float:
 
 
 def _others(sub: Subproblem, first: Array, others: list[Array], run: Run) -> float:
-    """The best plain relaxation with one of the other diagonals and, unless W is semidefinite, the constant one.
+    """The best plain relaxation with one of the other diagonals and, unless W is semidefinite, the constant ones.
 
     And `semidefinite_bound`, which a relaxation exceeds only where it is solved well: not where W nearly cancels.
     """
@@ -277,8 +278,12 @@ def _others(sub: Subproblem, first: Array, others: list[Array], run: Run) -> flo
     for a in others:
         if run.has_time(seconds):
             best = max(best, solve_relaxation(sub, with_diagonal(sub.W, a), run=run).bound)
-    if sub.W.any() and not is_semidefinite(sub, first) and run.has_time(seconds):
-        best = max(best, solve_relaxation(sub, with_diagonal(sub.W, constant_diagonal(sub.W)), run=run).bound)
+    if sub.W.any() and not is_semidefinite(sub, first):
+        # Where a node weight is negative, `continuous_bound` keeps them all in the matrix: so does the second.
+        for kept in (np.zeros(sub.m), sub.linear)[: 1 + bool((sub.linear <= 0).any())]:
+            if run.has_time(seconds):
+                a = made_convex(sub.W, kept, np.ones(sub.m))
+                best = max(best, solve_relaxation(sub, with_diagonal(sub.W, a), run=run).bound)
     return best
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from .views import Description, Plot, Table, check_columns, read_description
 
 REQUIRED_EXTRA = ("bench", "grace-opt report")
 #: The start of a folded section; the only HTML on a page.
+#: Up to this many contenders are named in what a page found; of more, verdicts are only counted.
+MOST_NAMED = 8
 _OPEN, _CLOSE = "<details><summary>Where the numbers come from</summary>", "</details>"
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums }
@@ -165,10 +168,9 @@ def _found(description: Description, records: list[Record], verdicts: list[tuple
         return f"Nothing: {'it could not run here' if description.missing else 'no cell is measured yet'}."
     if not verdicts:
         return "No methods are compared here; see the plots and tables."
-    counts: dict[str, dict[str, int]] = {}
-    for _, by, verdict in verdicts:
-        of = counts.setdefault(by, {})
-        of[verdict] = of.get(verdict, 0) + 1
+    counts = {by: Counter(verdict for _, other, verdict in verdicts if other == by) for _, by, _ in verdicts}
+    if len(counts) > MOST_NAMED:
+        counts = {f"{len(counts)} others,": Counter(verdict for *_, verdict in verdicts)}
     found = [
         f"{_escape(by)} {', '.join(f'{number} {verdict}' for verdict, number in of.items())}"
         for by, of in counts.items()
