@@ -1,6 +1,6 @@
 """What it buys to count dropped channels together when bits are divided: ``python -m bench.quadratic_zero``.
 
-Four texts are read by SmolLM2-135M-Instruct (`bench.material`). Each KV head's channels get 0 to 8 bits within a budget,
+Four texts are read by SmolLM2-135M-Instruct (`bench.material`). Each KV head's channels get 0 to 8 bits in a budget,
 by `allocate` with the weight of dropped channels each on its own (separable), and together (``interaction=W``). Both
 allocations are then applied to the keys, and the errors of the logits counted, on the queries that were observed and on
 later ones. Writes docs/results/quadratic_zero.{json,md,png}.
@@ -11,6 +11,7 @@ Inf. Theory 6 (1960), for the quantiser.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from rich.progress import track
 from scipy.stats import norm
 from torch import Tensor
 
+from bench.material import MODEL, books, model_path
+from bench.provenance import require_clean
+from bench.report import BLUE, GREEN, GREY, ORANGE, Page, add_options, read_results, small, table, write_results
 from grace_opt import allocate
 from grace_opt.sweep.bootstrap import mean_interval
 
@@ -233,10 +237,10 @@ def page(value: dict[str, Any]) -> Page:
         asked="What does it buy to count the channels with no bits together (`interaction=W`) when bits are divided, "
         "instead of each on its own?",
         found=f"The error of later logits is {100 * (1 - best['later']['ratio']):.1f} % smaller at best "
-        f"({SETTINGS[best['setting']]}, {best['budget']:g} bits); the interval is below 1 in {len(better)} of {len(rows)} "
-        f"rows, and above it in {len(worse)}.",
-        sure=f"{value['heads']} heads of {value['model']} on {value['texts']} texts: geometric means of ratios, and 95 % "
-        "bootstrap intervals over heads, each averaged over texts. One small model; keys only.",
+        f"({SETTINGS[best['setting']]}, {best['budget']:g} bits); the interval is below 1 in {len(better)} of "
+        f"{len(rows)} rows, and above it in {len(worse)}.",
+        sure=f"{value['heads']} heads of {value['model']} on {value['texts']} texts: geometric means of ratios, and "
+        "95 % bootstrap intervals over heads, each averaged over texts. One small model; keys only.",
         tables=table(
             [
                 "zero level",

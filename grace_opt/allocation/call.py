@@ -91,8 +91,8 @@ def allocate(
     budget of 1.
 
     With `interaction`, prices, greedy and exchanges choose the set at level 0; the answer is never worse than that
-    without `interaction`. The bound is that of a convex relaxation: its gap is not bounded by a step. "exact" enumerates
-    the sets, for up to 16 groups.
+    without `interaction`. The bound is that of a convex relaxation: its gap is not bounded by a step. "exact"
+    enumerates the sets, for up to 16 groups.
 
     "exact" takes time and memory that depend on the gap and on the number of different sums of costs; it stops at the
     time limit, or when a step would need more than `grace_opt.allocation.exact.MAX_STATES` states.

@@ -94,7 +94,7 @@ def _with_interaction(f: Tensor, interaction: Any) -> tuple[Tensor, Tensor, bool
         at = (wrong | first.isinf()).nonzero()[0].tolist()
         raise ProblemError(
             f"losses{[*at, 0]} is {float(first[tuple(at)])!r}, and interaction{[*at, at[-1]]} is "
-            f"{float(diagonal[tuple(at)])!r}: with interaction=, the loss of level 0 is W's diagonal. Give that, or nan."
+            f"{float(diagonal[tuple(at)])!r}: with interaction=, level 0 loses W's diagonal. Give that, or nan."
         )
     f = torch.cat([diagonal.unsqueeze(-1), f[..., 1:]], -1)
     return _finite(f, "losses"), W.reshape(-1, *W.shape[-2:]), given.integer
