@@ -153,7 +153,8 @@ def test_the_gap_is_small_where_w_is_that_of_keys():
     n, bits = 64, np.array([0, 1, 2, 3, 4, 6, 8])
     mixed = np.eye(n) + 0.15 * rng.normal(size=(8, n, n))
     moments = mixed @ (rng.lognormal(0, 1.5, (8, n, 1)) * mixed.mT)
-    W = moments * moments[:, ::-1]
+    W = moments * moments[:, ::-1, ::-1]
+    W = 0.5 * (W + W.swapaxes(1, 2))
     losses = W.diagonal(axis1=1, axis2=2)[..., None] * 4.0**-bits
     for budget in (n, 2 * n):
         joint, apart = allocate(losses, bits, budget, interaction=W).verify(), allocate(losses, bits, budget)

@@ -80,7 +80,8 @@ def best_of_sets(problem: AllocationProblem, sets: Tensor, deadline: float) -> t
     """Levels (B, n) and objective (B,) of the best of the sets (B, C, n) to drop; inf if none keeps the budget."""
     batch, count, n = sets.shape
     place = torch.arange(batch, device=sets.device).repeat_interleave(count).unsqueeze(-1)
-    keys, inverse = torch.cat([place, sets.flatten(0, 1).to(place)], -1).unique(dim=0, return_inverse=True)
+    every = torch.cat([place, sets.flatten(0, 1).to(place)], -1)
+    keys, inverse = torch.unique(every, dim=0, return_inverse=True)
     instances, dropped = problem.rows(keys[:, 0]), keys[:, 1:] > 0
     levels = lagrangian.solve(without_interaction(instances, dropped), deadline).levels
     value = _value(instances, levels).masked_fill(~instances.keeps_budgets(levels), torch.inf)

@@ -8,8 +8,8 @@ At any price :math:`\mu \ge 0`, an allocation within the budget B has at least t
 With a diagonal d for which :math:`A = W - \mathrm{Diag}\,d` is positive semidefinite, the minimum is at least that of
 the convex :math:`x^\top A x + (d - a + \mu c_0)^\top x` over the box :math:`0 \le x \le 1`, and the tangent plane at
 any x bounds that. The diagonal comes from coordinate ascent with a barrier; groups whose dropping, or keeping, the
-plane rules out are fixed. Whatever the price, diagonal and x, the bound holds. Sources: Billionnet & Elloumi, Math. Program.
-109 (2007), for the diagonal; Hammer, Hansen & Simeone (1984) for fixing.
+plane rules out are fixed. Whatever the price, diagonal and x, the bound holds. Sources: Billionnet & Elloumi, Math.
+Program. 109 (2007), for the diagonal; Hammer, Hansen & Simeone (1984) for fixing.
 """
 
 from __future__ import annotations
