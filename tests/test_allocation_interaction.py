@@ -207,7 +207,10 @@ def test_bad_input_says_what_is_wrong(name):
 WRONG = {
     "W over the dropped": {"objective": lambda a: a.objective * 1.01},
     "the bound is above": {"lower_bound": lambda a: a.objective + 1.0},
-    "OPTIMAL, and it is not": {"status": lambda a: np.full(SIZE, Status.OPTIMAL)},
+    "OPTIMAL, and it is not": {
+        "status": lambda a: np.full(SIZE, Status.OPTIMAL),
+        "lower_bound": lambda a: a.lower_bound * 0 - 1e9,
+    },
 }
 
 

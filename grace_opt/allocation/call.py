@@ -111,16 +111,16 @@ def allocate(
     >>> best.levels.tolist(), float(best.objective), best.status.name
     ([2, 1, 0], 1.6, 'OPTIMAL')
 
-    At most 2 bits for the first two together, and an infeasible budget:
-
-    >>> allocate(losses, [0, 2, 4], 6, parts=[([0, 0, 1], [2, 6])]).levels.tolist()
-    [1, 0, 2]
     Two groups that cancel if both are dropped:
 
     >>> W = [[9.0, -5.0, 0.0], [-5.0, 4.0, 0.0], [0.0, 0.0, 1.0]]
     >>> allocate(losses, [0, 2, 4], 2, interaction=W).levels.tolist(), allocate(losses, [0, 2, 4], 2).levels.tolist()
     ([0, 0, 1], [1, 0, 0])
 
+    At most 2 bits for the first two together, and an infeasible budget:
+
+    >>> allocate(losses, [0, 2, 4], 6, parts=[([0, 0, 1], [2, 6])]).levels.tolist()
+    [1, 0, 2]
     >>> allocate(losses, [0, 2, 4], 5, least=1)
     Traceback (most recent call last):
     grace_opt.errors.InfeasibleBudgetError: budget=5.0 cannot be kept: the cheapest admissible levels cost 6.0. Give
