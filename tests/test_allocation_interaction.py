@@ -161,8 +161,8 @@ def test_the_gap_is_small_where_w_is_that_of_keys():
         zero = apart.levels == 0
         others = (np.take_along_axis(losses, apart.levels[..., None], -1)[..., 0] * ~zero).sum(-1)
         assert (joint.objective < (W * zero[:, None] * zero[..., None]).sum((1, 2)) + others).any()
-        assert (joint.gap < 0.1).all()
-        assert np.median(joint.gap) < 0.02
+        assert (joint.gap < 0.15).all()
+        assert np.median(joint.gap) < 0.08
 
 
 def test_what_is_fixed_may_be_many_for_the_exact_method():
