@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 from .._util.parameters import choice, flag, number
 from ..errors import OptionError
 from ..solution import Status
-from . import exact, lagrangian
+from . import exact, lagrangian, quadratic, quadratic_exact
 from .allocation import Allocation, relative_gap, tolerance
 from .dual import dual_bound, multipliers
 from .frontier import frontier
 from .inputs import checked_problem
 from .problem import AllocationProblem, times_power_of_two, unscale
+from .quadratic_bound import quadratic_bound
 from .sums import exact_sum
 
 METHODS = ("lagrangian", "exact")
@@ -30,6 +32,7 @@ def allocate(
     parts: Any = None,
     least: Any = None,
     most: Any = None,
+    interaction: Any = None,
     path: bool = False,
     method: str = "lagrangian",
     time_limit: float | None = None,
@@ -53,6 +56,10 @@ def allocate(
         overall `budget` contains them all.
     least, most : int, or int array (n,) or (..., n), optional
         Lowest and highest admissible level of each group, as indices into the last dimension.
+    interaction : array_like (..., n, n), optional
+        W, symmetric, of any sign: groups at level 0, such as channels with no bits, lose
+        :math:`1_P^\top W 1_P` together, P being their set, instead of the sum of their own losses. ``losses[..., 0]``
+        is then W's diagonal, or nan. With a single budget, and without `path`.
     path : bool
         Also return the frontier over all budgets, `Allocation.path`. With a single budget only.
     method : {"lagrangian", "exact"}
@@ -83,6 +90,10 @@ def allocate(
     A budget counts as kept if the sum of the costs, rounded to float64, is at most the limit: ten times 0.1 keeps a
     budget of 1.
 
+    With `interaction`, prices, greedy and exchanges choose the set at level 0; the answer is never worse than that
+    without `interaction`. The bound is that of a convex relaxation: its gap is not bounded by a step. "exact"
+    enumerates the sets, for up to 16 groups.
+
     "exact" takes time and memory that depend on the gap and on the number of different sums of costs; it stops at the
     time limit, or when a step would need more than `grace_opt.allocation.exact.MAX_STATES` states.
 
@@ -100,6 +111,12 @@ def allocate(
     >>> best.levels.tolist(), float(best.objective), best.status.name
     ([2, 1, 0], 1.6, 'OPTIMAL')
 
+    Two groups that cancel if both are dropped:
+
+    >>> W = [[9.0, -5.0, 0.0], [-5.0, 4.0, 0.0], [0.0, 0.0, 1.0]]
+    >>> allocate(losses, [0, 2, 4], 2, interaction=W).levels.tolist(), allocate(losses, [0, 2, 4], 2).levels.tolist()
+    ([0, 0, 1], [1, 0, 0])
+
     At most 2 bits for the first two together, and an infeasible budget:
 
     >>> allocate(losses, [0, 2, 4], 6, parts=[([0, 0, 1], [2, 6])]).levels.tolist()
@@ -115,13 +132,37 @@ def allocate(
     deadline = float("inf") if seconds is None else began + seconds
     if flag("path", path) and (parts is not None or budget is None):
         raise OptionError("path=True is for a single budget: give budget=, and leave parts= out.")
-    problem = checked_problem(losses, costs, budget, parts, least, most)
+    if interaction is not None:
+        for name, value in (("parts", parts), ("path", path or None)):
+            if value is not None:
+                raise OptionError(f"{name}= and interaction= cannot be combined: leave one of them out.")
+        if budget is None:
+            raise OptionError("interaction= is for a single budget: give budget=.")
+    problem = checked_problem(losses, costs, budget, parts, least, most, interaction)
+    if problem.interaction is not None:
+        return _with_interaction(problem, method, deadline, began)
     found = lagrangian.solve(problem.scaled, deadline)
     bounds = dual_bound(problem.scaled, found.levels, found.prices)
     if method == "exact":
         *_, proved = _certified(problem, found.levels, bounds)
         found, bounds = exact.improve(problem.scaled, found, bounds, ~proved, deadline)
     return _answer(problem, found, bounds, method, path, began)
+
+
+def _with_interaction(problem: AllocationProblem, method: str, deadline: float, began: float) -> Allocation:
+    """Allocate where the groups at level 0 interact."""
+    if method == "exact":
+        quadratic_exact.check_size(problem)
+    found, bounds = quadratic.solve(problem.scaled, deadline)
+    value = problem.scaled.objective(found.levels)
+    if time.monotonic() < deadline:
+        bounds = torch.maximum(bounds, quadratic_bound(problem.scaled, value, found.prices[0][:, 0]))
+    else:
+        found = replace(found, limit=torch.ones_like(found.limit))
+    if method == "exact":
+        *_, proved = _certified(problem, found.levels, bounds)
+        found, bounds = quadratic_exact.improve(problem.scaled, found, bounds, ~proved, deadline)
+    return _answer(problem, found, bounds, method, False, began)
 
 
 def _answer(
