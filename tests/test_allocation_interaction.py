@@ -103,6 +103,7 @@ def check(case, b, answer):
     return float(optimum), slack
 
 
+@pytest.mark.slow
 @settings(max_examples=WANTED)
 @given(seed=SEEDS)
 def test_both_methods_beside_the_oracle(seed):
@@ -115,6 +116,7 @@ def test_both_methods_beside_the_oracle(seed):
         assert exact.objective[b] == pytest.approx(optimum, rel=1e-9, abs=slack)
 
 
+@pytest.mark.slow
 @settings(max_examples=WANTED)
 @given(seed=SEEDS)
 def test_never_worse_than_without_and_the_same_where_w_is_diagonal(seed):
@@ -132,6 +134,7 @@ def test_never_worse_than_without_and_the_same_where_w_is_diagonal(seed):
     assert (alone.lower_bound >= apart.lower_bound).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=SEEDS)
 def test_a_batch_answers_as_its_instances_and_torch_as_numpy(seed):
