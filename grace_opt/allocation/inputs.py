@@ -181,7 +181,7 @@ def _check_feasible(problem: AllocationProblem) -> None:
         short = smallest > family.limits
         if bool(short.any()):
             b, part = short.nonzero()[0].tolist()
-            at = torch.arange(len(least)).reshape(problem.batch_shape) if problem.batch_shape else None
+            at = torch.arange(len(least), device="cpu").reshape(problem.batch_shape) if problem.batch_shape else None
             instance = "" if at is None else f" of instance {tuple((at == b).nonzero()[0].tolist())}"
             whole = family.name == "budget"
             what = "budget" if whole else f"limit {part} of {family.name}"

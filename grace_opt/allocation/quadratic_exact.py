@@ -76,7 +76,7 @@ def _instance(problem: AllocationProblem, levels: Tensor, deadline: float) -> tu
         if bool(solved.limit.any()):
             return levels, lowest, True
         lowest = torch.minimum(lowest, (bounds + between - below).amin())
-        objectives = problem.rows(torch.zeros(len(weights), dtype=torch.int64)).objective(solved.levels)
+        objectives = problem.rows(torch.zeros(len(weights), dtype=torch.int64, device="cpu")).objective(solved.levels)
         if bool((objectives < value).any()):
             best = objectives.argmin()
             levels, value = solved.levels[best], objectives[best]

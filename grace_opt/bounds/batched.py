@@ -146,7 +146,8 @@ def in_chunks(bound: Callable[[Problem], Tensor], problem: Problem) -> Tensor:
     size = ALONE // max(1, problem.n**2)
     if problem.W.device.type != "cpu" or size < 1 or size >= len(problem.k):
         return bound(problem)
-    chunks = [torch.arange(first, min(first + size, len(problem.k))) for first in range(0, len(problem.k), size)]
+    rows = torch.arange(len(problem.k), device="cpu")
+    chunks = [rows[first : first + size] for first in range(0, len(problem.k), size)]
     return torch.cat(map_in_threads(lambda rows: bound(problem.instances(rows)), chunks))
 
 
