@@ -30,6 +30,7 @@ COMMANDS = {
     "real_heads": "python -m bench.real_heads",
     "certificates": "python -m bench.certificates",
     "allocation": "python -m bench.allocation",
+    "quadratic_zero": "python -m bench.quadratic_zero",
     "decode_cpu": "python -m bench.decode",
     "hand_made": "python -m bench.hand_made",
     "efficiency": "python -m bench.efficiency",
