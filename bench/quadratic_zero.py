@@ -26,7 +26,7 @@ from torch import Tensor
 from bench.material import MODEL, books, model_path
 from bench.provenance import require_clean
 from bench.report import BLUE, GREEN, GREY, ORANGE, Page, add_options, read_results, small, table, write_results
-from grace_opt import allocate
+from grace_opt import allocate, symmetrize
 from grace_opt.sweep.bootstrap import mean_interval
 
 #: Tokens of the prompt, and later ones; the first and the last of the prompt are left out, as a cache keeps them dense.
@@ -120,9 +120,9 @@ def measure_text(
         dropped = keys if setting == "zero" else X
         every = torch.cat([dropped[None], quantiser_errors(X, tables)])
         size = torch.stack([each.square().sum(1, dtype=torch.float64) for each in every], -1)
-        products = (dropped.mT @ dropped).double()
+        products = symmetrize((dropped.mT @ dropped).double())
         for name, budget in itertools.product(OBSERVED, BUDGETS):
-            losses, W = G[name].diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * size, G[name] * products
+            losses, W = G[name].diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * size, symmetrize(G[name]) * products
             losses[..., 0] = W.diagonal(dim1=-2, dim2=-1)
             apart = allocate(losses, COSTS, budget * keys.shape[-1])
             joint = allocate(losses, COSTS, budget * keys.shape[-1], interaction=W)
