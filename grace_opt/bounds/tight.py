@@ -69,13 +69,13 @@ TIGHT = Effort(shifted=LARGEST_RELAXED, probed=LARGEST_RELAXED, paired=LARGEST_R
 
 
 def plain_bound(problem: Problem) -> Tensor:
-    """Lower bound from the plain convex relaxation, solved to the end, with the best of three simple diagonals.
+    """Lower bound from the plain convex relaxation, solved to the end, with the best of four simple diagonals.
 
     Parameters and return value as in `qcr_bound`; any n.
 
     Notes
     -----
-    O(n³) for the shift (one factorisation for a few hundred vertices or more), O(n) per pairwise step. With all three
+    O(n³) for the shift (one factorisation for a few hundred vertices or more), O(n) per pairwise step. With all four
     diagonals it is at least `continuous_bound` and `eigenvalue_bound`, up to a relative 1e-6.
 
     Examples
