@@ -1,0 +1,199 @@
+"""`Codes`: keys or values of one sequence, in classes of tokens, with bits per channel of each class.
+
+What is stored: one mean per channel, in 16 bits; for each class, the widths of the channels in 3 bits, a scale in 16 bits
+for channels that have any, and one bit plane per bit (:mod:`grace_opt.hf.bits.bitplanes`). Tokens are in the order of their classes; attention does not
+mind, and :mod:`grace_opt.hf.bits.row` knows which token is where.
+
+Source: Lloyd–Max quantisation with the scale fitted by least squares; classes and widths are chosen by `allocate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from .bitplanes import append_codes, pack_bits, pack_codes, unpack_bits, unpack_codes
+from .codebooks import EVEN_WIDTH, WIDTHS, boundaries, codebook
+
+#: Bits of an index into `WIDTHS`.
+LEVEL_BITS = 3
+#: Bits of a mean, and of a scale.
+PARAMETER_BITS = 16
+_LARGEST = float(torch.finfo(torch.float16).max)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Coded coordinates of ``H`` heads with ``d`` channels, in ``C`` classes of tokens.
+
+    Attributes
+    ----------
+    levels : Tensor
+        ``(3, ⌈H C d/8⌉)`` uint8: bits of each channel's index into `WIDTHS`.
+    means : Tensor
+        ``(H, d)`` float16, in units of `unit`: what channels without bits stand for.
+    scales : Tensor
+        ``(N,)`` float16, in units of `unit`: for the N channels that have bits, class by class, head by head.
+    unit : Tensor
+        ``(H,)`` float32, powers of two: 1 unless a head's numbers do not fit into float16.
+    planes : tuple of Tensor
+        The codes of each class, ``(Σ widths, ⌈n_c/8⌉)`` uint8.
+    counts : tuple of int
+        Number of tokens of each class.
+    """
+
+    levels: Tensor
+    means: Tensor
+    scales: Tensor
+    unit: Tensor
+    planes: tuple[Tensor, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is stored."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that is stored, by name."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        return named | {f"planes{number}": plane for number, plane in enumerate(self.planes)}
+
+    def widths(self) -> Tensor:
+        """Return the bits of every channel, ``(C, H, d)`` uint8."""
+        (heads, width), classes = self.means.shape, len(self.counts)
+        places = unpack_bits(self.levels, heads * classes * width)
+        index = places[0] | places[1] << 1 | places[2] << 2
+        return _as_tensor(WIDTHS, index.device)[index.long()].view(classes, heads, width)
+
+    def decode(self) -> Tensor:
+        """Return the coordinates, ``(H, Σ counts, d)`` float32, in the order of the classes."""
+        heads, width = self.means.shape
+        widths = self.widths()
+        table, means = codebook(self.means.device), self.means.float() * self.unit[:, None]
+        scales = self._scales(widths) * self.unit[:, None]
+        found = []
+        for number in range(len(self.counts)):
+            flat = widths[number].reshape(-1)
+            codes = unpack_codes(self.planes[number], flat, self.counts[number])
+            numbers = table.view(-1)[codes.int() + (flat.int() * table.shape[1])[:, None]]
+            numbers = numbers.view(heads, width, -1) * scales[number, :, :, None]
+            found.append(numbers + means[..., None])
+        return torch.cat(found, dim=-1).mT
+
+    def _scales(self, widths: Tensor) -> Tensor:
+        """Return the scales of all channels, ``(C, H, d)`` float32; 0 for those without bits."""
+        scales = torch.zeros(widths.shape, device=widths.device)
+        scales[widths > 0] = self.scales.float()
+        return scales
+
+    def appended(self, coordinates: Tensor, counts: Sequence[int]) -> Codes:
+        """Append tokens ``(H, Σ counts, d)``, in the order of their classes, by the widths and scales that are there."""
+        widths = self.widths()
+        scales, centred = (
+            self._scales(widths),
+            coordinates.float() / self.unit[:, None, None] - self.means[:, None].float(),
+        )
+        planes = []
+        for number, part in enumerate(centred.split(list(counts), dim=1)):
+            flat = widths[number].reshape(-1)
+            spread = part.mT.flatten(0, 1)
+            codes = _coded(spread, flat, scales[number].reshape(-1))
+            planes.append(append_codes(self.planes[number], self.counts[number], codes, flat))
+        return replace(
+            self, planes=tuple(planes), counts=tuple(a + b for a, b in zip(self.counts, counts, strict=True))
+        )
+
+    def map(self, change: object) -> Codes:
+        """Apply a function to every tensor."""
+        changed = {name: change(tensor) for name, tensor in self.tensors().items()}  # type: ignore[operator]
+        return Codes.of(changed, self.counts)
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], counts: Sequence[int]) -> Codes:
+        """Put together what `tensors` took apart."""
+        planes = tuple(tensors[f"planes{number}"] for number in range(len(counts)))
+        plain = {name: tensor for name, tensor in tensors.items() if not name.startswith("planes")}
+        return cls(**plain, planes=planes, counts=tuple(counts))
+
+
+def encode(coordinates: Tensor, counts: Sequence[int], levels: Tensor) -> Codes:
+    """Code coordinates by given widths.
+
+    Parameters
+    ----------
+    coordinates : Tensor
+        ``(H, Σ counts, d)``, in the order of the classes.
+    counts : sequence of int
+        Number of tokens of each class, at least one each.
+    levels : Tensor
+        ``(C, H, d)`` int64, indices into `WIDTHS`.
+    """
+    coordinates = coordinates.float()
+    unit = _unit(coordinates)
+    scaled = coordinates / unit[:, None, None]
+    means = scaled.mean(1).to(torch.float16)
+    widths = _as_tensor(WIDTHS, coordinates.device)[levels]
+    scales, planes = [], []
+    for part, wide in zip((scaled - means[:, None].float()).split(list(counts), dim=1), widths, strict=True):
+        spread, flat = part.mT.flatten(0, 1), wide.reshape(-1)
+        scale = _fitted(spread, flat)
+        scales.append(scale[flat > 0])
+        planes.append(pack_codes(_coded(spread, flat, scale.float()), flat))
+    bits = levels.reshape(-1)
+    packed = pack_bits(torch.stack([bits & 1, bits >> 1 & 1, bits >> 2 & 1]))
+    return Codes(packed, means, torch.cat(scales), unit, tuple(planes), tuple(counts))
+
+
+def fixed_bits(heads: int, classes: int, width: int) -> int:
+    """Return the bits that `Codes` takes whatever the widths are: means, levels, units."""
+    return heads * width * (PARAMETER_BITS + classes * LEVEL_BITS) + heads * 32 + LEVEL_BITS * 8
+
+
+def _unit(coordinates: Tensor) -> Tensor:
+    """Return one power of two per head, so that everything fits into float16."""
+    largest = coordinates.abs().amax((1, 2)).clamp(min=1.0)
+    beyond = torch.ceil(torch.log2(largest / (_LARGEST / 4))).clamp(min=0)
+    return torch.exp2(beyond)
+
+
+def _fitted(spread: Tensor, widths: Tensor) -> Tensor:
+    """Return the scale of every row of centred coordinates ``(R, n)``, float16; 0 where there are no bits."""
+    table = codebook(spread.device)
+    scale = spread.square().mean(1).sqrt()
+    for bits in WIDTHS[1:]:
+        rows = torch.nonzero(widths == bits)[:, 0]
+        if not len(rows):
+            continue
+        part = spread[rows]
+        if bits == EVEN_WIDTH:
+            scale[rows] = part.abs().amax(1)
+            continue
+        # One step of least squares: the scale that suits the codes which the standard deviation gives.
+        codes = torch.bucketize(part / _positive(scale[rows])[:, None], boundaries(bits, part.device))
+        numbers = table[bits][codes]
+        scale[rows] = (part * numbers).sum(1) / numbers.square().sum(1)
+    return torch.where(widths > 0, scale, 0).clamp(max=_LARGEST).to(torch.float16)
+
+
+def _coded(spread: Tensor, widths: Tensor, scale: Tensor) -> Tensor:
+    """Return the codes ``(R, n)`` uint8 of centred coordinates."""
+    codes = torch.zeros(spread.shape, dtype=torch.uint8, device=spread.device)
+    scaled = spread / _positive(scale)[:, None]
+    for bits in WIDTHS[1:]:
+        rows = torch.nonzero(widths == bits)[:, 0]
+        if len(rows):
+            codes[rows] = torch.bucketize(scaled[rows], boundaries(bits, spread.device)).to(torch.uint8)
+    return codes
+
+
+def _positive(scale: Tensor) -> Tensor:
+    """Return the scale, or one where it is zero: whatever is divided by it is zero as well."""
+    return torch.where(scale > 0, scale, 1)
+
+
+def _as_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.uint8, device=device)
