@@ -13,6 +13,7 @@ from .attention.weights import interaction_matrix, prune_count, salient_channels
 from .comparison import Comparison, ComparisonError
 from .errors import (
     CacheError,
+    CalibrationError,
     FileError,
     GraceError,
     InfeasibleBudgetError,
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Allocation",
     "CacheError",
+    "CalibrationError",
     "ChannelMask",
     "Comparison",
     "ComparisonError",

@@ -4,8 +4,9 @@ Each subclass also derives from the builtin that a newcomer would expect (``Valu
 ``LookupError``, ``OSError``). A message says what was wrong, where, and what to write instead.
 
 A file that is missing, cannot be read or cannot be written raises the error of what it holds: `ProblemError` for
-instances, `MaskError` for masks, `CacheError` for saved caches, ``SweepError`` for sweeps and their reports,
-`FileError` for all others. No ``FileNotFoundError``, no ``SafetensorError``, no ``BadZipFile`` comes through.
+instances, `MaskError` for masks, `CalibrationError` for bases, `CacheError` for saved caches, ``SweepError`` for sweeps
+and their reports, `FileError` for all others. No ``FileNotFoundError``, no ``SafetensorError``, no ``BadZipFile`` comes
+through.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class MaskError(GraceError, ValueError):
 
 class CacheError(GraceError, RuntimeError):
     """A pruned key cache is used in a way that would give silently wrong output."""
+
+
+class CalibrationError(GraceError, ValueError):
+    """A basis cannot be made, its file is corrupt, foreign or of another version, or it is another model's."""
 
 
 class FileError(GraceError, OSError):

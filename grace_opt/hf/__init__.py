@@ -25,6 +25,8 @@ require_transformers()
 
 from .attach import Attached, attach  # noqa: E402
 from .attention import register_attention  # noqa: E402
+from .bits.calibrate import calibrate_basis  # noqa: E402
+from .bits.calibrated import CalibratedBasis  # noqa: E402
 from .cache import PrunedKeyCache  # noqa: E402
 from .calibration import calibrate  # noqa: E402
 from .capture import CapturedAttention, capture, register_capture  # noqa: E402
@@ -40,6 +42,7 @@ register_capture()
 __all__ = [
     "H2O",
     "Attached",
+    "CalibratedBasis",
     "CapturedAttention",
     "MemoryReport",
     "PrunedKeyCache",
@@ -51,5 +54,6 @@ __all__ = [
     "attach",
     "attention_implementation",
     "calibrate",
+    "calibrate_basis",
     "capture",
 ]

@@ -33,6 +33,7 @@ from .config import PruningConfig
 from .layer import PrunedKeyLayer
 from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
 from .plan import LayerPlan, MaskSource
+from .prunable import prunable_layers, text_config
 from .report import MemoryReport, measure
 from .saving import load_about, restore_layers, save_layers
 
@@ -101,7 +102,7 @@ class PrunedKeyCache(Cache):
     ) -> None:
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "PrunedKeyCache")
-        text = _text_config(model)
+        text = text_config(model, "PrunedKeyCache")
         if offloading and not torch.cuda.is_available():
             raise CacheError(
                 "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine "
@@ -120,7 +121,7 @@ class PrunedKeyCache(Cache):
         if self.pruning.quantize is not None:
             self.pruning.quantize.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
-        prunable = _prunable(text, layers)
+        prunable = prunable_layers(text, layers)
         self.prunable_layers = tuple(i for i in prunable if i >= self.pruning.dense_layers)
         if not self.prunable_layers:
             raise CacheError(
@@ -336,7 +337,7 @@ class PrunedKeyCache(Cache):
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "PrunedKeyCache")
         about, tensors = load_about(path)
-        here = fingerprint(model if isinstance(model, PreTrainedModel) else _text_config(model))
+        here = fingerprint(model if isinstance(model, PreTrainedModel) else text_config(model, "PrunedKeyCache"))
         there = about["fingerprint"]
         # A cache made from a configuration knows no weights; everything else is always compared.
         names = sorted({*here, *there} - ({"weights"} if not ("weights" in here and "weights" in there) else set()))
@@ -385,20 +386,6 @@ def _forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | No
     )
 
 
-def _text_config(model: PreTrainedModel | PreTrainedConfig) -> PreTrainedConfig:
-    config = model.config if isinstance(model, PreTrainedModel) else model
-    if not isinstance(config, PreTrainedConfig):
-        raise OptionError(
-            f"model must be a transformers model or its configuration, not {type(model).__name__}; write "
-            "PrunedKeyCache(model, ...)"
-        )
-    if config.is_encoder_decoder:
-        raise CacheError(
-            f"{config.model_type} is an encoder-decoder model; use PrunedKeyCache with decoder-only models"
-        )
-    return config.get_text_config(decoder=True)
-
-
 def _check_no_settings(given: Mapping[str, Any], source: str) -> None:
     """Refuse settings that would be ignored."""
     defaults = PruningConfig()
@@ -425,24 +412,3 @@ def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks
         )
     if masks is not None and not isinstance(masks, ChannelMask):
         raise OptionError(f"masks must be a ChannelMask, not {type(masks).__name__}; write ChannelMask.load(path)")
-
-
-def _prunable(config: PreTrainedConfig, layers: list[Any]) -> tuple[int, ...]:
-    """Return the full-attention layers: each a plain DynamicLayer, and of no other type in the configuration."""
-    # Old versions of transformers give even models without attention a plain DynamicLayer.
-    attends = hasattr(config, "num_attention_heads")
-    types = getattr(config, "layer_types", None) or ["full_attention" if attends else "none"] * len(layers)
-    plain = [type(layer) is DynamicLayer for layer in layers]
-    crossing = getattr(config, "cross_attention_layers", None) or ()  # Mllama's image layers: never extended
-    found = tuple(
-        index
-        for index in range(len(layers))
-        if plain[index] and types[index] == "full_attention" and index not in crossing
-    )
-    if not found:
-        kinds = sorted({type(layer).__name__ for layer in layers}) if attends else ["layers without attention heads"]
-        raise CacheError(
-            f"{config.model_type} has no full-attention layer whose keys could be pruned, only {', '.join(kinds)}; "
-            f"use transformers' own DynamicCache"
-        )
-    return found

@@ -32,6 +32,7 @@ from .capture import capture
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
 from .config import PruningConfig
 from .masking import execution_device, fingerprint
+from .texts import token_ids
 
 #: Settings of a cache that do not affect which channels are chosen from whole texts.
 _NOT_ASKED = frozenset(("recent_window", "sink_tokens", "tail_block", "fused", "evict", "quantize"))
@@ -116,7 +117,7 @@ def calibrate(
     squares: dict[int, Tensor] = {}
     kept: dict[int, ChannelMask] = {}
     for done, text in enumerate(texts, 1):
-        ids = _tokens(text, tokenizer, done).to(device)
+        ids = token_ids(text, tokenizer, done, "calibrate").to(device)
         captured = capture(model, ids, layers=cache.prunable_layers)
         for layer, seen in captured.items():
             if prunes_nothing(cache.pruning.provider(layer), seen.keys):
@@ -143,19 +144,3 @@ def calibrate(
         count = provider.count(means[layer].shape[-1])
         masks.append(ChannelMask(provider.choose(Problem.of(means[layer], count, protected=protected)).pruned.cpu()))
     return ChannelMask.stack(masks, fingerprint(model))
-
-
-def _tokens(text: str | Tensor, tokenizer: Any, number: int) -> Tensor:
-    if isinstance(text, Tensor):
-        ids = text[None] if text.dim() == 1 else text
-    elif not isinstance(text, str):
-        raise OptionError(f"text {number} is of type {type(text).__name__}; write a string or a tensor of its tokens")
-    elif tokenizer is None:
-        raise OptionError("texts need their tokenizer; write calibrate(model, texts, tokenizer)")
-    else:
-        ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
-    if ids.dim() != 2 or ids.shape[0] != 1 or not ids.shape[1]:
-        raise OptionError(
-            f"text {number} has token numbers of shape {tuple(ids.shape)}; give one sequence, (L,) or (1, L)"
-        )
-    return ids

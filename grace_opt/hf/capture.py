@@ -32,7 +32,36 @@ from .attention import (
 )
 from .implementation import attention_implementation, base_for
 
-Recorder = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, float], None]
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of a model's attention function.
+
+    Attributes
+    ----------
+    module : Module
+        The attention module that called.
+    query, key, value, mask
+        As the function received them.
+    scaling : float
+        Factor of the logits.
+    softcap : float or None
+        Bound of the logits.
+    output : Tensor
+        ``(B, L, H_q, d_v)``, what it returned.
+    """
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scaling: float
+    softcap: float | None
+    output: Tensor
+
+
+Recorder = Callable[[AttentionCall], None]
 
 # A context variable keeps models in other threads from being recorded. Recording has separate attention functions:
 # torch.compile cannot trace this variable, and the functions for decoding must stay traceable.
@@ -126,27 +155,14 @@ def capture(
         raise OptionError(f"the model has {count} layers and no {unknown}; write numbers from 0 to {count - 1}")
     captured: dict[int, CapturedAttention] = {}
 
-    def record(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
-    ) -> None:
-        index = getattr(module, "layer_idx", None)
+    def keep(call: AttentionCall) -> None:
+        index = getattr(call.module, "layer_idx", None)
         if index in wanted:
-            valid = key_validity(mask, query.shape[0], key.shape[2])
-            tensors = query.detach(), key.detach(), value.detach()
-            captured[index] = CapturedAttention(index, *tensors, valid, scaling)
+            valid = key_validity(call.mask, call.query.shape[0], call.key.shape[2])
+            tensors = call.query.detach(), call.key.detach(), call.value.detach()
+            captured[index] = CapturedAttention(index, *tensors, valid, call.scaling)
 
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    if attention_mask is not None:
-        # As in generate(): positions count real tokens, so a padded row gets the same rotations as the row alone.
-        inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-    with attention_implementation(model, f"grace_capture_{base_for(model)}"), torch.no_grad():
-        token = _RECORDER.set(record)
-        try:
-            # Without the language-model head: the logits of a long prompt would take far more memory than what is
-            # captured.
-            model.base_model(**inputs, use_cache=False)
-        finally:
-            _RECORDER.reset(token)
+    record(model, input_ids, attention_mask, keep)
     missing = sorted(wanted - captured.keys())
     if missing:
         raise CacheError(
@@ -154,6 +170,32 @@ def capture(
             f"those that compute attention themselves"
         )
     return {index: captured[index] for index in sorted(captured)}
+
+
+def record(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, recorder: Recorder) -> None:
+    """Run the model once, without a cache and without gradients, and show a function every call of the attention.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A decoder whose attention goes through transformers' attention interface.
+    input_ids, attention_mask
+        As for `capture`.
+    recorder : callable
+        Receives each `AttentionCall` when it has returned, layer after layer.
+    """
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    if attention_mask is not None:
+        # As in generate(): positions count real tokens, so a padded row gets the same rotations as the row alone.
+        inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+    with attention_implementation(model, f"grace_capture_{base_for(model)}"), torch.no_grad():
+        token = _RECORDER.set(recorder)
+        try:
+            # Without the language-model head: the logits of a long prompt would take far more memory than what is
+            # captured.
+            model.base_model(**inputs, use_cache=False)
+        finally:
+            _RECORDER.reset(token)
 
 
 def register_capture() -> None:
@@ -176,10 +218,12 @@ def _recording(base_name: str) -> AttentionFunction:
         **kwargs: Any,
     ) -> Attended:
         kwargs["dropout"] = dropout
+        attended = attend_as_ever(module, query, key, value, attention_mask, **kwargs)
         recorder = _RECORDER.get()
         if recorder is not None:
-            recorder(module, query, key, value, attention_mask, logit_scaling(query, kwargs))
-        return attend_as_ever(module, query, key, value, attention_mask, **kwargs)
+            scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
+            recorder(AttentionCall(module, query, key, value, attention_mask, scaling, softcap, attended[0]))
+        return attended
 
     attend.__name__ = attend.__qualname__ = f"grace_capture_{base_name}_attention"
     return attend

@@ -67,14 +67,14 @@ def joint_basis(metric: Tensor, moment: Tensor, shrinkage: float = SHRINKAGE) ->
     Basis
         With the metric's diagonal as its energy. Singular matrices are floored; zero ones give the identity.
     """
-    metric = _floored(_shrunk(metric.double(), shrinkage))
-    moment = _floored(moment.double())
-    values, vectors = torch.linalg.eigh(metric)
-    values = values.clamp(min=torch.finfo(torch.float64).tiny)
+    values, vectors = _floored(_shrunk(metric.double(), shrinkage))
     root = (vectors * values.sqrt()[:, None]) @ vectors.mT
     inverse = (vectors / values.sqrt()[:, None]) @ vectors.mT
-    spread, turn = torch.linalg.eigh(root @ moment @ root)
-    spread = spread.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    values, vectors = _floored(moment.double())
+    found = root @ (vectors * values[:, None]) @ vectors.mT @ root
+    spread, turn = torch.linalg.eigh((found + found.mT) / 2)
+    # Not below what two floors allow: rounding must leave no zeros and no negative numbers.
+    spread = torch.maximum(spread, spread[:, -1:] * FLOOR**2).sqrt()
     encode = root @ turn / spread[:, None]
     decode = spread[..., None] * (turn.mT @ inverse)
     return Basis(encode.float(), decode.float(), spread.square())
@@ -97,9 +97,8 @@ def _shrunk(moment: Tensor, share: float) -> Tensor:
     return (1 - share) * moment + share * torch.diag_embed(diagonal)
 
 
-def _floored(moment: Tensor) -> Tensor:
-    """Return a symmetric matrix of scale about one, its eigenvalues raised to `FLOOR` of the largest."""
-    moment = (moment + moment.mT) / 2
-    largest = torch.diagonal(moment, dim1=-2, dim2=-1).amax(-1)[:, None, None]
-    eye = torch.eye(moment.shape[-1], dtype=moment.dtype, device=moment.device)
-    return torch.where(largest > 0, moment, eye) + FLOOR * torch.where(largest > 0, largest, 0) * eye
+def _floored(moment: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues, raised to `FLOOR` of the largest, and eigenvectors; those of the identity for zero."""
+    values, vectors = torch.linalg.eigh((moment + moment.mT) / 2)
+    largest = values[:, -1:]
+    return torch.where(largest > 0, torch.maximum(values, largest * FLOOR), 1.0), vectors

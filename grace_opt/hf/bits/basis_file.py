@@ -1,0 +1,131 @@
+"""What is in the file of a `CalibratedBasis`, and whether it can be: everything is checked before it is used."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..._util.tensor_files import TensorFormat
+from ...errors import CalibrationError
+from .basis import Basis
+
+FORMAT = TensorFormat("grace_opt.basis", "1", "a calibrated basis", CalibrationError)
+#: Largest entry of ``encode @ decode - I``, in proportion to what rounding to float32 could do.
+INVERSE_TOLERANCE = 1e-5
+_PARTS = ("encode", "decode", "energy")
+_TYPES = {"encode": torch.float32, "decode": torch.float32, "energy": torch.float64, "rates": torch.float32}
+_FIELDS = ("keys", "values", "key_rates", "value_rates")
+
+
+class Contents(Protocol):
+    """The fields of a `CalibratedBasis`."""
+
+    @property
+    def keys(self) -> dict[int, Basis]: ...
+    @property
+    def values(self) -> dict[int, Basis]: ...
+    @property
+    def multipliers(self) -> Tensor: ...
+    @property
+    def key_rates(self) -> dict[int, Tensor]: ...
+    @property
+    def value_rates(self) -> dict[int, Tensor]: ...
+    @property
+    def fingerprint(self) -> dict[str, int | str]: ...
+    @property
+    def texts(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+def as_tensors(contents: Contents) -> dict[str, Tensor]:
+    """Return everything that is a tensor, by name."""
+    found = {"multipliers": contents.multipliers}
+    for layer in contents.keys:
+        for kind, basis, rates in (
+            ("keys", contents.keys[layer], contents.key_rates[layer]),
+            ("values", contents.values[layer], contents.value_rates[layer]),
+        ):
+            found |= {f"{layer}.{kind}.{part}": getattr(basis, part) for part in _PARTS}
+            found[f"{layer}.{kind}.rates"] = rates
+    return found
+
+
+def from_tensors(about: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the fields of a `CalibratedBasis`; the inverse of `as_tensors`."""
+    fingerprint = about.get("fingerprint")
+    if not isinstance(fingerprint, dict) or not all(isinstance(value, int | str) for value in fingerprint.values()):
+        raise CalibrationError("the metadata do not say which model it was made for.")
+    found: dict[str, Any] = {name: {} for name in _FIELDS}
+    found |= {"fingerprint": fingerprint, "texts": about.get("texts"), "tokens": about.get("tokens")}
+    if "multipliers" not in tensors:
+        raise CalibrationError("the prices are missing.")
+    found["multipliers"] = tensors.pop("multipliers")
+    names = {name.partition(".")[0] for name in tensors}
+    if not all(name.isdecimal() for name in names):
+        raise CalibrationError("it has tensors that belong to no layer.")
+    for layer in sorted(map(int, names)):
+        for kind, rates in (("keys", "key_rates"), ("values", "value_rates")):
+            parts = {part: tensors.pop(f"{layer}.{kind}.{part}", None) for part in (*_PARTS, "rates")}
+            if missing := [part for part, tensor in parts.items() if tensor is None]:
+                raise CalibrationError(f"layer {layer} has no {' and no '.join(missing)} of {kind}.")
+            found[rates][layer] = parts.pop("rates")
+            found[kind][layer] = Basis(**parts)  # type: ignore[arg-type]
+    if tensors:
+        raise CalibrationError(f"it has tensors that belong to no layer: {', '.join(sorted(tensors))}.")
+    return found
+
+
+def check_contents(contents: Contents) -> None:
+    """Raise `CalibrationError` unless everything has the right shape and type, is finite and fits together."""
+    layers, known = list(contents.keys), contents.fingerprint
+    if not layers or any(list(getattr(contents, name)) != layers for name in _FIELDS):
+        raise CalibrationError("keys, values and their rates must be of the same layers, at least one.")
+    if layers != sorted(layers) or layers[0] < 0 or layers[-1] >= int(known.get("num_hidden_layers", layers[-1] + 1)):
+        raise CalibrationError(f"it has layers {layers}, but the model has {known.get('num_hidden_layers')}.")
+    for name in ("texts", "tokens"):
+        value = getattr(contents, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise CalibrationError(f"its number of {name} is {value!r}.")
+    prices = contents.multipliers
+    _require(prices, "multipliers", torch.float64, 1)
+    if len(prices) < 2 or not (prices > 0).all() or not (prices[1:] > prices[:-1]).all():
+        raise CalibrationError("its prices are not positive and ascending.")
+    for layer in layers:
+        for kind, basis, rates in (
+            ("keys", contents.keys[layer], contents.key_rates[layer]),
+            ("values", contents.values[layer], contents.value_rates[layer]),
+        ):
+            _check_basis(f"layer {layer}, {kind}", basis, rates, len(prices), known)
+
+
+def _check_basis(where: str, basis: Basis, rates: Tensor, prices: int, known: dict[str, int | str]) -> None:
+    for part in _PARTS:
+        _require(getattr(basis, part), f"{where}, {part}", _TYPES[part], 2 if part == "energy" else 3)
+    _require(rates, f"{where}, rates", _TYPES["rates"], 2)
+    (heads, width), square = basis.energy.shape, (*basis.energy.shape, basis.energy.shape[-1])
+    if basis.encode.shape != square or basis.decode.shape != square or rates.shape != (heads, prices):
+        raise CalibrationError(
+            f"{where}: encode {tuple(basis.encode.shape)}, decode {tuple(basis.decode.shape)}, energy {(heads, width)} "
+            f"and rates {tuple(rates.shape)} do not fit each other."
+        )
+    if heads != known.get("num_key_value_heads", heads):
+        raise CalibrationError(f"{where}: {heads} heads, but the model has {known['num_key_value_heads']}.")
+    if not (basis.energy > 0).all():
+        raise CalibrationError(f"{where}: an energy is not positive.")
+    if not (rates >= 0).all() or not (rates[:, 1:] <= rates[:, :-1] + 1e-6).all():
+        raise CalibrationError(f"{where}: the rates do not fall as the price rises.")
+    encode, decode = basis.encode.double(), basis.decode.double()
+    off = (encode @ decode - torch.eye(width, dtype=torch.float64, device=encode.device)).abs()
+    if not (off <= INVERSE_TOLERANCE * (1 + encode.abs() @ decode.abs())).all():
+        raise CalibrationError(f"{where}: decode is not the inverse of encode.")
+
+
+def _require(tensor: Any, what: str, dtype: torch.dtype, dim: int) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.dim() != dim or not tensor.numel():
+        shown = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise CalibrationError(f"{what}: {shown}, but expected {dtype} with {dim} dimensions.")
+    if not tensor.isfinite().all():
+        raise CalibrationError(f"{what}: not all numbers are finite.")

@@ -1,0 +1,170 @@
+"""`calibrate_basis`: the bases of a model's keys and values and the shares of its layers and heads, from a few texts.
+
+When: once per model, before its cache is compressed to a given number of bits; the result can be saved. One forward
+pass per text, whose layers are taken in as they come, so no more than one layer's queries, keys and values is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..._util.parameters import integer
+from ...errors import CacheError, CalibrationError, OptionError
+from ..arguments import require_model
+from ..capture import AttentionCall, record
+from ..masking import execution_device, fingerprint
+from ..prunable import prunable_layers, text_config
+from ..texts import shipped_texts, token_ids
+from .calibrated import CalibratedBasis
+from .classes import SINKS, WINDOW
+from .moments import LayerMoments
+from .rates import price_grid, rates
+
+#: Number of first tokens of each text that are used.
+TOKENS = 2048
+#: Fewest tokens, sinks and recent windows not counted, that moments are made from.
+FEWEST_TOKENS = 64
+
+
+def calibrate_basis(
+    model: PreTrainedModel,
+    tokenizer: Any = None,
+    texts: Sequence[str | Tensor] | None = None,
+    *,
+    tokens: int = TOKENS,
+    advance: Callable[[int], None] = lambda done: None,
+) -> CalibratedBasis:
+    """Find the coordinates in which a model's keys and values are stored with few bits, and who gets how many.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A decoder that computes attention through transformers' attention interface.
+    tokenizer : callable, optional
+        Needed if ``texts`` contains strings, or is None.
+    texts : sequence of str or Tensor, optional
+        Texts, or their token ids of shape ``(L,)`` or ``(1, L)``. By default those that ship with grace_opt: a story, a
+        report, a dialogue, code, tables and letters.
+    tokens : int
+        Number of first tokens of each text that are used, at most as many as the model has positions.
+    advance : callable
+        Called with the number of texts done so far, for a progress bar.
+
+    Returns
+    -------
+    CalibratedBasis
+
+    Raises
+    ------
+    OptionError
+        If a text has no tokens, or strings come without a tokenizer.
+    CalibrationError
+        If the texts have fewer than 64 tokens besides sinks and windows, the model's numbers are not finite, its output
+        projection is unknown, or it is spread over several processes.
+    CacheError
+        If the model's attention does not go through the attention interface.
+
+    Examples
+    --------
+    >>> from grace_opt.hf.models import load_pocket
+    >>> model, tokenizer = load_pocket()
+    >>> basis = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 20])
+    >>> basis.layers, basis.keys[0].encode.shape
+    ((0, 1, 2), torch.Size([2, 64, 64]))
+    """
+    model = require_model(model, "calibrate_basis")
+    if isinstance(tokenizer, str | list | tuple):
+        raise OptionError("the tokenizer comes before the texts; write calibrate_basis(model, tokenizer, texts)")
+    if tokenizer is not None and not callable(tokenizer):
+        raise OptionError(
+            f"a {type(tokenizer).__name__} is not a tokenizer; write calibrate_basis(model, tokenizer, texts)"
+        )
+    if texts is None and tokenizer is None:
+        raise OptionError(
+            "the texts that ship with grace_opt need the model's tokenizer; write calibrate_basis(model, tokenizer), "
+            "or give texts as token numbers"
+        )
+    if isinstance(texts, str | Tensor) or not (texts is None or isinstance(texts, Iterable)):
+        raise OptionError("texts must be a list; write calibrate_basis(model, tokenizer, [text, ...])")
+    given = shipped_texts() if texts is None else list(texts)
+    if not given:
+        raise OptionError("texts is an empty list; leave it out for the texts that ship with grace_opt")
+    config = text_config(model, "calibrate_basis")
+    longest = min(integer("tokens", tokens, at_least=1), getattr(config, "max_position_embeddings", None) or tokens)
+    model_is = fingerprint(model)
+    if "tensor_parallel" in model_is:
+        raise CalibrationError(
+            f"this process has only {model_is['tensor_parallel']} of the model; calibrate it in one process "
+            "(grace-opt basis MODEL -o FILE) and write basis=FILE"
+        )
+    every = [token_ids(text, tokenizer, n, "calibrate_basis")[:, :longest] for n, text in enumerate(given, 1)]
+    long_enough = [ids for ids in every if ids.shape[1] > SINKS + WINDOW]
+    count = sum(ids.shape[1] - SINKS - WINDOW for ids in long_enough)
+    if count < FEWEST_TOKENS:
+        raise CalibrationError(
+            f"the texts have {count} tokens besides the first {SINKS} and last {WINDOW} of each, which stay dense; at "
+            f"least {FEWEST_TOKENS} are needed, and some thousand are better"
+        )
+    layers = {index: LayerMoments(index) for index in prunable_layers(config)}
+    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
+
+    def take(call: AttentionCall) -> None:
+        index = getattr(call.module, "layer_idx", None)
+        if index in layers:
+            layers[index].add(call)
+
+    # Not as inference tensors, with which no gradient could ever be computed.
+    with torch.inference_mode(False), torch.no_grad(), _evaluated(model):
+        for done, ids in enumerate(long_enough, 1):
+            record(model, ids.to(device), None, take)
+            if missing := sorted(index for index, moments in layers.items() if moments.texts < done):
+                raise CacheError(
+                    f"layers {missing} of {type(model).__name__} did not call the attention interface, so they cannot "
+                    "be calibrated; use transformers' own caches"
+                )
+            advance(len(every) - len(long_enough) + done)
+        return _finished(layers, model_is, len(long_enough), sum(ids.shape[1] for ids in long_enough))
+
+
+def _finished(
+    layers: dict[int, LayerMoments], model_is: dict[str, int | str], texts: int, tokens: int
+) -> CalibratedBasis:
+    bases = {index: moments.bases() for index, moments in layers.items()}
+    steps = {index: moments.steps(*bases[index]) for index, moments in layers.items()}
+    largest = max(float(prices.max()) for pair in steps.values() for groups in pair for prices, _, _ in groups)
+    multipliers = price_grid(largest)
+    curves = [
+        {
+            index: sum(share * rates(prices, gains, multipliers) for prices, gains, share in pair[which]).float()  # type: ignore[union-attr]
+            for index, pair in steps.items()
+        }
+        for which in (0, 1)
+    ]
+    return CalibratedBasis(
+        keys={index: pair[0] for index, pair in bases.items()},
+        values={index: pair[1] for index, pair in bases.items()},
+        multipliers=multipliers,
+        key_rates=curves[0],
+        value_rates=curves[1],
+        fingerprint=model_is,
+        texts=texts,
+        tokens=tokens,
+    )
+
+
+@contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off, and restore the mode of every module."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,54 @@
+"""Texts to calibrate with: the user's, as strings or token numbers, or those that ship with grace_opt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import OptionError
+
+#: Folder of the calibration texts in the installed package.
+TEXTS_FOLDER = Path(__file__).parent.parent / "data" / "calibration"
+
+
+def shipped_texts() -> list[str]:
+    """Return the texts that ship with grace_opt, in the order of their names.
+
+    Examples
+    --------
+    >>> len(shipped_texts())
+    6
+    """
+    return [path.read_text(encoding="utf-8") for path in sorted(TEXTS_FOLDER.glob("*.txt"))]
+
+
+def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Tensor:
+    """Return the token numbers of a text, ``(1, L)``.
+
+    Parameters
+    ----------
+    text : str or Tensor
+        A text, or its token numbers ``(L,)`` or ``(1, L)``.
+    tokenizer : callable or None
+        Needed if the text is a string.
+    number : int
+        Which text it is, for messages.
+    call : str
+        Name of the called function, for messages.
+    """
+    if isinstance(text, Tensor):
+        ids = text[None] if text.dim() == 1 else text
+    elif not isinstance(text, str):
+        raise OptionError(f"text {number} is of type {type(text).__name__}; write a string or a tensor of its tokens")
+    elif tokenizer is None:
+        raise OptionError(f"texts need their tokenizer; write {call}(model, texts, tokenizer)")
+    else:
+        ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
+    if ids.dim() != 2 or ids.shape[0] != 1 or not ids.shape[1]:
+        raise OptionError(
+            f"text {number} has token numbers of shape {tuple(ids.shape)}; give one sequence, (L,) or (1, L)"
+        )
+    return ids
