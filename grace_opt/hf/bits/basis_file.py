@@ -98,10 +98,14 @@ def check_contents(contents: Contents) -> None:
             ("keys", contents.keys[layer], contents.key_rates[layer]),
             ("values", contents.values[layer], contents.value_rates[layer]),
         ):
-            _check_basis(f"layer {layer}, {kind}", basis, rates, len(prices), known)
+            _check_basis(f"layer {layer}, {kind}", basis, rates, len(prices))
+        heads = contents.keys[layer].energy.shape[0], contents.values[layer].energy.shape[0]
+        # Not compared to the configuration, whose num_key_value_heads some models do not heed (GPT-NeoX, GPTBigCode).
+        if heads[0] != heads[1]:
+            raise CalibrationError(f"layer {layer}: {heads[0]} heads of keys, but {heads[1]} of values.")
 
 
-def _check_basis(where: str, basis: Basis, rates: Tensor, prices: int, known: dict[str, int | str]) -> None:
+def _check_basis(where: str, basis: Basis, rates: Tensor, prices: int) -> None:
     for part in _PARTS:
         _require(getattr(basis, part), f"{where}, {part}", _TYPES[part], 2 if part == "energy" else 3)
     _require(rates, f"{where}, rates", _TYPES["rates"], 2)
@@ -111,8 +115,6 @@ def _check_basis(where: str, basis: Basis, rates: Tensor, prices: int, known: di
             f"{where}: encode {tuple(basis.encode.shape)}, decode {tuple(basis.decode.shape)}, energy {(heads, width)} "
             f"and rates {tuple(rates.shape)} do not fit each other."
         )
-    if heads != known.get("num_key_value_heads", heads):
-        raise CalibrationError(f"{where}: {heads} heads, but the model has {known['num_key_value_heads']}.")
     if not (basis.energy > 0).all():
         raise CalibrationError(f"{where}: an energy is not positive.")
     if not (rates >= 0).all() or not (rates[:, 1:] <= rates[:, :-1] + 1e-6).all():

@@ -50,7 +50,7 @@ class CalibratedBasis:
     >>> model, tokenizer = load_pocket()
     >>> basis = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 20])
     >>> shares = basis.shares(2.25, 2.0)
-    >>> float(torch.stack([keys for keys, _ in shares.values()]).mean())
+    >>> round(float(torch.stack([keys for keys, _ in shares.values()]).mean()), 9)
     2.25
     """
 
