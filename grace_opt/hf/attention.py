@@ -29,9 +29,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import CacheError
 from ..kernels.decode.reference import causal_mask
+from .bits.coded import CodedTokens
+from .bits.importance import tail_attention
 from .decoding import fused_attention
-from .layer_context import context_of
-from .prompt import Observation
+from .layer_context import LayerProtocol, context_of
+from .observation import Observation
 from .pruned_attention import (
     check_mask_covers_cache,
     check_mask_length,
@@ -122,10 +124,11 @@ def pruning_function(base_name: str) -> AttentionFunction:
             )
         layer, old = context.layer, context.compressed
         layer.attended()
-        if layer.plan.config.fused:
+        fused = layer.plan.config.fused and layer.plan.bits is None
+        if fused:
             _refuse_unsupported(module, kwargs)
         if old is not None:
-            return _decoded(base_name, module, query, key, value, attention_mask, old, layer.plan.config.fused, kwargs)
+            return _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
         attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
         behind = layer.prompt.behind(query.shape[2], key.shape[2])
         # Layers that share another layer's keys (Gemma 3n) get here too; the owner's queries choose.
@@ -140,9 +143,8 @@ def pruning_function(base_name: str) -> AttentionFunction:
             layer.observe(now, key, value, at_once=behind > 0)
         if behind and layer.compressed is not None:
             pruned = layer.compressed.to(key.device)  # an offloading cache has moved the layer away
-            fused = layer.plan.config.fused
             return _candidates(
-                base_name, module, query, key, value, attention_mask, pruned, fused, behind, attended, kwargs
+                base_name, module, query, key, value, attention_mask, layer, pruned, behind, attended, kwargs
             )
         return attended
 
@@ -157,17 +159,21 @@ def _decoded(
     tail: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    old: Compressed,
-    fused: bool,
+    layer: LayerProtocol,
+    old: Compressed | CodedTokens,
     kwargs: dict[str, Any],
 ) -> Attended:
     """Compute attention of new tokens over the compressed part and the dense tail."""
-    if fused and query.shape[2] <= MAX_FUSED_QUERIES:
+    fused = layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES
+    if fused and isinstance(old, Compressed):
         return fused_attention(module, query, tail, value, attention_mask, old, base_name == "eager", **kwargs)
     if attention_mask is not None:
         check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
         attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
     keys, values = scatter_channels(old, tail, value)
+    if isinstance(old, CodedTokens):
+        scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
+        layer.receive(tail_attention(query, keys, attention_mask, tail.shape[2], scaling, softcap))
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
 
 
@@ -178,8 +184,8 @@ def _candidates(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    old: Compressed,
-    fused: bool,
+    layer: LayerProtocol,
+    old: Compressed | CodedTokens,
     behind: int,
     attended: Attended,
     kwargs: dict[str, Any],
@@ -191,7 +197,7 @@ def _candidates(
     shown, length = query.shape[2] - behind, key.shape[2]
     mask = causal_mask(behind, length, key.device) if attention_mask is None else attention_mask[:, :, shown:]
     tail, values = key[:, :, old.length :], value[:, :, old.length :]
-    rows, weights = _decoded(base_name, module, query[:, :, shown:], tail, values, mask, old, fused, kwargs)
+    rows, weights = _decoded(base_name, module, query[:, :, shown:], tail, values, mask, layer, old, kwargs)
     output, dense_weights = attended
     output = torch.cat([output[:, :shown], rows], dim=1)
     if dense_weights is None or weights is None:

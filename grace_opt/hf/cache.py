@@ -29,6 +29,7 @@ from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..errors import CacheError, GraceError, OptionError
 from ..registry import MethodOptions
 from .arguments import unwrap_model
+from .bits.budget import BitBudget
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
 from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
@@ -118,6 +119,7 @@ class PrunedKeyCache(Cache):
             _check_no_settings(given, "pruning=")
         self.pruning = PruningConfig.of(given) if pruning is None else pruning
         _check_one_source(self.pruning, provider, masks)
+        self.budget = None
         if self.pruning.quantize is not None:
             self.pruning.quantize.check_installed()
         layers: list[Any] = list(DynamicCache(config=text).layers)
@@ -133,10 +135,14 @@ class PrunedKeyCache(Cache):
         # Not the model itself: copying a cache must not copy the model.
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
         self._check_budgets(len(layers))
+        if self.pruning.is_coded:
+            self.budget = BitBudget.of(self.pruning, model, self._shape, self.prunable_layers, len(layers))
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             announces = index == self.prunable_layers[0]
-            layers[index] = PrunedKeyLayer(LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces))
+            layers[index] = PrunedKeyLayer(
+                LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces, self.budget)
+            )
         self._last_updated: PrunedKeyLayer | None = None
         super().__init__(layers=layers, offloading=offloading)
         if prompt_length is not None:
@@ -147,6 +153,8 @@ class PrunedKeyCache(Cache):
         if masks is not None:
             return static_sources(masks, self.fingerprint() if masks.fingerprint else self._shape, self.prunable_layers)
         self.pruning.ratios(count)
+        if self.pruning.is_coded:
+            return dict.fromkeys(self.prunable_layers, _no_source)
         sources = {i: self.pruning.provider(i) if provider is None else provider for i in self.prunable_layers}
         for source in sources.values():
             if isinstance(source, MaskProvider):
@@ -273,6 +281,8 @@ class PrunedKeyCache(Cache):
         CacheError
             If nothing has been pruned yet.
         """
+        if self.budget is not None:
+            raise CacheError("channels are coded here (bits=), none is pruned; memory_report() says how many bits")
         masks = []
         for layer in self._pruned_layers():
             if layer.compressed is None:
@@ -379,6 +389,10 @@ class PrunedKeyCache(Cache):
         return found
 
 
+def _no_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
+    raise CacheError("this cache gives bits to all channels and chooses none")
+
+
 def _forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | None = None) -> ChannelMask:
     raise CacheError(
         "the channels of this saved cache were chosen by a provider or by masks, which are not part of the file; to "
@@ -401,6 +415,10 @@ def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks
     chosen = [name for name, value in (("provider", provider), ("masks", masks)) if value is not None]
     if len(chosen) > 1:
         raise OptionError("provider= already decides which channels go; leave out masks")
+    if chosen and pruning.is_coded:
+        raise OptionError(
+            f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one"
+        )
     if chosen:
         deciding = ("method", "ratio", "kept_channels", "protect", "weight", "seed")
         given = {name: getattr(pruning, name) for name in deciding}

@@ -17,8 +17,8 @@ from ..attention.masks import ChannelMask
 from ..attention.provider import MaskProvider
 from ..errors import CacheError, ProblemError
 from .masking import StaticMask
+from .observation import Observation
 from .plan import LayerPlan, MaskSource
-from .prompt import Observation
 
 #: Device types that give a number without waiting.
 _SYNCHRONOUS_DEVICES = ("cpu",)

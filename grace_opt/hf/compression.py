@@ -14,16 +14,19 @@ import torch
 from torch import Tensor
 
 from ..kernels.gather import gather_channels
+from .bits.code_prompt import code_prompt
+from .bits.coded import CodedTokens
+from .bits.importance import last_queries
 from .channel_choice import choose_channels
 from .eviction import kept_tokens
 from .masking import kept_channels
+from .observation import Observation
 from .plan import LayerPlan
-from .prompt import Observation
 from .storage import Compressed, StoredTensor
 
 
 @torch.no_grad()
-def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Compressed | None:
+def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Compressed | CodedTokens | None:
     """Compress all of a prompt but its recent window.
 
     Parameters
@@ -37,11 +40,13 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
 
     Returns
     -------
-    Compressed or None
+    Compressed, CodedTokens or None
         None if the prompt is too short to prune. Values that are neither evicted nor quantised are a view of
         ``values``: copying them now would need memory for another layer's V.
     """
     config, sinks, length = plan.config, plan.config.sink_tokens, over.length
+    if plan.bits is not None:
+        return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, config.recent_window))
     count = length if config.evict is None else config.evict.tokens(plan.index, plan.layers, length)
     recent = config.recent_window
     if config.quantize is not None and config.quantize.keys is not None:
@@ -85,9 +90,12 @@ def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int) -> T
     """Return the positions before the recent tokens that each KV head keeps, ``(B, H, n)`` ascending; None for all."""
     if plan.config.evict is None:
         return None
+    evict, queries = plan.config.evict, over.queries
+    if over.places is not None and evict.queries_needed is not None:
+        queries = last_queries(over, evict.queries_needed)
     kept = kept_tokens(
-        plan.config.evict,
-        over.queries,
+        evict,
+        queries,
         keys,
         over.valid,
         over.scaling,

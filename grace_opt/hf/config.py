@@ -10,6 +10,7 @@ Source: GRACE (arXiv 2604.16983) for protection, ThinK (arXiv 2407.21018) for th
 from __future__ import annotations
 
 import numbers
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
 from ..registry import MethodOptions
 from .arguments import OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
+from .bits.classes import SINKS
+from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
@@ -56,8 +59,8 @@ class PruningConfig:
     observation_window : int
         Number of last prompt queries from which W is built; at most the whole prompt.
     sink_tokens : int
-        Number of first prompt tokens, padding not counted, that stay dense. The paper keeps none. A ``provider`` that
-        takes means or fits regressions needs about four.
+        Number of first prompt tokens, padding not counted, that stay dense. The paper keeps none, the default (4 with
+        ``bits``). A ``provider`` that takes means or fits regressions needs about four.
     dense_layers : int
         Number of first layers of the model that are not pruned at all.
     tail_block : int, optional
@@ -70,6 +73,17 @@ class PruningConfig:
         Which tokens to drop before channels are chosen, for example ``SnapKV(budget=512)``.
     quantize : Quantization, optional
         Number of bits in which the pruned keys and their values are stored.
+    bits : float, optional
+        Mean number of bits per element of K and V, with everything counted, over the tokens that are neither sink
+        tokens nor recent: instead of pruning, every channel of every token gets its own number of bits. Sets
+        ``sink_tokens`` to 4 and ``tail_block`` to 64 unless they are given.
+    key_bits, value_bits : float, optional
+        The same for K and V apart; both, instead of ``bits``.
+    total_bytes : int, optional
+        Bytes of the whole cache at the end of the prompt, dense parts included, instead of ``bits``.
+    basis : str or path
+        With ``bits``: "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and
+        counted), "none", or a file that ``grace-opt basis`` wrote.
 
     Raises
     ------
@@ -95,14 +109,24 @@ class PruningConfig:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     recent_window: int = 32
     observation_window: int = 32
-    sink_tokens: int = 0
+    sink_tokens: int | None = None
     dense_layers: int = 0
     tail_block: int | None = None
     fused: bool = True
     evict: TokenEviction | None = None
     quantize: Quantization | None = None
+    bits: float | None = None
+    key_bits: float | None = None
+    value_bits: float | None = None
+    total_bytes: int | None = None
+    basis: str | os.PathLike[str] = CALIBRATED
 
     def __post_init__(self) -> None:
+        check_bits(self)
+        if self.sink_tokens is None:
+            object.__setattr__(self, "sink_tokens", SINKS if self.is_coded else 0)
+        if self.is_coded and self.tail_block is None:
+            object.__setattr__(self, "tail_block", TAIL_BLOCK_WITH_BITS)
         check_fields(self, integer, "recent_window", "sink_tokens", "dense_layers", "seed", at_least=0)
         check_fields(self, integer, "observation_window", at_least=1)
         check_fields(self, integer, "tail_block", "kept_channels", at_least=1, optional=True)
@@ -153,6 +177,11 @@ class PruningConfig:
             names = [f.name for f in fields(self)]
             meant = advice(self.options, names, OTHER_NAMES_OF_SETTINGS)
             raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.{meant}") from None
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether channels get bits, rather than being pruned."""
+        return any(getattr(self, name) is not None for name in BUDGETS)
 
     def ratios(self, layers: int | None = None) -> tuple[float, ...]:
         """The ratio of every layer.

@@ -30,11 +30,13 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
+from .bits.coded import CodedTokens, added_attention, taken_scores
 from .channel_choice import check_numbers, raise_for_verdict
 from .compression import compress
 from .layer_context import LayerContext, with_context
+from .observation import Observation
 from .plan import LayerPlan
-from .prompt import Observation, Prompt
+from .prompt import Prompt
 from .pruned_attention import scatter_channels
 from .storage import Compressed, StoredTensor, Tail
 
@@ -55,7 +57,8 @@ class PrunedKeyLayer(DynamicLayer):
         self.plan = plan
         self.prompt = Prompt(plan)
         self.tail: Tail | None = None
-        self.compressed: Compressed | None = None
+        self.compressed: Compressed | CodedTokens | None = None
+        self._received: Tensor | None = None  # attention that the tail's tokens have received from later queries
         self.head_dim = 0
         #: The model's attention implementation when keys were last returned, if the cache knows it.
         self.implementation = ""
@@ -114,7 +117,10 @@ class PrunedKeyLayer(DynamicLayer):
     @property
     def needs_our_attention(self) -> bool:
         """Whether only grace_opt's attention function can read what is now stored."""
-        return self.compressed is not None and (self.compressed.positions is not None or self.plan.config.fused)
+        old = self.compressed
+        return isinstance(old, CodedTokens) or (
+            old is not None and (old.positions is not None or self.plan.config.fused)
+        )
 
     def _move_old_tail(self, unsure: int) -> None:
         """Prune each full block of tokens that has left the recent window; unsure tokens do not count."""
@@ -124,8 +130,21 @@ class PrunedKeyLayer(DynamicLayer):
         spare = tail.length - unsure - self.plan.config.recent_window
         if spare >= block:
             moved = spare // block * block
-            self.compressed = self.compressed.extended(tail.cut(0, moved))
+            for first in range(0, moved, block):
+                self._move_block(tail.cut(first, first + block))
             self.tail = tail.cut(moved, tail.length)
+
+    def _move_block(self, block: Tail) -> None:
+        if not isinstance(self.compressed, CodedTokens):
+            assert self.compressed is not None
+            self.compressed = self.compressed.extended(block)
+            return
+        scores, self._received = taken_scores(self._received, block.keys)
+        self.compressed = self.compressed.extended(block.keys, block.values, scores)
+
+    def receive(self, attention: Tensor) -> None:
+        """Record the attention ``(B, H, 2, S_t)`` that the tail's tokens received from this step's queries."""
+        self._received = added_attention(self._received, attention)
 
     # --------------------------------------- with the attention function
 
@@ -223,8 +242,11 @@ class PrunedKeyLayer(DynamicLayer):
 
     @property
     def pruned_length(self) -> int:
-        """Number of tokens in the pruned segment."""
-        return 0 if self.compressed is None else self.compressed.pruned_keys.shape[-2]
+        """Number of tokens in the pruned, or coded, segment."""
+        old = self.compressed
+        if isinstance(old, CodedTokens):
+            return old.coded
+        return 0 if old is None else old.pruned_keys.shape[-2]
 
     def get_seq_length(self) -> int:
         """Number of tokens that were added and not cropped: pruned, dense and evicted."""
@@ -246,6 +268,8 @@ class PrunedKeyLayer(DynamicLayer):
         parts: dict[str, StoredTensor] = {} if self.compressed is None else self.compressed.parts()
         if self.tail is not None:
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
+        if self._received is not None:
+            parts["received"] = self._received
         return parts
 
     @property
@@ -318,10 +342,12 @@ class PrunedKeyLayer(DynamicLayer):
         if self.compressed is not None and keep < old:
             self.compressed = self.compressed.cropped(keep)
         self.tail = tail.cut(0, max(keep - old, 0))
+        if self._received is not None:
+            self._received = self._received[..., : self.tail.length].clone()
 
     def reset(self) -> None:
         """Forget everything, ready for another prompt."""
-        self.tail = self.compressed = None
+        self.tail = self.compressed = self._received = None
         self.prompt.reset()
         self.is_initialized = False
         self._awaits_attention = self._fresh = False
@@ -347,6 +373,8 @@ class PrunedKeyLayer(DynamicLayer):
             self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
         if self.compressed is not None:
             self.compressed = self.compressed.select(rows)
+        if self._received is not None:
+            self._received = self._received.index_select(0, rows.to(self._received.device))
         self.prompt.map_rows(rows)
 
     def offload(self) -> None:
@@ -364,6 +392,8 @@ class PrunedKeyLayer(DynamicLayer):
             self.tail.map(lambda tensor: tensor.to(device, non_blocking=True))
         if self.compressed is not None:
             self.compressed = self.compressed.to(device)
+        if self._received is not None:
+            self._received = self._received.to(device, non_blocking=True)
 
     # ------------------------------------------------------------- checks
 

@@ -10,8 +10,10 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from .bits.coded import CodedTokens
+from .observation import Observation
 from .plan import LayerPlan
-from .prompt import Observation, Prompt
+from .prompt import Prompt
 from .storage import Compressed
 
 
@@ -20,10 +22,13 @@ class LayerProtocol(Protocol):
 
     plan: LayerPlan
     prompt: Prompt
-    compressed: Compressed | None
+    compressed: Compressed | CodedTokens | None
 
     def attended(self) -> None:
         """Record that the attention function has received what ``update`` returned."""
+
+    def receive(self, attention: Tensor) -> None:
+        """Record the attention that the tail's tokens received."""
 
     def observe(self, now: Observation, keys: Tensor, values: Tensor, at_once: bool = True) -> None:
         """Receive the attention function's queries, and compress if the prompt is over."""
@@ -41,7 +46,7 @@ class LayerContext(NamedTuple):
     """
 
     layer: LayerProtocol
-    compressed: Compressed | None
+    compressed: Compressed | CodedTokens | None
 
 
 def with_context(tensor: Tensor, context: LayerContext) -> Tensor:

@@ -52,7 +52,7 @@ def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | st
     }
     if isinstance(model, PreTrainedModel):
         if _is_tensor_parallel(model):
-            found["tensor_parallel"] = f"rank {_rank()} of {_ranks()}"
+            found["tensor_parallel"] = f"rank {rank()} of {_ranks()}"
         elif not any(parameter.is_meta or _is_sharded(parameter) for parameter in model.parameters()):
             found["weights"] = weights_digest(model)
     return found
@@ -72,7 +72,8 @@ def _ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _rank() -> int:
+def rank() -> int:
+    """Return the number of this process among those of a tensor-parallel model; 0 if it is alone."""
     return dist.get_rank() if _ranks() > 1 else 0
 
 
@@ -141,7 +142,7 @@ class StaticMask:
         heads, ranks = keys.shape[1], _ranks()
         if ranks > 1 and pruned.shape[-2] == ranks * heads:
             # The projections' rows are distributed in order, so rank r computes the r-th run of heads.
-            pruned = pruned.narrow(-2, _rank() * heads, heads)
+            pruned = pruned.narrow(-2, rank() * heads, heads)
         return replace(self.mask, pruned=pruned.expand(batch, *pruned.shape[-2:]))
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..attention.masks import ChannelMask
+from .bits.budget import BitBudget
 from .config import PruningConfig
 
 
@@ -40,6 +41,8 @@ class LayerPlan:
         A forward pass of exactly this many tokens may be a part of a longer prompt.
     announces : bool
         Whether this layer warns the user that a prompt was too short to prune; one layer per cache does.
+    bits : BitBudget, optional
+        Codes keys and values instead of pruning channels.
     """
 
     index: int
@@ -48,6 +51,7 @@ class LayerPlan:
     config: PruningConfig
     chunk_size: int | None = None
     announces: bool = False
+    bits: BitBudget | None = None
 
     @property
     def observed(self) -> int | None:

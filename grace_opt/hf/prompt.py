@@ -12,35 +12,13 @@ The passes are those of ``_prefill`` and ``_assisted_decoding`` in transformers'
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from ..errors import CacheError
+from .bits.importance import spread_queries
+from .observation import Observation
 from .plan import LayerPlan
-
-
-class Observation(NamedTuple):
-    """What is known about a finished prompt.
-
-    Attributes
-    ----------
-    queries : Tensor
-        ``(B, H_q, L, d)``, the last ones of the prompt.
-    valid : Tensor or None
-        ``(B, length)`` bool, False at padding.
-    length : int
-        Number of tokens of the prompt.
-    scaling, softcap : float or None
-        The model's factor and soft cap for its logits.
-    """
-
-    queries: Tensor
-    valid: Tensor | None
-    length: int
-    scaling: float
-    softcap: float | None
 
 
 class Prompt:
@@ -117,9 +95,13 @@ class Prompt:
         if self._waiting is not None:
             pick = rows.to(self._waiting.queries.device)
             valid = None if self._waiting.valid is None else self._waiting.valid[pick]
-            self._waiting = self._waiting._replace(queries=self._waiting.queries[pick], valid=valid)
+            places = None if self._waiting.places is None else self._waiting.places[pick]
+            self._waiting = self._waiting._replace(queries=self._waiting.queries[pick], valid=valid, places=places)
 
     def _collect(self, now: Observation) -> None:
+        if self._plan.bits is not None:
+            self._waiting = spread_queries(now, self._waiting)
+            return
         queries = now.queries
         if self._waiting is not None:
             queries = torch.cat([self._waiting.queries, queries], dim=2)

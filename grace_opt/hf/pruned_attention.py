@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import CacheError
 from ..kernels.decode.reference import attention
+from .bits.coded import CodedTokens
 from .storage import Compressed, dequantized
 
 
@@ -79,12 +80,12 @@ def pruned_attention(
     )
 
 
-def scatter_channels(old: Compressed | None, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def scatter_channels(old: Compressed | CodedTokens | None, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys of full width, with zeros in the pruned channels, and all values.
 
     Parameters
     ----------
-    old : Compressed or None
+    old : Compressed, CodedTokens or None
         The older tokens; None before compression.
     tail, value : Tensor
         ``(B, H, S_t, d)`` and ``(B, H, S_t, d_v)``.
@@ -96,6 +97,8 @@ def scatter_channels(old: Compressed | None, tail: Tensor, value: Tensor) -> tup
     """
     if old is None:
         return tail, value
+    if isinstance(old, CodedTokens):
+        return old.full_width(tail, value)
     pruned = dequantized(old.pruned_keys)
     sinks, border = old.sink_keys.shape[2], old.stored
     full = tail.new_zeros(*tail.shape[:2], border + tail.shape[2], tail.shape[3])
@@ -106,7 +109,7 @@ def scatter_channels(old: Compressed | None, tail: Tensor, value: Tensor) -> tup
     return full, torch.cat([dequantized(old.values), value], dim=2)
 
 
-def gather_mask_columns(attention_mask: Tensor, old: Compressed, query_heads: int) -> Tensor:
+def gather_mask_columns(attention_mask: Tensor, old: Compressed | CodedTokens, query_heads: int) -> Tensor:
     """Return the columns of a mask ``(B or 1, H_q or 1, L, S)`` for the stored tokens, in their order."""
     if old.positions is None:
         return attention_mask
@@ -133,7 +136,7 @@ def decoding_mask(module: nn.Module, attention_mask: Tensor, old: Compressed, ta
     return mask.float().masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
 
 
-def weights_in_sequence(weights: Tensor, old: Compressed) -> Tensor:
+def weights_in_sequence(weights: Tensor, old: Compressed | CodedTokens) -> Tensor:
     """Spread weights ``(B, H_q, L, stored)`` over all tokens in their order; tokens not stored get zero."""
     if old.positions is None:
         return weights
@@ -145,7 +148,9 @@ def weights_in_sequence(weights: Tensor, old: Compressed) -> Tensor:
     return torch.cat([older, weights[..., stored - tail :]], dim=-1)
 
 
-def check_mask_covers_cache(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int) -> None:
+def check_mask_covers_cache(
+    module: nn.Module, attention_mask: Tensor, old: Compressed | CodedTokens, tail: int
+) -> None:
     """`check_mask_length` for a compressed part and a tail; recognises masks that a model makes from its cache."""
     if attention_mask.dim() == 4 and attention_mask.shape[-1] == tail < old.length + tail:
         raise CacheError(

@@ -8,12 +8,14 @@ left out of the ratios: it is negligible for long prompts and would dominate the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from .bits.coded import CodedTokens
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
 
@@ -37,6 +39,13 @@ class MemoryReport:
         Bytes in all other layers (sliding windows and the like).
     dense_equivalent_key_bytes, dense_equivalent_value_bytes : int
         Bytes that the keys and values of the prunable layers would take unpruned.
+    code_bytes, parameter_bytes, basis_bytes : int
+        With ``bits=``, of K and V together: codes; widths, scales and means; bases of the prompt. They are part of
+        ``pruned_key_bytes`` and ``value_bytes``.
+    coded_key_bytes, coded_value_bytes : float
+        All of the above for K and for V, and half of the tokens' classes each.
+    coded_key_elements, coded_value_elements, all_elements : int
+        Numbers of elements that are coded, and of all in the prunable layers.
     """
 
     layers: int
@@ -51,6 +60,35 @@ class MemoryReport:
     other_bytes: int
     dense_equivalent_key_bytes: int
     dense_equivalent_value_bytes: int
+    code_bytes: int = 0
+    parameter_bytes: int = 0
+    basis_bytes: int = 0
+    coded_key_bytes: float = 0.0
+    coded_value_bytes: float = 0.0
+    coded_key_elements: int = 0
+    coded_value_elements: int = 0
+    all_elements: int = 0
+
+    @property
+    def key_bits(self) -> float | None:
+        """Mean bits per element of the coded tokens' keys, with everything counted; None if nothing is coded."""
+        return 8 * self.coded_key_bytes / self.coded_key_elements if self.coded_key_elements else None
+
+    @property
+    def value_bits(self) -> float | None:
+        """The same for values."""
+        return 8 * self.coded_value_bytes / self.coded_value_elements if self.coded_value_elements else None
+
+    @property
+    def bits(self) -> float | None:
+        """Mean bits per element of the coded tokens' keys and values; None if nothing is coded."""
+        elements = self.coded_key_elements + self.coded_value_elements
+        return 8 * (self.coded_key_bytes + self.coded_value_bytes) / elements if elements else None
+
+    @property
+    def mean_bits(self) -> float | None:
+        """Mean bits per element of all tokens, dense ones included, without spare room; None for an empty cache."""
+        return 8 * (self.key_bytes + self.value_bytes) / self.all_elements if self.all_elements else None
 
     @property
     def key_bytes(self) -> int:
@@ -81,11 +119,12 @@ class MemoryReport:
     def __str__(self) -> str:
         dense = f"of dense {self.dense_equivalent_total_bytes:,}"
         rows = [
-            ("keys, pruned", self.pruned_key_bytes, ""),
+            ("keys, pruned" if self.bits is None else "keys, coded", self.pruned_key_bytes, ""),
             ("keys, dense", self.dense_key_bytes, ""),
             ("indices", self.index_bytes, ""),
             ("K", self.key_bytes, f"{self.key_ratio:.1%} of dense {self.dense_equivalent_key_bytes:,}"),
             ("V", self.value_bytes, ""),
+            *self._coded_rows(),
             ("other layers", self.other_bytes, ""),
             (
                 "K+V",
@@ -94,10 +133,22 @@ class MemoryReport:
             ),
             ("room to grow", self.spare_bytes, ""),
         ]
-        pruned = f"{self.pruned_tokens} of them pruned" if self.pruned_tokens else "nothing pruned"
+        done = "coded" if self.bits is not None else "pruned"
+        pruned = f"{self.pruned_tokens} of them {done}" if self.pruned_tokens else "nothing pruned"
         lines = [f"{self.tokens} tokens, {pruned}, in {self.prunable_layers} of {self.layers} layers (bytes)"]
         lines += [f"  {name:<16} {size:>15,}  {note}".rstrip() for name, size, note in rows]
         return "\n".join(lines)
+
+    def _coded_rows(self) -> list[tuple[str, int, str]]:
+        """Return what codes consist of; nothing if nothing is coded."""
+        if self.bits is None:
+            return []
+        share = f"{self.bits:.3f} bits per element ({self.key_bits:.3f} of K, {self.value_bits:.3f} of V)"
+        return [
+            ("  codes", self.code_bytes, share),
+            ("  parameters", self.parameter_bytes, f"{self.mean_bits:.3f} bits per element of all tokens"),
+            ("  bases", self.basis_bytes, ""),
+        ]
 
 
 def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> MemoryReport:
@@ -112,8 +163,13 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
     """
     layers, rest = list(pruned), list(others)
     sizes: dict[str, int] = dict.fromkeys((*_PARTS, "dense keys", "dense values"), 0)
+    coded: Counter[str] = Counter()
     for layer in layers:
-        for name, part in layer.stored_parts().items():
+        old, parts = layer.compressed, layer.stored_parts()
+        if isinstance(old, CodedTokens):
+            coded.update(old.sizes())
+            parts = {name: part for name, part in parts.items() if name not in old.parts()}
+        for name, part in parts.items():
             sizes[name] += part.nbytes
         if layer.tail is not None:
             tail, length = layer.tail, layer.get_seq_length()
@@ -122,6 +178,10 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
             sizes["tail_values"] += tail.values.nbytes - tail.buffers[1].nbytes
             sizes["dense keys"] += tail.keys.shape[:2].numel() * length * layer.head_dim * tail.keys.element_size()
             sizes["dense values"] += tail.values[:, :, :1].nbytes * length if tail.length else 0
+            width = layer.head_dim + tail.values.shape[-1]
+            coded["all elements"] += tail.keys.shape[:2].numel() * length * width
+    for name, also in _CODED.items():
+        sizes[name] += sum(coded[each] for each in also)
     used = sum(sizes[name] for name in _PARTS)
     held = sum(storages(part for layer in layers for part in layer.stored_parts().values()).values())
     return MemoryReport(
@@ -131,16 +191,36 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         pruned_tokens=max(layer.pruned_length for layer in layers),
         pruned_key_bytes=sizes["pruned_keys"],
         dense_key_bytes=sizes["sink_keys"] + sizes["tail_keys"],
-        index_bytes=sizes["kept_indices"] + sizes["positions"],
+        index_bytes=sizes["kept_indices"] + sizes["positions"] + sizes["received"],
         value_bytes=sizes["old_values"] + sizes["tail_values"],
         spare_bytes=held - used,
         other_bytes=sum(storages(value for layer in rest for value in vars(layer).values()).values()),
         dense_equivalent_key_bytes=sizes["dense keys"],
         dense_equivalent_value_bytes=sizes["dense values"],
+        code_bytes=coded["key codes"] + coded["value codes"],
+        parameter_bytes=coded["key parameters"] + coded["value parameters"],
+        basis_bytes=coded["key bases"] + coded["value bases"],
+        coded_key_bytes=sum(coded[f"key {part}"] for part in _COUNTED) + coded["classes"] / 2,
+        coded_value_bytes=sum(coded[f"value {part}"] for part in _COUNTED) + coded["classes"] / 2,
+        coded_key_elements=coded["key elements"],
+        coded_value_elements=coded["value elements"],
+        all_elements=coded["all elements"],
     )
 
 
-_PARTS = ("sink_keys", "pruned_keys", "kept_indices", "old_values", "positions", "tail_keys", "tail_values")
+_PARTS = (
+    *("sink_keys", "pruned_keys", "kept_indices", "old_values", "positions", "tail_keys", "tail_values"),
+    "received",
+)
+_COUNTED = ("codes", "parameters", "bases")
+#: Which sizes of `CodedTokens` belong to which part.
+_CODED = {
+    "sink_keys": ("key sinks",),
+    "pruned_keys": tuple(f"key {part}" for part in _COUNTED),
+    "old_values": ("value sinks", *(f"value {part}" for part in _COUNTED)),
+    "kept_indices": ("classes",),
+    "positions": ("positions",),
+}
 
 
 def storages(things: Iterable[Any]) -> dict[int, int]:

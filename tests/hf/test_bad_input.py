@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError, OptionError
 from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, Quantization, SnapKV, StreamingLLM, _compat, calibrate
-from grace_opt.hf.prompt import Observation
+from grace_opt.hf.observation import Observation
 
 quantises = pytest.mark.skipif(importlib.util.find_spec("optimum") is None, reason="optimum-quanto is not installed")
 BITS = Quantization(keys=4, values=4, group_size=8)

@@ -9,7 +9,8 @@ import torch
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, SnapKV, _compat
-from grace_opt.hf.prompt import Observation, Prompt
+from grace_opt.hf.observation import Observation
+from grace_opt.hf.prompt import Prompt
 from tests.hf.matrix import assistant
 
 

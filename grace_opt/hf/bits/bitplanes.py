@@ -35,13 +35,13 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 def pack_codes(codes: Tensor, widths: Tensor) -> Tensor:
     """Pack codes ``(R, n)`` uint8 of widths ``(R,)`` into planes ``(Σ widths, ⌈n/8⌉)`` uint8."""
-    owner, place = _planes(widths)
+    owner, place = _planes(widths, int(widths.sum()))
     return pack_bits((codes[owner] >> place[:, None]) & 1)
 
 
 def unpack_codes(planes: Tensor, widths: Tensor, count: int) -> Tensor:
     """Return the codes ``(R, count)`` uint8 of planes: the inverse of `pack_codes`."""
-    owner, place = _planes(widths)
+    owner, place = _planes(widths, len(planes))
     codes = torch.zeros(len(widths), count, dtype=torch.uint8, device=planes.device)
     return codes.index_add_(0, owner, unpack_bits(planes, count) << place[:, None])
 
@@ -57,14 +57,14 @@ def append_bits(packed: Tensor, count: int, bits: Tensor) -> Tensor:
 
 def append_codes(planes: Tensor, count: int, codes: Tensor, widths: Tensor) -> Tensor:
     """Append the codes ``(R, m)`` of later tokens to the `count` that the planes hold."""
-    owner, place = _planes(widths)
+    owner, place = _planes(widths, len(planes))
     return append_bits(planes, count, (codes[owner] >> place[:, None]) & 1)
 
 
-def _planes(widths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the channel and the bit of every plane."""
+def _planes(widths: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the channel and the bit of each of `count` planes."""
     wide = widths.long()
-    owner = torch.repeat_interleave(torch.arange(len(wide), device=wide.device), wide)
+    owner = torch.repeat_interleave(torch.arange(len(wide), device=wide.device), wide, output_size=count)
     first = wide.cumsum(0) - wide
     return owner, (torch.arange(len(owner), device=wide.device) - first[owner]).to(torch.uint8)
 

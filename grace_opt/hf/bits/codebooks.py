@@ -79,7 +79,14 @@ def _tables() -> tuple[np.ndarray, dict[int, np.ndarray]]:
 
 def codebook(device: torch.device) -> Tensor:
     """Return all levels, ``(9, 256)`` float32: row b has those of b bits, padded with zeros."""
-    return torch.from_numpy(_tables()[0]).to(device)
+    name = str(device)
+    if name not in _CODEBOOKS:
+        _CODEBOOKS[name] = torch.from_numpy(_tables()[0]).to(device)
+    return _CODEBOOKS[name]
+
+
+#: By device: made when something is coded, and only read while torch.compile traces a decode step.
+_CODEBOOKS: dict[str, Tensor] = {}
 
 
 def boundaries(bits: int, device: torch.device) -> Tensor:

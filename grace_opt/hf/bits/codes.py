@@ -1,15 +1,15 @@
 """`Codes`: keys or values of one sequence, in classes of tokens, with bits per channel of each class.
 
-What is stored: one mean per channel, in 16 bits; for each class, the widths of the channels in 3 bits, a scale in 16 bits
-for channels that have any, and one bit plane per bit (:mod:`grace_opt.hf.bits.bitplanes`). Tokens are in the order of their classes; attention does not
-mind, and :mod:`grace_opt.hf.bits.row` knows which token is where.
+What is stored: one mean per channel, in 16 bits; for each class, the widths of the channels in 3 bits, a scale in 16
+bits for channels that have any, and one bit plane per bit (:mod:`grace_opt.hf.bits.bitplanes`). Tokens are in the order
+of their classes; attention does not mind, and :mod:`grace_opt.hf.bits.row` knows which token is where.
 
 Source: Lloyd–Max quantisation with the scale fitted by least squares; classes and widths are chosen by `allocate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -52,6 +52,9 @@ class Codes:
     planes: tuple[Tensor, ...]
     counts: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        codebook(self.means.device)  # made now, as torch.compile cannot trace how
+
     @property
     def nbytes(self) -> int:
         """Bytes of all that is stored."""
@@ -86,30 +89,27 @@ class Codes:
 
     def _scales(self, widths: Tensor) -> Tensor:
         """Return the scales of all channels, ``(C, H, d)`` float32; 0 for those without bits."""
-        scales = torch.zeros(widths.shape, device=widths.device)
-        scales[widths > 0] = self.scales.float()
-        return scales
+        wide = widths > 0
+        place = wide.flatten().cumsum(0).view(widths.shape)  # without shapes that depend on data, for torch.compile
+        return torch.nn.functional.pad(self.scales.float(), (1, 0))[torch.where(wide, place, 0)]
 
     def appended(self, coordinates: Tensor, counts: Sequence[int]) -> Codes:
-        """Append tokens ``(H, Σ counts, d)``, in the order of their classes, by the widths and scales that are there."""
+        """Append tokens ``(H, Σ counts, d)``, in the order of their classes, by the present widths and scales."""
         widths = self.widths()
-        scales, centred = (
-            self._scales(widths),
-            coordinates.float() / self.unit[:, None, None] - self.means[:, None].float(),
-        )
+        scales = self._scales(widths)
+        centred = coordinates.float() / self.unit[:, None, None] - self.means[:, None].float()
         planes = []
         for number, part in enumerate(centred.split(list(counts), dim=1)):
             flat = widths[number].reshape(-1)
             spread = part.mT.flatten(0, 1)
             codes = _coded(spread, flat, scales[number].reshape(-1))
             planes.append(append_codes(self.planes[number], self.counts[number], codes, flat))
-        return replace(
-            self, planes=tuple(planes), counts=tuple(a + b for a, b in zip(self.counts, counts, strict=True))
-        )
+        together = tuple(old + new for old, new in zip(self.counts, counts, strict=True))
+        return replace(self, planes=tuple(planes), counts=together)
 
-    def map(self, change: object) -> Codes:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Codes:
         """Apply a function to every tensor."""
-        changed = {name: change(tensor) for name, tensor in self.tensors().items()}  # type: ignore[operator]
+        changed = {name: change(tensor) for name, tensor in self.tensors().items()}
         return Codes.of(changed, self.counts)
 
     @classmethod

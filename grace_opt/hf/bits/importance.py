@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..observation import Observation
+
 #: Numbers of last queries that are averaged, as sets of their own.
 LAST = (32, 128)
 #: Distance between queries of the third set.
@@ -22,61 +24,158 @@ STRIDE = 8
 MAX_WEIGHTS = 2**22
 
 
-def observed_positions(length: int, last: Sequence[int] = LAST, stride: int = STRIDE) -> tuple[Tensor, Tensor]:
-    """Return which queries of a prompt are observed, ascending, and the weight of each; the weights sum to 1."""
-    weights = torch.zeros(length, dtype=torch.float64)
-    for count in last:
-        weights[max(length - count, 0) :] += 1 / min(count, length)
-    every = torch.arange(stride - 1, length, stride)
+def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRIDE) -> Tensor:
+    """Return how much each query of a prompt of `count` tokens counts, ``(count,)`` float64; most not at all.
+
+    Examples
+    --------
+    >>> observed_queries(1).tolist()
+    [1.0]
+    """
+    weights = torch.zeros(count, dtype=torch.float64)
+    for size in last:
+        weights[max(count - size, 0) :] += 1 / min(size, count)
+    every = torch.arange(stride - 1, count, stride)
     if len(every):
         weights[every] += 1 / len(every)
-    weights /= weights.sum()
-    positions = torch.nonzero(weights)[:, 0]
-    return positions, weights[positions]
+    return weights / weights.sum()
+
+
+@torch.no_grad()
+def tail_attention(
+    queries: Tensor, keys: Tensor, mask: Tensor | None, tail: int, scaling: float, softcap: float | None = None
+) -> Tensor:
+    """Return the attention that the newest tokens receive from new queries, and from how many.
+
+    Parameters
+    ----------
+    queries : Tensor
+        ``(B, H_q, L, d)``, those of the last L keys.
+    keys : Tensor
+        ``(B, H, S, d)``.
+    mask : Tensor or None
+        ``(B or 1, H_q or 1, L, S)``, bool or additive; None means causal.
+    tail : int
+        Number of newest tokens.
+
+    Returns
+    -------
+    Tensor
+        ``(B, H, 2, tail)`` float32: sums over the queries and the mean of the group's heads; numbers of queries.
+    """
+    (batch, heads, length, _), new = keys.shape, queries.shape[2]
+    group = queries.shape[1] // heads
+    place = torch.arange(length, device=keys.device)
+    sums = torch.zeros(batch, heads, tail, device=keys.device)
+    step = max(MAX_WEIGHTS // (batch * queries.shape[1] * length), 1)
+    transposed = keys.repeat_interleave(group, dim=1).mT
+    for start in range(0, new, step):
+        logits = (queries[:, :, start : start + step] @ transposed).float() * scaling
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        if mask is None:
+            seen = place <= place[length - new + start :][: logits.shape[2], None]
+            logits = logits.masked_fill(~seen, torch.finfo(torch.float32).min)
+        else:
+            part = mask[:, :, start : start + step]
+            low = torch.finfo(torch.float32).min
+            logits = logits.masked_fill(~part, low) if part.dtype == torch.bool else logits + part.float()
+        weights = torch.softmax(logits, dim=-1)[..., length - tail :]
+        sums += weights.view(batch, heads, group, -1, tail).sum(3).mean(2)
+    numbers = (tail - torch.arange(tail, device=keys.device)).clamp(max=new).float()
+    return torch.stack([sums, numbers.expand_as(sums)], dim=2)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def spread_queries(now: Observation, before: Observation | None) -> Observation:
+    """Return the queries of a prompt so far that `observed_queries` may still count, copied.
+
+    Parameters
+    ----------
+    now : Observation
+        The last forward pass.
+    before : Observation or None
+        What this function returned for the passes before it.
+    """
+    length, new = now.length, now.queries.shape[2]
+    places = torch.arange(length - new, length, device=now.queries.device).expand(len(now.queries), -1)
+    queries = now.queries
+    if before is not None:
+        assert before.places is not None
+        places = torch.cat([before.places.to(places.device), places], dim=1)
+        queries = torch.cat([before.queries.to(queries.device), queries], dim=2)
+    ranks, count = _ranks(places, now.valid, length)
+    kept = (ranks >= 0) & ((ranks % STRIDE == STRIDE - 1) | (ranks >= count - max(LAST)))
+    most = int(kept.sum(1).max())
+    order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    picked = queries.gather(2, order[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[-1]))
+    return now._replace(queries=picked, places=torch.where(kept.gather(1, order), places.gather(1, order), -1))
+
+
+def last_queries(over: Observation, needed: int) -> Tensor:
+    """Return the last queries of a prompt ``(B, H_q, L, d)``, at most `needed` of them; those of padding are anything."""
+    assert over.places is not None
+    wanted = torch.arange(max(over.length - needed, 0), over.length, device=over.places.device)
+    index = (over.places[:, None] == wanted[:, None]).to(torch.uint8).argmax(-1)[:, None, :, None]
+    return over.queries.gather(2, index.expand(-1, over.queries.shape[1], -1, over.queries.shape[-1]))
+
+
+def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the observed queries of one sequence ``(H_q, L, d)``, their weights, and whether each is of the third set.
+
+    Padding counts for nothing: a padded row has the queries and weights that it would have alone.
+    """
+    assert over.places is not None
+    valid = None if over.valid is None else over.valid[row : row + 1]
+    ranks, count = _ranks(over.places[row : row + 1], valid, over.length)
+    weights = observed_queries(int(count)).to(ranks.device)
+    counted = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0)
+    chosen = torch.nonzero(counted)[:, 0]
+    share = counted[chosen]
+    return over.queries[row][:, chosen], share / share.sum(), ranks[0, chosen] % STRIDE == STRIDE - 1
+
+
+def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
+    """Return each place's number among the tokens that are not padding, ``(B, L)``, and the number of those, ``(B, 1)``."""
+    if valid is None:
+        return places, torch.full((len(places), 1), length, device=places.device)
+    valid = valid.to(places.device)
+    at = places.clamp(min=0)
+    real = valid.gather(1, at) & (places >= 0)
+    return torch.where(real, (valid.cumsum(1) - 1).gather(1, at), -1), valid.sum(1, keepdim=True)
 
 
 def attention_moments(
-    queries: Tensor,
-    positions: Tensor,
-    weights: Tensor,
-    keys: Tensor,
-    scaling: float,
-    softcap: float | None = None,
-    causal: bool = False,
+    queries: Tensor, weights: Tensor, keys: Tensor, scaling: float, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted means of p and of p² over queries and the heads of a group, ``(H, S)`` float32 each.
+
+    Every query sees every key, also those after it: what a token would receive if it were asked.
 
     Parameters
     ----------
     queries : Tensor
         ``(H_q, L, d)``.
-    positions, weights : Tensor
-        ``(L,)``: where the queries stand among the keys, and how much each counts.
+    weights : Tensor
+        ``(L,)``: how much each query counts.
     keys : Tensor
         ``(H, S, d)``.
     scaling, softcap : float
         The model's.
-    causal : bool
-        Whether a query sees only keys up to its own position.
     """
     heads, length, width = keys.shape
     grouped = queries.float().reshape(heads, -1, queries.shape[1], width)
     first, second = (torch.zeros(heads, length, device=keys.device) for _ in range(2))
     share = (weights / grouped.shape[1]).to(keys.device, torch.float32)
-    place = torch.arange(length, device=keys.device)
     step = max(MAX_WEIGHTS // (length * grouped.shape[1]), 1)
     for head in range(heads):
         transposed = keys[head].float().mT * scaling
         for start in range(0, queries.shape[1], step):
-            part = slice(start, start + step)
-            logits = grouped[head, :, part] @ transposed
+            logits = grouped[head, :, start : start + step] @ transposed
             if softcap is not None:
                 logits = torch.tanh(logits / softcap).mul_(softcap)
-            if causal:
-                hidden = place > positions[part, None].to(place.device)
-                logits = logits.masked_fill_(hidden, torch.finfo(torch.float32).min)
             found = torch.softmax(logits, dim=-1)
-            by_query = share[part, None]
+            by_query = share[start : start + step, None]
             first[head] += (found * by_query).sum((0, 1))
             second[head] += (found.square_() * by_query).sum((0, 1))
     return first, second

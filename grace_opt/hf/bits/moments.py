@@ -17,7 +17,7 @@ from ...errors import CalibrationError
 from ..capture import AttentionCall
 from .basis import Basis, energy_in, joint_basis
 from .classes import SINKS, WINDOW, class_sizes, token_weights
-from .importance import attention_moments, observed_positions
+from .importance import attention_moments, observed_queries
 from .projection import output_energy, value_metric
 from .rates import steps
 
@@ -68,9 +68,10 @@ class LayerMoments:
         self.energy += output_energy(call.module, call.output)
         self.texts += 1
         inner = slice(SINKS, length - WINDOW)
-        places, counts = observed_positions(length)
+        counts = observed_queries(length)
+        places = torch.nonzero(counts)[:, 0]
         observed = queries[:, places.to(queries.device)]
-        received = attention_moments(observed, places, counts, keys, call.scaling, call.softcap)
+        received = attention_moments(observed, counts[places], keys, call.scaling, call.softcap)
         first, second = (moment[:, inner] for moment in received)
         order = first.argsort(dim=-1, descending=True, stable=True)
         weights = [weight.gather(-1, order) for weight in token_weights(first, second)]

@@ -1,0 +1,253 @@
+"""Code a prompt's keys and values: importance, classes, coordinates, bits, codes; one sequence after the other.
+
+The losses that `grace_opt.allocate` divides a head's budget by are those of a Gaussian: the distortion of a width times
+the weighted variance of the channel in the class, times what an error there costs.
+
+Source: the separable loss is the second-order change of logits and outputs; Lagrangian allocation as in Shoham & Gersho,
+IEEE Trans. ASSP 36 (1988).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import allocate
+from ..masking import rank
+from ..observation import Observation
+from ..plan import LayerPlan
+from .basis import Basis, energy_in, identity_basis, joint_basis
+from .bitplanes import PER_BYTE, pack_bits
+from .classes import class_sizes, token_weights
+from .codebooks import WIDTHS, distortions
+from .coded import CodedTokens
+from .codes import PARAMETER_BITS, Codes, encode, fixed_bits
+from .importance import attention_moments, queries_of_row
+from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
+
+#: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
+MIN_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One sequence: what is coded, and what is known about it."""
+
+    keys: Tensor  # (H, n, d), sinks first
+    values: Tensor
+    seen: Tensor  # (H, n + recent, d)
+    queries: Tensor  # (H_q, L, d)
+    shares: Tensor  # (L,)
+    spread: Tensor  # (L,) bool: evenly over the prompt
+    present: Tensor | None  # (places,) bool
+
+
+def code_prompt(
+    plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None
+) -> CodedTokens | None:
+    """Code all of a prompt but its sink tokens and its recent window.
+
+    Parameters
+    ----------
+    plan : LayerPlan
+        With ``bits``.
+    over : Observation
+        The prompt's observed queries, and its padding.
+    keys, values : Tensor
+        ``(B, H, S, d)`` and ``(B, H, S, d_v)``, of exactly the prompt.
+    kept : Tensor or None
+        ``(B, H, n)``, ascending: the positions before the recent window that eviction has left; None for all.
+
+    Returns
+    -------
+    CodedTokens or None
+        None if every sequence is too short.
+    """
+    config, budget = plan.config, plan.bits
+    assert budget is not None
+    sinks, old = config.sink_tokens, over.length - config.recent_window
+    if old - sinks < MIN_TOKENS:
+        return None
+    heads = keys.shape[1]
+    bases = budget.bases(plan.index, heads, rank())
+    if bases is not None:
+        bases = bases[0].to(keys.device), bases[1].to(keys.device)
+    rows = []
+    for number in range(len(keys)):
+        row = _row(over, keys, values, kept, number, old)
+        rows.append(_coded(plan, over, row, bases, len(keys)))
+    if not any(row.tokens for row in rows):
+        return None
+    positions = None if kept is None else kept.to(torch.int32)
+    return CodedTokens(old, tuple(rows), bases, positions)
+
+
+def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, number: int, old: int) -> _Row:
+    own_keys, own_values = keys[number], values[number]
+    valid = None if over.valid is None else over.valid[number]
+    if valid is not None and bool(valid.all()):
+        valid = None
+    stored_keys, stored_values = own_keys[:, :old], own_values[:, :old]
+    present = None if valid is None else valid[:old]
+    if kept is not None:
+        place = kept[number][..., None]
+        stored_keys = stored_keys.gather(1, place.expand(-1, -1, keys.shape[-1]))
+        stored_values = stored_values.gather(1, place.expand(-1, -1, values.shape[-1]))
+        present = None if present is None else present[kept[number, 0]]
+        present = None if present is not None and bool(present.all()) else present
+    if present is not None:
+        stored_keys, stored_values = stored_keys[:, present], stored_values[:, present]
+    queries, shares, spread = queries_of_row(over, number)
+    seen = torch.cat([stored_keys, own_keys[:, old:]], dim=1)
+    return _Row(stored_keys, stored_values, seen, queries, shares, spread, present)
+
+
+def _coded(
+    plan: LayerPlan, over: Observation, row: _Row, bases: tuple[Basis, Basis] | None, sequences: int
+) -> CodedRow:
+    budget, sinks = plan.bits, plan.config.sink_tokens
+    assert budget is not None
+    heads, count, width = row.keys.shape
+    coded, depth = max(count - sinks, 0), row.values.shape[-1]
+    places = count if row.present is None else len(row.present)
+    present = None if row.present is None else pack_bits(row.present)
+    if coded < MIN_TOKENS:
+        return _all_dense(row, places, present)
+    dense = heads * (sinks + plan.config.recent_window) * (width + depth) * row.keys.element_size()
+    mean = budget.means(sequences, heads * coded * (width + depth), dense)
+    sizes = class_sizes(coded)
+    shares = budget.head_bits(plan.index, heads, rank(), mean)
+    first, second = attention_moments(row.queries, row.shares, row.seen, over.scaling, over.softcap)
+    inner = slice(sinks, sinks + coded)
+    first, weights = first[:, inner], token_weights(first[:, inner], second[:, inner])
+    classes = class_of_tokens(first, sizes)
+    order = classes.argsort(dim=-1, stable=True)
+    evenly = row.queries[:, row.spread] if bool(row.spread.any()) else row.queries
+    moment = _moment(evenly.reshape(heads, -1, width))
+    own: list[Tensor | None] = []
+    made = []
+    for number, tensor in enumerate((row.keys, row.values)):
+        tokens = tensor[:, sinks:].float().gather(1, order[..., None].expand(-1, -1, tensor.shape[-1]))
+        metric = moment if number == 0 else None
+        basis, decode = _basis(budget.basis, None if bases is None else bases[number], tokens, metric)
+        own.append(decode)
+        bits = shares[number].to(tokens.device) * coded * tensor.shape[-1]
+        bits = bits - _overhead(coded, len(sizes), tensor.shape[-1], decode is not None, heads)
+        codes = _allocated(
+            tokens @ basis.encode if budget.basis != "none" else tokens,
+            sizes,
+            weights[number].gather(1, order),
+            basis.energy,
+            bits,
+        )
+        if codes is None:
+            return _all_dense(row, places, present)
+        made.append(codes)
+    return CodedRow(
+        keys=made[0],
+        values=made[1],
+        classes=packed_classes(classes),
+        sink_keys=row.keys[:, :sinks].clone(),
+        sink_values=row.values[:, :sinks].clone(),
+        length=places,
+        present=present,
+        key_decode=own[0],
+        value_decode=own[1],
+    )
+
+
+def _basis(kind: str, calibrated: Basis | None, tokens: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:
+    """Return the basis to code in and, if it belongs to the prompt, the matrices to store."""
+    heads, _, width = tokens.shape
+    eye = torch.eye(width, dtype=torch.float64, device=tokens.device).expand(heads, width, width)
+    if kind == "prompt":
+        basis = joint_basis(eye if metric is None else metric, _moment(tokens - tokens.mean(1, keepdim=True)))
+        decode = (basis.decode / _power(basis.decode)).to(torch.float16)
+        return Basis(
+            inverse(decode), decode.float(), energy_in(Basis(decode, decode, decode), eye if metric is None else metric)
+        ), decode
+    basis = identity_basis(heads, width).to(tokens.device) if calibrated is None else calibrated
+    return (basis if metric is None else Basis(basis.encode, basis.decode, energy_in(basis, metric))), None
+
+
+def _power(decode: Tensor) -> Tensor:
+    """Return one power of two per head, which brings the matrices' entries to at most one."""
+    largest = decode.abs().amax((1, 2), keepdim=True)
+    return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest))), 1)
+
+
+def _allocated(
+    coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor, bits: Tensor
+) -> Codes | None:
+    """Choose the widths within a budget of bits per head ``(H,)``, and code; None if even no bits at all take more."""
+    heads, _, width = coordinates.shape
+    if float(bits.sum()) < 0:
+        return None
+    bits = _shared(bits)
+    losses, costs = _losses(coordinates, sizes, weights, energy), _costs(tuple(sizes), coordinates.device)
+    groups = len(sizes) * width
+    found = allocate(losses.reshape(heads, groups, -1), costs[:, None].expand(-1, width, -1).reshape(groups, -1), bits)
+    levels: Tensor = found.levels
+    return encode(coordinates, sizes, levels.view(heads, len(sizes), width).transpose(0, 1).contiguous())
+
+
+def _losses(coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor) -> Tensor:
+    """Return the loss of every width, ``(H, C, d, 8)`` float64."""
+    centred = coordinates - coordinates.mean(1, keepdim=True)
+    # The largest weight and energy as the unit: their squares must not overflow.
+    spread = torch.stack(
+        [
+            torch.einsum("htd,ht->hd", part.square(), share)
+            for part, share in zip(centred.split(list(sizes), 1), weights.split(list(sizes), 1), strict=True)
+        ],
+        dim=1,
+    )
+    loss = spread.double() * energy.to(spread.device)[:, None]
+    return loss[..., None] * torch.tensor(distortions(), dtype=torch.float64, device=loss.device)
+
+
+@functools.lru_cache(maxsize=32)
+def _costs(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the bits that every width takes in every class, ``(C, 8)`` float64."""
+    widths = torch.tensor(WIDTHS, dtype=torch.float64, device=device)
+    rounded = torch.tensor([-(-size // PER_BYTE) * PER_BYTE for size in sizes], dtype=torch.float64, device=device)
+    return widths * rounded[:, None] + (widths > 0) * PARAMETER_BITS
+
+
+def _overhead(coded: int, classes: int, width: int, own: bool, heads: int) -> float:
+    """Return the bits per head that keys, or values, take whatever their widths are.
+
+    Which places are padding is not among them: a padded row has the widths that it would have alone.
+    """
+    basis = width * width * PARAMETER_BITS if own else 0
+    ids = CLASS_BITS * PER_BYTE * -(-coded // PER_BYTE) / 2
+    return fixed_bits(heads, classes, width) / heads + basis + ids
+
+
+def _shared(bits: Tensor) -> Tensor:
+    """Return budgets that are nowhere negative, with the same sum."""
+    positive = bits.clamp(min=0)
+    return positive * (bits.sum() / positive.sum().clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def _moment(tensor: Tensor) -> Tensor:
+    """Return the second moments of ``(H, n, d)``, ``(H, d, d)`` float64."""
+    wide = tensor.double()
+    return wide.mT @ wide / wide.shape[1]
+
+
+def _all_dense(row: _Row, places: int, present: Tensor | None) -> CodedRow:
+    """Return a row without codes: every token is kept as sink tokens are."""
+    heads = row.keys.shape[0]
+    empty = [
+        encode(
+            tensor[:, :0].float(), (), torch.zeros(0, heads, tensor.shape[-1], dtype=torch.int64, device=tensor.device)
+        )
+        for tensor in (row.keys, row.values)
+    ]
+    classes = torch.zeros(CLASS_BITS, heads, 0, dtype=torch.uint8, device=row.keys.device)
+    return CodedRow(*empty, classes, row.keys.clone(), row.values.clone(), places, present)

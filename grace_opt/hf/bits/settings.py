@@ -1,0 +1,72 @@
+"""Which settings of a cache give bits to channels, and what they may be combined with.
+
+When: `grace_opt.hf.PruningConfig` checks itself.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..._util.parameters import integer, number
+from ...errors import OptionError
+from .codebooks import WIDTHS
+
+#: The settings of which one (or the pair in the middle) asks for bits.
+BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes")
+CALIBRATED, OF_PROMPT, NO_BASIS = "calibrated", "prompt", "none"
+TAIL_BLOCK_WITH_BITS = 64
+#: Largest mean number of bits; what is left over `WIDTHS` is not used.
+MAX_BITS = 16
+#: Number of last queries of which every one is observed: as far as an eviction may look back.
+MAX_EVICTION_QUERIES = 128
+_DECIDES_OTHERWISE = ("method", "ratio", "kept_channels", "protect", "weight", "options", "quantize", "fused")
+
+
+def check_bits(config: Any) -> None:
+    """Check the settings of a `PruningConfig` that concern bits, and make numbers plain.
+
+    Raises
+    ------
+    OptionError
+        If a number is out of range, or another setting contradicts.
+    """
+    given = [name for name in BUDGETS if getattr(config, name) is not None]
+    if not isinstance(config.basis, str | os.PathLike):
+        raise OptionError(
+            f'basis={config.basis!r}: write "{CALIBRATED}", "{OF_PROMPT}", "{NO_BASIS}", or the path of a file '
+            "that `grace-opt basis` wrote"
+        )
+    object.__setattr__(config, "basis", os.fspath(config.basis))
+    if not given:
+        if config.basis != CALIBRATED:
+            raise OptionError(f"basis={config.basis!r} is for bits=: write bits=2.25 as well, or leave basis out")
+        return
+    for name in ("bits", "key_bits", "value_bits"):
+        value = number(name, getattr(config, name), above=0, at_most=MAX_BITS, optional=True)
+        object.__setattr__(config, name, None if value is None else float(value))
+    total = integer("total_bytes", config.total_bytes, at_least=1, optional=True)
+    object.__setattr__(config, "total_bytes", total)
+    if given not in (["bits"], ["total_bytes"], ["key_bits", "value_bits"]):
+        raise OptionError(
+            f"{' and '.join(given)} given: write bits= alone, or key_bits= and value_bits= together, or total_bytes= alone"
+        )
+    defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()} | {"options": {}}
+    others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]
+    if others:
+        raise OptionError(
+            f"{given[0]}= gives every channel its own number of bits, and does not go together with "
+            f"{', '.join(others)}; leave {'it' if len(others) == 1 else 'them'} out, or leave out {given[0]}"
+        )
+    needed = 0 if config.evict is None else getattr(config.evict, "queries_needed", 0)
+    if needed is None or needed > MAX_EVICTION_QUERIES:
+        raise OptionError(
+            f"{type(config.evict).__name__} needs {'all' if needed is None else needed} queries of the prompt, and "
+            f"{given[0]}= keeps the last {MAX_EVICTION_QUERIES}: evict by SnapKV, PyramidKV or StreamingLLM, or give "
+            f"fewer bits instead: the widths are {', '.join(map(str, WIDTHS))}"
+        )
+
+
+def _differs(value: Any, default: Any) -> bool:
+    """Whether a setting was given; arrays and tensors never equal a default."""
+    return bool(getattr(value, "shape", ())) or value != default
