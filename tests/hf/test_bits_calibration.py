@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from grace_opt.cli.app import app
-from grace_opt.errors import CalibrationError, GraceError, OptionError
+from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import CalibratedBasis, calibrate_basis, capture
 from grace_opt.hf.bits import at_hand
 from grace_opt.hf.bits.at_hand import basis_for
@@ -50,9 +50,8 @@ def test_both_moments_are_diagonal_and_logits_unchanged(made):
         queries, keys = seen.queries[0].double().numpy(), seen.keys[0].double().numpy()
         for head in range(2):
             asked = queries[2 * head : 2 * head + 2].reshape(-1, 16)
-            encode, decode = (
-                each[head].double().numpy() for each in (basis.keys[layer].encode, basis.keys[layer].decode)
-            )
+            found = basis.keys[layer]
+            encode, decode = found.encode[head].double().numpy(), found.decode[head].double().numpy()
             metric = moment(asked) / len(asked) * seen.scaling**2
             metric = (1 - SHRINKAGE) * metric + SHRINKAGE * np.diag(np.diag(metric))
             inner = keys[head, INNER] - keys[head, INNER].mean(0)
@@ -163,12 +162,11 @@ def test_texts_of_any_lengths_count_and_order_does_not():
 def test_every_family_is_calibrated_or_refused_by_name(family):
     model = model_of(family)
     before = model.config._attn_implementation
-    try:
-        basis = calibrate_basis(model, None, [ids()])
-    except GraceError as error:
-        assert family in ("Mistral, sliding window", "Falcon", "Bloom"), error
-        assert "transformers" in str(error)
+    if family in ("Mistral, sliding window", "Falcon", "Bloom"):
+        with pytest.raises(CacheError, match="transformers"):
+            calibrate_basis(model, None, [ids()])
     else:
+        basis = calibrate_basis(model, None, [ids()])
         basis.check_model(model)
         for layer, seen in capture(model, ids()[None], layers=basis.layers).items():
             assert basis.keys[layer].encode.shape == (seen.keys.shape[1], *seen.keys.shape[-1:] * 2)
@@ -191,11 +189,9 @@ def test_output_projections_of_other_kinds_have_the_same_metric():
         transposed.bias.fill_(3.0)
     like = torch.zeros(1, 5, 4, 6)
     expected = value_metric(Attention("o_proj", plain), 2, like)
-    torch.testing.assert_close(value_metric(Attention("c_proj", transposed), 2, like), expected)
-    by_hand = sum(
-        plain.weight[:, 6 * head : 6 * head + 6].mT @ plain.weight[:, 6 * head : 6 * head + 6] for head in (2, 3)
-    )
-    torch.testing.assert_close(expected[1], by_hand.double())
+    torch.testing.assert_close(value_metric(Attention("c_proj", transposed), 2, like), expected, rtol=1e-4, atol=1e-6)
+    parts = plain.weight.detach().double().split(6, dim=1)[2:]
+    torch.testing.assert_close(expected[1], sum(part.mT @ part for part in parts), rtol=1e-4, atol=1e-6)
     with pytest.raises(CalibrationError, match="no output projection"):
         value_metric(Attention("other", plain), 2, like)
     with pytest.raises(CalibrationError, match="does not take its attention's 20 features"):
@@ -207,8 +203,8 @@ def test_half_precision_with_large_activations(dtype):
     model = copy.deepcopy(model_of("Llama"))
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.self_attn.k_proj.weight.mul_(500)
-            layer.self_attn.q_proj.weight.div_(500)
+            layer.self_attn.k_proj.weight.mul_(1000)
+            layer.self_attn.q_proj.weight.div_(1000)
     assert max(seen.keys.abs().max() for seen in capture(model, ids()[None]).values()) > 5e3
     basis = calibrate_basis(model.to(dtype), None, [ids()])
     assert all(each.encode.isfinite().all() and each.decode.isfinite().all() for each in basis.keys.values())
@@ -231,9 +227,8 @@ def test_singular_moments_give_an_invertible_basis(rank):
     for metric, stored in ((singular, torch.eye(12)[None]), (torch.eye(12)[None], singular), (singular, singular)):
         basis = joint_basis(metric, stored)
         assert (basis.energy > 0).all()
-        torch.testing.assert_close(
-            basis.encode.double() @ basis.decode.double(), torch.eye(12)[None].double(), atol=1e-3, rtol=0
-        )
+        product = basis.encode.double() @ basis.decode.double()
+        torch.testing.assert_close(product, torch.eye(12, dtype=torch.float64)[None], atol=1e-3, rtol=0)
 
 
 def test_the_model_is_left_as_it_was_and_gradients_still_work():
@@ -283,9 +278,8 @@ def test_a_file_gives_back_everything(made, tmp_path):
     assert torch.equal(found.multipliers, basis.multipliers)
     for layer in found.layers:
         for mine, other in ((found.keys, basis.keys), (found.values, basis.values)):
-            assert all(
-                torch.equal(getattr(mine[layer], p), getattr(other[layer], p)) for p in ("encode", "decode", "energy")
-            )
+            for part in ("encode", "decode", "energy"):
+                assert torch.equal(getattr(mine[layer], part), getattr(other[layer], part))
         assert torch.equal(found.key_rates[layer], basis.key_rates[layer])
         assert torch.equal(found.value_rates[layer], basis.value_rates[layer])
     found.check_model(model)
@@ -340,7 +334,7 @@ def test_every_field_is_checked(made, tmp_path, change, message):
     assert str(path) in str(caught.value)
 
 
-def test_another_models_basis_is_refused_by_name(made):
+def test_another_models_basis_is_refused_by_name(made, monkeypatch):
     model, basis = made
     basis.check_model(model.config)
     with pytest.raises(CalibrationError, match="num_key_value_heads: basis 2, model 1"):
@@ -353,7 +347,7 @@ def test_another_models_basis_is_refused_by_name(made):
     with pytest.raises(CalibrationError, match="the weights differ"):
         basis.check_model(tuned)
     basis.check_model(copy.deepcopy(model).to(torch.bfloat16))
-    tuned.tp_size = 2  # whose weights have no digest
+    monkeypatch.setattr(type(tuned), "tp_size", 2, raising=False)  # whose weights have no digest
     basis.check_model(tuned)
     with pytest.raises(CalibrationError, match="rank 0 of 1 of the model"):
         calibrate_basis(tuned, None, [ids()])
