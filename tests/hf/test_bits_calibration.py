@@ -19,7 +19,7 @@ from grace_opt.hf.bits import at_hand
 from grace_opt.hf.bits.at_hand import basis_for
 from grace_opt.hf.bits.basis import SHRINKAGE, Basis, joint_basis
 from grace_opt.hf.bits.basis_file import FORMAT
-from grace_opt.hf.bits.classes import SINKS, WINDOW, class_sizes
+from grace_opt.hf.bits.classes import SINKS, WEIGHT_FLOOR, WINDOW, class_sizes
 from grace_opt.hf.bits.codebooks import WIDTHS, distortions
 from grace_opt.hf.bits.projection import value_metric
 from grace_opt.hf.bits.rates import hull, rates, rates_of_mean, steps
@@ -112,6 +112,54 @@ def test_rates_are_what_every_channel_takes_by_itself():
                 losses = np.array(distortions()) * spread[part, head].numpy()[:, None]
                 taken += costs[np.argmin(losses + float(price) * costs / elements, axis=1)].sum()
             assert found[head, number] == pytest.approx(taken / elements)
+
+
+def received(queries, keys, scaling):
+    """Weighted means of p and p² over the observed queries of a group, in numpy."""
+    length = len(keys)
+    share = np.zeros(length)
+    for last in (32, 128):
+        share[-last:] += 1 / min(last, length)
+    share[7::8] += 1 / len(share[7::8])
+    logits = queries @ keys.T * scaling
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    weight = share[:, None] / share.sum() / len(queries)
+    return (p * weight).sum((0, 1)), (p**2 * weight).sum((0, 1))
+
+
+def test_rates_follow_from_the_attention_of_the_text(made):
+    model, basis = made
+    bits = np.array(WIDTHS)
+    for layer, seen in capture(model, ids()[None]).items():
+        queries, keys, values = (each[0].double().numpy() for each in (seen.queries, seen.keys, seen.values))
+        for head in range(2):
+            first, second = received(queries[2 * head : 2 * head + 2], keys[head], seen.scaling)
+            first, second = first[INNER], second[INNER]
+            geometric = np.sqrt(second * second.mean())
+            order, sizes = np.argsort(-first), class_sizes(114)
+            assert len(sizes) == 3
+            for stored, weight, kind, curves in (
+                (keys, first + WEIGHT_FLOOR * first.mean(), basis.keys, basis.key_rates),
+                (values, geometric + WEIGHT_FLOOR * geometric.mean(), basis.values, basis.value_rates),
+            ):
+                rows = (stored[head, INNER] - stored[head, INNER].mean(0)) @ kind[layer].encode[head].double().numpy()
+                squares = weight[:, None] * rows**2 * kind[layer].energy[head].numpy()
+                for place in (100, 150, 200, 230):
+                    price, taken = float(basis.multipliers[place]), 0.0
+                    for part in np.split(order, np.cumsum(sizes)[:-1]):
+                        costs = bits * -(-len(part) // 8) * 8 + 16 * (bits > 0)
+                        losses = squares[part].sum(0)[:, None] * np.array(distortions())
+                        taken += costs[np.argmin(losses + price * costs / (114 * 16), axis=1)].sum()
+                    assert float(curves[layer][head, place]) == pytest.approx(taken / (114 * 16), abs=0.01)
+
+
+def test_a_text_that_comes_twice_counts_as_once(made):
+    model, basis = made
+    twice = calibrate_basis(model, None, [ids(), ids()])
+    for layer in basis.layers:
+        torch.testing.assert_close(twice.keys[layer].energy, basis.keys[layer].energy)
+        torch.testing.assert_close(twice.value_rates[layer], basis.value_rates[layer], atol=0.01, rtol=0)
 
 
 def test_shares_have_the_mean_asked_for_and_never_fall(made):
@@ -223,6 +271,7 @@ def test_numbers_that_are_not_finite_are_named():
 def test_singular_moments_give_an_invertible_basis(rank):
     """Rounding makes the small eigenvalues of a singular matrix negative."""
     rows = torch.randn(40, rank, generator=torch.Generator().manual_seed(0)) @ torch.randn(rank, 12)
+    rows[:, 3] = 0
     singular = (rows.mT @ rows)[None]
     for metric, stored in ((singular, torch.eye(12)[None]), (torch.eye(12)[None], singular), (singular, singular)):
         basis = joint_basis(metric, stored)
