@@ -157,6 +157,7 @@ def test_rates_follow_from_the_attention_of_the_text(made):
 def test_a_text_that_comes_twice_counts_as_once(made):
     model, basis = made
     twice = calibrate_basis(model, None, [ids(), ids()])
+    torch.testing.assert_close(twice.multipliers, basis.multipliers)
     for layer in basis.layers:
         torch.testing.assert_close(twice.keys[layer].energy, basis.keys[layer].energy)
         torch.testing.assert_close(twice.value_rates[layer], basis.value_rates[layer], atol=0.01, rtol=0)
@@ -201,6 +202,8 @@ def test_texts_of_any_lengths_count_and_order_does_not():
     for layer in forwards.layers:
         torch.testing.assert_close(forwards.keys[layer].energy, backwards.keys[layer].energy)
         torch.testing.assert_close(forwards.value_rates[layer], backwards.value_rates[layer], atol=0.05, rtol=0)
+    # All channels of all classes in 8 bits, and their scales; of texts with more and with fewer classes, the mean.
+    assert all(8 < float(each.max()) < 9 for each in forwards.key_rates.values())
     cut = calibrate_basis(model, None, texts, tokens=100)
     assert cut.tokens == 100 + 100 + 60
     assert len({len(class_sizes(each - SINKS - WINDOW)) for each in (150, 256, 60)}) > 1
