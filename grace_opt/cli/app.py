@@ -1,4 +1,4 @@
-"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, report, doctor.
+"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, basis, report, doctor.
 
 Text is printed as it is: rich's markup is never interpreted in text from users, files or models. For the exit codes
 see `Exit`. Built on typer and rich.
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from enum import IntEnum
@@ -29,13 +30,14 @@ from rich.text import Text
 from .. import api, instances
 from .._util.files import NO_SPACE_ERRORS, new_folder
 from .._util.optional import require
+from .._util.progress import progress_bar
 from .._util.terminal import FittingTable, escape_path, use_ascii_fallback
 from ..comparison import Comparison, ComparisonError
 from ..comparison.json_values import solution_to_dict, to_json_text
 from ..errors import GraceError, OptionError, SolverError
 from ..instances import generators
 from ..solution import Solution
-from .tables import print_demo, solution_table
+from .tables import print_basis, print_demo, solution_table
 
 EXIT_CODES = (
     "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "
@@ -353,6 +355,47 @@ def demo(
 
 
 @app.command()
+def basis(
+    model: Annotated[str, typer.Argument(help="Hub id, folder or .gguf file; or pocket, the pocket model.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance basis.safetensors.")],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text file, UTF-8, to calibrate on; repeatable. Default: six short texts of grace_opt."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Number of first tokens of each text that are used.")] = 2048,
+) -> None:
+    """Calibrate MODEL for caches of a few bits per element.
+
+    Finds the coordinates in which its keys and values are stored, and how many bits each head takes; once per model.
+    Use the file with PrunedKeyCache(model, bits=2.25, basis=FILE). Takes as long as reading the texts once.
+
+    Example: grace-opt basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
+    """
+    with _errors_as_exit_codes():
+        if not out.absolute().parent.is_dir():  # now, not after minutes
+            raise OptionError(f"cannot write {out}: there is no folder {out.absolute().parent}.")
+        try:
+            from ..hf.bits.calibrate import calibrate_basis
+            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.texts import shipped_texts
+        except ImportError as error:
+            raise OptionError(f'calibration needs transformers: pip install "grace-opt[hf]" ({error})') from None
+        texts = [_text(path) for path in text] if text else shipped_texts()
+        if model == "pocket":
+            disable_progress_bars()
+        loaded, tokenizer = load_model(str(POCKET_FOLDER) if model == "pocket" else model)
+        start = time.monotonic()
+        with progress_bar(None, len(texts)) as show:
+            made = calibrate_basis(
+                loaded, tokenizer, texts, tokens=tokens, advance=lambda done: show("calibrating", done)
+            )
+        seconds = time.monotonic() - start
+        made.save(out)
+    print_basis(console, made, seconds, out.stat().st_size)
+    console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
+
+
+@app.command()
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Results folder of python -m bench.experiments.")],
     out: Annotated[Path | None, typer.Option(help="Folder for pages and plots; default: DIR/report.")] = None,
@@ -448,6 +491,13 @@ def _common(
     """The arguments that `solve` and `compare` share."""
     stops = dict(zip(("time_limit", "target", "patience"), stopping, strict=True))
     return {"protected": _vertices(protected), "seed": seed, **stops, "certify": certify}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
+        raise OptionError(f"--text {path} cannot be read: {error}; give a text file in UTF-8.") from None
 
 
 def _vertices(text: str | None) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Tables for the command line: a solution, and the demo's report.
+"""Tables for the command line: a solution, the demo's report, and a calibrated basis.
 
 Built on rich.
 """
@@ -18,7 +18,32 @@ from ..comparison.table import MAX_INSTANCES_SHOWN
 from ..solution import Solution
 
 if TYPE_CHECKING:
+    from ..hf.bits.calibrated import CalibratedBasis
     from ..hf.demo import DemoReport
+
+#: Bits per element at which shares are shown, and number of layers at either end.
+SHOWN_BITS, SHOWN_LAYERS = 2.25, 2
+
+
+def print_basis(console: Console, basis: CalibratedBasis, seconds: float, size: int) -> None:
+    """Print what a basis was made of, and the shares of the first and last layers."""
+    layers, heads = basis.layers, {len(each.energy) for each in basis.keys.values()}
+    console.print(
+        f"{len(layers)} layers, {' or '.join(map(str, sorted(heads)))} KV heads; {basis.texts} "
+        f"text{'s' * (basis.texts > 1)}, {basis.tokens:,} tokens; {seconds:.1f} s, {size / 1024:,.0f} KiB",
+        soft_wrap=True,
+    )
+    table = FittingTable(title=f"bits per element of each head at {SHOWN_BITS} on average")
+    table.add_column("layer", justify="right")
+    for name in ("keys", "values"):
+        table.add_column(name)
+    shares = basis.shares(SHOWN_BITS, SHOWN_BITS)
+    few = len(layers) <= 2 * SHOWN_LAYERS
+    for layer in layers if few else layers[:SHOWN_LAYERS] + layers[-SHOWN_LAYERS:]:
+        if not few and layer == layers[-SHOWN_LAYERS]:
+            table.add_section()
+        table.add_row(str(layer), *("  ".join(f"{bits:.2f}" for bits in part.tolist()) for part in shares[layer]))
+    console.print(table)
 
 
 def print_demo(console: Console, report: DemoReport) -> None:

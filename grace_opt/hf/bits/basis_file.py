@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._util.tensor_files import TensorFormat
+from ...attention.masks import is_fingerprint
 from ...errors import CalibrationError
 from .basis import Basis
 
@@ -56,10 +57,10 @@ def as_tensors(contents: Contents) -> dict[str, Tensor]:
 def from_tensors(about: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return the fields of a `CalibratedBasis`; the inverse of `as_tensors`."""
     fingerprint = about.get("fingerprint")
-    if not isinstance(fingerprint, dict) or not all(isinstance(value, int | str) for value in fingerprint.values()):
+    if not is_fingerprint(fingerprint):
         raise CalibrationError("the metadata do not say which model it was made for.")
     found: dict[str, Any] = {name: {} for name in _FIELDS}
-    found |= {"fingerprint": fingerprint, "texts": about.get("texts"), "tokens": about.get("tokens")}
+    found |= {"fingerprint": dict(fingerprint), "texts": about.get("texts"), "tokens": about.get("tokens")}
     if "multipliers" not in tensors:
         raise CalibrationError("the prices are missing.")
     found["multipliers"] = tensors.pop("multipliers")

@@ -1,0 +1,174 @@
+"""`basis_for`: the calibrated basis of a model, from a file, from memory, or made now.
+
+Made once per model: it is kept in memory as long as the model is, and in the user's cache folder, under a name that
+comes from the weights. Nothing is ever fetched from a network.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import cached_assets_path
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+
+from ..._util.files import os_error_advice
+from ..._util.progress import progress_bar
+from ..._util.terminal import escape_path
+from ...errors import CalibrationError, OptionError
+from ..arguments import unwrap_model
+from ..masking import fingerprint
+from ..texts import shipped_texts
+from .calibrate import calibrate_basis
+from .calibrated import CalibratedBasis
+
+#: What `basis_for` is asked for unless a file is named.
+CALIBRATED = "calibrated"
+_MADE: weakref.WeakKeyDictionary[PreTrainedModel, CalibratedBasis] = weakref.WeakKeyDictionary()
+_LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.Lock] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+_WARNED = threading.Event()
+_INSTEAD = 'write basis=FILE, made by grace-opt basis MODEL -o FILE, or basis="prompt"'
+
+
+def basis_for(
+    model: PreTrainedModel | PreTrainedConfig, wanted: str | os.PathLike[str] | CalibratedBasis = CALIBRATED
+) -> CalibratedBasis:
+    """Return a calibrated basis that fits a model.
+
+    Parameters
+    ----------
+    model : PreTrainedModel or PreTrainedConfig
+    wanted : str, path or CalibratedBasis
+        A basis, the file of one, or ``"calibrated"``: the one that was made for this model before, or else is made now,
+        which takes seconds to minutes. Lines on stderr say so.
+
+    Raises
+    ------
+    CalibrationError
+        If the basis is another model's, the file is damaged, or there is nothing at hand to make one from.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from grace_opt.hf import calibrate_basis
+    >>> from grace_opt.hf.models import load_pocket
+    >>> model, tokenizer = load_pocket()
+    >>> made = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 20])
+    >>> path = Path(tempfile.mkdtemp()) / "pocket.safetensors"
+    >>> made.save(path)
+    >>> basis_for(model, path).tokens == made.tokens
+    True
+    """
+    if not isinstance(model, PreTrainedConfig):
+        model = unwrap_model(model, "basis_for")
+    if isinstance(wanted, CalibratedBasis):
+        wanted.check_model(model)
+        return wanted
+    if not isinstance(wanted, str | os.PathLike):
+        raise OptionError(
+            f'basis={wanted!r}: write "calibrated", "prompt", "none", the name of a file that grace-opt basis made, or '
+            "a CalibratedBasis"
+        )
+    if wanted != CALIBRATED:
+        basis = CalibratedBasis.load(wanted)
+        basis.check_model(model)
+        return basis
+    if not isinstance(model, PreTrainedModel):
+        raise CalibrationError(
+            f"a configuration has no weights to calibrate a basis with; give the model itself, or {_INSTEAD}"
+        )
+    with _LOCK:
+        lock = _LOCKS.setdefault(model, threading.Lock())
+    with lock:  # of threads that come at the same time, one calibrates
+        return _remembered(model)
+
+
+def _remembered(model: PreTrainedModel) -> CalibratedBasis:
+    here = fingerprint(model)
+    found = _MADE.get(model)
+    if found is not None and found.fingerprint == here:  # the weights may have been trained since
+        return found
+    path = _place(here)
+    found = _from_file(path, here) or _made_now(model, path)
+    _MADE[model] = found
+    return found
+
+
+def _place(here: dict[str, int | str]) -> Path | None:
+    """Return the file of the user's cache folder; None if some weights are elsewhere, or no folder can be written."""
+    if "weights" not in here:
+        return None
+    try:
+        folder = cached_assets_path("grace_opt", "bases")
+    except OSError as failure:
+        _warn_not_kept(str(os_error_advice(failure)))
+        return None
+    return folder / f"{here['model_type']}-{str(here['weights'])[:32]}.safetensors"
+
+
+def _from_file(path: Path | None, here: dict[str, int | str]) -> CalibratedBasis | None:
+    """Return what an earlier process has made; None if there is no such file, or it is damaged."""
+    if path is None or not path.exists():
+        return None
+    try:
+        found = CalibratedBasis.load(path)
+    except CalibrationError:
+        return None  # made anew, and written over
+    return found if found.fingerprint == here else None
+
+
+def _made_now(model: PreTrainedModel, path: Path | None) -> CalibratedBasis:
+    tokenizer, texts = _tokenizer(model), shipped_texts()
+    name = str(model.config._name_or_path or model.config.model_type)
+    _say(f"grace_opt: calibrating {name} on {len(texts)} texts; takes seconds to minutes, once per model")
+    start = time.monotonic()
+    with progress_bar(None, len(texts)) as show:
+        found = calibrate_basis(model, tokenizer, texts, advance=lambda done: show("calibrating", done))
+    kept = "in memory"
+    if path is not None:
+        try:
+            found.save(path)
+            kept = f"in {path}"
+        except CalibrationError as failure:
+            _warn_not_kept(str(failure))
+    _say(f"grace_opt: calibrated {name} in {time.monotonic() - start:.0f} s; kept {kept}")
+    return found
+
+
+def _tokenizer(model: PreTrainedModel) -> Any:
+    name = model.config._name_or_path
+    if not name:
+        raise CalibrationError(
+            f"the model was not loaded from a folder or the Hub, so its tokenizer is unknown; {_INSTEAD}, or give "
+            "basis=calibrate_basis(model, tokenizer)"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except Exception as error:  # a damaged file ends in whatever error the library raises that reads it
+        said = str(error).split("\n")[0]
+        raise CalibrationError(
+            f"the tokenizer of {name} is not on this machine or cannot be read ({type(error).__name__}: {said}); "
+            f"{_INSTEAD}, or give basis=calibrate_basis(model, tokenizer)"
+        ) from error
+
+
+def _warn_not_kept(why: str) -> None:
+    if not _WARNED.is_set():
+        _WARNED.set()
+        warnings.warn(
+            f"calibrated bases are kept in memory only: {why} Set HF_ASSETS_CACHE to a folder that can be written.",
+            stacklevel=2,
+        )
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(escape_path(line, sys.stderr) + "\n")
+        sys.stderr.flush()
