@@ -29,7 +29,7 @@ from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..errors import CacheError, GraceError, OptionError
 from ..registry import MethodOptions
 from .arguments import unwrap_model
-from .bits.budget import BitBudget
+from .bits.make_budget import budget_of
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
 from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
@@ -37,6 +37,7 @@ from .plan import LayerPlan, MaskSource
 from .prunable import prunable_layers, text_config
 from .report import MemoryReport, measure
 from .saving import load_about, restore_layers, save_layers
+from .storage import Compressed
 
 
 class PrunedKeyCache(Cache):
@@ -136,7 +137,7 @@ class PrunedKeyCache(Cache):
         self._model = weakref.ref(model) if isinstance(model, PreTrainedModel) else None
         self._check_budgets(len(layers))
         if self.pruning.is_coded:
-            self.budget = BitBudget.of(self.pruning, model, self._shape, self.prunable_layers, len(layers))
+            self.budget = budget_of(self.pruning, model, self._shape, self.prunable_layers, len(layers))
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
             announces = index == self.prunable_layers[0]
@@ -291,6 +292,7 @@ class PrunedKeyCache(Cache):
                     f"prompt longer than recent_window={self.pruning.recent_window}; run the model on a longer "
                     "prompt, or write a smaller recent_window"
                 )
+            assert isinstance(layer.compressed, Compressed)
             masks.append(mask_from_kept(layer.compressed.kept_indices, layer.head_dim))
         return ChannelMask.stack(masks, fingerprint=self.fingerprint())
 

@@ -109,7 +109,7 @@ class PruningConfig:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     recent_window: int = 32
     observation_window: int = 32
-    sink_tokens: int | None = None
+    sink_tokens: int = None  # type: ignore[assignment]  # known once it is known whether there are bits
     dense_layers: int = 0
     tail_block: int | None = None
     fused: bool = True

@@ -265,7 +265,7 @@ class PrunedKeyLayer(DynamicLayer):
 
     def stored_parts(self) -> dict[str, StoredTensor]:
         """Return all tensors that the layer keeps alive, by name; the tail's buffers include spare room."""
-        parts: dict[str, StoredTensor] = {} if self.compressed is None else self.compressed.parts()
+        parts: dict[str, StoredTensor] = {} if self.compressed is None else {**self.compressed.parts()}
         if self.tail is not None:
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
         if self._received is not None:

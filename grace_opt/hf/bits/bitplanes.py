@@ -24,8 +24,10 @@ def pack_bits(bits: Tensor) -> Tensor:
     [1, 3]
     """
     spare = -bits.shape[-1] % PER_BYTE
-    whole = torch.nn.functional.pad(bits.to(torch.uint8), (0, spare)).unflatten(-1, (-1, PER_BYTE))
-    return (whole << _places(bits.device)).sum(-1, dtype=torch.uint8)
+    whole = torch.nn.functional.pad(bits.to(torch.uint8), (0, spare))
+    by_byte = whole.view(*bits.shape[:-1], whole.shape[-1] // PER_BYTE, PER_BYTE)
+    packed: Tensor = (by_byte << _places(bits.device)).sum(-1, dtype=torch.uint8)
+    return packed
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:

@@ -3,8 +3,8 @@
 The losses that `grace_opt.allocate` divides a head's budget by are those of a Gaussian: the distortion of a width times
 the weighted variance of the channel in the class, times what an error there costs.
 
-Source: the separable loss is the second-order change of logits and outputs; Lagrangian allocation as in Shoham & Gersho,
-IEEE Trans. ASSP 36 (1988).
+Source: the separable loss is the second-order change of logits and outputs; Lagrangian allocation as in Shoham and
+Gersho, IEEE Trans. ASSP 36 (1988).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .coded import CodedTokens
 from .codes import PARAMETER_BITS, Codes, encode, fixed_bits
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
+from .settings import NO_BASIS, OF_PROMPT
 
 #: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
 MIN_TOKENS = 64
@@ -137,13 +138,9 @@ def _coded(
         own.append(decode)
         bits = shares[number].to(tokens.device) * coded * tensor.shape[-1]
         bits = bits - _overhead(coded, len(sizes), tensor.shape[-1], decode is not None, heads)
-        codes = _allocated(
-            tokens @ basis.encode if budget.basis != "none" else tokens,
-            sizes,
-            weights[number].gather(1, order),
-            basis.energy,
-            bits,
-        )
+        if budget.basis != NO_BASIS:
+            tokens = tokens @ basis.encode
+        codes = _allocated(tokens, sizes, weights[number].gather(1, order), basis.energy, bits)
         if codes is None:
             return _all_dense(row, places, present)
         made.append(codes)
@@ -164,7 +161,7 @@ def _basis(kind: str, calibrated: Basis | None, tokens: Tensor, metric: Tensor |
     """Return the basis to code in and, if it belongs to the prompt, the matrices to store."""
     heads, _, width = tokens.shape
     eye = torch.eye(width, dtype=torch.float64, device=tokens.device).expand(heads, width, width)
-    if kind == "prompt":
+    if kind == OF_PROMPT:
         basis = joint_basis(eye if metric is None else metric, _moment(tokens - tokens.mean(1, keepdim=True)))
         decode = (basis.decode / _power(basis.decode)).to(torch.float16)
         return Basis(
@@ -202,7 +199,9 @@ def _losses(coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: 
     spread = torch.stack(
         [
             torch.einsum("htd,ht->hd", part.square(), share)
-            for part, share in zip(centred.split(list(sizes), 1), weights.split(list(sizes), 1), strict=True)
+            for part, share in zip(
+                torch.split(centred, list(sizes), 1), torch.split(weights, list(sizes), 1), strict=True
+            )
         ],
         dim=1,
     )
@@ -243,11 +242,12 @@ def _moment(tensor: Tensor) -> Tensor:
 def _all_dense(row: _Row, places: int, present: Tensor | None) -> CodedRow:
     """Return a row without codes: every token is kept as sink tokens are."""
     heads = row.keys.shape[0]
-    empty = [
-        encode(
-            tensor[:, :0].float(), (), torch.zeros(0, heads, tensor.shape[-1], dtype=torch.int64, device=tensor.device)
-        )
-        for tensor in (row.keys, row.values)
-    ]
+    keys, values = (_nothing(tensor) for tensor in (row.keys, row.values))
     classes = torch.zeros(CLASS_BITS, heads, 0, dtype=torch.uint8, device=row.keys.device)
-    return CodedRow(*empty, classes, row.keys.clone(), row.values.clone(), places, present)
+    return CodedRow(keys, values, classes, row.keys.clone(), row.values.clone(), places, present)
+
+
+def _nothing(tensor: Tensor) -> Codes:
+    """Return codes of no token, for keys or values ``(H, n, d)``."""
+    levels = torch.zeros(0, len(tensor), tensor.shape[-1], dtype=torch.int64, device=tensor.device)
+    return encode(tensor[:, :0], (), levels)

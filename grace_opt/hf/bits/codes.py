@@ -99,7 +99,7 @@ class Codes:
         scales = self._scales(widths)
         centred = coordinates.float() / self.unit[:, None, None] - self.means[:, None].float()
         planes = []
-        for number, part in enumerate(centred.split(list(counts), dim=1)):
+        for number, part in enumerate(torch.split(centred, list(counts), 1)):
             flat = widths[number].reshape(-1)
             spread = part.mT.flatten(0, 1)
             codes = _coded(spread, flat, scales[number].reshape(-1))
@@ -138,7 +138,7 @@ def encode(coordinates: Tensor, counts: Sequence[int], levels: Tensor) -> Codes:
     means = scaled.mean(1).to(torch.float16)
     widths = _as_tensor(WIDTHS, coordinates.device)[levels]
     scales, planes = [], []
-    for part, wide in zip((scaled - means[:, None].float()).split(list(counts), dim=1), widths, strict=True):
+    for part, wide in zip(torch.split(scaled - means[:, None].float(), list(counts), 1), widths, strict=True):
         spread, flat = part.mT.flatten(0, 1), wide.reshape(-1)
         scale = _fitted(spread, flat)
         scales.append(scale[flat > 0])

@@ -113,7 +113,7 @@ def spread_queries(now: Observation, before: Observation | None) -> Observation:
 
 
 def last_queries(over: Observation, needed: int) -> Tensor:
-    """Return the last queries of a prompt ``(B, H_q, L, d)``, at most `needed` of them; those of padding are anything."""
+    """Return the last queries of a prompt ``(B, H_q, L, d)``, at most `needed`; those of padding are anything."""
     assert over.places is not None
     wanted = torch.arange(max(over.length - needed, 0), over.length, device=over.places.device)
     index = (over.places[:, None] == wanted[:, None]).to(torch.uint8).argmax(-1)[:, None, :, None]
@@ -136,7 +136,7 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
-    """Return each place's number among the tokens that are not padding, ``(B, L)``, and the number of those, ``(B, 1)``."""
+    """Return each place's number among the tokens that are not padding, and the number of those, ``(B, 1)``."""
     if valid is None:
         return places, torch.full((len(places), 1), length, device=places.device)
     valid = valid.to(places.device)

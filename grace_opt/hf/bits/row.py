@@ -182,7 +182,8 @@ def grown_sizes(have: Sequence[int], more: int) -> tuple[int, ...]:
 
 def inverse(decode: Tensor) -> Tensor:
     """Return the matrices that encode for stored ones that decode, ``(H, d, d)`` float32."""
-    return torch.linalg.inv(decode.double()).float()
+    encode: Tensor = torch.linalg.inv(decode.double())
+    return encode.float()
 
 
 def packed_classes(classes: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def check_bits(config: Any) -> None:
     object.__setattr__(config, "total_bytes", total)
     if given not in (["bits"], ["total_bytes"], ["key_bits", "value_bits"]):
         raise OptionError(
-            f"{' and '.join(given)} given: write bits= alone, or key_bits= and value_bits= together, or total_bytes= alone"
+            f"{' and '.join(given)} given: write bits= alone, key_bits= and value_bits= together, or total_bytes= alone"
         )
     defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()} | {"options": {}}
     others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]

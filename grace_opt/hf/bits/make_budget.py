@@ -1,0 +1,66 @@
+"""`budget_of`: the bit budget of a cache, from its settings and the model's calibrated basis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ...errors import CacheError, OptionError
+from .at_hand import basis_for
+from .budget import BitBudget
+from .row import CLASS_BITS
+from .settings import CALIBRATED, NO_BASIS, OF_PROMPT
+
+
+def budget_of(
+    config: Any,
+    model: PreTrainedModel | PreTrainedConfig,
+    shape: Mapping[str, Any],
+    layers: Sequence[int],
+    all_layers: int,
+) -> BitBudget:
+    """Make the budget that a configuration asks for.
+
+    Parameters
+    ----------
+    config : PruningConfig
+        With ``is_coded``.
+    model : PreTrainedModel or PreTrainedConfig
+        Whose basis is wanted.
+    shape : mapping
+        The model's fingerprint, at least without its weights.
+    layers, all_layers : sequence of int, int
+        The prunable layers, and the number of all.
+
+    Raises
+    ------
+    OptionError
+        If the budget is smaller than any can be, or cannot be divided among the layers.
+    CacheError
+        If there is no basis for this model.
+    """
+    key_bits = config.bits if config.key_bits is None else config.key_bits
+    value_bits = config.bits if config.value_bits is None else config.value_bits
+    least = CLASS_BITS / 2 / int(shape["head_dim"])
+    for name in ("bits", "key_bits", "value_bits"):
+        value = getattr(config, name)
+        if value is not None and value <= least:
+            raise OptionError(
+                f"{name}={value:g}: the classes of the tokens alone take {least:g} bits per element of this model; "
+                "write more, such as 1 or 2.25"
+            )
+    if config.total_bytes is not None and len(layers) != all_layers:
+        raise OptionError(
+            f"total_bytes= is for models in which every layer is coded, and here {all_layers - len(layers)} of "
+            f"{all_layers} are not (sliding windows, or dense_layers=); write bits="
+        )
+    kind, calibrated = config.basis, None
+    if kind not in (OF_PROMPT, NO_BASIS):
+        calibrated = basis_for(model, kind)
+        lacking = sorted(set(layers) - set(calibrated.keys))
+        if lacking:
+            raise CacheError(f"the basis has no layer {lacking[0]}, which this cache codes; make it again")
+        kind = CALIBRATED
+    return BitBudget(key_bits, value_bits, config.total_bytes, kind, calibrated, tuple(layers))
