@@ -25,7 +25,7 @@ from ...errors import CalibrationError, OptionError
 from ..arguments import unwrap_model
 from ..masking import fingerprint
 from ..texts import shipped_texts
-from .calibrate import calibrate_basis
+from .calibrate import calibrate_basis, refuse_parts
 from .calibrated import CalibratedBasis
 
 #: What `basis_for` is asked for unless a file is named.
@@ -95,6 +95,7 @@ def _remembered(model: PreTrainedModel) -> CalibratedBasis:
     found = _MADE.get(model)
     if found is not None and found.fingerprint == here:  # the weights may have been trained since
         return found
+    refuse_parts(here)
     path = _place(here)
     found = _from_file(path, here) or _made_now(model, path)
     _MADE[model] = found

@@ -6,7 +6,7 @@ pass per text, whose layers are taken in as they come, so no more than one layer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,11 +98,7 @@ def calibrate_basis(
     config = text_config(model, "calibrate_basis")
     longest = min(integer("tokens", tokens, at_least=1), getattr(config, "max_position_embeddings", None) or tokens)
     model_is = fingerprint(model)
-    if "tensor_parallel" in model_is:
-        raise CalibrationError(
-            f"this process has only {model_is['tensor_parallel']} of the model; calibrate it in one process "
-            "(grace-opt basis MODEL -o FILE) and write basis=FILE"
-        )
+    refuse_parts(model_is)
     every = [token_ids(text, tokenizer, n, "calibrate_basis")[:, :longest] for n, text in enumerate(given, 1)]
     long_enough = [ids for ids in every if ids.shape[1] > SINKS + WINDOW]
     count = sum(ids.shape[1] - SINKS - WINDOW for ids in long_enough)
@@ -130,6 +126,15 @@ def calibrate_basis(
                 )
             advance(len(every) - len(long_enough) + done)
         return _finished(layers, model_is, len(long_enough), sum(ids.shape[1] for ids in long_enough))
+
+
+def refuse_parts(model_is: Mapping[str, int | str]) -> None:
+    """Raise `CalibrationError` if, by its fingerprint, this process has only some of the model's heads."""
+    if "tensor_parallel" in model_is:
+        raise CalibrationError(
+            f"this process has only {model_is['tensor_parallel']} of the model; calibrate it in one process "
+            "(grace-opt basis MODEL -o FILE) and write basis=FILE"
+        )
 
 
 def _finished(
