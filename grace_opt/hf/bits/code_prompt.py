@@ -127,8 +127,7 @@ def _coded(
     first, weights = first[:, inner], token_weights(first[:, inner], second[:, inner])
     classes = class_of_tokens(first, sizes)
     order = classes.argsort(dim=-1, stable=True)
-    evenly = row.queries[:, row.spread] if bool(row.spread.any()) else row.queries
-    moment = _moment(evenly.reshape(heads, -1, width))
+    moment = _moment(row.queries[:, row.spread].reshape(heads, -1, width))
     own: list[Tensor | None] = []
     made = []
     for number, tensor in enumerate((row.keys, row.values)):
