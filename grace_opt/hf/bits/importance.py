@@ -67,9 +67,10 @@ def tail_attention(
     place = torch.arange(length, device=keys.device)
     sums = torch.zeros(batch, heads, tail, device=keys.device)
     step = max(MAX_WEIGHTS // (batch * queries.shape[1] * length), 1)
-    transposed = keys.repeat_interleave(group, dim=1).mT
+    # In float32, and the queries scaled first: in float16 products overflow that are none of the model's logits.
+    transposed, grouped = keys.float().mT[:, :, None], scaling * queries.float().view(batch, heads, group, new, -1)
     for start in range(0, new, step):
-        logits = (queries[:, :, start : start + step] @ transposed).float() * scaling
+        logits = (grouped[:, :, :, start : start + step] @ transposed).flatten(1, 2)
         if softcap is not None:
             logits = torch.tanh(logits / softcap) * softcap
         if mask is None:
@@ -85,7 +86,6 @@ def tail_attention(
     return torch.stack([sums, numbers.expand_as(sums)], dim=2)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def spread_queries(now: Observation, before: Observation | None) -> Observation:
     """Return the queries of a prompt so far that `observed_queries` may still count, copied.
 
@@ -105,7 +105,7 @@ def spread_queries(now: Observation, before: Observation | None) -> Observation:
         queries = torch.cat([before.queries.to(queries.device), queries], dim=2)
     ranks, count = _ranks(places, now.valid, length)
     kept = (ranks >= 0) & ((ranks % STRIDE == 0) | (ranks >= count - max(LAST)))
-    most = int(kept.sum(1).max())
+    most = min(kept.shape[1], -(-length // STRIDE) + max(LAST))  # no number that depends on data, for torch.compile
     order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
     picked = queries.gather(2, order[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[-1]))
     return now._replace(queries=picked, places=torch.where(kept.gather(1, order), places.gather(1, order), -1))
