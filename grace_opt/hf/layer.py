@@ -104,9 +104,14 @@ class PrunedKeyLayer(DynamicLayer):
             tail = self._compress(over, tail.keys, tail.values)
         if self._fresh and self.compressed is not None:
             self.compressed, self._fresh = self.compressed.owned(), False
+        if isinstance(self.compressed, CodedTokens):
+            # Before the new tokens come: those here have been attended to, which decides their classes, and stay.
+            self._move_old_tail(0)
+            tail = self._stored()
         tail.append(key_states, value_states)
-        # Among candidates, only the first token is sure to stay; the others may be cropped again.
-        self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
+        if isinstance(self.compressed, Compressed):
+            # Among candidates, only the first token is sure to stay; the others may be cropped again.
+            self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
         tail, old = self._stored(), self.compressed
         if old is not None and not self.needs_our_attention:
             return scatter_channels(old, tail.keys, tail.values)  # which suits any attention function
@@ -213,6 +218,8 @@ class PrunedKeyLayer(DynamicLayer):
             self._announce_short(over.length)
             return self._stored()
         tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
+        if isinstance(found, CodedTokens):  # nothing else needs the prompt's values
+            tail = tail.cut(0, tail.length)
         if home != keys.device:  # an offloading cache has moved the layer away meanwhile
             found = found.to(home)
             tail.map(lambda tensor: tensor.to(home, non_blocking=True))

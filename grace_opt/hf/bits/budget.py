@@ -8,7 +8,9 @@ equal.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -62,7 +64,7 @@ class BitBudget:
         start = _start(len(keys), heads, rank)
         return keys[start : start + heads], values[start : start + heads]
 
-    def means(self, sequences: int, elements: int, dense_bytes: int) -> tuple[float, float]:
+    def means(self, sequences: int, elements: int, dense_bytes: int, fixed_bytes: float) -> tuple[float, float]:
         """Return the mean bits per element of keys and of values.
 
         Parameters
@@ -73,24 +75,39 @@ class BitBudget:
             Number of coded elements of a layer, of K and V, in this sequence.
         dense_bytes : int
             Bytes of what stays dense in a layer, in this sequence.
+        fixed_bytes : float
+            Bytes that its coded tokens take, in a layer, even if no channel gets any bits.
 
         Raises
         ------
         CacheError
-            If ``total_bytes`` is less than what stays dense.
+            If ``total_bytes`` is less than both together.
         """
         if self.total_bytes is None:
             assert self.key_bits is not None
             assert self.value_bits is not None
             return self.key_bits, self.value_bits
-        count = len(self.layers)
-        left = 8 * (self.total_bytes / sequences / count - dense_bytes)
-        if left <= 0:
-            raise CacheError(
-                f"total_bytes={self.total_bytes} is too few: {count} layers of {sequences} sequences keep "
-                f"{dense_bytes * count * sequences} bytes dense already (sink tokens and the recent window); write more"
-            )
-        return left / elements, left / elements
+        left = self._each(sequences) - dense_bytes
+        if left < fixed_bytes:
+            self._refuse(sequences, dense_bytes + fixed_bytes, "sink tokens, the recent window, means and widths")
+        return 8 * left / elements, 8 * left / elements
+
+    def check_dense(self, sequences: int, dense_bytes: int) -> None:
+        """Raise `CacheError` if a layer of a sequence that is too short to code takes more than ``total_bytes``."""
+        if self.total_bytes is not None and dense_bytes > self._each(sequences):
+            self._refuse(sequences, dense_bytes, "tokens of a prompt that is too short to be coded")
+
+    def _each(self, sequences: int) -> float:
+        """Return the bytes for one layer of one sequence."""
+        assert self.total_bytes is not None
+        return self.total_bytes / sequences / len(self.layers)
+
+    def _refuse(self, sequences: int, needed: float, what: str) -> NoReturn:
+        smallest = math.ceil(needed * sequences * len(self.layers))
+        raise CacheError(
+            f"total_bytes={self.total_bytes} is too few for this prompt: {what} take {smallest} already; write "
+            f"total_bytes={smallest} or more"
+        )
 
 
 def _start(whole: int, heads: int, rank: int) -> int:

@@ -25,13 +25,15 @@ from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
 from .codebooks import WIDTHS, distortions
 from .coded import CodedTokens
-from .codes import PARAMETER_BITS, Codes, encode, fixed_bits
+from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
 from .settings import NO_BASIS, OF_PROMPT
 
 #: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
 MIN_TOKENS = 64
+#: Bytes of the position of a token that eviction has left.
+POSITION_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,17 @@ class _Row:
     shares: Tensor  # (L,)
     spread: Tensor  # (L,) bool: evenly over the prompt
     present: Tensor | None  # (places,) bool
+    positions: Tensor | None  # (H, places): after an eviction
+
+    @property
+    def places(self) -> int:
+        """Number of tokens, padding included."""
+        return self.keys.shape[1] if self.present is None else len(self.present)
+
+    @property
+    def packed(self) -> Tensor | None:
+        """Which places are not padding, in bits."""
+        return None if self.present is None else pack_bits(self.present)
 
 
 def code_prompt(
@@ -72,6 +85,7 @@ def code_prompt(
     assert budget is not None
     sinks, old = config.sink_tokens, over.length - config.recent_window
     if old - sinks < MIN_TOKENS:
+        budget.check_dense(1, keys.nbytes + values.nbytes)
         return None
     heads = keys.shape[1]
     bases = budget.bases(plan.index, heads, rank())
@@ -80,7 +94,11 @@ def code_prompt(
     rows = []
     for number in range(len(keys)):
         row = _row(over, keys, values, kept, number, old)
-        rows.append(_coded(plan, over, row, bases, len(keys)))
+        found = _coded(plan, over, row, bases, len(keys))
+        if found is None:
+            budget.check_dense(len(keys), row.keys.nbytes + row.values.nbytes + _beside(row))
+            found = _all_dense(row)
+        rows.append(found)
     if not any(row.tokens for row in rows):
         return None
     positions = None if kept is None else kept.to(torch.int32)
@@ -104,31 +122,35 @@ def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, n
         stored_keys, stored_values = stored_keys[:, present], stored_values[:, present]
     queries, shares, spread = queries_of_row(over, number)
     seen = torch.cat([stored_keys, own_keys[:, old:]], dim=1)
-    return _Row(stored_keys, stored_values, seen, queries, shares, spread, present)
+    positions = None if kept is None else kept[number]
+    return _Row(stored_keys, stored_values, seen, queries, shares, spread, present, positions)
 
 
 def _coded(
     plan: LayerPlan, over: Observation, row: _Row, bases: tuple[Basis, Basis] | None, sequences: int
-) -> CodedRow:
+) -> CodedRow | None:
+    """Return the row, coded; None if it is too short, or means and widths alone would take more than the budget."""
     budget, sinks = plan.bits, plan.config.sink_tokens
     assert budget is not None
     heads, count, width = row.keys.shape
     coded, depth = max(count - sinks, 0), row.values.shape[-1]
-    places = count if row.present is None else len(row.present)
-    present = None if row.present is None else pack_bits(row.present)
     if coded < MIN_TOKENS:
-        return _all_dense(row, places, present)
-    dense = heads * (sinks + plan.config.recent_window) * (width + depth) * row.keys.element_size()
-    mean = budget.means(sequences, heads * coded * (width + depth), dense)
+        return None
     sizes = class_sizes(coded)
+    fixed = [_overhead(coded, len(sizes), each, budget.basis == OF_PROMPT) for each in (width, depth)]
+    dense = heads * (sinks + plan.config.recent_window) * (width + depth) * row.keys.element_size() + _beside(row)
+    key_bits, value_bits = budget.means(sequences, heads * coded * (width + depth), dense, heads * sum(fixed) / 8)
+    # What every head takes is no matter of shares, so that no head's share is less than that.
+    mean = key_bits - fixed[0] / (coded * width), value_bits - fixed[1] / (coded * depth)
+    if min(mean) < 0:
+        return None
     shares = budget.head_bits(plan.index, heads, rank(), mean)
     first, second = attention_moments(row.queries, row.shares, row.seen, over.scaling, over.softcap)
     inner = slice(sinks, sinks + coded)
     first, weights = first[:, inner], token_weights(first[:, inner], second[:, inner])
     classes = class_of_tokens(first, sizes)
     order = classes.argsort(dim=-1, stable=True)
-    evenly = row.queries[:, row.spread] if bool(row.spread.any()) else row.queries
-    moment = _moment(evenly.reshape(heads, -1, width))
+    moment = _moment(row.queries[:, row.spread].reshape(heads, -1, width))
     own: list[Tensor | None] = []
     made = []
     for number, tensor in enumerate((row.keys, row.values)):
@@ -137,21 +159,17 @@ def _coded(
         basis, decode = _basis(budget.basis, None if bases is None else bases[number], tokens, metric)
         own.append(decode)
         bits = shares[number].to(tokens.device) * coded * tensor.shape[-1]
-        bits = bits - _overhead(coded, len(sizes), tensor.shape[-1], decode is not None, heads)
         if budget.basis != NO_BASIS:
             tokens = tokens @ basis.encode
-        codes = _allocated(tokens, sizes, weights[number].gather(1, order), basis.energy, bits)
-        if codes is None:
-            return _all_dense(row, places, present)
-        made.append(codes)
+        made.append(_allocated(tokens, sizes, weights[number].gather(1, order), basis.energy, bits))
     return CodedRow(
         keys=made[0],
         values=made[1],
         classes=packed_classes(classes),
         sink_keys=row.keys[:, :sinks].clone(),
         sink_values=row.values[:, :sinks].clone(),
-        length=places,
-        present=present,
+        length=row.places,
+        present=row.packed,
         key_decode=own[0],
         value_decode=own[1],
     )
@@ -177,14 +195,9 @@ def _power(decode: Tensor) -> Tensor:
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest))), 1)
 
 
-def _allocated(
-    coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor, bits: Tensor
-) -> Codes | None:
-    """Choose the widths within a budget of bits per head ``(H,)``, and code; None if even no bits at all take more."""
+def _allocated(coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor, bits: Tensor) -> Codes:
+    """Choose the widths within a budget of bits per head ``(H,)``, and code."""
     heads, _, width = coordinates.shape
-    if float(bits.sum()) < 0:
-        return None
-    bits = _shared(bits)
     losses, costs = _losses(coordinates, sizes, weights, energy), _costs(tuple(sizes), coordinates.device)
     groups = len(sizes) * width
     found = allocate(losses.reshape(heads, groups, -1), costs[:, None].expand(-1, width, -1).reshape(groups, -1), bits)
@@ -194,8 +207,10 @@ def _allocated(
 
 def _losses(coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor) -> Tensor:
     """Return the loss of every width, ``(H, C, d, 8)`` float64."""
-    centred = coordinates - coordinates.mean(1, keepdim=True)
-    # The largest weight and energy as the unit: their squares must not overflow.
+    # In units of the head's largest number, which only scales its losses: squares must not overflow.
+    largest = coordinates.abs().amax((1, 2), keepdim=True)
+    centred = coordinates / torch.where(largest > 0, largest, 1)
+    centred = centred - centred.mean(1, keepdim=True)
     spread = torch.stack(
         [
             torch.einsum("htd,ht->hd", part.square(), share)
@@ -217,20 +232,21 @@ def _costs(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     return widths * rounded[:, None] + (widths > 0) * PARAMETER_BITS
 
 
-def _overhead(coded: int, classes: int, width: int, own: bool, heads: int) -> float:
+def _overhead(coded: int, classes: int, width: int, own: bool) -> float:
     """Return the bits per head that keys, or values, take whatever their widths are.
 
-    Which places are padding is not among them: a padded row has the widths that it would have alone.
+    The same for every head, so that ranks, which see only their own heads, choose what one process does. Which places
+    are padding is not among them: a padded row has the widths that it would have alone.
     """
     basis = width * width * PARAMETER_BITS if own else 0
     ids = CLASS_BITS * PER_BYTE * -(-coded // PER_BYTE) / 2
-    return fixed_bits(heads, classes, width) / heads + basis + ids
+    return fixed_bits(1, classes, width) + basis + ids
 
 
-def _shared(bits: Tensor) -> Tensor:
-    """Return budgets that are nowhere negative, with the same sum."""
-    positive = bits.clamp(min=0)
-    return positive * (bits.sum() / positive.sum().clamp(min=torch.finfo(torch.float64).tiny))
+def _beside(row: _Row) -> int:
+    """Return the bytes that say which tokens the row has: its padding, and what eviction has left."""
+    padding = 0 if row.packed is None else row.packed.nbytes
+    return padding + (0 if row.positions is None else row.positions.numel() * POSITION_BYTES)
 
 
 def _moment(tensor: Tensor) -> Tensor:
@@ -239,15 +255,22 @@ def _moment(tensor: Tensor) -> Tensor:
     return wide.mT @ wide / wide.shape[1]
 
 
-def _all_dense(row: _Row, places: int, present: Tensor | None) -> CodedRow:
+def _all_dense(row: _Row) -> CodedRow:
     """Return a row without codes: every token is kept as sink tokens are."""
     heads = row.keys.shape[0]
     keys, values = (_nothing(tensor) for tensor in (row.keys, row.values))
     classes = torch.zeros(CLASS_BITS, heads, 0, dtype=torch.uint8, device=row.keys.device)
-    return CodedRow(keys, values, classes, row.keys.clone(), row.values.clone(), places, present)
+    return CodedRow(keys, values, classes, row.keys.clone(), row.values.clone(), row.places, row.packed)
 
 
 def _nothing(tensor: Tensor) -> Codes:
     """Return codes of no token, for keys or values ``(H, n, d)``."""
-    levels = torch.zeros(0, len(tensor), tensor.shape[-1], dtype=torch.int64, device=tensor.device)
-    return encode(tensor[:, :0], (), levels)
+    heads, width, device = len(tensor), tensor.shape[-1], tensor.device
+    return Codes(
+        levels=torch.zeros(LEVEL_BITS, 0, dtype=torch.uint8, device=device),
+        means=torch.zeros(heads, width, dtype=torch.float16, device=device),
+        scales=torch.zeros(0, dtype=torch.float16, device=device),
+        unit=torch.ones(heads, device=device),
+        planes=(),
+        counts=(),
+    )

@@ -40,7 +40,8 @@ def gaussian_levels(bits: int) -> tuple[float, ...]:
         edges = np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]])
         density = np.exp(-np.square(edges) / 2) / np.sqrt(2 * np.pi)
         levels = (density[:-1] - density[1:]) / (ndtr(edges[1:]) - ndtr(edges[:-1]))
-    return tuple(np.round(levels - levels[::-1], 6) / 2)  # symmetric to the last digit
+    half = np.round(levels[len(levels) // 2 :], 6).tolist()
+    return tuple([-level for level in reversed(half)] + half)
 
 
 @functools.cache

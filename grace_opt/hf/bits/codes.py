@@ -85,7 +85,7 @@ class Codes:
             numbers = table.view(-1)[codes.int() + (flat.int() * table.shape[1])[:, None]]
             numbers = numbers.view(heads, width, -1) * scales[number, :, :, None]
             found.append(numbers + means[..., None])
-        return torch.cat(found, dim=-1).mT
+        return torch.cat([means.new_zeros(heads, width, 0), *found], dim=-1).mT
 
     def _scales(self, widths: Tensor) -> Tensor:
         """Return the scales of all channels, ``(C, H, d)`` float32; 0 for those without bits."""
@@ -163,6 +163,8 @@ def _unit(coordinates: Tensor) -> Tensor:
 def _fitted(spread: Tensor, widths: Tensor) -> Tensor:
     """Return the scale of every row of centred coordinates ``(R, n)``, float16; 0 where there are no bits."""
     table = codebook(spread.device)
+    if not spread.shape[1]:
+        return torch.zeros(len(spread), dtype=torch.float16, device=spread.device)
     scale = spread.square().mean(1).sqrt()
     for bits in WIDTHS[1:]:
         rows = torch.nonzero(widths == bits)[:, 0]

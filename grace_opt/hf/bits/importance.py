@@ -18,7 +18,7 @@ from ..observation import Observation
 
 #: Numbers of last queries that are averaged, as sets of their own.
 LAST = (32, 128)
-#: Distance between queries of the third set.
+#: Distance between queries of the third set, the first token's among them: it attends to tokens that others overlook.
 STRIDE = 8
 #: Largest number of attention weights at once.
 MAX_WEIGHTS = 2**22
@@ -35,9 +35,8 @@ def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRID
     weights = torch.zeros(count, dtype=torch.float64)
     for size in last:
         weights[max(count - size, 0) :] += 1 / min(size, count)
-    every = torch.arange(stride - 1, count, stride)
-    if len(every):
-        weights[every] += 1 / len(every)
+    every = torch.arange(0, count, stride)
+    weights[every] += 1 / len(every)
     return weights / weights.sum()
 
 
@@ -68,9 +67,10 @@ def tail_attention(
     place = torch.arange(length, device=keys.device)
     sums = torch.zeros(batch, heads, tail, device=keys.device)
     step = max(MAX_WEIGHTS // (batch * queries.shape[1] * length), 1)
-    transposed = keys.repeat_interleave(group, dim=1).mT
+    # In float32, and the queries scaled first: in float16 products overflow that are none of the model's logits.
+    transposed, grouped = keys.float().mT[:, :, None], scaling * queries.float().view(batch, heads, group, new, -1)
     for start in range(0, new, step):
-        logits = (queries[:, :, start : start + step] @ transposed).float() * scaling
+        logits = (grouped[:, :, :, start : start + step] @ transposed).flatten(1, 2)
         if softcap is not None:
             logits = torch.tanh(logits / softcap) * softcap
         if mask is None:
@@ -86,7 +86,6 @@ def tail_attention(
     return torch.stack([sums, numbers.expand_as(sums)], dim=2)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def spread_queries(now: Observation, before: Observation | None) -> Observation:
     """Return the queries of a prompt so far that `observed_queries` may still count, copied.
 
@@ -105,8 +104,8 @@ def spread_queries(now: Observation, before: Observation | None) -> Observation:
         places = torch.cat([before.places.to(places.device), places], dim=1)
         queries = torch.cat([before.queries.to(queries.device), queries], dim=2)
     ranks, count = _ranks(places, now.valid, length)
-    kept = (ranks >= 0) & ((ranks % STRIDE == STRIDE - 1) | (ranks >= count - max(LAST)))
-    most = int(kept.sum(1).max())
+    kept = (ranks >= 0) & ((ranks % STRIDE == 0) | (ranks >= count - max(LAST)))
+    most = min(kept.shape[1], -(-length // STRIDE) + max(LAST))  # no number that depends on data, for torch.compile
     order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
     picked = queries.gather(2, order[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[-1]))
     return now._replace(queries=picked, places=torch.where(kept.gather(1, order), places.gather(1, order), -1))
@@ -132,7 +131,7 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
     counted = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0)
     chosen = torch.nonzero(counted)[:, 0]
     share = counted[chosen]
-    return over.queries[row][:, chosen], share / share.sum(), ranks[0, chosen] % STRIDE == STRIDE - 1
+    return over.queries[row][:, chosen], share / share.sum(), ranks[0, chosen] % STRIDE == 0
 
 
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:

@@ -91,6 +91,8 @@ class CodedRow:
     def appended(self, keys: Tensor, values: Tensor, scores: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
         """Append newer tokens; within them, the attention that each received decides the class.
 
+        A row without codes keeps them dense.
+
         Parameters
         ----------
         keys, values : Tensor
@@ -100,7 +102,13 @@ class CodedRow:
         bases : (Basis, Basis) or None
             As in `dense`.
         """
-        more = keys.shape[1]
+        more, present = keys.shape[1], self.present
+        if present is not None:
+            present = append_bits(present, self.length, torch.ones(more, dtype=torch.uint8, device=present.device))
+        grown = replace(self, length=self.length + more, present=present)
+        if not self.keys.counts:  # too short a prompt: no widths were chosen, and all tokens are kept as sinks are
+            sink_keys, sink_values = torch.cat([self.sink_keys, keys], 1), torch.cat([self.sink_values, values], 1)
+            return replace(grown, sink_keys=sink_keys, sink_values=sink_values)
         sizes = grown_sizes(self.keys.counts, more)
         classes = class_of_tokens(scores, sizes)
         order = classes.argsort(dim=-1, stable=True)[..., None]
@@ -113,17 +121,7 @@ class CodedRow:
             moved = tensor.float() if encode is None else tensor.float() @ encode
             coded.append(codes.appended(moved.gather(1, order.expand(-1, -1, moved.shape[-1])), sizes))
         bits = torch.stack([classes & 1, classes >> 1])
-        present = self.present
-        if present is not None:
-            present = append_bits(present, self.length, torch.ones(more, dtype=torch.uint8, device=present.device))
-        return replace(
-            self,
-            keys=coded[0],
-            values=coded[1],
-            classes=append_bits(self.classes, self.tokens, bits),
-            length=self.length + more,
-            present=present,
-        )
+        return replace(grown, keys=coded[0], values=coded[1], classes=append_bits(self.classes, self.tokens, bits))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that is stored, by name."""
