@@ -190,3 +190,45 @@ def pruned_attention(query, pruned, kept, sinks, tail, values, mask=None, scalin
         share = np.exp(x - x.max())
         output[b, row, head] = share / share.sum() @ values[b, h]
     return output
+
+
+def bit_planes(codes, widths):
+    """The planes of channels one after the other: bit p of all tokens' codes, eight tokens to a byte, first lowest."""
+    planes = []
+    for row, width in zip(codes, widths, strict=True):
+        for place in range(width):
+            plane = [0] * math.ceil(len(row) / 8)
+            for token, code in enumerate(row):
+                plane[token // 8] |= (int(code) >> place & 1) << token % 8
+            planes.append(plane)
+    return planes
+
+
+def codes_of_planes(planes, widths, count):
+    """The inverse of `bit_planes`: the codes of `count` tokens in every channel."""
+    codes, first = [], 0
+    for width in widths:
+        own = planes[first : first + width]
+        codes.append([sum((plane[t // 8] >> t % 8 & 1) << p for p, plane in enumerate(own)) for t in range(count)])
+        first += width
+    return codes
+
+
+def decoded(levels, widths, means, scales, unit, planes, counts):
+    """The numbers that codes stand for, (H, tokens, d) in the order of classes; levels[b] are those of b bits.
+
+    widths (C, H, d), means (H, d), scales one for each channel with bits in the order of widths, unit (H,).
+    """
+    classes, heads, width = np.shape(widths)
+    found = [[] for _ in range(heads)]
+    left = iter(scales)
+    for c in range(classes):
+        codes = codes_of_planes(planes[c], [b for head in widths[c] for b in head], counts[c])
+        for h in range(heads):
+            channels = []
+            for i in range(width):
+                bits, row = widths[c][h][i], codes[h * width + i]
+                scale = float(next(left)) if bits else 0.0
+                channels.append([(levels[bits][x] * scale + float(means[h][i])) * float(unit[h]) for x in row])
+            found[h] += [list(token) for token in zip(*channels, strict=True)]
+    return np.array(found, dtype=np.float64).reshape(heads, sum(counts), width)

@@ -29,11 +29,13 @@ class TensorFormat:
     Attributes
     ----------
     format, version : str
-        As stored in the metadata.
+        As stored in the metadata of what is written.
     what : str
         Name with its article, for messages: "a channel mask".
     error : type
         Type of error that reading and writing raise.
+    older : tuple of str
+        Versions that are read as well.
 
     Examples
     --------
@@ -50,13 +52,14 @@ class TensorFormat:
     version: str
     what: str
     error: type[GraceError]
+    older: tuple[str, ...] = ()
 
     def write(self, path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write tensors and JSON-able values, atomically."""
         # Copies on the CPU: the format does not allow views that share memory.
         owned = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
         metadata = {"format": self.format, "version": self.version, "about": json.dumps(dict(about), sort_keys=True)}
-        write_tensors(path, owned, {**metadata, "digest": _digest(owned, metadata)}, self.error)
+        write_tensors(path, owned, {**metadata, "digest": digest(owned, metadata)}, self.error)
 
     def read(self, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Read the values and the tensors, on the CPU; raises this format's error if the file is wrong."""
@@ -71,13 +74,14 @@ class TensorFormat:
                 metadata = dict(file.metadata() or {})
                 if metadata.get("format") != self.format:
                     raise self.error(f"{path} is a safetensors file, but not {self.what} of grace_opt.")
-                if metadata.get("version") != self.version:
+                readable = (*self.older, self.version)
+                if metadata.get("version") not in readable:
                     raise self.error(
                         f"{path} has format version {metadata.get('version')!r}; this grace_opt reads "
-                        f"{self.version!r}: update grace_opt, or save it again."
+                        f"{' and '.join(map(repr, readable))}: update grace_opt, or save it again."
                     )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if metadata.pop("digest", None) != _digest(tensors, metadata):
+            if metadata.pop("digest", None) != digest(tensors, metadata):
                 raise self.error(
                     f"{path} was changed after it was saved, or damaged: its digest differs, so it cannot be trusted. "
                     "Save it again."
@@ -92,7 +96,8 @@ class TensorFormat:
         return about, tensors
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Return the SHA-256 of metadata and of tensors on the CPU: their names, types, shapes and bits."""
     found = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

@@ -16,6 +16,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from .._util.parameters import integer
 from ..attention.masks import ChannelMask
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
-from ..errors import CacheError, GraceError, OptionError
+from ..errors import CacheError, CalibrationError, GraceError, OptionError
 from ..registry import MethodOptions
 from .arguments import unwrap_model
 from .bits.make_budget import budget_of
@@ -317,6 +318,7 @@ class PrunedKeyCache(Cache):
             "fingerprint": self.fingerprint(),
             "pruning": self.pruning.to_dict(),
             "chosen_by": "method" if self._own_source else "provider or masks",
+            "basis": self._basis_digest(),
         }
         save_layers(path, self.layers, about)
 
@@ -328,6 +330,7 @@ class PrunedKeyCache(Cache):
         *,
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
+        basis: str | os.PathLike[str] | None = None,
     ) -> PrunedKeyCache:
         """Read a cache that `save` wrote, bit for bit.
 
@@ -340,11 +343,14 @@ class PrunedKeyCache(Cache):
             its layers and the weights are compared too; given the configuration, the tensors go to the CPU.
         provider, masks
             What chose the channels, if not a method; needed only after a `reset`.
+        basis : path, optional
+            With ``bits=``: the file of the calibrated basis, if it is not where it was, or not on this machine. A basis
+            belongs to the model and is not part of a saved cache.
 
         Raises
         ------
         CacheError
-            If the file cannot be read, or was saved for another model.
+            If the file cannot be read, was saved for another model, or is coded in another basis.
         """
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "PrunedKeyCache")
@@ -363,20 +369,38 @@ class PrunedKeyCache(Cache):
             pruning = PruningConfig.from_dict(about["pruning"])
         except GraceError as error:
             raise CacheError(f"{path} has settings that this grace_opt does not know: {error}") from error
+        if basis is not None:
+            pruning = replace(pruning, basis=basis)
         deciding: dict[str, Any] = {"provider": provider, "masks": masks}
         if about["chosen_by"] != "method" and provider is None and masks is None:
             deciding["provider"] = _forgotten_source
         try:
             cache = cls(model, pruning=pruning, **deciding)
         except GraceError as error:
-            if provider is not None or masks is not None:
+            if provider is not None or masks is not None or basis is not None:
                 raise
+            if isinstance(error, CalibrationError):
+                raise CacheError(
+                    f"{path} is coded in a calibrated basis, which is not part of the file: {error} If you have the "
+                    "basis in another file, write PrunedKeyCache.load(path, model, basis=FILE)"
+                ) from error
             raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
+        if about["basis"] != cache._basis_digest():
+            raise CacheError(
+                f"{path} is coded in another basis of this model than the one at hand (basis={cache.pruning.basis!r}); "
+                "write PrunedKeyCache.load(path, model, basis=FILE) with the file of the basis that it was coded in, "
+                "or run the prompt again"
+            )
         try:
             restore_layers(cache.layers, about, tensors, layer_devices(model, len(cache.layers)))
         except CacheError as error:
             raise CacheError(f"{path}: {error}") from error
         return cache
+
+    def _basis_digest(self) -> str | None:
+        """Return the digest of the calibrated basis; None if there is none."""
+        calibrated = None if self.budget is None else self.budget.calibrated
+        return None if calibrated is None else calibrated.digest()
 
     def memory_report(self) -> MemoryReport:
         """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""

@@ -30,6 +30,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
+from .bits.code_prompt import MIN_TOKENS
 from .bits.coded import CodedTokens, added_attention, taken_scores
 from .channel_choice import check_numbers, raise_for_verdict
 from .compression import compress
@@ -231,6 +232,15 @@ class PrunedKeyLayer(DynamicLayer):
             self._announced = True
             config = self.plan.config
             recent, first = config.recent_window, config.sink_tokens
+            if self.plan.bits is not None:
+                warnings.warn(
+                    f"the prompt has {length} tokens and stays dense: bits are given to prompts of at least "
+                    f"{recent + first + MIN_TOKENS} tokens (sink_tokens={first}, recent_window={recent} and "
+                    f"{MIN_TOKENS} more), if means and widths alone do not take more than the bits asked for",
+                    UserWarning,
+                    stacklevel=2,
+                )
+                return
             sinks, groups = f" and the first sink_tokens={first}" if first else "", ""
             # Settings that, if they alone were smaller, would leave something to prune.
             causes = {"recent_window": recent and length > first, "sink_tokens": first and length > recent}

@@ -15,7 +15,12 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import CacheError
+from .bits.coded import CodedTokens
+from .bits.saved_row import CODED_FIELDS, RowCheck
+from .bits.settings import OF_PROMPT
 from .layer import PrunedKeyLayer
+from .masking import rank
+from .plan import LayerPlan
 from .quantization import QuantizedTokens
 from .storage import Compressed, StoredTensor, Tail
 
@@ -36,6 +41,8 @@ class SavedLayer:
         Tensors, and quantised ones, by name.
     batch, tokens : int
         Number of sequences, and number of tokens that each has seen; 0 if the layer is empty.
+    coded : CodedTokens, optional
+        The older tokens of a layer with ``bits=``.
     """
 
     number: int
@@ -43,6 +50,7 @@ class SavedLayer:
     parts: dict[str, StoredTensor]
     batch: int
     tokens: int
+    coded: CodedTokens | None = None
 
     @staticmethod
     def of(number: int, layer: Any, description: Any, found: dict[str, Tensor]) -> SavedLayer:
@@ -82,7 +90,11 @@ class SavedLayer:
         tail = Tail(parts["tail_keys"], parts["tail_values"])
         layer.lazy_initialization(tail.keys, tail.values)
         layer.tail = tail
-        if "length" in self.description:
+        if self.coded is not None:
+            layer.compressed = self.coded.to(device)
+            if "received" in parts:
+                layer.receive(parts["received"])
+        elif "length" in self.description:
             layer.compressed = Compressed(
                 length=self.description["length"],
                 sink_keys=parts["sink_keys"],
@@ -116,7 +128,7 @@ class _Check:
             self.require(
                 declared is None or _at_least(declared, 1), f"declared={declared!r} is not the length of a prompt"
             )
-            return self.pruned(said, found)
+            return self.pruned(layer.plan, said, found)
         return self.plain(type(layer), said, found)
 
     def plain(self, kind: type[Any], said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
@@ -136,11 +148,13 @@ class _Check:
             )
         return SavedLayer(self.number, said, dict(found), keys.shape[0], keys.shape[2] if length is None else length)
 
-    def pruned(self, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
+    def pruned(self, plan: LayerPlan, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
         fields, compressed = {*_FIELDS, "declared"}, said["filled"] and "length" in said
         if not said["filled"]:
             self.names(said, fields, found, ())
             return SavedLayer(self.number, said, {}, 0, 0)
+        if compressed and plan.bits is not None:
+            return self.coded(plan, said, found)
         if not compressed:
             self.names(said, fields, found, ("tail_keys", "tail_values"))
         parts = self.put_together(said, found) if compressed else dict[str, StoredTensor](found)
@@ -151,6 +165,40 @@ class _Check:
             self.compressed(said["length"], parts, keys, values)
         length = said["length"] if compressed else 0
         return SavedLayer(self.number, said, parts, keys.shape[0], length + keys.shape[2])
+
+    def coded(self, plan: LayerPlan, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
+        """Check a layer whose older tokens are coded."""
+        assert plan.bits is not None
+        rows = {name: tensor for name, tensor in found.items() if name.startswith("rows.")}
+        others = {name: tensor for name, tensor in found.items() if name not in rows}
+        optional = tuple(name for name in ("positions", "received") if name in others)
+        fields = {*_FIELDS, "declared", "length", *CODED_FIELDS}
+        self.names(said, fields, others, ("tail_keys", "tail_values", *optional))
+        keys, values = found["tail_keys"], found["tail_values"]
+        self.tokens_of("tail_keys", keys, keys.shape[:3])
+        self.tokens_of("tail_values", values, keys.shape[:3], keys.dtype)
+        (batch, heads, recent, width), depth = keys.shape, values.shape[3]
+        bases = plan.bits.bases(plan.index, heads, rank())
+        if bases is not None:
+            made = tuple(tuple(basis.decode.shape) for basis in bases)
+            self.require(
+                made == ((heads, width, width), (heads, depth, depth)),
+                f"the model's basis is for keys {made[0]} and values {made[1]}, and the tail has {heads} heads of "
+                f"{width} and {depth} channels",
+            )
+        check = RowCheck(self.require, heads, width, depth, keys.dtype, plan.bits.basis == OF_PROMPT)
+        made_rows = check.rows(said, rows, batch)
+        self.placed(said["length"], said["stored"], found.get("positions"), batch, heads)
+        received = found.get("received")
+        if received is not None:
+            fits = received.dtype == torch.float32 and received.dim() == 4 and received.shape[3] == recent
+            fits = fits and received.shape[:3] == (batch, heads, 2)
+            self.require(fits, f"received is {received.dtype} {tuple(received.shape)} for {recent} recent tokens")
+            usable = bool(received.isfinite().all()) and bool((received >= 0).all())
+            self.require(usable, "received has numbers that are negative or not finite")
+        old = CodedTokens(said["length"], made_rows, bases, found.get("positions"))
+        parts = {name: tensor for name, tensor in others.items() if name != "positions"}
+        return SavedLayer(self.number, said, {**parts}, batch, said["length"] + recent, old)
 
     def put_together(self, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, StoredTensor]:
         """Return the tensors, with quantised ones put together."""
@@ -183,6 +231,10 @@ class _Check:
         stored = sinks.shape[2] + (pruned.shape[2] if len(pruned.shape) == 4 else 0)
         self.tokens_of("pruned_keys", pruned, (batch, heads, stored - sinks.shape[2], kept.shape[2]), keys.dtype)
         self.tokens_of("old_values", old, (batch, heads, stored, values.shape[3]), values.dtype)
+        self.placed(length, stored, positions, batch, heads)
+
+    def placed(self, length: Any, stored: int, positions: Tensor | None, batch: int, heads: int) -> None:
+        """Check the number of tokens that were seen, and which of them are stored."""
         self.require(stored > 0 and _at_least(length, stored), f"length={length!r} for {stored} stored tokens")
         if positions is None:
             self.require(length == stored, f"length={length} for {stored} stored tokens, although none was evicted")

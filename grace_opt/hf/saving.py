@@ -1,8 +1,10 @@
 """Save and load a pruned cache: prefill once, decode in another process, bit for bit.
 
 The format is one safetensors file: every stored tensor under ``<layer>.<part>``, and JSON metadata with the settings,
-the model's fingerprint and the meaning of the tensors. A file is checked before it is used
-(:mod:`grace_opt.hf.saved_layer`): a damaged or edited one raises when it is loaded, not in the middle of generating.
+the model's fingerprint and the meaning of the tensors. Version 2 has coded tokens as well (``bits=``); version 1 is
+still read. A calibrated basis belongs to the model and is not in the file, only its digest. A file is checked before it
+is used (:mod:`grace_opt.hf.saved_layer`): a damaged or edited one raises when it is loaded, not in the middle of
+generating.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from .._util.tensor_files import TensorFormat
 from ..attention.masks import is_fingerprint
 from ..errors import CacheError
+from .bits.coded import CodedTokens
+from .bits.saved_row import taken_apart
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
 from .saved_layer import SavedLayer
 from .storage import StoredTensor
 
-FILE_FORMAT = TensorFormat("grace_opt.pruned_key_cache", "1", "a saved cache", CacheError)
+FILE_FORMAT = TensorFormat("grace_opt.pruned_key_cache", "2", "a saved cache", CacheError, older=("1",))
 CHOSEN_BY = ("method", "provider or masks")
 
 
@@ -67,7 +71,9 @@ def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
         "pruning": _is_dict,
         "chosen_by": CHOSEN_BY.__contains__,
         "layers": _is_list,
+        "basis": _is_digest,
     }
+    about.setdefault("basis", None)  # version 1 has none
     wrong = [name for name, fits in kinds.items() if name not in about or not fits(about[name])]
     wrong += sorted(set(about) - set(kinds))
     if wrong:
@@ -128,6 +134,10 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
+def _is_digest(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
 def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
     description: dict[str, Any] = {"kind": type(layer).__name__, "filled": bool(layer.is_initialized)}
     if isinstance(layer, PrunedKeyLayer):
@@ -140,8 +150,14 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict
         if layer.prompt.waiting:
             raise CacheError("the prompt is still coming in chunks; save the cache after the last chunk")
         parts: dict[str, StoredTensor] = {"tail_keys": layer.tail.keys, "tail_values": layer.tail.values}
-        if layer.compressed is not None:
+        if isinstance(layer.compressed, CodedTokens):
+            coded, about = taken_apart(layer.compressed)
+            received = layer.stored_parts().get("received")
+            parts |= coded if received is None else {**coded, "received": received}
+            description |= about
+        elif layer.compressed is not None:
             parts.update(layer.compressed.parts())
+        if layer.compressed is not None:
             description["length"] = layer.compressed.length
         return parts, description
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):

@@ -20,11 +20,12 @@ from grace_opt._util import tensor_files
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.attention.provider import MaskProvider
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV, attach, saving
+from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, attach, saving
 from grace_opt.hf.layer import PrunedKeyLayer
 from grace_opt.hf.quantization import QuantizedTokens
 
 ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(__file__).parent / "data"
 WINDOWS = {"recent_window": 8, "observation_window": 6}
 BITS = Quantization(keys=4, values=4, group_size=8)
 SNAP = SnapKV(budget=24, window=4)
@@ -400,11 +401,29 @@ class TestFile:
         cache.save(path)
         with safe_open(path, framework="pt") as file:
             found = file.metadata()
-        save_file(load_file(path), path, {**found, "version": "2"})
+        save_file(load_file(path), path, {**found, "version": "3"})
         with pytest.raises(
-            CacheError, match="has format version '2'; this grace_opt reads '1': update grace_opt, or sav"
+            CacheError, match="has format version '3'; this grace_opt reads '1' and '2': update grace_opt, or sav"
         ):
             PrunedKeyCache.load(path, model)
+
+    @pytest.mark.parametrize("name", ["evicted", kind("quantised")])
+    def test_of_version_1(self, name, tiny, path):
+        """Written by grace_opt before coded caches (data/README.md says how), read, used, and saved as version 2."""
+        old, model = DATA / f"cache_v1_{name}.safetensors", tiny()
+        with safe_open(old, framework="pt") as file:
+            assert file.metadata()["version"] == "1"
+        loaded = PrunedKeyCache.load(old, model)
+        assert loaded.get_seq_length() == 47
+        assert loaded.pruning == PruningConfig.from_dict(loaded.pruning.to_dict())
+        loaded.save(path)
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata()["version"] == "2"
+        one, other = load_file(old), load_file(path)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+        assert go_on(model, loaded).isfinite().all()
+        assert loaded.get_seq_length() == 56
 
     @pytest.mark.parametrize(
         "change", [{"method": "a_later_method"}, {"a_later_setting": 1}, {"ratio": 7}, {"evict": 3}, {"protect": 3}]
@@ -422,7 +441,7 @@ class TestFile:
         with safe_open(path, framework="pt") as file:
             found = file.metadata()
         found["about"] = found["about"][:-9]
-        found["digest"] = tensor_files._digest(load_file(path), {n: t for n, t in found.items() if n != "digest"})
+        found["digest"] = tensor_files.digest(load_file(path), {n: t for n, t in found.items() if n != "digest"})
         save_file(load_file(path), path, found)
         with pytest.raises(CacheError, match="cannot be read as a saved cache"):
             PrunedKeyCache.load(path, model)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..._util.parameters import number
+from ..._util.tensor_files import digest
 from ...errors import CalibrationError
 from ..arguments import unwrap_model
 from ..masking import fingerprint as fingerprint_of
@@ -71,6 +72,10 @@ class CalibratedBasis:
     def layers(self) -> tuple[int, ...]:
         """Positions of the layers in the model, ascending."""
         return tuple(self.keys)
+
+    def digest(self) -> str:
+        """Return a digest of all numbers: what was coded in one basis is read in none but the same."""
+        return digest({name: tensor.cpu() for name, tensor in as_tensors(self).items()}, {})
 
     def shares(self, key_bits: float, value_bits: float) -> dict[int, tuple[Tensor, Tensor]]:
         """Share bits among the heads of all layers.

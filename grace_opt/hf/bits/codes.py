@@ -25,6 +25,10 @@ PARAMETER_BITS = 16
 #: Number of tokens of a class that a scale is fitted to, at most twice as many.
 _FITTED_TOKENS = 256
 _LARGEST = float(torch.finfo(torch.float16).max)
+#: Below, float16 would leave too few digits of channels that are smaller than the largest.
+_SMALL = 2.0**-4
+#: A head of zeros gets the smallest unit: its inverse is a number as well.
+_LARGEST_POWER = 100
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Codes:
     scales : Tensor
         ``(N,)`` float16, in units of `unit`: for the N channels that have bits, class by class, head by head.
     unit : Tensor
-        ``(H,)`` float32, powers of two: 1 unless a head's numbers do not fit into float16.
+        ``(H,)`` float32, powers of two: 1 unless a head's numbers are too large or too small for float16.
     planes : tuple of Tensor
         The codes of each class, ``(Σ widths, ⌈n_c/8⌉)`` uint8.
     counts : tuple of int
@@ -130,7 +134,7 @@ def encode(coordinates: Tensor, counts: Sequence[int], levels: Tensor) -> Codes:
     coordinates : Tensor
         ``(H, Σ counts, d)``, in the order of the classes.
     counts : sequence of int
-        Number of tokens of each class, at least one each.
+        Number of tokens of each class; at least one token in all.
     levels : Tensor
         ``(C, H, d)`` int64, indices into `WIDTHS`.
     """
@@ -156,10 +160,10 @@ def fixed_bits(heads: int, classes: int, width: int) -> int:
 
 
 def _unit(coordinates: Tensor) -> Tensor:
-    """Return one power of two per head, so that everything fits into float16."""
-    largest = coordinates.abs().amax((1, 2)).clamp(min=1.0)
-    beyond = torch.ceil(torch.log2(largest / (_LARGEST / 4))).clamp(min=0)
-    return torch.exp2(beyond)
+    """Return one power of two per head: 1, or what brings numbers that are too large or too small into float16."""
+    largest = coordinates.abs().amax((1, 2))
+    beyond = torch.ceil(torch.log2(largest / (_LARGEST / 4))).clamp(min=-_LARGEST_POWER)
+    return torch.exp2(torch.where((beyond > 0) | (largest < _SMALL), beyond, 0))
 
 
 def _fitted(spread: Tensor, widths: Tensor) -> Tensor:

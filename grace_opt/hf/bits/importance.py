@@ -22,6 +22,8 @@ LAST = (32, 128)
 STRIDE = 8
 #: Largest number of attention weights at once.
 MAX_WEIGHTS = 2**22
+#: Number of new queries, at most, that are one block whatever the number of keys is.
+FEW = 32
 
 
 def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRIDE) -> Tensor:
@@ -66,7 +68,8 @@ def tail_attention(
     group = queries.shape[1] // heads
     place = torch.arange(length, device=keys.device)
     sums = torch.zeros(batch, heads, tail, device=keys.device)
-    step = max(MAX_WEIGHTS // (batch * queries.shape[1] * length), 1)
+    # One block if they are few: a step that depends on the length would be compiled again for every length.
+    step = new if new <= FEW else max(MAX_WEIGHTS // (batch * queries.shape[1] * length), 1)
     # In float32, and the queries scaled first: in float16 products overflow that are none of the model's logits.
     transposed, grouped = keys.float().mT[:, :, None], scaling * queries.float().view(batch, heads, group, new, -1)
     for start in range(0, new, step):

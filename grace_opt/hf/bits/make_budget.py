@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -10,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...errors import CacheError, OptionError
 from .at_hand import basis_for
 from .budget import BitBudget
+from .calibrated import CalibratedBasis
 from .row import CLASS_BITS
 from .settings import CALIBRATED, NO_BASIS, OF_PROMPT
 
@@ -62,5 +64,13 @@ def budget_of(
         lacking = sorted(set(layers) - set(calibrated.keys))
         if lacking:
             raise CacheError(f"the basis has no layer {lacking[0]}, which this cache codes; make it again")
-        kind = CALIBRATED
+        kind, calibrated = CALIBRATED, _of_layers(calibrated, layers)
     return BitBudget(key_bits, value_bits, config.total_bytes, kind, calibrated, tuple(layers))
+
+
+def _of_layers(basis: CalibratedBasis, layers: Sequence[int]) -> CalibratedBasis:
+    """Return the part of a basis for some layers, which share the bits among themselves."""
+    if set(layers) == set(basis.keys):
+        return basis
+    parts = ("keys", "values", "key_rates", "value_rates")
+    return replace(basis, **{name: {i: getattr(basis, name)[i] for i in layers} for name in parts})
