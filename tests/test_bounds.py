@@ -32,6 +32,7 @@ ALL = {
 
 @settings(max_examples=150)
 @given(instances())
+@pytest.mark.slow
 def test_bounds_are_valid(drawn):
     W, k, protected = drawn
     best = oracle.optimum(W, k, protected)
@@ -188,6 +189,7 @@ def alike(draw):
 @given(alike(), st.sampled_from(["think", "mies", "local_search"]), st.booleans())
 @example(problem=NEARLY_CONSTANT, method="local_search", as_if_large=True)
 @example(problem=NEARLY_CONSTANT, method="local_search", as_if_large=False)
+@pytest.mark.slow
 def test_a_certificate_is_never_below_any_cheap_bound(problem, method, as_if_large):
     """Whatever the gap to the known choice, unless that is proved optimal; and tight is not below fast."""
     best = solve(problem, method=method)

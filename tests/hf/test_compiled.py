@@ -33,6 +33,7 @@ def compiled(tiny, monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_a_dense_cache_needs_three_graphs(compiled, prompt):
     """A prompt, a step, a step of any length."""
     model, graphs = compiled()
@@ -68,6 +69,7 @@ def test_of_candidates_beside_the_prompt_writes_the_greedy_text(compiled, tiny, 
 
 
 @pytest.mark.parametrize("look", ["report", "crop", "select"])
+@pytest.mark.slow
 def test_of_the_prompt_alone_leaves_a_cache_that_prunes_whatever_comes_next(
     look, compiled, prompt, continuation, close
 ):
