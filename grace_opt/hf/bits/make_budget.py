@@ -72,5 +72,6 @@ def _of_layers(basis: CalibratedBasis, layers: Sequence[int]) -> CalibratedBasis
     """Return the part of a basis for some layers, which share the bits among themselves."""
     if set(layers) == set(basis.keys):
         return basis
-    parts = ("keys", "values", "key_rates", "value_rates")
-    return replace(basis, **{name: {i: getattr(basis, name)[i] for i in layers} for name in parts})
+    names = ("keys", "values", "key_rates", "value_rates")
+    parts: dict[str, Any] = {name: {layer: getattr(basis, name)[layer] for layer in layers} for name in names}
+    return replace(basis, **parts)
