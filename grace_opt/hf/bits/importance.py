@@ -22,6 +22,8 @@ LAST = (32, 128)
 STRIDE = 8
 #: Largest number of attention weights at once.
 MAX_WEIGHTS = 2**22
+#: Number of a layer's key elements for each attention weight that is held at once.
+KEYS_PER_WEIGHT = 8
 #: Number of new queries, at most, that are one block whatever the number of keys is.
 FEW = 32
 
@@ -169,7 +171,9 @@ def attention_moments(
     grouped = queries.float().reshape(heads, -1, queries.shape[1], width)
     first, second = (torch.zeros(heads, length, device=keys.device) for _ in range(2))
     share = (weights / grouped.shape[1]).to(keys.device, torch.float32)
-    step = max(MAX_WEIGHTS // (length * grouped.shape[1]), 1)
+    # Logits, probabilities and their squares take less than the keys do.
+    most = min(keys.numel() // KEYS_PER_WEIGHT, MAX_WEIGHTS)
+    step = max(most // (length * grouped.shape[1]), 1)
     for head in range(heads):
         transposed = keys[head].float().mT * scaling
         for start in range(0, queries.shape[1], step):
