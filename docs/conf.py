@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -49,3 +50,13 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "remove_config_comments": True,
 }
+
+
+def setup(app: Any) -> None:
+    """Open the sidebar at the current section alone: all sections on each of 170 pages take 40 % of the build."""
+
+    def collapse(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+        toctree = context["toctree"]
+        context["toctree"] = lambda **options: toctree(**{**options, "collapse": True})
+
+    app.connect("html-page-context", collapse, priority=400)  # before the theme's own, at 500

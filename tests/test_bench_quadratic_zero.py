@@ -37,6 +37,7 @@ def test_the_joint_basis_makes_both_moments_diagonal_and_keeps_products():
     assert float(off.abs().max()) < 1e-8 * float(turned.abs().max())
 
 
+@pytest.mark.slow
 def test_a_page_from_small_heads(monkeypatch):
     monkeypatch.setattr(bench, "BUDGETS", (1.0, 2.0))
     rows = bench.rows_of(bench.measure([text(seed) for seed in (1, 2)]))

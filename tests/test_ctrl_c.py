@@ -45,7 +45,7 @@ def interrupted(method, n, batch, longest, options):
     api._prepare(registry.get(method), "tight")
     solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
     moments, found = random.Random(0), []
-    for _ in range(6):
+    for _ in range(4):
         stops.clear()
         sent = threading.Event()
         delay = longest * moments.random() ** 2

@@ -323,7 +323,7 @@ def test_heads_of_the_pocket_model() -> None:
     assert np.linalg.eigvalsh(first[0].W)[0] > -1e-6 * first[0].W.trace()
 
 
-@pytest.mark.parametrize("name", ["bounds", "shootout"])
+@pytest.mark.parametrize("name", ["bounds", pytest.param("shootout", marks=pytest.mark.slow)])
 def test_smoke(name: str) -> None:
     made = registry.experiments()[name]
     asked = options(name, methods="mies,think,tabu,branch_and_bound,exhaustive", prompts="0")

@@ -112,6 +112,7 @@ def test_solvers_under_another_name_says_what_to_write() -> None:
         pytest.param("grace_opt.testing", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_import_is_quiet_and_light(module: str) -> None:
     # What torch itself brings is not ours to avoid.
     code = f"""if True:

@@ -280,6 +280,7 @@ def test_probing_where_one_vertex_or_all_but_one_are_chosen():
                         assert not set(np.flatnonzero(verdict == 2)) & set(S), (seed, k)
 
 
+@pytest.mark.slow
 def test_reduced_costs_decide_no_more_than_they_may():
     """On attention's W, where they decide much, at every cutoff that a choice's objective is."""
     decided = 0

@@ -451,6 +451,7 @@ def test_portfolio_is_never_worse_than_the_greedies_and_brings_a_bound(drawn, ce
         assert all(status is Status.OPTIMAL for status in sol.status)
 
 
+@pytest.mark.slow
 def test_portfolio_uses_its_time_only_where_nothing_is_proved():
     easy = attention(24, 0)
     W, k = hard(120, 1)

@@ -129,6 +129,7 @@ def test_patience_ends_what_would_go_on(method):
         assert np.isfinite(sol.lower_bound).all()
 
 
+@pytest.mark.slow
 def test_patience_of_an_instance_begins_with_its_own_search():
     """Trees grow one after the other, a few at a time: the last begins long after the first ones lost patience."""
     W = hard(110, 5)

@@ -318,7 +318,7 @@ def demo(
     with _errors_as_exit_codes():
         require("matplotlib", "demo", "the demo")  # now, not after minutes, when the picture is drawn
         try:
-            from ..hf.demo import RATIOS, providers, run_demo
+            from ..hf.demo import BITS, RATIOS, providers, run_demo
             from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
             from .figures import save_demo
         except ImportError as error:
@@ -332,7 +332,7 @@ def demo(
             TimeElapsedColumn(),
         )
         with Progress(*columns, console=errors, transient=True) as progress:
-            bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)))
+            bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)) + len(BITS))
             if model is None:
                 disable_progress_bars()  # the pocket model is on disk: nothing to wait for
             loaded, tokenizer = load_model(model or str(POCKET_FOLDER))

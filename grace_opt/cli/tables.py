@@ -68,10 +68,11 @@ def print_demo(console: Console, report: DemoReport) -> None:
         if row.ratio != last:
             table.add_section()
         last = row.ratio
-        costs = [f"{row.ratio:g}", f"{row.objective:.3g}", f"{row.gap:.1%}", f"{row.logit_error:.2%}"]
+        costs = [f"{row.ratio:g}", f"{row.objective:.3g}", f"{row.gap:.1%}"] if row.ratio else [""] * 3
         table.add_row(
             row.method,
-            *(costs if row.ratio else [""] * 4),
+            *costs,
+            f"{row.logit_error:.2%}" if row.ratio or row.bits else "",
             *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
             *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
         )
@@ -85,8 +86,8 @@ def print_demo(console: Console, report: DemoReport) -> None:
     console.print(
         "ratio: share of the channels that is pruned. f: squared change of the observed logits, over all heads. gap: "
         "distance of f from a certified lower bound for every choice of as many channels. logits: relative error over "
-        "the dense run's continuation; a smaller f need not make it smaller. The whole answer is decoded from the "
-        "pruned cache. "
+        "the dense run's continuation; a smaller f need not make it smaller. bits: every channel of every token gets "
+        "its own number of bits, so many on average. The whole answer is decoded from the smaller cache. "
         f"{report.seconds:.1f} s.",
         style="dim",
     )

@@ -1,4 +1,4 @@
-"""The demo: answer one long needle prompt with a dense cache and with pruned ones, and compare memory and answers.
+"""The demo: answer one long needle prompt with a dense cache and with smaller ones, and compare memory and answers.
 
 ``grace-opt demo`` prints what `run_demo` returns. All of the prompt except its last token is prefilled, the cache is
 pruned, and the last token is decoded from the pruned cache. Every token of the answer, even the first, therefore comes
@@ -7,9 +7,11 @@ from pruned keys. Source: the experiments of GRACE (arXiv 2604.16983), figures 3
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +23,11 @@ from .. import bounds, objective
 from .._util.parameters import integer
 from ..attention.provider import MaskProvider
 from ..attention.weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
-from ..errors import OptionError
+from ..errors import CalibrationError, OptionError
 from ..problem import Problem
+from .bits.at_hand import basis_for
+from .bits.calibrate import calibrate_basis
+from .bits.settings import CALIBRATED
 from .cache import PrunedKeyCache
 from .capture import capture
 from .implementation import attention_implementation
@@ -31,6 +36,8 @@ from .report import MemoryReport
 
 #: The first is the recommended start, measured on a real model by bench/answers.py; the paper's ratios are larger.
 RATIOS = (0.3, 0.5, 0.6)
+#: Mean bits per element of the rows in which every channel of every token gets its own number of bits.
+BITS = (3.0, 2.0)
 #: Printed below the table, where the pocket model finds its password at all of these ratios.
 ADVICE = (
     f"Start with ratio={RATIOS[0]:g}: with a real model, larger ratios soon lose answers; 4 bits without pruning "
@@ -57,7 +64,7 @@ class DemoRow:
     ----------
     method, ratio : str, float
     objective : float
-        Σ over layers and KV heads of f(S), the squared change of the observed logits; 0 for dense.
+        Σ over layers and KV heads of f(S), the squared change of the observed logits; 0 where no channel is pruned.
     gap : float
         (Σf - Σbound) / Σf, with one certified bound (without protection) for every method.
     logit_error : float
@@ -72,6 +79,8 @@ class DemoRow:
         The greedily generated text.
     layer_objective : list of float
         Σ over KV heads of f(S), per prunable layer.
+    bits : float or None
+        Mean bits per element of what is coded, for a cache with ``bits=``.
     """
 
     method: str
@@ -86,6 +95,7 @@ class DemoRow:
     found: bool
     text: str
     layer_objective: list[float] = field(default_factory=list)
+    bits: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,9 +132,10 @@ def run_demo(
     seed: int = 0,
     new_tokens: int = 8,
     ratios: tuple[float, ...] = RATIOS,
+    bits: tuple[float, ...] = BITS,
     advance: Callable[[str], None] = lambda step: None,
 ) -> DemoReport:
-    """Answer one needle prompt with a dense cache and with pruned ones.
+    """Answer one needle prompt with a dense cache, with pruned ones, and with channels in few bits.
 
     Parameters
     ----------
@@ -138,6 +149,8 @@ def run_demo(
         Number of tokens to generate.
     ratios : tuple of float
         Ratios to prune at.
+    bits : tuple of float
+        Mean bits per element of caches with ``bits=``. The basis is that of the model, made now if there is none yet.
     advance : callable
         Called with the name of each finished step, for a progress bar.
 
@@ -173,6 +186,11 @@ def run_demo(
             for method, provider in providers(ratio).items():
                 rows.append(run.pruned(method, provider, bound))
                 advance(f"{method} {ratio:g}")
+        with tempfile.TemporaryDirectory() as folder:
+            basis = _basis(model, tokenizer, Path(folder)) if bits else CALIBRATED
+            for number in bits:
+                rows.append(run.coded(number, basis))
+                advance(f"{number:g} bits")
     return DemoReport(
         model=name,
         prompt_tokens=ids.shape[1],
@@ -186,6 +204,17 @@ def run_demo(
         interaction=W[W.shape[0] // 2, 0],
         seconds=time.perf_counter() - began,
     )
+
+
+def _basis(model: PreTrainedModel, tokenizer: Any, folder: Path) -> str:
+    """Return what to write for ``basis=``: a file in `folder` if the model does not know where its tokenizer is."""
+    try:
+        basis_for(model)
+    except CalibrationError:
+        path = folder / "basis.safetensors"
+        calibrate_basis(model, tokenizer).save(path)
+        return str(path)
+    return CALIBRATED
 
 
 def _interactions(model: PreTrainedModel, ids: Tensor, layers: tuple[int, ...]) -> Tensor:
@@ -225,27 +254,41 @@ class _Run:
         return DemoRow("dense", 0.0, 0.0, 0.0, 0.0, size[0], sum(size), 1.0, 1.0, found, text)
 
     def pruned(self, method: str, provider: MaskProvider, bound: float) -> DemoRow:
-        if self.reference is None or self.continuation is None:
-            raise RuntimeError("the dense cache runs first: it is what the others are compared to")
         cache = self._prefilled(PrunedKeyCache(self.model.config, provider=provider))
-        report: MemoryReport = cache.memory_report()
         f = objective.evaluate(self.W, cache.channel_mask().pruned[:, 0])
-        logits = self.model(self.continuation, past_key_values=cache).logits
-        error = float((logits - self.reference).norm() / self.reference.norm())
-        _, text = self._generate(self._prefilled(PrunedKeyCache(self.model.config, provider=provider)))
-        return DemoRow(
-            method=method,
+        return self._row(
+            method,
+            cache,
+            PrunedKeyCache(self.model.config, provider=provider),
             ratio=provider.ratio,
             objective=float(f.sum()),
             gap=(float(f.sum()) - bound) / max(float(f.sum()), 1e-300),
-            logit_error=error,
+            layer_objective=f.sum(-1).tolist(),
+        )
+
+    def coded(self, bits: float, basis: str) -> DemoRow:
+        caches = (PrunedKeyCache(self.model, bits=bits, basis=basis) for _ in range(2))
+        cache = self._prefilled(next(caches))
+        found = cache.memory_report().bits
+        return self._row(f"{bits:g} bits", cache, next(caches), ratio=0.0, objective=0.0, gap=0.0, bits=found)
+
+    def _row(self, method: str, cache: PrunedKeyCache, to_generate: PrunedKeyCache, **others: Any) -> DemoRow:
+        """Decode from a prefilled cache and from a second, equal one that is still empty."""
+        if self.reference is None or self.continuation is None:
+            raise RuntimeError("the dense cache runs first: it is what the others are compared to")
+        report: MemoryReport = cache.memory_report()
+        logits = self.model(self.continuation, past_key_values=cache).logits
+        _, text = self._generate(self._prefilled(to_generate))
+        return DemoRow(
+            method=method,
+            logit_error=float((logits - self.reference).norm() / self.reference.norm()),
             key_bytes=report.key_bytes,
-            total_bytes=report.total_bytes,
+            total_bytes=report.total_bytes - report.spare_bytes,
             key_ratio=report.key_ratio,
             total_ratio=report.total_ratio,
             found=self.prompt.found_in(text),
             text=text,
-            layer_objective=f.sum(-1).tolist(),
+            **others,
         )
 
     def _prefilled(self, cache: Any) -> Any:

@@ -9,6 +9,7 @@ from grace_opt.hf import PrunedKeyCache, SnapKV, attach
 from tests.hf.conftest import OBSERVED, RECENT
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
+DENSE_GRAPHS = 3
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": 1000}
 
 
@@ -33,36 +34,42 @@ def compiled(tiny, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layers", "settings"), [(2, {}), (3, {"fused": False, "evict": SnapKV(budget=20, window=4)})])
-def test_needs_few_graphs_however_many_layers(layers, settings, compiled, tiny, prompt):
-    """A prompt, a step, a step of any length: three, as with a dense cache."""
-    plain = tiny(attention="sdpa", num_hidden_layers=layers)
+def test_a_dense_cache_needs_three_graphs(compiled, prompt):
+    """A prompt, a step, a step of any length."""
+    model, graphs = compiled()
+    for _ in range(2):
+        model.generate(prompt, **GREEDY)
+    assert len(graphs) == DENSE_GRAPHS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"fused": False, "evict": SnapKV(budget=20, window=4)}])
+def test_needs_as_few_graphs_with_two_layers(settings, compiled, tiny, prompt):
+    plain = tiny(attention="sdpa")
     with attach(plain, ratio=0.75, **WINDOWS, **settings) as attached:
         expected = plain.generate(prompt, **GREEDY)
         mask = attached.cache.channel_mask().pruned
-    dense, graphs = compiled(layers)
-    for _ in range(2):
-        dense.generate(prompt, **GREEDY)
-    as_dense = len(graphs)  # the next model's are counted in the same list
-    torch.compiler.reset()
-    model, graphs = compiled(layers)
+    model, graphs = compiled()
     with attach(model, ratio=0.75, **WINDOWS, **settings) as attached:
         for _ in range(2):
             assert torch.equal(model.generate(prompt, **GREEDY), expected)
             assert torch.equal(attached.cache.channel_mask().pruned, mask)
-    assert 0 < len(graphs) <= as_dense
+    assert 0 < len(graphs) <= DENSE_GRAPHS
 
 
 @pytest.mark.slow
-def test_of_candidates_beside_the_prompt_writes_the_greedy_text(compiled, prompt):
+def test_of_candidates_beside_the_prompt_writes_the_greedy_text(compiled, tiny, prompt):
     ids = torch.cat([prompt[:1, :30], prompt[:1, 10:22]], dim=1)
+    plain = tiny(attention="sdpa", num_hidden_layers=1)
+    with attach(plain, ratio=0.75, **WINDOWS):
+        expected = plain.generate(ids, **GREEDY)
     model, _ = compiled(layers=1)  # every number of candidates is a graph of its own
     with attach(model, ratio=0.75, **WINDOWS):
-        expected = model.generate(ids, **GREEDY)
         assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=4, **GREEDY), expected)
 
 
 @pytest.mark.parametrize("look", ["report", "crop", "select"])
+@pytest.mark.slow
 def test_of_the_prompt_alone_leaves_a_cache_that_prunes_whatever_comes_next(
     look, compiled, prompt, continuation, close
 ):

@@ -54,6 +54,7 @@ MIXED = {"use_sliding_window": True, "sliding_window": 12, "layer_types": ("slid
 class TestRoundTrip:
     @settings(max_examples=100, deadline=None)
     @given(METHODS, SIZES, st.fixed_dictionaries({}, optional=SETTINGS))
+    @pytest.mark.slow
     def test_through_json_gives_an_equal_configuration(self, method, size, others):
         config = PruningConfig(**method, **size, **others)
         again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))

@@ -75,7 +75,7 @@ def test_a_used_cache_refuses_a_prompt_without_new_tokens():
 
 def test_the_demo_reports_what_the_cache_does():
     model, tokenizer = pocket()
-    report = run_demo(model, tokenizer, tokens=300, ratios=(0.5,), new_tokens=3)
+    report = run_demo(model, tokenizer, tokens=300, ratios=(0.5,), bits=(), new_tokens=3)
     dense, *pruned = report.rows
     assert dense.found
     assert [row.method for row in pruned] == ["THINK", "GRACE", "GRACE + local search"]
@@ -97,6 +97,24 @@ def test_the_demo_reports_what_the_cache_does():
 
 
 @pytest.mark.slow
+def test_the_demo_shows_few_bits_also_without_a_known_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path))
+    model, tokenizer = load_pocket()
+    model.config._name_or_path = ""  # as a GGUF file has: the tokenizer is at hand, but nobody knows where
+    dense, three, two = run_demo(model, tokenizer, tokens=300, ratios=(), bits=(3.0, 2.0), new_tokens=3).rows
+    for row, most in ((three, 3), (two, 2)):
+        assert most - 0.1 < row.bits <= most
+        assert row.method == f"{most} bits"
+        old = 300 - 36  # 36 tokens stay dense
+        assert row.total_ratio == pytest.approx((36 + old * most / 32) / 300, abs=0.01)
+        assert row.total_ratio == pytest.approx(row.total_bytes / dense.total_bytes)
+        assert not row.layer_objective
+    assert dense.bits is None
+    assert 0 < three.logit_error < two.logit_error
+    assert three.total_bytes > two.total_bytes
+
+
+@pytest.mark.slow
 def test_the_demo_command_writes_its_files(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
@@ -106,8 +124,8 @@ def test_the_demo_command_writes_its_files(tmp_path):
     assert "found" in done.output
     assert "Start with ratio=0.3" in done.output
     report = json.loads((out / "demo.json").read_text())
-    assert len(report["rows"]) == 10
-    assert [row["ratio"] for row in report["rows"]] == [0, *[0.3] * 3, *[0.5] * 3, *[0.6] * 3]
+    assert [row["ratio"] for row in report["rows"]] == [0, *[0.3] * 3, *[0.5] * 3, *[0.6] * 3, 0, 0]
+    assert [row["method"] for row in report["rows"][-2:]] == ["3 bits", "2 bits"]
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in out.iterdir()) == ["demo.json", "demo.png"]
 

@@ -152,16 +152,19 @@ def _coded(
     order = classes.argsort(dim=-1, stable=True)
     moment = _moment(row.queries[:, row.spread].reshape(heads, -1, width))
     own: list[Tensor | None] = []
-    made = []
+    stored, losses = [], []
     for number, tensor in enumerate((row.keys, row.values)):
         tokens = tensor[:, sinks:].float().gather(1, order[..., None].expand(-1, -1, tensor.shape[-1]))
         metric = moment if number == 0 else None
         basis, decode = _basis(budget.basis, None if bases is None else bases[number], tokens, metric)
         own.append(decode)
-        bits = shares[number].to(tokens.device) * coded * tensor.shape[-1]
         if budget.basis != NO_BASIS:
             tokens = tokens @ basis.encode
-        made.append(_allocated(tokens, sizes, weights[number].gather(1, order), basis.energy, bits))
+        stored.append(tokens)
+        losses.append(_losses(tokens, sizes, weights[number].gather(1, order), basis.energy))
+    bits = [share.to(each.device) * coded * each.shape[2] for share, each in zip(shares, losses, strict=True)]
+    levels = _levels(losses, sizes, bits)
+    made = [encode(tokens, sizes, each) for tokens, each in zip(stored, levels, strict=True)]
     return CodedRow(
         keys=made[0],
         values=made[1],
@@ -195,14 +198,19 @@ def _power(decode: Tensor) -> Tensor:
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest))), 1)
 
 
-def _allocated(coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor, bits: Tensor) -> Codes:
-    """Choose the widths within a budget of bits per head ``(H,)``, and code."""
-    heads, _, width = coordinates.shape
-    losses, costs = _losses(coordinates, sizes, weights, energy), _costs(tuple(sizes), coordinates.device)
-    groups = len(sizes) * width
-    found = allocate(losses.reshape(heads, groups, -1), costs[:, None].expand(-1, width, -1).reshape(groups, -1), bits)
-    levels: Tensor = found.levels
-    return encode(coordinates, sizes, levels.view(heads, len(sizes), width).transpose(0, 1).contiguous())
+def _levels(losses: Sequence[Tensor], sizes: Sequence[int], bits: Sequence[Tensor]) -> list[Tensor]:
+    """Choose the widths of keys and of values within each head's bits ``(H,)``: levels ``(C, H, d)`` of each."""
+    if losses[0].shape == losses[1].shape:  # all heads of both at once
+        found = _divided(torch.cat(list(losses)), sizes, torch.cat(list(bits)))
+        return list(torch.split(found, len(losses[0]), 1))
+    return [_divided(each, sizes, some) for each, some in zip(losses, bits, strict=True)]
+
+
+def _divided(losses: Tensor, sizes: Sequence[int], bits: Tensor) -> Tensor:
+    heads, classes, width, _ = losses.shape
+    costs = _costs(tuple(sizes), losses.device)[:, None].expand(-1, width, -1)
+    levels: Tensor = allocate(losses.flatten(1, 2), costs.reshape(classes * width, -1), bits).levels
+    return levels.view(heads, classes, width).transpose(0, 1)
 
 
 def _losses(coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from .codebooks import EVEN_WIDTH, WIDTHS, boundaries, codebook
 LEVEL_BITS = 3
 #: Bits of a mean, and of a scale.
 PARAMETER_BITS = 16
+#: Number of tokens of a class that a scale is fitted to, at most twice as many.
+_FITTED_TOKENS = 256
 _LARGEST = float(torch.finfo(torch.float16).max)
 #: Below, float16 would leave too few digits of channels that are smaller than the largest.
 _SMALL = 2.0**-4
@@ -174,14 +176,16 @@ def _fitted(spread: Tensor, widths: Tensor) -> Tensor:
         rows = torch.nonzero(widths == bits)[:, 0]
         if not len(rows):
             continue
-        part = spread[rows]
         if bits == EVEN_WIDTH:
-            scale[rows] = part.abs().amax(1)
+            scale[rows] = spread[rows].abs().amax(1)
             continue
-        # One step of least squares: the scale that suits the codes which the standard deviation gives.
-        codes = torch.bucketize(part / _positive(scale[rows])[:, None], boundaries(bits, part.device))
+        # One step of least squares: the scale that suits the codes which the standard deviation gives. Some hundred
+        # tokens tell it as well as all.
+        part = spread[rows, :: max(spread.shape[1] // _FITTED_TOKENS, 1)]
+        codes = torch.bucketize(part / _positive(scale[rows])[:, None], boundaries(bits, part.device), out_int32=True)
         numbers = table[bits][codes]
-        scale[rows] = (part * numbers).sum(1) / numbers.square().sum(1)
+        fitted = (part * numbers).sum(1) / numbers.square().sum(1)
+        scale[rows] = torch.where(fitted > 0, fitted, scale[rows])
     return torch.where(widths > 0, scale, 0).clamp(max=_LARGEST).to(torch.float16)
 
 
@@ -192,7 +196,7 @@ def _coded(spread: Tensor, widths: Tensor, scale: Tensor) -> Tensor:
     for bits in WIDTHS[1:]:
         rows = torch.nonzero(widths == bits)[:, 0]
         if len(rows):
-            codes[rows] = torch.bucketize(scaled[rows], boundaries(bits, spread.device)).to(torch.uint8)
+            codes[rows] = torch.bucketize(scaled[rows], boundaries(bits, spread.device), out_int32=True).to(torch.uint8)
     return codes
 
 

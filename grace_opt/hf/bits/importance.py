@@ -177,7 +177,7 @@ def attention_moments(
             if softcap is not None:
                 logits = torch.tanh(logits / softcap).mul_(softcap)
             found = torch.softmax(logits, dim=-1)
-            by_query = share[start : start + step, None]
-            first[head] += (found * by_query).sum((0, 1))
-            second[head] += (found.square_() * by_query).sum((0, 1))
+            by_query = share[start : start + step].repeat(grouped.shape[1])
+            first[head].addmv_(found.flatten(0, 1).mT, by_query)
+            second[head].addmv_(found.square_().flatten(0, 1).mT, by_query)
     return first, second

@@ -1,0 +1,377 @@
+"""What a budget of bits costs a real model: ``python -m bench.bits``.
+
+`grace_opt.hf` gives every channel of every token its own number of bits (``bits=2.25``). Each passage (see
+`bench.passages`) is a prompt and 256 later tokens, which are fed in one forward pass on the compressed cache and stay
+dense. Each cache is compared with the dense one by its next-token distributions. Settings are chosen on half A of the
+passages and reported on half B; one setting serves all numbers of bits.
+
+Retrieval: a word is hidden in a text, and asked for after the cache was compressed, so no query had looked for it.
+
+A prompt is read once; every kind of cache is filled with the queries, keys and values of its layers, as the attention
+function would (a test compares both). Time to compress is measured apart, on prompts that are really read.
+
+Each passage and each case has its own file in ``--runs``. A stopped run resumes; files of other texts, weights,
+settings or commits are measured again, and all are if files differ from the commit. Writes
+docs/results/bits.{json,md,png}.
+
+If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from bench.answers import stored_bytes
+from bench.bits_page import DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
+from bench.material import MODEL, books, model_path
+from bench.passages import HALVES, Case, Passage, cases, passages
+from bench.provenance import is_clean, refuse, require_clean, write_json
+from bench.real_model import digest, read_record
+from bench.report import add_options, read_results, write_results
+from grace_opt._util.progress import progress_bar
+from grace_opt.hf import (
+    CalibratedBasis,
+    CapturedAttention,
+    PrunedKeyCache,
+    Quantization,
+    attention_implementation,
+    calibrate_basis,
+    capture,
+)
+from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.observation import Observation
+
+ROOT = Path(__file__).parent.parent
+#: First and last tokens of a prompt that stay dense, in every row.
+SINKS, WINDOW = 4, 32
+#: So large that no later token is compressed.
+NEVER = 2**20
+#: More tokens than a hidden word's sentence, its question and its answer have.
+ASKED = 100
+REFERENCES: dict[str, dict[str, Any]] = {
+    "int4": {"method": "think", "ratio": 0.0, "quantize": Quantization(keys=4, values=4)},
+    "ratio-0.3": {"ratio": 0.3},
+}
+
+
+def settings_of(name: str, basis: Path) -> dict[str, Any]:
+    """Return the arguments of a row's cache; `basis` is the file of the calibrated one."""
+    windows: dict[str, Any] = {"recent_window": WINDOW, "sink_tokens": SINKS}
+    if name in REFERENCES:
+        return {**REFERENCES[name], **windows}
+    return {"bits": ROWS[name], "basis": str(basis), "tail_block": NEVER, **windows}
+
+
+def filled(cache: PrunedKeyCache, captured: Mapping[int, CapturedAttention]) -> PrunedKeyCache:
+    """Fill a new cache with a prompt that was read before, as the attention function does; the model is not run."""
+    for index, layer in captured.items():
+        keys, values = cache.update(layer.keys, layer.values, index)
+        to_fill = cache.layers[index]
+        to_fill.attended()
+        seen = Observation(layer.queries, layer.valid, layer.keys.shape[2], layer.scaling, None)
+        to_fill.observe(seen, keys, values)
+    return cache
+
+
+def dense_cache(model: PreTrainedModel, captured: Mapping[int, CapturedAttention]) -> DynamicCache:
+    """Return transformers' cache, filled with a prompt that was read before."""
+    cache = DynamicCache(config=model.config)
+    for index, layer in captured.items():
+        cache.update(layer.keys, layer.values, index)
+    return cache
+
+
+def bits_and_bytes(cache: PrunedKeyCache) -> dict[str, float]:
+    """Return bits per element of what is neither sink nor recent, and bytes as a share of a dense cache in 16 bits.
+
+    As if the model had 16 bits. Bits of a cache without ``bits=`` are those of its older keys and values, with scales,
+    zero points and indices.
+    """
+    report = cache.memory_report()
+    if report.bits is not None:
+        assert report.key_bits is not None
+        assert report.value_bits is not None
+        coded = report.coded_key_bytes + report.coded_value_bytes
+        elements = report.coded_key_elements + report.coded_value_elements
+        bits = [report.bits, report.key_bits, report.value_bits]
+        share = (coded + 2 * (report.all_elements - elements)) / (2 * report.all_elements)
+    else:
+        found, elements = stored_bytes(cache, 2), [0, 0]
+        dense = [0, 0]
+        for layer in cache.layers:
+            heads, widths = layer.tail.keys.shape[:2].numel(), (layer.head_dim, layer.tail.values.shape[-1])
+            for part, tokens in enumerate((SINKS + layer.tail.length, layer.tail.length)):
+                dense[part] += heads * widths[part] * tokens
+                elements[part] += heads * widths[part] * (layer.get_seq_length() - tokens)
+        stored = [size - 2 * count for size, count in zip(found, dense, strict=True)]
+        bits = [8 * sum(stored) / sum(elements), *(8 * s / count for s, count in zip(stored, elements, strict=True))]
+        share = sum(found) / (2 * report.all_elements)
+    return dict(zip(("bits", "key_bits", "value_bits"), bits, strict=True)) | {"share": share}
+
+
+def shared_by_prompt(basis: CalibratedBasis, model: PreTrainedModel, ids: Tensor) -> CalibratedBasis:
+    """Return the basis with shares of layers and heads that suit this prompt, all layers together.
+
+    No cache can do that: the first layer is compressed before the last one is read.
+    """
+    own = calibrate_basis(model, None, [ids])
+    return replace(basis, multipliers=own.multipliers, key_rates=own.key_rates, value_rates=own.value_rates)
+
+
+def compared(logits: Tensor, dense: Tensor, following: Tensor) -> dict[str, float]:
+    """Return how far log-probabilities ``(n, vocabulary)`` are from the dense cache's, and from the text's own tokens.
+
+    Parameters
+    ----------
+    logits, dense : Tensor
+        Log-probabilities.
+    following : Tensor
+        ``(n - 1,)``: the tokens that the text has after all but the last.
+    """
+    likelihoods = (part[:-1].gather(1, following[:, None]).mean() for part in (dense, logits))
+    before, after = (float(likelihood) for likelihood in likelihoods)
+    return {
+        "kl": float((dense.exp() * (dense - logits)).sum(-1).mean()),
+        "top1": float((logits.argmax(-1) == dense.argmax(-1)).double().mean()),
+        "nll": before - after,
+    }
+
+
+@torch.no_grad()
+def measure_passage(
+    model: PreTrainedModel,
+    passage: Passage,
+    later: int,
+    names: Iterable[str],
+    basis: tuple[CalibratedBasis, Path],
+    advance: Callable[[], None],
+) -> dict[str, dict[str, float]]:
+    """Compare every row's cache with the dense one on the last `later` tokens of a passage.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        With the attention ``"grace_sdpa"``.
+    passage : Passage
+    later : int
+    names : iterable of str
+        Rows of `ROWS`.
+    basis : (CalibratedBasis, Path)
+        And its file.
+    advance : callable
+        Called after each row.
+    """
+    ids, fed = passage.ids[:, :-later], passage.ids[:, -later:]
+    captured = capture(model, ids)
+
+    def distributions(cache: Any) -> Tensor:
+        found: Tensor = model(fed, past_key_values=cache).logits[0].double().log_softmax(-1)
+        return found
+
+    dense, found = distributions(dense_cache(model, captured)), {}
+    advance()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            file = basis[1]
+            if name in SHARED:
+                if passage.half != "B":
+                    continue
+                file = Path(folder) / "own.safetensors"
+                if not file.exists():
+                    shared_by_prompt(basis[0], model, ids).save(file)
+            cache = filled(PrunedKeyCache(model, **settings_of(name, file)), captured)
+            sizes = bits_and_bytes(cache)
+            found[name] = sizes | compared(distributions(cache), dense, fed[0, 1:])
+            advance()
+    return found
+
+
+@torch.no_grad()
+def measure_case(
+    model: PreTrainedModel, case: Case, names: Iterable[str], basis: Path, advance: Callable[[], None]
+) -> dict[str, dict[str, float]]:
+    """Return, for the dense cache and every row, the answer's NLL in nats, and whether each token is the likeliest."""
+    captured = capture(model, case.context)
+    length = case.answer.shape[1]
+    fed = torch.cat([case.question, case.answer], dim=1)
+    found = {}
+    for name in (DENSE, *names):
+        cache: Any = (
+            dense_cache(model, captured)
+            if name == DENSE
+            else filled(PrunedKeyCache(model, **settings_of(name, basis)), captured)
+        )
+        predicted = model(fed, past_key_values=cache).logits[0, -length - 1 : -1].double().log_softmax(-1)
+        nll = -float(predicted.gather(1, case.answer[0][:, None]).sum())
+        found[name] = {"nll": nll, "exact": bool((predicted.argmax(-1) == case.answer[0]).all())}
+        advance()
+    return found
+
+
+@torch.no_grad()
+def measure_time(
+    model: PreTrainedModel, ids: Tensor, basis: Path, rounds: int, advance: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Return the seconds in which a prompt is read, with the dense cache and with others, which take turns."""
+    found: dict[str, list[float]] = {DENSE: [], **{name: [] for name in TIMED}}
+    for number in range(rounds + 1):  # the first is for warming up
+        for name, seconds in found.items():
+            cache: Any = (
+                DynamicCache(config=model.config)
+                if name == DENSE
+                else PrunedKeyCache(model, **settings_of(name, basis))
+            )
+            start = time.perf_counter()
+            model(ids, past_key_values=cache, logits_to_keep=1)
+            if number:
+                seconds.append(time.perf_counter() - start)
+            advance()
+    return found
+
+
+def run(
+    model: PreTrainedModel,
+    found: Sequence[Passage],
+    asked: Sequence[Case],
+    basis: tuple[CalibratedBasis, Path],
+    arguments: argparse.Namespace,
+    source: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Measure what is not measured yet; return the records of passages and of cases, and the times."""
+    names = list(ROWS)
+    common = {
+        "commit": source["commit"],
+        "weights": digest(*model.parameters()),
+        "basis": digest(*basis[0].key_rates.values(), *(each.encode for each in basis[0].keys.values())),
+        "transformers": source["transformers"],
+    }
+    per_case = 1 + len(RETRIEVAL)
+    rounds = arguments.rounds
+    steps = sum(1 + sum(p.half == "B" or n not in SHARED for n in names) for p in found) + per_case * len(asked)
+    total, done = steps + (rounds + 1) * (1 + len(TIMED)) * bool(rounds), 0
+    with attention_implementation(model, "grace_sdpa"), progress_bar(None, total) as show:
+
+        def advance(what: str) -> None:
+            nonlocal done
+            done += 1
+            show(what, done)
+
+        def stored(path: Path, settings: dict[str, Any], measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+            settings = json.loads(json.dumps({**common, **settings}, default=str))
+            record = read_record(path, settings) if is_clean(source) else None
+            if record is None:
+                when = {"date": source["date"], "commit": source["commit"]}
+                record = {"settings": settings, **when, "rows": measured()}
+                write_json(path, record)
+            return record
+
+        of_passages, of_cases = [], []
+        for number, passage in enumerate(found):
+            what = f"passage {number + 1}"
+            rows = {name: {**settings_of(name, basis[1]), "basis": None} for name in names}
+            record = stored(
+                arguments.runs / f"passage_{number:02}.json",
+                {"ids": digest(passage.ids), "later": arguments.later, "rows": rows},
+                lambda p=passage, w=what: measure_passage(model, p, arguments.later, names, basis, lambda: advance(w)),
+            )
+            of_passages.append(
+                {"kind": passage.kind, "name": passage.name, "half": passage.half, **_without_settings(record)}
+            )
+        for number, case in enumerate(asked):
+            what = f"case {number + 1}"
+            rows = {name: {**settings_of(name, basis[1]), "basis": None} for name in RETRIEVAL}
+            record = stored(
+                arguments.runs / f"case_{number:02}.json",
+                {"ids": digest(case.context, case.question, case.answer), "rows": rows},
+                lambda c=case, w=what: measure_case(model, c, RETRIEVAL, basis[1], lambda: advance(w)),
+            )
+            tokens = case.context.shape[1]
+            of_cases.append({"name": case.name, "depth": case.depth, "tokens": tokens, **_without_settings(record)})
+        seconds = {}
+        if rounds:
+            ids = found[0].ids[:, : -arguments.later]
+            seconds = measure_time(model, ids, basis[1], rounds, lambda: advance("time"))
+    return {"passages": of_passages, "cases": of_cases, "seconds": seconds}
+
+
+def _without_settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "settings"}
+
+
+def calibrated(model: PreTrainedModel, tokenizer: Any, folder: Path) -> tuple[CalibratedBasis, Path, float]:
+    """Calibrate on the texts that ship with grace_opt; return the basis, its file in `folder`, and seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    start, path = time.perf_counter(), folder / "basis.safetensors"
+    basis = calibrate_basis(model, tokenizer)
+    seconds = time.perf_counter() - start
+    basis.save(path)
+    return basis, path, seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
+    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
+    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
+    parser.add_argument("--half", choices=HALVES, help="only the passages of one half, while settings are chosen")
+    parser.add_argument("--passages", type=int, help="only the first so many (default: all)")
+    parser.add_argument("--cases", type=int, default=52, help="of retrieval (default %(default)s)")
+    parser.add_argument("--context", type=int, default=1600, help="tokens around a hidden word (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
+    parser.add_argument("--later", type=int, default=256, help="of these, fed after the prompt (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="of reading a prompt, for times (default %(default)s)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bits", help="folder of the records")
+    add_options(parser, "bits")
+    args = parser.parse_args()
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    if not 2 <= args.later < args.tokens:
+        raise SystemExit(f"--later {args.later}: give at least 2, and fewer than the {args.tokens} --tokens")
+    if missing := [str(path) for path in args.text or [] if not path.is_file()]:
+        raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
+    source = require_clean(args.allow_dirty)
+    disable_progress_bars()
+    where = model_path(args.model)
+    model, tokenizer = load_model(where)
+    context = model.config.max_position_embeddings
+    if max(args.tokens, args.context + ASKED) > context:
+        raise SystemExit(
+            f"--tokens {args.tokens} --context {args.context}: this model's context has {context}, of which a question "
+            f"takes up to {ASKED}"
+        )
+    texts = args.text or books()
+    found = [p for p in passages(texts, tokenizer, args.tokens) if args.half in (None, p.half)][: args.passages]
+    asked = cases(texts, tokenizer, args.cases, args.context)
+    basis, path, seconds = calibrated(model, tokenizer, args.runs)
+    records = run(model, found, asked, (basis, path), args, source)
+    sources = {
+        f"{kind} {number + 1}": {**source, "date": record["date"], "commit": record["commit"]}
+        for kind in ("passages", "cases")
+        for number, record in enumerate(records[kind])
+    }
+    value = {
+        "provenance": refuse(sources or {"this run": source}, args.allow_dirty),
+        "model": args.name or Path(where).stem,
+        "weights": digest(*model.parameters()),
+        **{"tokens": args.tokens, "later": args.later, "sinks": SINKS, "window": WINDOW},
+        "calibration": {"texts": basis.texts, "tokens": basis.tokens, "seconds": seconds},
+        **records,
+    }
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+
+if __name__ == "__main__":
+    main()

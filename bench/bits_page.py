@@ -1,0 +1,239 @@
+"""docs/results/bits.md from the records of `bench.bits`: means by half of the passages, with intervals, and retrieval.
+
+When: the script calls it, after a measurement or with ``--report-only``. Source: the percentile bootstrap is Efron's
+(Annals of Statistics 7, 1979).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.real_model_page import RESAMPLES, interval
+from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, Page, small, table
+
+DENSE = "dense"
+#: Every row's bits; None for what is no budget of bits.
+ROWS: dict[str, float | None] = {
+    "bits-3": 3.0,
+    "bits-2.25": 2.25,
+    "bits-2": 2.0,
+    "bits-1.5": 1.5,
+    "bits-1": 1.0,
+    "int4": None,
+    "ratio-0.3": None,
+    "shared-2.25": 2.25,
+    "shared-1": 1.0,
+}
+TITLES = {
+    **{name: f"`bits={bits:g}`" for name, bits in ROWS.items() if name.startswith("bits")},
+    "int4": "int4: `Quantization(keys=4, values=4)`",
+    "ratio-0.3": "GRACE, `ratio=0.3`",
+    DENSE: "dense",
+}
+#: What shares of the prompt itself buy: measured on half B only, offline.
+SHARED = ("shared-2.25", "shared-1")
+#: Rows of which answers are asked for, and of which reading a prompt is timed.
+RETRIEVAL, TIMED = ("bits-3", "bits-2"), ("bits-2.25",)
+#: What is chosen on, and what is reported.
+CHOSEN, REPORTED = "A", "B"
+
+
+def mean(value: dict[str, Any], name: str, half: str, measure: str, kind: str | None = None) -> float | None:
+    """Return a row's mean over the passages of a half, and of a kind; None without passages."""
+    numbers = numbers_of(value, name, half, measure, kind)
+    return statistics.fmean(numbers) if numbers else None
+
+
+def numbers_of(value: dict[str, Any], name: str, half: str, measure: str, kind: str | None = None) -> list[float]:
+    """Return a row's numbers on the passages of a half, and of a kind."""
+    return [
+        record["rows"][name][measure]
+        for record in value["passages"]
+        if record["half"] == half and kind in (None, record["kind"]) and name in record["rows"]
+    ]
+
+
+def page(value: dict[str, Any]) -> Page:
+    """What the page says of the numbers."""
+    names = [name for name in ROWS if name not in SHARED]
+    halves = [half for half in (CHOSEN, REPORTED) if numbers_of(value, names[0], half, "kl")]
+    told = halves[-1]
+    count = len(numbers_of(value, names[0], told, "kl"))
+    kls = {name: mean(value, name, told, "kl") or 0.0 for name in names}
+    kinds = list(dict.fromkeys(record["kind"] for record in value["passages"]))
+    return Page(
+        title="A budget of bits",
+        picture="KL divergence from the dense cache's next-token distributions, on a logarithmic scale, by bits per "
+        "element, for both halves of the passages",
+        draw=lambda figure: draw(figure, value),
+        asked=f"If every channel of every token of a cache gets its own number of bits, how far do the next-token "
+        f"distributions of {value['model']} move from those of a dense cache?",
+        found=f"By {_kl(kls['bits-3'])} nats at 3 bits per element of K and V, {_kl(kls['bits-2.25'])} at 2.25 and "
+        f"{_kl(kls['bits-1'])} at 1 (KL); int4 has {_kl(kls['int4'])} at {_bits(value, 'int4', told)} bits, and "
+        f"pruning 30 % of the key channels {_kl(kls['ratio-0.3'])} at {_bits(value, 'ratio-0.3', told)}.",
+        sure=f"This is one small model and {count} passages of {len(kinds)} kinds of text, on which no setting was "
+        "chosen; 95 % intervals are over passages, which differ more than settings do."
+        if halves == [CHOSEN, REPORTED]
+        else "**One half of the passages only**: not to be reported.",
+        tables=[*_main_table(value, names, halves), *_retrieval(value)],
+        details=[
+            ("By kind of text", _by_kind(value, names, told, kinds)),
+            ("Shares of layers and heads: calibrated, or of the prompt itself", _shares(value)),
+            ("Time to compress", _time(value)),
+            ("How it is counted", _counted(value)),
+        ],
+    )
+
+
+def _main_table(value: dict[str, Any], names: Sequence[str], halves: Sequence[str]) -> list[str]:
+    head = ["cache", "bits", "K", "V", "% of 16 bits", *(f"KL, half {half}" for half in halves)]
+    head += [f"likeliest token equal, {halves[-1]}", f"ΔNLL, {halves[-1]}"]
+    rows = []
+    for name in names:
+        sizes = [f"{mean(value, name, halves[-1], part):.2f}" for part in ("bits", "key_bits", "value_bits")]
+        share = f"{mean(value, name, halves[-1], 'share'):.1%}"
+        kls = [_with_interval(numbers_of(value, name, half, "kl")) for half in halves]
+        top1, nll = (mean(value, name, halves[-1], measure) for measure in ("top1", "nll"))
+        rows.append([TITLES[name], *sizes, share, *kls, f"{top1:.1%}", f"{nll:+.4f}"])
+    return [
+        "Means over passages, with 95 % intervals. Settings were chosen on half A. *Bits*: mean per element of all "
+        "tokens but the sinks and the recent window, everything counted. *% of 16 bits*: K and V after the prompt, all "
+        "tokens, compared with a dense cache in 16 bits. *ΔNLL*: of the text's own tokens, nats per token.",
+        "",
+        *table(head, rows),
+    ]
+
+
+def _retrieval(value: dict[str, Any]) -> list[str]:
+    if not value["cases"]:
+        return []
+    cases = [record["rows"] for record in value["cases"]]
+    rows = []
+    for name in (DENSE, *RETRIEVAL):
+        hits = sum(case[name]["exact"] for case in cases)
+        kept = sum(case[name]["exact"] and case[DENSE]["exact"] for case in cases)
+        nll = statistics.fmean(case[name]["nll"] for case in cases)
+        over = _signed([case[name]["nll"] - case[DENSE]["nll"] for case in cases]) if name != DENSE else "–"
+        rows.append([TITLES[name], f"{hits} of {len(cases)}", f"{kept}", f"{nll:.3f}", over])
+    tokens = statistics.fmean(record["tokens"] for record in value["cases"])
+    return [
+        f"**Retrieval**: a word hidden in a text of {tokens:,.0f} tokens (mean), asked for after the cache was "
+        "compressed. *Hits*: every token of the answer is the likeliest. *NLL*: sum over the answer's tokens, nats, "
+        "mean over cases; difference to dense with its 95 % interval.",
+        "",
+        *table(["cache", "hits", "of dense's hits", "NLL", "over dense"], rows),
+    ]
+
+
+def _by_kind(value: dict[str, Any], names: Sequence[str], half: str, kinds: Sequence[str]) -> list[str]:
+    rows = [[TITLES[name], *(_kl(mean(value, name, half, "kl", kind)) for kind in kinds)] for name in names]
+    return [f"KL, half {half}.", "", *table(["cache", *kinds], rows)]
+
+
+def _shares(value: dict[str, Any]) -> list[str]:
+    if not numbers_of(value, SHARED[0], REPORTED, "kl"):
+        return ["Not measured."]
+    rows = []
+    for name in SHARED:
+        plain = f"bits-{ROWS[name]:g}"
+        own, calibrated = (numbers_of(value, each, REPORTED, "kl") for each in (name, plain))
+        change = _signed([a - b for a, b in zip(own, calibrated, strict=True)], ".5f")
+        rows.append([TITLES[plain], _kl(statistics.fmean(calibrated)), _kl(statistics.fmean(own)), change])
+    return [
+        "Layers are compressed one after the other while the prompt is read, so how many bits each layer and head gets "
+        "is known beforehand, from the calibration. Offline, the same price per bit for all layers and heads of *this* "
+        f"prompt, for K and for V, changes the KL of half {REPORTED} by:",
+        "",
+        *table(["cache", "KL, calibrated shares", "KL, shares of the prompt", "difference"], rows),
+    ]
+
+
+def _time(value: dict[str, Any]) -> list[str]:
+    seconds = value["seconds"]
+    if not seconds:
+        return ["Not measured."]
+    dense = seconds[DENSE]
+    rows = [["dense", f"{statistics.median(dense):.2f} s", "–"]]
+    for name in TIMED:
+        ratios = [after / before - 1 for before, after in zip(dense, seconds[name], strict=True)]
+        low, high = np.quantile(ratios, (0.25, 0.75))
+        text = f"{statistics.median(ratios):+.1%} {small(f'[{low:+.1%}, {high:+.1%}]')}"
+        rows.append([TITLES[name], f"{statistics.median(seconds[name]):.2f} s", text])
+    calibration = value["calibration"]
+    return [
+        f"Time in which a prompt of {value['tokens'] - value['later']:,} tokens is read: medians of {len(dense)} "
+        "rounds in which the caches take turns, and quartiles of the paired differences.",
+        "",
+        *table(["cache", "time", "over dense"], rows),
+        f"Calibrating the model, once, took {calibration['seconds']:.0f} s ({calibration['texts']} texts, "
+        f"{calibration['tokens']:,} tokens).",
+    ]
+
+
+def _counted(value: dict[str, Any]) -> list[str]:
+    names = "; ".join(dict.fromkeys(record["name"] for record in value["passages"]))
+    return [
+        f"{value['model']} in float32; passages of {value['tokens']:,} tokens, of which the last {value['later']} are "
+        f"fed in one forward pass on the compressed cache. The first {value['sinks']} and the last {value['window']} "
+        f"tokens of a prompt, and all later ones, stay dense, in every row. Texts: {names}.",
+        "",
+        "- The basis is calibrated on the texts that ship with grace_opt; none of them is measured on.",
+        "- Each text gives a passage to half A, which begins at 30 % of it, and one to half B, at 60 %.",
+        "- *KL*(dense ‖ compressed), mean over the later tokens; then over passages. Intervals: bootstrap over "
+        f"passages or cases, {RESAMPLES:,} resamples.",
+        "- Parameters of codes have 16 bits in any model. Bits of int4 and of pruned keys, and all percentages, are "
+        "calculated as if the model had 16 bits; the distributions are those of float32.",
+        "- Hidden words: one sentence at depths spread evenly over the text, at the end of a sentence.",
+    ]
+
+
+def _kl(number: float | None) -> str:
+    return "–" if number is None else f"{number:.4f}"
+
+
+def _bits(value: dict[str, Any], name: str, half: str) -> str:
+    return f"{mean(value, name, half, 'bits'):.1f}"
+
+
+def _with_interval(numbers: Sequence[float]) -> str:
+    average, low, high = interval(numbers)
+    return f"{_kl(average)} {small(f'[{low:.4f}, {high:.4f}]')}"
+
+
+def _signed(numbers: Sequence[float], form: str = ".3f") -> str:
+    average, low, high = (f"{number:+{form}}" for number in interval(numbers))
+    return f"{average} {small(f'[{low}, {high}]')}"
+
+
+def draw(figure: Any, value: dict[str, Any]) -> None:
+    """KL by bits: a line for each half, and the references."""
+    axes = figure.subplots()
+    budgets = [name for name in ROWS if name.startswith("bits")]
+    looks = {CHOSEN: (GREY, "--", "none"), REPORTED: (BLUE, "-", BLUE)}
+    for half, (colour, style, face) in looks.items():
+        points = [(mean(value, name, half, "bits"), mean(value, name, half, "kl")) for name in budgets]
+        if any(y is None for _, y in points):
+            continue
+        count = len(numbers_of(value, budgets[0], half, "kl"))
+        label = f"half {half}, {count} passages" + (" (settings chosen)" if half == CHOSEN else "")
+        axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markerfacecolor=face, label=label)
+        for name, reference, marker in (("int4", GREEN, "s"), ("ratio-0.3", ORANGE, "D")):
+            x, y = mean(value, name, half, "bits"), mean(value, name, half, "kl")
+            axes.plot([x], [y], marker, color=reference, markerfacecolor="none" if half == CHOSEN else reference)
+            if face != "none":
+                text = TITLES[name].split(":")[0].replace("`", "")
+                axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8, color=BLACK)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = (1, 1.5, 2, 3, 4, 5, 8, 16)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xlim(0.9, 22)
+    axes.minorticks_off()
+    axes.set_xlabel("bits per element of K and V, everything counted")
+    axes.set_ylabel("KL from dense, nats")
+    axes.legend(loc="upper right", fontsize=8)
+    axes.set_title(f"{value['model']}, prompts of {value['tokens'] - value['later']:,} tokens")

@@ -1,0 +1,240 @@
+"""What a budget of bits costs, in small: passages, hidden words, caches filled without the model, page and errors."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("optimum.quanto")
+pytest.importorskip("matplotlib")
+
+import torch
+
+from bench import bits, bits_page
+from bench.passages import WORDS, cases, passages
+from bench.real_model import read_text
+from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate_basis, capture
+from grace_opt.hf.models import POCKET_FOLDER, load_pocket
+from grace_opt.hf.needle import filler
+
+CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny matrices: threads only cost."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two texts in the words of the pocket model."""
+    folder, found = tmp_path_factory.mktemp("books"), []
+    for name in ("Rivers", "Mills"):
+        rng = random.Random(name)
+        path = folder / f"{name}.txt"
+        path.write_text(f"Title: {name}\n\n" + " ".join(filler(rng) for _ in range(120)))
+        found.append(path)
+    return found
+
+
+@pytest.fixture
+def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
+    """Run the benchmark as from the command line, calibrated on little text."""
+
+    def run(*changes: str) -> str:
+        sizes = "--tokens 200 --later 12 --cases 2 --context 120 --rounds 1 --passages 2 --allow-dirty".split()
+        folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
+        texts = ["--text", *map(str, books)]
+        monkeypatch.setattr(sys, "argv", ["bits", "--model", str(POCKET_FOLDER), *texts, *sizes, *folders, *changes])
+        bits.main()
+        return (tmp_path / "results" / "pocket.md").read_text()
+
+    monkeypatch.setattr(
+        bits, "calibrate_basis", lambda model, tokenizer, texts=(CALIBRATION,): calibrate_basis(model, tokenizer, texts)
+    )
+    return run
+
+
+# The material
+
+
+def test_each_source_gives_a_passage_to_each_half_and_four_kinds_are_no_books(books: list[Path]) -> None:
+    _, tokenizer = load_pocket()
+    found = passages(books, tokenizer, 100)
+    assert [one.half for one in found] == ["A", "B"] * 6
+    assert len(bits.passages([*books, *books], tokenizer, 100)) >= 12
+    for half in "AB":
+        kinds = [one.kind for one in found if one.half == half]
+        assert len([kind for kind in kinds if kind != "book"]) == 4
+        assert set(kinds) == {"book", "Python", "JSON", "lines"}
+    assert all(one.ids.shape == (1, 100) for one in found)
+    again = passages(books, tokenizer, 100)
+    assert all(torch.equal(one.ids, other.ids) for one, other in zip(found, again, strict=True))
+    _, text = read_text(books[0])
+    whole = tokenizer(text, add_special_tokens=False).input_ids
+    first, second = (one.ids[0].tolist() for one in found[:2])
+    place = int(0.6 * len(whole))
+    assert second == whole[place : place + 100]
+    assert first == whole[int(0.3 * len(whole)) :][:100]
+    with pytest.raises(SystemExit, match=r"'Rivers' has \d+ tokens, too few for two passages of 900"):
+        passages(books, tokenizer, 900)
+
+
+class Pieces:
+    """A tokenizer that knows every word."""
+
+    def __init__(self) -> None:
+        self.known: list[str] = []
+
+    def __call__(
+        self, text: str, add_special_tokens: bool = False, return_tensors: str | None = None
+    ) -> SimpleNamespace:
+        pieces = re.findall(r"\s*\w+|\s*[^\w\s]", text)
+        self.known += [piece for piece in pieces if piece not in self.known]
+        ids = [self.known.index(piece) for piece in pieces]
+        return SimpleNamespace(input_ids=ids if return_tensors is None else torch.tensor([ids]))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.known[number] for number in ids)
+
+
+def test_hidden_words_stand_once_at_depths_over_all_of_the_text(books: list[Path]) -> None:
+    tokenizer = Pieces()
+    found = cases(books, tokenizer, 16, 200)
+    for number, case in enumerate(found):
+        said, asked, word = (tokenizer.decode(ids[0].tolist()) for ids in (case.context, case.question, case.answer))
+        (sentence,) = re.findall(r"[.!?] (Remember this: the secret word of \w+ is \w+\.)", said)
+        assert asked.endswith(f"Answer: T{sentence.split(': t')[1].split(word)[0]}")
+        assert sentence.endswith(f"{word}.")
+        assert word.strip() in WORDS
+        assert said.index(sentence) / (len(said) - len(sentence)) == pytest.approx(case.depth, abs=0.01)
+        assert 200 < case.context.shape[1] < 200 + bits.ASKED
+        assert case.question.shape[1] + case.answer.shape[1] < bits.ASKED
+        assert case.name == ("Rivers", "Mills")[number % 2]
+    depths = sorted(case.depth for case in found)
+    assert depths[0] < 0.15 < 0.85 < depths[-1] <= 1
+    assert len({tuple(case.context[0].tolist()) for case in found}) == 16
+    assert len(set(WORDS)) == len(WORDS)
+    with pytest.raises(SystemExit, match="too few for --cases 3"):
+        cases(books, tokenizer, 3, 5000)
+
+
+# The caches
+
+
+@pytest.fixture(scope="module")
+def basis(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, tokenizer = load_pocket()
+    path = tmp_path_factory.mktemp("basis") / "pocket.safetensors"
+    calibrate_basis(model, tokenizer, [CALIBRATION]).save(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["bits-2.25", "int4", "ratio-0.3"])
+def test_a_filled_cache_is_that_of_a_prompt_that_is_read(name: str, books: list[Path], basis: Path) -> None:
+    model, tokenizer = load_pocket()
+    ids = passages(books, tokenizer, 200)[0].ids
+    prompt, later = ids[:, :180], ids[:, 180:]
+    settings = bits.settings_of(name, basis)
+    with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        captured = capture(model, prompt)
+        read = PrunedKeyCache(model, **settings)
+        model(prompt, past_key_values=read)
+        for _ in range(2):  # nothing that is captured is changed
+            cache = bits.filled(PrunedKeyCache(model, **settings), captured)
+            for one, other in zip(cache.layers, read.layers, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(one.full_width(), other.full_width(), strict=True))
+            sizes = bits.bits_and_bytes(cache)
+            logits = model(later, past_key_values=cache).logits
+        assert torch.equal(logits, model(later, past_key_values=read).logits)
+        dense = bits.dense_cache(model, captured)
+        exact = model(ids).logits[:, 180:]
+        assert torch.allclose(model(later, past_key_values=dense).logits, exact, atol=1e-4)
+        assert not torch.allclose(logits, exact, atol=1e-4)
+    old, all_tokens = 180 - bits.SINKS - bits.WINDOW, 180
+    if name.startswith("bits"):
+        assert 2.15 < sizes["bits"] <= 2.25
+        old_share = sizes["bits"] / 16
+    else:
+        at_16 = {"int4": (5.3, 5.0), "ratio-0.3": (11.2, 16.0)}[name]  # places of groups and indices included
+        assert sizes["key_bits"] == pytest.approx(at_16[0], abs=0.4)
+        assert sizes["value_bits"] == pytest.approx(at_16[1], abs=0.4)
+        old_share = sizes["bits"] / 16
+        old -= old % 32 if name == "int4" else 0
+    assert sizes["share"] == pytest.approx((all_tokens - old + old * old_share) / all_tokens, abs=0.02)
+
+
+def test_distributions_are_compared_as_torch_does() -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense, other = (torch.randn(5, 7, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    following = torch.tensor([1, 0, 6, 3])
+    found = bits.compared(other, dense, following)
+    kl = torch.nn.functional.kl_div(other, dense, reduction="batchmean", log_target=True)
+    assert found["kl"] == pytest.approx(float(kl))
+    change = [torch.nn.functional.nll_loss(part[:-1], following) for part in (other, dense)]
+    assert found["nll"] == pytest.approx(float(change[0] - change[1]))
+    assert bits.compared(dense, dense, following) == {"kl": 0, "top1": 1, "nll": 0}
+
+
+# The run
+
+
+def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = start()
+    value = json.loads((tmp_path / "results" / "pocket.json").read_text())
+    assert str(tmp_path) not in text + json.dumps(value)
+    assert [one["half"] for one in value["passages"]] == ["A", "B"]
+    first, second = (one["rows"] for one in value["passages"])
+    assert set(second) == set(bits_page.ROWS)
+    assert set(first) == set(second) - set(bits_page.SHARED)
+    for rows in (first, second):
+        assert 0 < rows["bits-3"]["kl"] < rows["bits-1.5"]["kl"] < rows["bits-1"]["kl"]
+        assert all(rows[name]["bits"] <= (bits_page.ROWS[name] or 16) for name in rows)
+    assert second["shared-1"]["kl"] != second["bits-1"]["kl"]
+    for case in value["cases"]:
+        assert set(case["rows"]) == {"dense", *bits_page.RETRIEVAL}
+        assert all(one["nll"] > 0 for one in case["rows"].values())
+    assert set(value["seconds"]) == {"dense", *bits_page.TIMED}
+    for said in (
+        "| `bits=2.25` | 2.2",
+        "KL, half A | KL, half B",
+        "**Retrieval**",
+        "shares of the prompt",
+        "over dense",
+    ):
+        assert said in text
+    assert "not to be reported" not in text
+
+    measured = []
+    monkeypatch.setattr(bits, "measure_passage", lambda model, one, *rest: measured.append(one.half) or second)
+    monkeypatch.setattr(bits, "measure_case", lambda *rest: value["cases"][0]["rows"])
+    monkeypatch.setattr(bits, "is_clean", lambda source: True)
+    half = start("--half", "A", "--rounds", "0")
+    assert measured == ["A"]  # that of another source: the first is taken from its record
+    assert "not to be reported" in half
+    monkeypatch.setattr(bits, "is_clean", lambda source: False)
+    start("--half", "A", "--rounds", "0")
+    assert measured == ["A"] * 3  # files may have changed without another commit
+
+
+def test_what_cannot_be_measured_says_why(start, tmp_path: Path) -> None:
+    for changes, message in (
+        (["--later", "1"], "give at least 2, and fewer than the 200"),
+        (["--text", str(tmp_path / "none.txt")], "no text at"),
+        (["--tokens", "1200"], "this model's context has 1152"),
+        (["--context", "1100"], "a question takes up to"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            start(*changes)
