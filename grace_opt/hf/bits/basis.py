@@ -87,14 +87,9 @@ def identity_basis(heads: int, width: int, energy: Tensor | None = None) -> Basi
 
 
 def energy_in(basis: Basis, metric: Tensor, shrinkage: float = SHRINKAGE) -> Tensor:
-    """Return what errors in each coordinate of a basis cost under another metric, ``(H, d)`` float64.
-
-    A metric of zeros stands for the identity: without anything known, all errors count.
-    """
-    decode, given = basis.decode.double(), metric.double()
-    eye = torch.eye(given.shape[-1], dtype=given.dtype, device=given.device)
-    given = torch.where((given == 0).all(-1).all(-1)[:, None, None], eye, given)
-    return ((decode @ _shrunk(given, shrinkage)) * decode).sum(-1).clamp(min=0)
+    """Return what errors in each coordinate of a basis cost under another metric, ``(H, d)`` float64."""
+    decode = basis.decode.double()
+    return ((decode @ _shrunk(metric.double(), shrinkage)) * decode).sum(-1).clamp(min=0)
 
 
 def _shrunk(moment: Tensor, share: float) -> Tensor:
