@@ -17,8 +17,8 @@ from torch import Tensor
 from bench.experiments.tensors import LayerTensors, TensorError
 from grace_opt.hf import H2O, PruningConfig, Quantization, SnapKV, StreamingLLM
 from grace_opt.hf.compression import compress
-from grace_opt.hf.plan import LayerPlan
 from grace_opt.hf.observation import Observation
+from grace_opt.hf.plan import LayerPlan
 from grace_opt.hf.pruned_attention import scatter_channels
 
 DENSE = "dense"

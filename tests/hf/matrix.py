@@ -106,9 +106,9 @@ def base_of(model) -> str:
     return "eager" if capped or not model._supports_sdpa else "sdpa"
 
 
-def prompts():
+def prompts(length=PROMPT):
     """Two prompts, the padded second one, and the mask; the padding holds a loud token."""
-    ids = torch.randint(3, 97, (2, PROMPT), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(3, 97, (2, length), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[1, :PADDING] = 0
     return ids.masked_fill(mask == 0, 50), mask
@@ -161,10 +161,13 @@ def assisted(model, cache, ids, mask):
 
 def prompt_lookup(model, cache, ids, mask):
     """Candidates from the prompt, which repeats itself."""
-    ids = torch.cat([ids, ids[:, -12:-2]], dim=1)
-    mask = torch.cat([mask, torch.ones_like(mask[:, :10])], dim=1)
     # Transformers 5.2 needs a token that ends the text; this one is never generated.
-    return one_by_one(model, cache, ids, mask, prompt_lookup_num_tokens=4, eos_token_id=1000)
+    return one_by_one(model, cache, *repeated(ids, mask), prompt_lookup_num_tokens=4, eos_token_id=1000)
+
+
+def repeated(ids, mask):
+    """Prompts whose end is a repetition."""
+    return torch.cat([ids, ids[:, -12:-2]], dim=1), torch.cat([mask, torch.ones_like(mask[:, :10])], dim=1)
 
 
 def one_by_one(model, cache, ids, mask, **options):
@@ -180,7 +183,7 @@ def one_by_one(model, cache, ids, mask, **options):
 def turns(model, cache, ids, mask):
     """A second question after the answer, on the same cache."""
     first = generated()(model, cache, ids, mask)
-    question = torch.randint(3, 97, (len(ids), 9), generator=torch.Generator().manual_seed(4))
+    question = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(4))[-len(ids) :]
     longer = torch.cat([ids, first, question], dim=1)
     full = torch.cat([mask, torch.ones_like(longer[:, ids.shape[1] :])], dim=1)
     return torch.cat([first, generated()(model, cache, longer, full)], dim=1)
@@ -189,9 +192,11 @@ def turns(model, cache, ids, mask):
 def logits(model, cache, ids, mask, compile_step=False):
     """Logits of the prompt's last token and of three more, fed one at a time."""
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    more = torch.randint(3, 97, (len(ids), 3), generator=torch.Generator().manual_seed(6))
+    more = torch.randint(3, 97, (2, 3), generator=torch.Generator().manual_seed(6))[-len(ids) :]
+    new = slice(cache.get_seq_length(), None)
     with torch.no_grad():
-        found = [model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[:, -1:]]
+        first = model(ids[:, new], attention_mask=mask, position_ids=positions[:, new], past_key_values=cache)
+        found = [first.logits[:, -1:]]
         step = torch.compile(model.forward, backend="eager", fullgraph=True) if compile_step else model
         for token in more.split(1, dim=1):
             mask = torch.cat([mask, torch.ones_like(token)], dim=1)

@@ -124,6 +124,11 @@ class TestBits:
         alone = read(tiny(), ids[1:, PADDING:], bits=4, basis=basis)
         for layer, single in zip(both.layers, alone.layers, strict=True):
             row, expected = layer.compressed.rows[1], single.compressed.rows[0]
+            assert torch.equal(row.classes, expected.classes)
+            if basis == "prompt":  # float16 rounds the last digits of the basis this way or that
+                for found, wanted in zip(row.dense(None), expected.dense(None), strict=True):
+                    assert (found[:, PADDING:] - wanted).square().mean() < 1e-3 * wanted.square().mean()
+                continue
             for name, tensor in expected.tensors().items():
                 assert torch.equal(row.tensors()[name], tensor), name
         spare = 8 * 2 * -(-(LENGTH - RECENT) // 8)  # which places are padding, a bit each

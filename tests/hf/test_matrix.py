@@ -16,6 +16,7 @@ from bench.pages_of_tests import adapter_matrix
 from bench.provenance import require_clean
 from bench.report import RESULTS, write_results
 from tests.hf.matrix import BFLOAT16_RTOL, FAMILIES, IN_FULL, MODES, cell
+from tests.hf.matrix_bits import coded_cell
 
 FULL = bool(os.environ.get("GRACE_TEST_MATRIX"))
 ALLOW_DIRTY = bool(os.environ.get("GRACE_ALLOW_DIRTY"))
@@ -29,6 +30,12 @@ REFUSED = {
     "Falcon": "does not let its attention be chosen",
     "Bloom": "does not let its attention be chosen",
 }
+#: With bits: as above, but one compiled step is enough, and a family's own attention is the same in all modes.
+WITH_BITS = [
+    (family, mode)
+    for family, mode in CELLS
+    if FULL or mode == "greedy" or (family in IN_FULL and mode != "compiled step")
+] + [("Llama", "compiled step")] * (not FULL)
 FOUND: dict[str, dict[str, str]] = {}
 
 
@@ -39,15 +46,31 @@ def test_cell(family, mode):
         warnings.simplefilter("ignore")
         found = cell(family, mode)
     FOUND.setdefault(family, {})[mode] = found
-    if family in REFUSED:
-        assert found.startswith("raises: ")
-        assert any(word in found for word in REFUSED[family].split("|")), found
-    else:
+    check_refusal(family, found)
+    if family not in REFUSED:
         if found.startswith("not in transformers"):
             assert "crop" in found, found
             return
         assert found in ("pass", "fused=False"), found
         assert (found == "fused=False") == ("attention sinks" in family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mode"), WITH_BITS)
+def test_cell_with_bits(family, mode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = coded_cell(family, mode)
+    if family not in REFUSED:
+        assert found == "pass"
+    check_refusal(family, found)
+
+
+def check_refusal(family, found):
+    """Families that cannot be pruned say why."""
+    if family in REFUSED:
+        assert found.startswith("raises: ")
+        assert any(word in found for word in REFUSED[family].split("|")), found
 
 
 @pytest.mark.skipif(not FULL, reason="make test-matrix")

@@ -72,5 +72,10 @@ def _of_layers(basis: CalibratedBasis, layers: Sequence[int]) -> CalibratedBasis
     """Return the part of a basis for some layers, which share the bits among themselves."""
     if set(layers) == set(basis.keys):
         return basis
-    parts = ("keys", "values", "key_rates", "value_rates")
-    return replace(basis, **{name: {i: getattr(basis, name)[i] for i in layers} for name in parts})
+    return replace(
+        basis,
+        keys={layer: basis.keys[layer] for layer in layers},
+        values={layer: basis.values[layer] for layer in layers},
+        key_rates={layer: basis.key_rates[layer] for layer in layers},
+        value_rates={layer: basis.value_rates[layer] for layer in layers},
+    )
