@@ -282,11 +282,14 @@ def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saved", ["evicted", "a basis of the prompt", "too short a row"], indirect=True)
+@pytest.mark.parametrize("saved", ["evicted", "a basis of the prompt"], indirect=True)
 def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved):
     model, padding, path = saved
     about, tensors = saving.FILE_FORMAT.read(path)
-    first = {name: tensor for name, tensor in tensors.items() if name.startswith("0.")}
+    # Those of one layer; of its rows, the padded one; of the other file, what the first one has not.
+    bases = any("decode" in name for name in tensors)
+    first = {n: t for n, t in tensors.items() if n.startswith("0.") and not n.startswith("0.rows.0")}
+    first = {name: tensor for name, tensor in first.items() if "decode" in name or not bases}
     for name, tensor in first.items():
         saving.FILE_FORMAT.write(path, {key: t for key, t in tensors.items() if key != name}, about)
         said = usable(path, model, padding, f"{name} dropped")
