@@ -31,8 +31,16 @@ def peak(run):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sink_tokens": 4}, {"evict": SnapKV(256)}, {"quantize": Quantization(4, 4)}],
-    ids=["pruned", "sinks", "SnapKV", "quantised"],
+    [
+        {},
+        {"sink_tokens": 4},
+        {"evict": SnapKV(256)},
+        {"quantize": Quantization(4, 4)},
+        {"bits": 2.25, "basis": "none"},
+        {"bits": 4, "basis": "prompt"},
+        {"bits": 2, "basis": "none", "evict": SnapKV(1024)},
+    ],
+    ids=["pruned", "sinks", "SnapKV", "quantised", "bits", "bits, prompt's basis", "bits, SnapKV"],
 )
 def test_at_most_one_layer_s_keys_above_dense(options, dtype, layers, tiny):
     if "quantize" in options:

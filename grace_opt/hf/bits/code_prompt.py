@@ -25,13 +25,16 @@ from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
 from .codebooks import WIDTHS, distortions
 from .coded import CodedTokens
-from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits
+from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits, joined
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
 from .settings import NO_BASIS, OF_PROMPT
 
 #: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
 MIN_TOKENS = 64
+#: Largest number of coordinates that are made at once, if one head has fewer: every step takes copies of them, and a
+#: prompt must not take much more memory while it is coded than while it is read.
+MAX_NUMBERS = 2**16
 #: Bytes of the position of a token that eviction has left.
 POSITION_BYTES = 4
 
@@ -42,12 +45,20 @@ class _Row:
 
     keys: Tensor  # (H, n, d), sinks first
     values: Tensor
-    seen: Tensor  # (H, n + recent, d)
+    every: Tensor  # (H, old + recent, d): the prompt's keys
+    old: int
     queries: Tensor  # (H_q, L, d)
     shares: Tensor  # (L,)
     spread: Tensor  # (L,) bool: evenly over the prompt
     present: Tensor | None  # (places,) bool
     positions: Tensor | None  # (H, places): after an eviction
+
+    @property
+    def seen(self) -> Tensor:
+        """All keys that are left, ``(H, n + recent, d)``: made when needed, as they may be copies."""
+        if self.keys.shape[1] == self.old:
+            return self.every
+        return torch.cat([self.keys, self.every[:, self.old :]], dim=1)
 
     @property
     def places(self) -> int:
@@ -121,9 +132,8 @@ def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, n
     if present is not None:
         stored_keys, stored_values = stored_keys[:, present], stored_values[:, present]
     queries, shares, spread = queries_of_row(over, number)
-    seen = torch.cat([stored_keys, own_keys[:, old:]], dim=1)
     positions = None if kept is None else kept[number]
-    return _Row(stored_keys, stored_values, seen, queries, shares, spread, present, positions)
+    return _Row(stored_keys, stored_values, own_keys, old, queries, shares, spread, present, positions)
 
 
 def _coded(
@@ -152,22 +162,27 @@ def _coded(
     order = classes.argsort(dim=-1, stable=True)
     moment = _moment(row.queries[:, row.spread].reshape(heads, -1, width))
     own: list[Tensor | None] = []
-    stored, losses = [], []
-    for number, tensor in enumerate((row.keys, row.values)):
-        tokens = tensor[:, sinks:].float().gather(1, order[..., None].expand(-1, -1, tensor.shape[-1]))
-        metric = moment if number == 0 else None
-        basis, decode = _basis(budget.basis, None if bases is None else bases[number], tokens, metric)
+    made, losses = [], []
+    for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):
+        groups = _head_groups(tensor)
+        metric, calibrated = (moment if number == 0 else None), None if bases is None else bases[number]
+        basis, decode = _basis(budget.basis, calibrated, tensor, groups, metric)
         own.append(decode)
-        if budget.basis != NO_BASIS:
-            tokens = tokens @ basis.encode
-        stored.append(tokens)
-        losses.append(_losses(tokens, sizes, weights[number].gather(1, order), basis.energy))
+        encoding = None if budget.basis == NO_BASIS else basis.encode
+        coordinates = functools.partial(_coordinates, tensor, order, encoding)
+        by_class = weights[number].gather(1, order)
+        made.append((groups, coordinates))
+        losses.append(
+            torch.cat([_losses(coordinates(part), sizes, by_class[part], basis.energy[part]) for part in groups])
+        )
     bits = [share.to(each.device) * coded * each.shape[2] for share, each in zip(shares, losses, strict=True)]
-    levels = _levels(losses, sizes, bits)
-    made = [encode(tokens, sizes, each) for tokens, each in zip(stored, levels, strict=True)]
+    keys, values = (
+        joined([encode(coordinates(part), sizes, levels[:, part]) for part in groups])
+        for (groups, coordinates), levels in zip(made, _levels(losses, sizes, bits), strict=True)
+    )
     return CodedRow(
-        keys=made[0],
-        values=made[1],
+        keys=keys,
+        values=values,
         classes=packed_classes(classes),
         sink_keys=row.keys[:, :sinks].clone(),
         sink_values=row.values[:, :sinks].clone(),
@@ -178,17 +193,33 @@ def _coded(
     )
 
 
-def _basis(kind: str, calibrated: Basis | None, tokens: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:
+def _head_groups(tensor: Tensor) -> list[slice]:
+    """Return the heads that are worked on together: all of a short prompt, one by one of a long one."""
+    step = max(MAX_NUMBERS // tensor[0].numel(), 1)
+    return [slice(first, first + step) for first in range(0, len(tensor), step)]
+
+
+def _coordinates(tensor: Tensor, order: Tensor, encode: Tensor | None, heads: slice) -> Tensor:
+    """Return the coordinates of some heads, in the order of the classes; made anew when needed, as they are large."""
+    part = tensor[heads].gather(1, order[heads, :, None].expand(-1, -1, tensor.shape[-1])).float()
+    return part if encode is None else part @ encode[heads]
+
+
+def _basis(
+    kind: str, calibrated: Basis | None, tensor: Tensor, groups: Sequence[slice], metric: Tensor | None
+) -> tuple[Basis, Tensor | None]:
     """Return the basis to code in and, if it belongs to the prompt, the matrices to store."""
-    heads, _, width = tokens.shape
-    eye = torch.eye(width, dtype=torch.float64, device=tokens.device).expand(heads, width, width)
+    heads, _, width = tensor.shape
+    eye = torch.eye(width, dtype=torch.float64, device=tensor.device).expand(heads, width, width)
     if kind == OF_PROMPT:
-        basis = joint_basis(eye if metric is None else metric, _moment(tokens - tokens.mean(1, keepdim=True)))
+        parts = (tensor[part].float() for part in groups)
+        spread = torch.cat([_moment(part - part.mean(1, keepdim=True)) for part in parts])
+        basis = joint_basis(eye if metric is None else metric, spread)
         decode = (basis.decode / _power(basis.decode)).to(torch.float16)
         return Basis(
             inverse(decode), decode.float(), energy_in(Basis(decode, decode, decode), eye if metric is None else metric)
         ), decode
-    basis = identity_basis(heads, width).to(tokens.device) if calibrated is None else calibrated
+    basis = identity_basis(heads, width).to(tensor.device) if calibrated is None else calibrated
     return (basis if metric is None else Basis(basis.encode, basis.decode, energy_in(basis, metric))), None
 
 

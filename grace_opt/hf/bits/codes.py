@@ -73,10 +73,13 @@ class Codes:
 
     def widths(self) -> Tensor:
         """Return the bits of every channel, ``(C, H, d)`` uint8."""
+        return _as_tensor(WIDTHS, self.levels.device)[self._indices().long()]
+
+    def _indices(self) -> Tensor:
+        """Return the index into `WIDTHS` of every channel, ``(C, H, d)`` uint8."""
         (heads, width), classes = self.means.shape, len(self.counts)
         places = unpack_bits(self.levels, heads * classes * width)
-        index = places[0] | places[1] << 1 | places[2] << 2
-        return _as_tensor(WIDTHS, index.device)[index.long()].view(classes, heads, width)
+        return (places[0] | places[1] << 1 | places[2] << 2).view(classes, heads, width)
 
     def decode(self) -> Tensor:
         """Return the coordinates, ``(H, Σ counts, d)`` float32, in the order of the classes."""
@@ -149,9 +152,30 @@ def encode(coordinates: Tensor, counts: Sequence[int], levels: Tensor) -> Codes:
         scale = _fitted(spread, flat)
         scales.append(scale[flat > 0])
         planes.append(pack_codes(_coded(spread, flat, scale.float()), flat))
+    return Codes(_packed(levels), means, torch.cat(scales), unit, tuple(planes), tuple(counts))
+
+
+def joined(parts: Sequence[Codes]) -> Codes:
+    """Put together heads that were coded apart, in classes of the same sizes."""
+    if len(parts) == 1:
+        return parts[0]
+    classes = range(len(parts[0].counts))
+    indices = [part._indices() for part in parts]
+    scales = [torch.split(p.scales, (i > 0).sum((1, 2)).tolist()) for p, i in zip(parts, indices, strict=True)]
+    return Codes(
+        levels=_packed(torch.cat(indices, dim=1)),
+        means=torch.cat([part.means for part in parts]),
+        scales=torch.cat([own[number] for number in classes for own in scales]),
+        unit=torch.cat([part.unit for part in parts]),
+        planes=tuple(torch.cat([part.planes[number] for part in parts]) for number in classes),
+        counts=parts[0].counts,
+    )
+
+
+def _packed(levels: Tensor) -> Tensor:
+    """Return the bits of indices into `WIDTHS`, packed."""
     bits = levels.reshape(-1)
-    packed = pack_bits(torch.stack([bits & 1, bits >> 1 & 1, bits >> 2 & 1]))
-    return Codes(packed, means, torch.cat(scales), unit, tuple(planes), tuple(counts))
+    return pack_bits(torch.stack([bits & 1, bits >> 1 & 1, bits >> 2 & 1]))
 
 
 def fixed_bits(heads: int, classes: int, width: int) -> int:

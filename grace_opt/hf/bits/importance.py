@@ -22,6 +22,8 @@ LAST = (32, 128)
 STRIDE = 8
 #: Largest number of attention weights at once.
 MAX_WEIGHTS = 2**22
+#: Number of a layer's key elements for each attention weight that is held at once.
+KEYS_PER_WEIGHT = 8
 #: Number of new queries, at most, that are one block whatever the number of keys is.
 FEW = 32
 
@@ -130,7 +132,7 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
     assert over.places is not None
     valid = None if over.valid is None else over.valid[row : row + 1]
     ranks, count = _ranks(over.places[row : row + 1], valid, over.length)
-    weights = observed_queries(int(count)).to(ranks.device)
+    weights = observed_queries(max(int(count), 1)).to(ranks.device)
     counted = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0)
     chosen = torch.nonzero(counted)[:, 0]
     share = counted[chosen]
@@ -169,7 +171,9 @@ def attention_moments(
     grouped = queries.float().reshape(heads, -1, queries.shape[1], width)
     first, second = (torch.zeros(heads, length, device=keys.device) for _ in range(2))
     share = (weights / grouped.shape[1]).to(keys.device, torch.float32)
-    step = max(MAX_WEIGHTS // (length * grouped.shape[1]), 1)
+    # Logits, probabilities and their squares take less than the keys do.
+    most = min(keys.numel() // KEYS_PER_WEIGHT, MAX_WEIGHTS)
+    step = max(most // (length * grouped.shape[1]), 1)
     for head in range(heads):
         transposed = keys[head].float().mT * scaling
         for start in range(0, queries.shape[1], step):
