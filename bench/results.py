@@ -31,6 +31,7 @@ COMMANDS = {
     "certificates": "python -m bench.certificates",
     "allocation": "python -m bench.allocation",
     "quadratic_zero": "python -m bench.quadratic_zero",
+    "bits": "python -m bench.bits",
     "decode_cpu": "python -m bench.decode",
     "hand_made": "python -m bench.hand_made",
     "efficiency": "python -m bench.efficiency",

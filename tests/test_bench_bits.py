@@ -221,9 +221,10 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(bits, "measure_passage", lambda model, one, *rest: measured.append(one.half) or second)
     monkeypatch.setattr(bits, "measure_case", lambda *rest: value["cases"][0]["rows"])
     monkeypatch.setattr(bits, "is_clean", lambda source: True)
-    half = start("--half", "A", "--rounds", "0")
+    half = start("--half", "A", "--rounds", "0", "--cases", "0")
     assert measured == ["A"]  # that of another source: the first is taken from its record
     assert "not to be reported" in half
+    assert "Retrieval" not in half
     monkeypatch.setattr(bits, "is_clean", lambda source: False)
     start("--half", "A", "--rounds", "0")
     assert measured == ["A"] * 3  # files may have changed without another commit
