@@ -42,7 +42,7 @@ def feed(model, cache, tokens, width=1, **options):
 
 def full(model, ids, **settings):
     cache = PrunedKeyCache(model, **{**SETTINGS, **settings})
-    feed(model, cache, ids, LENGTH)
+    feed(model, cache, ids, ids.shape[1])
     return cache
 
 
@@ -184,7 +184,7 @@ class TestRows:
 
 @pytest.mark.parametrize(
     "evict",
-    [SnapKV(budget=110, window=16), PyramidKV(budget=112, window=16, beta=4), StreamingLLM(budget=120)],
+    [SnapKV(budget=110, window=16), PyramidKV(budget=220, window=16, beta=2), StreamingLLM(budget=120)],
     ids=lambda each: type(each).__name__,
 )
 def test_tokens_may_be_evicted_before(evict, model, ids, more):
@@ -193,17 +193,17 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
         full(model, ids, evict=evict, bits=16),
         PrunedKeyCache(model, ratio=0.0, sink_tokens=SINKS, evict=evict),
     )
-    feed(model, pruned, ids, LENGTH)
+    feed(model, pruned, ids, 3 * LENGTH)
     for layer, other in zip(cache.layers, pruned.layers, strict=True):
         assert torch.equal(layer.compressed.positions, other.compressed.positions)
         keys, values = layer.compressed.full_width(*(t[:, :, :0] for t in (layer.tail.keys, layer.tail.values)))
-        assert keys.shape[2] == layer.compressed.positions.shape[-1] < LENGTH - RECENT
+        assert keys.shape[2] == layer.compressed.positions.shape[-1] < 3 * LENGTH - RECENT
         for found, stored in ((keys, other.full_width()[0]), (values, other.full_width()[1])):
             stored = stored[:, :, : keys.shape[2]]
             assert torch.equal(found[:, :, :SINKS], stored[:, :, :SINKS])
             assert (found - stored).norm() < 0.03 * stored.norm()
     feed(model, cache, more[:, :70])
-    assert cache.get_seq_length() == LENGTH + 70
+    assert cache.get_seq_length() == 3 * LENGTH + 70
     assert full(model, ids, evict=evict).memory_report().bits <= 2
     with pytest.raises(OptionError, match="H2O needs all queries"):
         PrunedKeyCache(model, **SETTINGS, evict=H2O(budget=100, observed=None))

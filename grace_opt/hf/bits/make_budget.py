@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import CacheError, OptionError
+from ..masking import is_tensor_parallel
 from .at_hand import basis_for
 from .budget import BitBudget
 from .calibrated import CalibratedBasis
@@ -57,6 +58,10 @@ def budget_of(
         raise OptionError(
             f"total_bytes= is for models in which every layer is coded, and here {all_layers - len(layers)} of "
             f"{all_layers} are not (sliding windows, or dense_layers=); write bits="
+        )
+    if config.total_bytes is not None and isinstance(model, PreTrainedModel) and is_tensor_parallel(model):
+        raise OptionError(
+            "total_bytes= is for the cache of one process, and this model is tensor-parallel; write bits="
         )
     kind, calibrated = config.basis, None
     if kind not in (OF_PROMPT, NO_BASIS):
