@@ -4,11 +4,16 @@ Without a GPU, Triton's kernels run in its interpreter, which has to be said bef
 shell has started everything in the background, Ctrl-C is ignored, and so are the interrupts that tests send.
 
 No test outlives a power cut, so nothing here waits for the disk; tests/test_files.py sees that the library does.
+
+CPython 3.11 keeps the frames of Python functions in pieces of 16 KiB, and a function called again and again at the end
+of one gets and returns memory at each call. That took up to three quarters of a test's time, depending on how deep its
+calls are. So the whole session runs inside a function that asks for more room than one piece has.
 """
 
 import os
 import signal
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -23,3 +28,20 @@ os.fsync = lambda file: None
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def _with_room(call):
+    return call()
+
+
+#: Eight bytes each: CPython rounds up to a piece of 1 MiB, and nearly half of it is left for what is called.
+_with_room.__code__ = _with_room.__code__.replace(co_stacksize=70_000)
+_rooms = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    if _rooms:
+        return None
+    _rooms.append(config)
+    return _with_room(lambda: config.hook.pytest_cmdline_main(config=config))

@@ -12,6 +12,11 @@ or with an explicit cache::
     cache = PrunedKeyCache(model, method="grace", ratio=0.5)
     output = model.generate(**inputs, past_key_values=cache)
 
+In few bits, divided among the channels and tokens of keys and values, instead of without some channels::
+
+    with attach(model, bits=2.25):
+        output = model.generate(**inputs)
+
 Importing this package registers the attention functions ``"grace_sdpa"`` and ``"grace_eager"`` with transformers,
 through its documented registration interface; nothing is patched. With any other cache they behave exactly like
 ``"sdpa"`` and ``"eager"``. Needs ``pip install "grace-opt[hf]"`` (transformers 5.2 or newer).

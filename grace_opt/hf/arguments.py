@@ -18,7 +18,8 @@ from ..errors import OptionError
 T = TypeVar("T")
 
 _RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: the cache is on the model's device"
-_BITS, _TOKENS = "write quantize=Quantization(keys=4)", "write evict=SnapKV(budget=512)"
+_BITS = "write bits=, the mean over all channels, or quantize=Quantization(keys=4) for the same number everywhere"
+_TOKENS, _BYTES = "write evict=SnapKV(budget=512)", "write total_bytes="
 _GENERATE, _TYPE = "pass it to generate()", "leave it out: the cache has the type of the model's keys"
 
 #: Names of cache settings in other libraries, and settings that people often look for.
@@ -29,6 +30,7 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("k", "channels", "keep_channels", "num_channels"), _KEPT),
     **dict.fromkeys(("nbits", "n_bits", "num_bits"), _BITS),
     **dict.fromkeys(("kv_bits", "bits_per_element"), "write bits="),
+    **dict.fromkeys(("max_bytes", "num_bytes", "nbytes", "cache_bytes", "memory"), _BYTES),
     **dict.fromkeys(("budget", "token_budget", "max_capacity_prompt", "max_capacity_prompts", "press"), _TOKENS),
     **dict.fromkeys(("n_sink", "n_sinks", "sinks", "num_sink_tokens"), "write sink_tokens="),
     **dict.fromkeys(("window", "window_size"), "write observation_window= (queries) or recent_window= (tokens)"),

@@ -1,4 +1,4 @@
-"""Choose a layer's channels for one prompt, and check that its queries and keys are usable numbers.
+"""Choose a layer's channels for one prompt, and check that its queries, keys and values are usable numbers.
 
 When: :mod:`grace_opt.hf.compression` has the keys and queries. If every channel stays, nothing is checked: "prune
 nothing" works with any numbers. On a GPU the check does not wait for the device; its result is read one step later
@@ -20,6 +20,8 @@ from .masking import StaticMask
 from .observation import Observation
 from .plan import LayerPlan, MaskSource
 
+#: Largest number that can be coded: products of a query and a key must stay in the range of float32.
+MAX_CODED = 1e18
 #: Device types that give a number without waiting.
 _SYNCHRONOUS_DEVICES = ("cpu",)
 
@@ -45,8 +47,8 @@ def choose_channels(plan: LayerPlan, queries: Tensor, keys: Tensor, valid: Tenso
 
 
 @torch.no_grad()
-def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | None:
-    """Raise if keys or queries that channels are chosen from are not finite.
+def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Tensor | None:
+    """Raise if keys or queries that channels are chosen from are not finite, or values that are to be coded.
 
     Returns
     -------
@@ -54,6 +56,9 @@ def check_numbers(plan: LayerPlan, over: Observation, keys: Tensor) -> Tensor | 
         Whether all is finite, and whether W stays in the range of its type, if only the device knows it yet; pass it to
         `raise_for_verdict` later. None if everything was checked.
     """
+    if plan.bits is not None:  # dividing bits waits for the device anyway
+        _check_codable(plan.index, (keys, over.queries, values))
+        return None
     if isinstance(plan.source, StaticMask) or not keys.is_floating_point() or prunes_nothing(plan.source, keys):
         return None  # nothing is chosen
     ends = [end for tensor in (keys, over.queries) if tensor.numel() for end in torch.aminmax(tensor)]
@@ -78,6 +83,22 @@ def raise_for_verdict(layer: int, verdict: Iterable[bool]) -> None:
         )
     if not in_range:
         raise _out_of_range(layer)
+
+
+def _check_codable(layer: int, tensors: Iterable[Tensor]) -> None:
+    """Raise if keys, queries or values are not finite, or too large for float32, in which they are coded."""
+    largest = torch.stack([tensor.abs().amax().double().cpu() for tensor in tensors if tensor.numel()]).max()
+    if not bool(largest.isfinite()):
+        raise CacheError(
+            f"keys, queries or values of layer {layer} are not finite (inf or NaN), so they cannot be coded, and the "
+            "model's own output is useless too. Usually float16 has overflowed: load the model with "
+            "dtype=torch.bfloat16 or torch.float32"
+        )
+    if largest > MAX_CODED:
+        raise CacheError(
+            f"keys, queries or values of layer {layer} go up to {float(largest):.0e}, and bits= codes numbers up to "
+            f"{MAX_CODED:.0e}; leave this layer out if it is one of the first (dense_layers=), or leave out bits"
+        )
 
 
 def check_usable(layer: int, queries: Tensor, keys: Tensor) -> None:

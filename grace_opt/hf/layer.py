@@ -213,7 +213,7 @@ class PrunedKeyLayer(DynamicLayer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
-        self._verdict = check_numbers(self.plan, over, keys)
+        self._verdict = check_numbers(self.plan, over, keys, values)
         found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
         if found is None:
             self._announce_short(over.length)

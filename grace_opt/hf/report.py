@@ -46,6 +46,8 @@ class MemoryReport:
         All of the above for K and for V, and half of the tokens' classes each.
     coded_key_elements, coded_value_elements, all_elements : int
         Numbers of elements that are coded, and of all in the prunable layers.
+    asks_for_bits : bool
+        Whether the cache was made with ``bits=``.
     """
 
     layers: int
@@ -68,6 +70,7 @@ class MemoryReport:
     coded_key_elements: int = 0
     coded_value_elements: int = 0
     all_elements: int = 0
+    asks_for_bits: bool = False
 
     @property
     def key_bits(self) -> float | None:
@@ -133,8 +136,10 @@ class MemoryReport:
             ),
             ("room to grow", self.spare_bytes, ""),
         ]
-        done = "coded" if self.bits is not None else "pruned"
-        pruned = f"{self.pruned_tokens} of them {done}" if self.pruned_tokens else "nothing pruned"
+        done = "coded" if self.asks_for_bits else "pruned"
+        pruned = f"{self.pruned_tokens} of them {done}" if self.pruned_tokens else f"nothing {done}"
+        if self.asks_for_bits and self.tokens and not self.pruned_tokens:
+            pruned = "all dense, as the prompt is too short for its bits"
         lines = [f"{self.tokens} tokens, {pruned}, in {self.prunable_layers} of {self.layers} layers (bytes)"]
         lines += [f"  {name:<16} {size:>15,}  {note}".rstrip() for name, size, note in rows]
         return "\n".join(lines)
@@ -205,6 +210,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         coded_key_elements=coded["key elements"],
         coded_value_elements=coded["value elements"],
         all_elements=coded["all elements"],
+        asks_for_bits=layers[0].plan.bits is not None,
     )
 
 

@@ -189,6 +189,7 @@ class TestRows:
 )
 def test_tokens_may_be_evicted_before(evict, model, ids, more):
     """Exactly those that the same eviction drops without bits; the others are as in a dense cache of them."""
+    ids = torch.cat([ids] * 3, dim=1)
     cache, pruned = (
         full(model, ids, evict=evict, bits=16),
         PrunedKeyCache(model, ratio=0.0, sink_tokens=SINKS, evict=evict),

@@ -48,6 +48,15 @@ SIZES = st.one_of(
     st.fixed_dictionaries({"ratio": RATIOS | st.lists(RATIOS, min_size=1, max_size=4)}),
     st.fixed_dictionaries({"kept_channels": st.integers(1, 128)}),
 )
+BASES = st.sampled_from(["calibrated", "prompt", "none", "b.safetensors"])
+MEANS = st.floats(0, 16, exclude_min=True)
+#: What gives every channel its number of bits, instead of a method and a size.
+GIVEN_BITS = st.one_of(
+    st.fixed_dictionaries({"bits": MEANS, "basis": BASES}),
+    st.fixed_dictionaries({"key_bits": MEANS, "value_bits": MEANS, "basis": BASES}),
+    st.fixed_dictionaries({"total_bytes": st.integers(1, 10**12), "basis": BASES}),
+)
+BESIDE_BITS = ("seed", "recent_window", "observation_window", "sink_tokens", "dense_layers", "tail_block")
 MIXED = {"use_sliding_window": True, "sliding_window": 12, "layer_types": ("sliding_attention", "full_attention")}
 
 
@@ -63,8 +72,19 @@ class TestRoundTrip:
         for name, value in {**method, **size, **others}.items():
             assert getattr(again, name) == (tuple(value) if isinstance(value, list) else value)
 
+    @settings(max_examples=50, deadline=None)
+    @given(GIVEN_BITS, st.fixed_dictionaries({}, optional={name: SETTINGS[name] for name in BESIDE_BITS}))
+    def test_of_bits_through_json_gives_an_equal_configuration(self, bits, others):
+        config = PruningConfig(**bits, **others)
+        again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+        assert again == config
+        assert again.to_dict() == config.to_dict()
+        for name, value in {"sink_tokens": 4, **bits, **others}.items():
+            assert getattr(again, name) == (64 if name == "tail_block" and value is None else value)
+
     def test_covers_every_field(self):
         drawn = {*SETTINGS, "method", "options", "ratio", "kept_channels", "weight"}  # one weight exists
+        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis"}
         assert drawn == {f.name for f in dataclasses.fields(PruningConfig)} == set(PruningConfig().to_dict())
 
     def test_missing_names_have_their_defaults(self):
@@ -118,7 +138,7 @@ class TestValues:
             with pytest.raises(OptionError, match=rf"^{name}=.*: give an integer >= {least}"):
                 PruningConfig(**{name: wrong})
 
-    @pytest.mark.parametrize("name", ["recent_window", "observation_window", "sink_tokens", "dense_layers", "seed"])
+    @pytest.mark.parametrize("name", ["recent_window", "observation_window", "dense_layers", "seed"])
     def test_only_some_may_be_left_open(self, name):
         with pytest.raises(OptionError, match=f"{name}=None: give an integer >= [01]."):
             PruningConfig(**{name: None})

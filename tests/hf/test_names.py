@@ -17,7 +17,7 @@ from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantiza
     [
         ({"lambda_": 0.5}, r"For lambda_, write ratio=\."),
         ({"sparsity": 0.5}, r"For sparsity, write ratio=\."),
-        ({"bits": 4}, r"For bits, write quantize=Quantization\(keys=4\)\."),
+        ({"nbits": 4}, r"For nbits, write bits=, .* or quantize=Quantization\(keys=4\) for the same"),
         ({"max_capacity_prompt": 64}, r"For max_capacity_prompt, write evict=SnapKV\(budget=512\)\."),
         ({"device": "cpu"}, "For device, leave it out: the cache is on the model's device"),
         ({"layers": [0, 1]}, r"For layers, write one ratio per layer .* ratio=\[0, 0\.5"),

@@ -305,6 +305,9 @@ def test_masks(tmp_path):
         PruningConfig(ratio=[0.25, 0.5], protect=(0.1, 0.2), tail_block=8, evict=SnapKV(budget=64)),
         PruningConfig(method="local_search", kept_channels=9, options={"start": "think"}, quantize=Quantization()),
         PruningConfig(evict=H2O(budget=64)),
+        PruningConfig(bits=2.25),
+        PruningConfig(key_bits=4, value_bits=2, basis="none"),
+        PruningConfig(total_bytes=10**6, basis="prompt"),
     ],
 )
 def test_every_setting_of_a_file(config):

@@ -147,8 +147,8 @@ def _tokenizer(model: PreTrainedModel) -> Any:
     name = model.config._name_or_path
     if not name:
         raise CalibrationError(
-            f"the model was not loaded from a folder or the Hub, so its tokenizer is unknown; {_INSTEAD}, or give "
-            "basis=calibrate_basis(model, tokenizer)"
+            "the model was not loaded from a folder or the Hub, so its tokenizer is unknown; write "
+            'calibrate_basis(model, tokenizer).save(FILE) and basis=FILE, or basis="prompt"'
         )
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True)
@@ -156,7 +156,7 @@ def _tokenizer(model: PreTrainedModel) -> Any:
         said = str(error).split("\n")[0]
         raise CalibrationError(
             f"the tokenizer of {name} is not on this machine or cannot be read ({type(error).__name__}: {said}); "
-            f"{_INSTEAD}, or give basis=calibrate_basis(model, tokenizer)"
+            f"{_INSTEAD}; or calibrate_basis(model, tokenizer).save(FILE) and basis=FILE"
         ) from error
 
 

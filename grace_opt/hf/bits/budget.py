@@ -18,6 +18,7 @@ from torch import Tensor
 from ...errors import CacheError
 from .basis import Basis
 from .calibrated import CalibratedBasis
+from .settings import MAX_BITS
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class BitBudget:
         left = self._each(sequences) - dense_bytes
         if left < fixed_bytes:
             self._refuse(sequences, dense_bytes + fixed_bytes, "sink tokens, the recent window, means and widths")
-        return 8 * left / elements, 8 * left / elements
+        mean = min(8 * left / elements, MAX_BITS)
+        return mean, mean
 
     def check_dense(self, sequences: int, dense_bytes: int) -> None:
         """Raise `CacheError` if a layer of a sequence that is too short to code takes more than ``total_bytes``."""

@@ -132,7 +132,7 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
     assert over.places is not None
     valid = None if over.valid is None else over.valid[row : row + 1]
     ranks, count = _ranks(over.places[row : row + 1], valid, over.length)
-    weights = observed_queries(int(count)).to(ranks.device)
+    weights = observed_queries(max(int(count), 1)).to(ranks.device)
     counted = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0)
     chosen = torch.nonzero(counted)[:, 0]
     share = counted[chosen]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...errors import CacheError, OptionError
+from ..._util.files import path_text
+from ...errors import CacheError, CalibrationError, OptionError
 from ..masking import is_tensor_parallel
 from .at_hand import basis_for
 from .budget import BitBudget
@@ -65,6 +67,11 @@ def budget_of(
         )
     kind, calibrated = config.basis, None
     if kind not in (OF_PROMPT, NO_BASIS):
+        if kind != CALIBRATED and not os.path.exists(path_text(kind)):
+            raise CalibrationError(
+                f'basis={kind!r}: there is no such file. Write "{CALIBRATED}", "{OF_PROMPT}" or "{NO_BASIS}", or make '
+                "the file: grace-opt basis MODEL -o FILE."
+            )
         calibrated = basis_for(model, kind)
         lacking = sorted(set(layers) - set(calibrated.keys))
         if lacking:

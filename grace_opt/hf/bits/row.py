@@ -19,6 +19,7 @@ from .bitplanes import append_bits, pack_bits, unpack_bits
 from .classes import class_sizes
 from .codes import Codes
 
+_LARGEST = float(torch.finfo(torch.float16).max)
 #: Bits of a token's class.
 CLASS_BITS = 2
 
@@ -75,8 +76,12 @@ class CodedRow:
             if decode is None and bases is not None:
                 decode = bases[number].decode
             tokens = coordinates if decode is None else coordinates @ decode.float()
+            if sinks.dtype == torch.float16:  # an error must not take the largest numbers beyond it
+                tokens = tokens.clamp(-_LARGEST, _LARGEST)
             together = torch.cat([sinks, tokens.to(sinks.dtype)], dim=1)
-            if self.present is not None:
+            if not together.shape[1]:  # nothing but padding
+                together = sinks.new_zeros(len(sinks), self.length, sinks.shape[-1])
+            elif self.present is not None:
                 present = unpack_bits(self.present, self.length).bool()
                 place = (present.cumsum(0) - 1).clamp(min=0)
                 together = torch.where(present[:, None], together[:, place], 0)

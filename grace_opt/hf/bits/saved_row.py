@@ -136,8 +136,8 @@ class RowCheck:
             self._shaped(f"{where}.planes{number}", codes.planes[number], torch.uint8, shape)
         self.require(bool((codes.scales >= 0).all()), f"{where}.scales are not all positive or zero")
         mantissa = torch.frexp(codes.unit)[0]
-        powers = bool(((mantissa == 0.5) & (codes.unit >= 1)).all())  # not true of inf and NaN
-        self.require(powers, f"{where}.unit is not made of powers of two from 1 on")
+        powers = bool(((mantissa == 0.5) & (codes.unit > 0)).all())  # not true of inf and NaN
+        self.require(powers, f"{where}.unit is not made of powers of two")
         largest = codes.scales.float().amax() if len(codes.scales) else codes.unit.new_zeros(())
         reach = (codes.means.float().abs().amax(1) + largest * float(codebook(codes.unit.device).max())) * codes.unit
         self.require(bool(reach.isfinite().all()), f"{where} has means, scales or units that are not finite")

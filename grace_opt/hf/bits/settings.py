@@ -6,10 +6,12 @@ When: `grace_opt.hf.PruningConfig` checks itself.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from ..._util.parameters import integer, number
+from ..._util.parameters import integer, number, shown
 from ...errors import OptionError
+from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
 from .codebooks import WIDTHS
 
 #: The settings of which one (or the pair in the middle) asks for bits.
@@ -32,10 +34,10 @@ def check_bits(config: Any) -> None:
         If a number is out of range, or another setting contradicts.
     """
     given = [name for name in BUDGETS if getattr(config, name) is not None]
-    if not isinstance(config.basis, str | os.PathLike):
+    if not isinstance(config.basis, str | os.PathLike) or not os.fspath(config.basis):
         raise OptionError(
-            f'basis={config.basis!r}: write "{CALIBRATED}", "{OF_PROMPT}", "{NO_BASIS}", or the path of a file '
-            "that `grace-opt basis` wrote"
+            f'basis={shown(config.basis)}: write "{CALIBRATED}", "{OF_PROMPT}", "{NO_BASIS}", or the path of a file '
+            "that `grace-opt basis` or CalibratedBasis.save wrote"
         )
     object.__setattr__(config, "basis", os.fspath(config.basis))
     if not given:
@@ -47,16 +49,22 @@ def check_bits(config: Any) -> None:
         object.__setattr__(config, name, None if value is None else float(value))
     total = integer("total_bytes", config.total_bytes, at_least=1, optional=True)
     object.__setattr__(config, "total_bytes", total)
+    unknown = list(config.options) if isinstance(config.options, Mapping) else []
+    meant = advice(unknown, type(config).__dataclass_fields__, OTHER_NAMES_OF_SETTINGS)
     if given not in (["bits"], ["total_bytes"], ["key_bits", "value_bits"]):
         raise OptionError(
             f"{' and '.join(given)} given: write bits= alone, key_bits= and value_bits= together, or total_bytes= alone"
+            f"{'.' * bool(meant)}{meant}"
         )
     defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()} | {"options": {}}
     others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]
+    if "options" in others and unknown:  # by the names that were given
+        others = [name for name in others if name != "options"] + unknown
     if others:
         raise OptionError(
             f"{given[0]}= gives every channel its own number of bits, and does not go together with "
             f"{', '.join(others)}; leave {'it' if len(others) == 1 else 'them'} out, or leave out {given[0]}"
+            f"{'.' * bool(meant)}{meant}"
         )
     needed = 0 if config.evict is None else getattr(config.evict, "queries_needed", 0)
     if needed is None or needed > MAX_EVICTION_QUERIES:
