@@ -51,14 +51,14 @@ def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | st
         "head_dim": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
     }
     if isinstance(model, PreTrainedModel):
-        if _is_tensor_parallel(model):
+        if is_tensor_parallel(model):
             found["tensor_parallel"] = f"rank {rank()} of {_ranks()}"
         elif not any(parameter.is_meta or _is_sharded(parameter) for parameter in model.parameters()):
             found["weights"] = weights_digest(model)
     return found
 
 
-def _is_tensor_parallel(model: PreTrainedModel) -> bool:
+def is_tensor_parallel(model: PreTrainedModel) -> bool:
     """Return whether the model was loaded with ``tp_plan=``; old transformers shard it into plain tensors."""
     return (getattr(model, "tp_size", None) or 1) > 1
 

@@ -4,7 +4,7 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 tests/hf/parallel_worker.py FOLDER
 
-reads a model and static masks from the folder, and every rank writes ``rank<r>.json`` with what it saw there.
+reads a model, static masks and a basis from the folder, and every rank writes ``rank<r>.json`` with what it saw there.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ CASES = {
     "zero-filled": {"ratio": 0.5, "fused": False},
 }
 
+WITH_BITS = {"bits": {"bits": 2.25}, "bits of K and V": {"key_bits": 3, "value_bits": 2}}
+
 
 def load(folder):
     """The model, split over the ranks if there are several; what to write for that has changed."""
@@ -47,7 +49,7 @@ def load(folder):
     return model
 
 
-def outcomes(model, masks):
+def outcomes(model, masks, basis):
     """By case, the new tokens of a left-padded batch and the kept channels ``[layer][sequence][head]``."""
     prompt = torch.randint(3, 97, (2, 40), generator=torch.Generator().manual_seed(1))
     padding = torch.ones_like(prompt)
@@ -55,10 +57,9 @@ def outcomes(model, masks):
     prompt = prompt.masked_fill(padding == 0, 50)
     found = {}
 
-    def generate(cache, **options):
-        tokens = model.generate(
-            prompt, attention_mask=padding, past_key_values=cache, max_new_tokens=12, do_sample=False, **options
-        )
+    def generate(cache, prompt=prompt, padding=padding, **options):
+        options = {"max_new_tokens": 12, "do_sample": False, **options}
+        tokens = model.generate(prompt, attention_mask=padding, past_key_values=cache, **options)
         return {"tokens": tokens[:, prompt.shape[1] :].tolist()}
 
     for name, settings in CASES.items():
@@ -70,7 +71,22 @@ def outcomes(model, masks):
     found["beams"] = generate(cache, num_beams=3)
     with attach(model, "grace", 0.5, **WINDOWS) as attached:
         found["attached"] = {**generate(None), "kept": kept(attached.cache)}
+    longer = torch.cat([padding, torch.ones_like(prompt), torch.ones_like(prompt)], dim=1)
+    for name, settings in WITH_BITS.items():
+        cache = PrunedKeyCache(model, basis=basis, **settings)
+        found[name] = {**generate(cache, prompt.repeat(1, 3), longer, max_new_tokens=72), "kept": widths(cache)}
     return found
+
+
+def widths(cache):
+    """The bits of every channel, ``[layer][sequence][head]``."""
+    return [
+        [
+            torch.cat([row.keys.widths(), row.values.widths()], dim=-1).transpose(0, 1).flatten(1).tolist()
+            for row in layer.compressed.rows
+        ]
+        for layer in cache.layers
+    ]
 
 
 def kept(cache):
@@ -108,7 +124,7 @@ def main(folder):
     model = load(folder / "model")
     rank = dist.get_rank()
     found = {
-        "outcomes": outcomes(model, ChannelMask.load(folder / "masks.safetensors")),
+        "outcomes": outcomes(model, ChannelMask.load(folder / "masks.safetensors"), folder / "basis.safetensors"),
         "fingerprint": PrunedKeyCache(model).fingerprint(),
         "saved": saved(model, folder, rank),
     }

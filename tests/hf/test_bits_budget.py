@@ -183,6 +183,11 @@ class TestTotalBytes:
         with pytest.raises(OptionError, match=r"total_bytes= is for models in which every layer is coded"):
             PrunedKeyCache(tiny(), total_bytes=10**6, basis="none", dense_layers=1)
 
+    def test_are_those_of_one_process(self, tiny, monkeypatch):
+        monkeypatch.setattr(type(tiny()), "_tp_size", 2, raising=False)
+        with pytest.raises(OptionError, match=r"total_bytes= .* tensor-parallel; write bits="):
+            PrunedKeyCache(tiny(), total_bytes=10**6, basis="none")
+
 
 class TestReport:
     def test_is_the_storages_to_the_byte(self, basis, tiny, ids, read):

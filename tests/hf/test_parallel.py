@@ -15,14 +15,14 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError
-from grace_opt.hf import PrunedKeyCache, masking
+from grace_opt.hf import PrunedKeyCache, calibrate_basis, masking
 from grace_opt.hf.layer import PrunedKeyLayer
 from grace_opt.hf.masking import StaticMask, fingerprint, kept_channels, layer_devices
 from tests.hf import parallel_worker
 from tests.hf.conftest import OBSERVED, RECENT, build
 
 WINDOWS = {"recent_window": RECENT, "observation_window": OBSERVED}
-CASES = (*parallel_worker.CASES, "static masks", "beams", "attached")
+CASES = (*parallel_worker.CASES, *parallel_worker.WITH_BITS, "static masks", "beams", "attached")
 
 
 def random_masks(**known):
@@ -36,6 +36,8 @@ def saved_model(tmp_path_factory):
     """The tiny Llama on disk."""
     folder = tmp_path_factory.mktemp("parallel")
     build("Llama").save_pretrained(folder / "model")
+    text = torch.randint(3, 97, (200,), generator=torch.Generator().manual_seed(9))
+    calibrate_basis(build("Llama"), None, [text]).save(folder / "basis.safetensors")
     return folder
 
 
@@ -66,7 +68,9 @@ def ranks(saved_model):
 @pytest.fixture(scope="module")
 def alone(saved_model):
     """What one process sees."""
-    return parallel_worker.outcomes(parallel_worker.load(saved_model / "model"), random_masks())
+    return parallel_worker.outcomes(
+        parallel_worker.load(saved_model / "model"), random_masks(), saved_model / "basis.safetensors"
+    )
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..._util.files import path_text
 from ...errors import CacheError, CalibrationError, OptionError
+from ..masking import is_tensor_parallel
 from .at_hand import basis_for
 from .budget import BitBudget
 from .calibrated import CalibratedBasis
@@ -59,6 +60,10 @@ def budget_of(
         raise OptionError(
             f"total_bytes= is for models in which every layer is coded, and here {all_layers - len(layers)} of "
             f"{all_layers} are not (sliding windows, or dense_layers=); write bits="
+        )
+    if config.total_bytes is not None and isinstance(model, PreTrainedModel) and is_tensor_parallel(model):
+        raise OptionError(
+            "total_bytes= is for the cache of one process, and this model is tensor-parallel; write bits="
         )
     kind, calibrated = config.basis, None
     if kind not in (OF_PROMPT, NO_BASIS):

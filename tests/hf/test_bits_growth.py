@@ -1,0 +1,302 @@
+"""Coded caches grow, shrink, are re-ordered, copied and compiled; what cannot be is refused by name."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from grace_opt.errors import CacheError, OptionError
+from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, SnapKV, StreamingLLM, attach
+from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
+from tests.hf.matrix_bits import twin
+
+LENGTH, RECENT, SINKS = 130, 32, 4
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": 1000}
+SETTINGS = {"bits": 2, "basis": "none"}
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(3, 97, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def more():
+    """Tokens to feed."""
+    return torch.randint(3, 97, (2, 400), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture
+def model(tiny):
+    return tiny(max_position_embeddings=1024)
+
+
+def feed(model, cache, tokens, width=1, **options):
+    """Some tokens at a time; the logits."""
+    with torch.no_grad():
+        found = [model(t, past_key_values=cache, **options) for t in tokens.split(width, dim=1)]
+    return found if options else torch.cat([each.logits for each in found], dim=1)
+
+
+def full(model, ids, **settings):
+    cache = PrunedKeyCache(model, **{**SETTINGS, **settings})
+    feed(model, cache, ids, ids.shape[1])
+    return cache
+
+
+def decoded(cache):
+    return [tensor for layer in cache.layers for tensor in layer.full_width()]
+
+
+class TestGeneration:
+    def test_moves_blocks_into_the_codes_and_keeps_bits_and_shares(self, model, ids, more):
+        cache, lengths, bits = full(model, ids), [], []
+        old = LENGTH - RECENT - SINKS
+        for step in more[:, :300].split(1, dim=1):
+            feed(model, cache, step)
+            layer = cache.layers[0]
+            lengths.append(layer.tail.length)
+            bits.append(cache.memory_report().bits)
+            coded = old + (len(lengths) - 1) // TAIL_BLOCK_WITH_BITS * TAIL_BLOCK_WITH_BITS
+            assert {row.tokens for row in layer.compressed.rows} == {coded}
+            assert layer.compressed.length + layer.tail.length == cache.get_seq_length() == LENGTH + len(lengths)
+        assert (min(lengths), max(lengths)) == (RECENT + 1, RECENT + TAIL_BLOCK_WITH_BITS)
+        assert max(bits) <= 2
+        counts = cache.layers[0].compressed.rows[0].keys.counts
+        shares = [count / sum(counts) for count in counts]
+        assert all(abs(share - wanted) < 0.04 for share, wanted in zip(shares, (0.12, 0.3, 0.58), strict=True))
+
+    @pytest.mark.parametrize("width", [1, 5, 150])
+    def test_leaves_the_codes_of_earlier_tokens_as_they_are(self, width, model, ids, more):
+        cache = full(model, ids)
+        before = [tensor[:, :, : LENGTH - RECENT] for tensor in decoded(cache)]
+        feed(model, cache, more[:, :200], width)
+        feed(model, cache, more[:, :1])
+        assert cache.layers[0].compressed.length >= LENGTH - RECENT + 2 * TAIL_BLOCK_WITH_BITS
+        for found, expected in zip(decoded(cache), before, strict=True):
+            assert torch.equal(found[:, :, : LENGTH - RECENT], expected)
+
+    def test_codes_newer_tokens_by_the_attention_they_received(self, model, ids, more):
+        """Summed over steps from the weights that eager attention returns."""
+        model.set_attn_implementation("grace_eager")
+        cache = full(model, ids)
+        sums = [torch.zeros(2, 2, 400) for _ in cache.layers]
+        first = cache.layers[0].compressed.length
+        for step in more[:, :65].split(1, dim=1):
+            before = [layer.compressed for layer in cache.layers]
+            output = feed(model, cache, step, output_attentions=True)[0]
+            for each, weights, layer in zip(sums, output.attentions, cache.layers, strict=True):
+                tail = weights[:, :, 0, first:].unflatten(1, (2, 2)).mean(2)
+                if layer.compressed.length == first:
+                    each[..., : tail.shape[-1]] += tail
+                    torch.testing.assert_close(layer._received[:, :, 0], each[..., : tail.shape[-1]])
+        assert before[0] is not cache.layers[0].compressed, "a block has moved"
+        for layer, each in zip(cache.layers, sums, strict=True):
+            queries = torch.cat([torch.full((32,), 64.0), 64 - torch.arange(32.0)])
+            scores = each[..., :64] / queries
+            old, new = layer.compressed.rows[0].keys.counts, before[0].rows[0].keys.counts
+            top = (old[0] - new[0]) if old[0] > new[0] else 0
+            assert top > 0
+            for row, own in zip(layer.compressed.rows, scores, strict=True):
+                order = row._order()[:, : old[0]]
+                for head in range(2):
+                    newer = order[head][order[head] >= LENGTH - RECENT - SINKS] - (LENGTH - RECENT - SINKS)
+                    assert set(newer.tolist()) == set(own[head].topk(top).indices.tolist())
+
+    def test_of_a_long_turn_waits_until_its_tokens_were_attended_to(self, model, ids, more):
+        cache, dense = full(model, ids), None
+        dense = twin(cache, model.config)
+        found, expected = (feed(model, each, more[:, :200], 200) for each in (cache, dense))
+        torch.testing.assert_close(found, expected)
+        assert cache.layers[0].compressed.length == LENGTH - RECENT
+        feed(model, cache, more[:, :1])
+        assert cache.layers[0].compressed.length == LENGTH - RECENT + 3 * TAIL_BLOCK_WITH_BITS
+
+    def test_of_a_row_too_short_keeps_that_row_dense(self, model, ids, more):
+        mask = torch.ones_like(ids)
+        mask[1, :60] = 0
+        caches = PrunedKeyCache(model, **SETTINGS), PrunedKeyCache(model, **SETTINGS)
+        tokens = model.generate(
+            ids, attention_mask=mask, past_key_values=caches[0], max_new_tokens=140, do_sample=False
+        )
+        with pytest.warns(UserWarning, match="stays dense"):
+            alone = model.generate(ids[1:, 60:], past_key_values=caches[1], max_new_tokens=140, do_sample=False)
+        assert torch.equal(tokens[1, LENGTH:], alone[0, LENGTH - 60 :])
+        rows = caches[0].layers[0].compressed.rows
+        assert [row.tokens > 0 for row in rows] == [True, False]
+        assert caches[0].memory_report().bits <= 2.05
+
+
+class TestShrinking:
+    def test_cropping_the_tail_forgets_what_was_fed(self, model, ids, more):
+        cache, other = full(model, ids), full(model, ids)
+        for each in (cache, other):
+            feed(model, each, more[:, :10])
+        feed(model, cache, more[:, 200:205])
+        cache.crop(-5)
+        # Until a block moves: what tokens have received from those that were cropped still decides its classes.
+        found, expected = (feed(model, each, more[:, 10:64]) for each in (cache, other))
+        torch.testing.assert_close(found, expected)
+        feed(model, cache, more[:, 64:80])
+        assert cache.layers[0].compressed.length == LENGTH - RECENT + TAIL_BLOCK_WITH_BITS
+        assert cache.memory_report().bits <= 2
+
+    def test_cropping_what_is_coded_is_refused(self, model, ids):
+        cache = full(model, ids)
+        cache.crop(-RECENT)
+        with pytest.raises(CacheError, match=r"98 tokens or more, not to 97: .* coded \(bits=\); call reset"):
+            cache.crop(-1)
+        cache.reset()
+        assert cache.get_seq_length() == 0
+        feed(model, cache, ids, LENGTH)
+        for found, expected in zip(decoded(cache), decoded(full(model, ids)), strict=True):
+            assert torch.equal(found, expected)
+
+
+class TestRows:
+    def test_are_repeated_selected_and_re_ordered(self, model, ids, more):
+        cache = full(model, ids)
+        feed(model, cache, more[:, :20])
+        before = decoded(cache)
+        cache.batch_repeat_interleave(2)
+        cache.reorder_cache(torch.tensor([3, 0, 1, 2]))
+        cache.batch_select_indices(torch.tensor([0, 1, 3]))
+        rows = torch.tensor([1, 0, 1])
+        for found, expected in zip(decoded(cache), before, strict=True):
+            assert torch.equal(found, expected[rows])
+        other = full(model, ids)
+        feed(model, other, more[:, :20])
+        found = feed(model, cache, more[rows, 20:90])
+        torch.testing.assert_close(found, feed(model, other, more[:, 20:90])[rows])
+
+    def test_of_a_copy_are_its_own(self, model, ids, more):
+        cache = full(model, ids)
+        other = copy.deepcopy(cache)
+        before = decoded(cache)
+        feed(model, other, more[:, :100])
+        assert cache.get_seq_length() == LENGTH
+        for found, expected in zip(decoded(cache), before, strict=True):
+            assert torch.equal(found, expected)
+        torch.testing.assert_close(feed(model, cache, more[:, :100]), feed(model, full(model, ids), more[:, :100]))
+
+
+@pytest.mark.parametrize(
+    "evict",
+    [SnapKV(budget=110, window=16), PyramidKV(budget=220, window=16, beta=2), StreamingLLM(budget=120)],
+    ids=lambda each: type(each).__name__,
+)
+def test_tokens_may_be_evicted_before(evict, model, ids, more):
+    """Exactly those that the same eviction drops without bits; the others are as in a dense cache of them."""
+    ids = torch.cat([ids] * 3, dim=1)
+    cache, pruned = (
+        full(model, ids, evict=evict, bits=16),
+        PrunedKeyCache(model, ratio=0.0, sink_tokens=SINKS, evict=evict),
+    )
+    feed(model, pruned, ids, 3 * LENGTH)
+    for layer, other in zip(cache.layers, pruned.layers, strict=True):
+        assert torch.equal(layer.compressed.positions, other.compressed.positions)
+        keys, values = layer.compressed.full_width(*(t[:, :, :0] for t in (layer.tail.keys, layer.tail.values)))
+        assert keys.shape[2] == layer.compressed.positions.shape[-1] < 3 * LENGTH - RECENT
+        for found, stored in ((keys, other.full_width()[0]), (values, other.full_width()[1])):
+            stored = stored[:, :, : keys.shape[2]]
+            assert torch.equal(found[:, :, :SINKS], stored[:, :, :SINKS])
+            assert (found - stored).norm() < 0.03 * stored.norm()
+    feed(model, cache, more[:, :70])
+    assert cache.get_seq_length() == 3 * LENGTH + 70
+    assert full(model, ids, evict=evict).memory_report().bits <= 2
+    with pytest.raises(OptionError, match="H2O needs all queries"):
+        PrunedKeyCache(model, **SETTINGS, evict=H2O(budget=100, observed=None))
+
+
+class TestAttach:
+    @pytest.mark.parametrize("options", [{}, {"prompt_lookup_num_tokens": 4}, {"prefill_chunk_size": 48}], ids=str)
+    def test_gives_every_call_a_coded_cache(self, options, model, ids):
+        text = torch.cat([ids[:1], ids[:1, 20:60]], dim=1)
+        model.set_attn_implementation("sdpa")
+        with attach(model, **SETTINGS) as attached:
+            expected = model.generate(text, **{**GREEDY, "max_new_tokens": 90})
+            assert attached.cache.memory_report().pruned_tokens == text.shape[1] - RECENT - SINKS + 64
+            found = model.generate(text, **{**GREEDY, "max_new_tokens": 90}, **options)
+            assert attached.cache.memory_report().bits <= 2
+        if "prompt_lookup_num_tokens" in options:  # it moves blocks at other times, if several tokens are accepted
+            found, expected = found[:, : text.shape[1] + 64], expected[:, : text.shape[1] + 64]
+        assert torch.equal(found, expected)
+
+    def test_refuses_what_would_be_ignored(self, model):
+        with pytest.raises(OptionError, match="does not go together with ratio"):
+            attach(model, ratio=0.5, **SETTINGS)
+
+
+class TestHalfPrecision:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_loud_keys_and_values_stay_numbers(self, dtype, tiny, ids, more):
+        model = copy.deepcopy(tiny("qwen2"))
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.k_proj.bias[::5] += 1e4
+                layer.self_attn.v_proj.bias[3] -= 9e3
+                layer.self_attn.q_proj.weight *= 1e-3
+                layer.self_attn.q_proj.bias *= 1e-3
+        model = model.to(dtype)
+        cache = full(model, ids, bits=3)
+        assert feed(model, cache, more[:, :80]).isfinite().all()
+        for tensor in (*decoded(cache), *(layer._received for layer in cache.layers)):
+            assert tensor.isfinite().all()
+        stored = cache.layers[0].compressed.rows[0].tensors().values()
+        assert all(t.isfinite().all() for t in stored)
+        assert {t.dtype for t in stored} <= {torch.uint8, torch.float16, torch.float32, dtype}
+
+    def test_useless_keys_are_told(self, tiny, ids, more):
+        model = copy.deepcopy(tiny(max_position_embeddings=1024))
+        with torch.no_grad():
+            model.model.layers[1].self_attn.k_proj.weight[3] = torch.nan
+        with pytest.raises(CacheError, match="keys or queries of layer 1 are not finite"):
+            feed(model, full(model, ids), more[:, :1])
+
+
+class TestCompiled:
+    @pytest.mark.parametrize("look", ["report", "crop", "step"])
+    def test_prompt_is_one_graph_and_coded_afterwards(self, look, model, ids, more):
+        caches = PrunedKeyCache(model, **SETTINGS), PrunedKeyCache(model, **SETTINGS)
+        torch.compiler.reset()
+        forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+        with torch.no_grad():
+            model(ids, past_key_values=caches[0])
+            forward(ids, past_key_values=caches[1])
+        torch.compiler.reset()
+        for cache in caches:
+            if look == "report":
+                assert cache.memory_report().pruned_tokens == LENGTH - RECENT - SINKS
+            elif look == "crop":
+                cache.crop(-3)
+        torch.testing.assert_close(*(feed(model, cache, more[:, :1]) for cache in caches))
+        for found, expected in zip(*map(decoded, caches), strict=True):
+            torch.testing.assert_close(found, expected)
+
+    @pytest.mark.slow
+    def test_steps_are_not_compiled_again_and_again(self, tiny, ids, monkeypatch):
+        model, graphs = tiny(attention="sdpa", num_hidden_layers=1), []
+
+        def backend(graph, example):
+            graphs.append(graph)
+            return graph.forward
+
+        torch.compiler.reset()
+        monkeypatch.setattr(model, "forward", torch.compile(model.forward, backend=backend))
+        with attach(model, **SETTINGS):
+            model.generate(ids, **{**GREEDY, "max_new_tokens": 10})
+        torch.compiler.reset()
+        assert len(graphs) <= 4, "the prompt, a step, one with a longer tail, one of any length"
+
+
+def test_observed_queries_of_a_chunked_prompt_are_few(model, ids):
+    """Every eighth and the last 128, whatever the chunks are."""
+    long = torch.cat([ids] * 5, dim=1)
+    cache = PrunedKeyCache(model, **SETTINGS, prompt_length=long.shape[1] + 1)
+    for chunk in long.split(65, dim=1):
+        feed(model, cache, chunk, 65)
+        waiting = cache.layers[0].prompt._waiting
+        assert waiting.queries.shape[2] <= -(-waiting.length // 8) + 128
+    assert waiting.queries.untyped_storage().nbytes() == waiting.queries.nbytes
