@@ -252,7 +252,7 @@ class TestHalfPrecision:
         model = copy.deepcopy(tiny(max_position_embeddings=1024))
         with torch.no_grad():
             model.model.layers[1].self_attn.k_proj.weight[3] = torch.nan
-        with pytest.raises(CacheError, match="keys or queries of layer 1 are not finite"):
+        with pytest.raises(CacheError, match="keys, queries or values of layer 1 are not finite"):
             feed(model, full(model, ids), more[:, :1])
 
 
