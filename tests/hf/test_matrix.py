@@ -15,7 +15,8 @@ import torch
 from bench.pages_of_tests import adapter_matrix
 from bench.provenance import require_clean
 from bench.report import RESULTS, write_results
-from tests.hf.matrix import BFLOAT16_RTOL, FAMILIES, IN_FULL, MODES, cell
+from tests.hf.conftest import reads_in_chunks
+from tests.hf.matrix import BFLOAT16_RTOL, FAMILIES, IN_FULL, MODES, cell, model_of
 from tests.hf.matrix_bits import coded_cell
 
 FULL = bool(os.environ.get("GRACE_TEST_MATRIX"))
@@ -60,7 +61,14 @@ def test_cell(family, mode):
 def test_cell_with_bits(family, mode):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = coded_cell(family, mode)
+        if mode == "chunked prefill" and not reads_in_chunks(model_of(family)):
+            pytest.skip("this transformers reads a prompt in chunks otherwise than at once, with its own cache too")
+        try:
+            found = coded_cell(family, mode)
+        except ValueError as error:  # transformers 5.2 cannot crop sliding windows, which candidates need
+            if "DynamicSlidingWindowLayer" not in str(error):
+                raise
+            pytest.skip("this transformers cannot crop sliding windows")
     if family not in REFUSED:
         assert found == "pass"
     check_refusal(family, found)
