@@ -173,8 +173,8 @@ def generate():
 
 def reads_in_chunks(model) -> bool:
     """Whether transformers reads a prompt in chunks as it does at once, with its own cache; 5.2 does not."""
-    ids = torch.randint(3, 97, (1, 60), generator=torch.Generator().manual_seed(2))
-    given = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    ids = torch.randint(3, 97, (4, 120), generator=torch.Generator().manual_seed(2))
+    given = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     at_once, in_chunks = (
         model.generate(ids, past_key_values=DynamicCache(config=model.config), **given, **options)
         for options in ({}, {"prefill_chunk_size": 16})
