@@ -17,7 +17,7 @@ from grace_opt.allocation.inputs import checked_problem
 from grace_opt.allocation.quadratic_bound import quadratic_bound
 from tests import oracle
 
-WANTED = max(1, int(os.environ.get("GRACE_TEST_INSTANCES", "1500")) // 100)
+WANTED = max(1, int(os.environ.get("GRACE_TEST_INSTANCES", "3000")) // 100)
 SIZE = 6
 SEEDS = st.integers(0, 2**32 - 1)
 KINDS = ("semidefinite", "rank one", "signs", "positive", "ties", "diagonal", "zero", "scales", "tiny", "giant")

@@ -49,10 +49,16 @@ def _of_class(kind: type, where: str, **good: Any) -> list[Parameter]:
             value = 8 if int in kinds else 0.5
 
         def call(given: Any, name: str = field.name) -> Any:
-            return kind(**{name: given})
+            together = {_PAIRS[name]: 2.0} if name in _PAIRS and given is not None else {}
+            return kind(**{**together, name: given})
 
-        found.append(Parameter(where, field.name, call, value, type(None) in kinds, kept=True))
+        optional = type(None) in kinds or field.default is None
+        found.append(Parameter(where, field.name, call, value, optional, kept=True))
     return found
+
+
+#: What goes only together.
+_PAIRS = {"key_bits": "value_bits", "value_bits": "key_bits"}
 
 
 def _of_generators() -> list[Parameter]:

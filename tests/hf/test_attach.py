@@ -400,9 +400,7 @@ def test_a_cache_implementation_is_refused(tiny, prompt):
         model.generate(prompt, cache_implementation="static", max_new_tokens=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "here"), [("compression_ratio", "ratio"), ("bits", "quantize"), ("recent_windw", "rec")]
-)
+@pytest.mark.parametrize(("name", "here"), [("compression_ratio", "ratio"), ("nbits", "bits"), ("recent_windw", "rec")])
 def test_settings_by_other_names_are_recognised(name, here, tiny):
     with pytest.raises(OptionError, match=rf"The settings of a cache are method, ratio, .* For {name}, write {here}"):
         PrunedKeyCache(tiny(), **{name: 3})

@@ -110,7 +110,7 @@ class TestAssisted:
 
     def test_what_follows_a_declared_prompt_is_not_observed(self):
         """Not even where it begins exactly at the prompt's end: nothing is taken for the prompt a second time."""
-        observed = Prompt(types.SimpleNamespace(observed=None, chunk_size=None))
+        observed = Prompt(types.SimpleNamespace(observed=None, chunk_size=None, bits=None))
         observed.declared, said = 6, []
         for new, length in ((4, 4), (2, 6), (3, 9), (1, 10)):
             said.append(observed.observe(Observation(torch.zeros(1, 2, new, 4), None, length, 1.0, None)))
