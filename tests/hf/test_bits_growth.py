@@ -6,9 +6,10 @@ import copy
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, SnapKV, StreamingLLM, attach
+from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate_basis
 from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
 from tests.hf.conftest import reads_in_chunks
 from tests.hf.matrix_bits import twin
@@ -78,6 +79,25 @@ class TestGeneration:
         assert cache.layers[0].compressed.length >= LENGTH - RECENT + 2 * TAIL_BLOCK_WITH_BITS
         for found, expected in zip(decoded(cache), before, strict=True):
             assert torch.equal(found[:, :, : LENGTH - RECENT], expected)
+
+    @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
+    def test_codes_newer_tokens_near_what_they_are_and_in_their_order(self, basis, model, ids, more, tmp_path):
+        if basis == "calibrated":
+            basis = tmp_path / "basis.safetensors"
+            calibrate_basis(model, None, [ids[0]]).save(basis)
+        cache = PrunedKeyCache(model, bits=16 if basis != "prompt" else 12, basis=basis)
+        dense = DynamicCache(config=model.config)
+        for each in (cache, dense):
+            feed(model, each, ids, LENGTH)
+            feed(model, each, more[:, :70])
+        assert cache.layers[0].compressed.length == LENGTH - RECENT + TAIL_BLOCK_WITH_BITS
+        first = dense.layers[0]  # whose keys and values depend on no other layer's
+        for found, exact in zip(cache.layers[0].full_width(), (first.keys, first.values), strict=True):
+            # Beyond the prompt's largest numbers, those of newer tokens are cut.
+            assert (found - exact).norm() < 0.12 * exact.norm()
+            assert (found - exact)[:, :, LENGTH - RECENT : -RECENT].norm() < 0.12 * exact[
+                :, :, LENGTH - RECENT :
+            ].norm()
 
     def test_codes_newer_tokens_by_the_attention_they_received(self, model, ids, more):
         """Summed over steps from the weights that eager attention returns."""
