@@ -1,6 +1,6 @@
 """Every registered method against the enumerated optimum, on drawn batches of small and difficult instances.
 
-1 500 instances (150 for `sdp`) where nothing is said, as in CI; ``make test-deep`` draws 100 000 (3 000), goes on after
+3 000 instances (300 for `sdp`) where nothing is said, as in CI; ``make test-deep`` draws 100 000 (3 000), goes on after
 a breach to count them all, and writes its log to docs/results. `exhaustive` itself is tested in test_solvers.
 """
 
@@ -25,10 +25,10 @@ from grace_opt.solution import OPTIMALITY_RTOL
 from grace_opt.testing import KINDS, instance
 from tests import oracle
 
-WANTED = int(os.environ.get("GRACE_TEST_INSTANCES", "1500"))
+WANTED = int(os.environ.get("GRACE_TEST_INSTANCES", "3000"))
 #: A deep run has the same draws every time, counts breaches instead of stopping at the first, and leaves a log.
 DEEP = WANTED > 3000
-SDP_WANTED = min(3000, max(300, WANTED // 10)) if DEEP else WANTED // 10
+SDP_WANTED = min(3000, max(300, WANTED // 10))
 SIZE, SDP_SIZE, MAX_N = 100 if DEEP else 25, 10, 14
 #: What an objective, and a bound above the optimum, may be off by, relative to themselves: their last digits.
 LAST_DIGITS = 4 * float(np.finfo(np.float64).eps)

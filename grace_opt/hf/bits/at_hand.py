@@ -27,9 +27,8 @@ from ..masking import fingerprint
 from ..texts import shipped_texts
 from .calibrate import calibrate_basis, refuse_parts
 from .calibrated import CalibratedBasis
+from .settings import CALIBRATED
 
-#: What `basis_for` is asked for unless a file is named.
-CALIBRATED = "calibrated"
 _MADE: weakref.WeakKeyDictionary[PreTrainedModel, CalibratedBasis] = weakref.WeakKeyDictionary()
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.Lock] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
