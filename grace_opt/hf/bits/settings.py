@@ -12,16 +12,16 @@ from typing import Any
 from ..._util.parameters import integer, number, shown
 from ...errors import OptionError
 from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
-from .codebooks import WIDTHS
+from .importance import LAST
 
 #: The settings of which one (or the pair in the middle) asks for bits.
 BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes")
 CALIBRATED, OF_PROMPT, NO_BASIS = "calibrated", "prompt", "none"
 TAIL_BLOCK_WITH_BITS = 64
-#: Largest mean number of bits; what is left over `WIDTHS` is not used.
+#: Largest mean number of bits; what is left over eight is not used.
 MAX_BITS = 16
 #: Number of last queries of which every one is observed: as far as an eviction may look back.
-MAX_EVICTION_QUERIES = 128
+MAX_EVICTION_QUERIES = max(LAST)
 _DECIDES_OTHERWISE = ("method", "ratio", "kept_channels", "protect", "weight", "options", "quantize", "fused")
 
 
@@ -70,8 +70,8 @@ def check_bits(config: Any) -> None:
     if needed is None or needed > MAX_EVICTION_QUERIES:
         raise OptionError(
             f"{type(config.evict).__name__} needs {'all' if needed is None else needed} queries of the prompt, and "
-            f"{given[0]}= keeps the last {MAX_EVICTION_QUERIES}: evict by SnapKV, PyramidKV or StreamingLLM, or give "
-            f"fewer bits instead: the widths are {', '.join(map(str, WIDTHS))}"
+            f"{given[0]}= keeps the last {MAX_EVICTION_QUERIES}: evict by SnapKV, "
+            "PyramidKV or StreamingLLM"
         )
 
 
