@@ -6,8 +6,6 @@ import copy
 import functools
 import math
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from grace_opt.hf import PrunedKeyCache, SnapKV, calibrate_basis, saving
 from grace_opt.hf.bits.calibrated import CalibratedBasis
 from grace_opt.hf.bits.coded import CodedTokens
 from tests.hf.conftest import build
-from tests.hf.test_saving import MIXED, ROOT
+from tests.hf.test_saving import MIXED, run_elsewhere, same_tensors
 from tests.hf.test_tampering import VALUES, changed_at, fields, no_waiting_for_the_disk, tensors_changed  # noqa: F401
 
 PROMPT, ALL = 120, 176
@@ -157,22 +155,12 @@ def test_in_another_process(filled, tmp_path, close):
         cache.save(tmp_path / f"{number}.safetensors")
         expected[number] = name, go_on(model, cache, padding)
     model.save_pretrained(tmp_path / "model")
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_elsewhere(OTHER_PROCESS, tmp_path)
     for number, (name, logits) in expected.items():
         found = load_file(tmp_path / f"{number} logits.safetensors")["logits"]
         assert torch.equal(found.argmax(-1), logits.argmax(-1)), name
         assert close(found, logits), name
-        saved, again = (load_file(tmp_path / f"{number}{what}.safetensors") for what in ("", " again"))
-        assert saved.keys() == again.keys()
-        assert all(torch.equal(saved[key], again[key]) for key in saved), name
+        assert same_tensors(tmp_path / f"{number}.safetensors", tmp_path / f"{number} again.safetensors"), name
 
 
 def test_rows_that_sequences_share_are_saved_once(filled, path):

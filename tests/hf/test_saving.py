@@ -63,6 +63,25 @@ for which in ("full", "mixed"):
 """
 
 
+def run_elsewhere(code, folder):
+    """Run Python code in another process, which gets the folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def same_tensors(path, other):
+    """Whether two files hold the same tensors, bit for bit."""
+    one, two = load_file(path), load_file(other)
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
 def kind(name):
     if KINDS[name][0].get("quantize") and importlib.util.find_spec("optimum") is None:
         return pytest.param(name, marks=pytest.mark.skip("optimum-quanto is not installed"))
@@ -170,22 +189,12 @@ class TestRoundTrip:
             file = f"{which} {number}.safetensors"
             cache.save(tmp_path / file)
             expected[file] = name, go_on(model, cache)
-        done = subprocess.run(
-            [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_elsewhere(OTHER_PROCESS, tmp_path)
         for file, (name, logits) in expected.items():
             found = load_file(tmp_path / f"logits {file}")["logits"]
             assert torch.equal(found.argmax(-1), logits.argmax(-1)), name
             assert close(found, logits), name
-            saved, again = load_file(tmp_path / file), load_file(tmp_path / f"again {file}")
-            assert saved.keys() == again.keys()
-            assert all(torch.equal(saved[key], again[key]) for key in saved), name
+            assert same_tensors(tmp_path / file, tmp_path / f"again {file}"), name
 
     def test_a_file_holds_no_more_than_the_cache(self, filled, path):
         """Views are written as what they show, without room to grow."""
