@@ -140,6 +140,7 @@ def spoil_values(original):
     [
         ("greedy", "cpu.greedy_order", after(lambda found: (found[0].flip(-1), *found[1:]))),
         ("completion", "cpu.completions", after(lambda found: (found[0], found[1] + 1))),
+        ("coding", "cpu.scaled_and_coded", after(lambda found: (found[0], [plane ^ 1 for plane in found[1]]))),
         ("exchange", "cpu.improve", spoil_mask),
         ("extremes", "cpu.extremes_of", after(lambda found: found._replace(asymmetry=found.asymmetry * 0))),
         ("objective", "cpu.sums", after(lambda found: (found[0] * 1.0001, found[1]))),

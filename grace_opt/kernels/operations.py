@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    coding,
     completion,
     decode,
     enumeration,
@@ -23,7 +24,7 @@ from . import (
 OPERATIONS = tuple(
     door.OPERATION
     for door in (
-        *(interaction, gather, decode),
+        *(interaction, gather, coding, decode),
         *(greedy, completion, exchange, tabu),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices),

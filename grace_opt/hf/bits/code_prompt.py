@@ -25,7 +25,7 @@ from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
 from .codebooks import WIDTHS, distortions
 from .coded import CodedTokens
-from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits, joined
+from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
 from .settings import NO_BASIS, OF_PROMPT
@@ -177,7 +177,7 @@ def _coded(
         )
     bits = [share.to(each.device) * coded * each.shape[2] for share, each in zip(shares, losses, strict=True)]
     keys, values = (
-        joined([encode(coordinates(part), sizes, levels[:, part]) for part in groups])
+        encode(map(coordinates, groups), sizes, levels)
         for (groups, coordinates), levels in zip(made, _levels(losses, sizes, bits), strict=True)
     )
     return CodedRow(
@@ -200,9 +200,13 @@ def _head_groups(tensor: Tensor) -> list[slice]:
 
 
 def _coordinates(tensor: Tensor, order: Tensor, encode: Tensor | None, heads: slice) -> Tensor:
-    """Return the coordinates of some heads, in the order of the classes; made anew when needed, as they are large."""
-    part = tensor[heads].gather(1, order[heads, :, None].expand(-1, -1, tensor.shape[-1])).float()
-    return part if encode is None else part @ encode[heads]
+    """Return the coordinates of some heads, in the order of the classes; made anew when needed, as they are large.
+
+    The tokens of a channel are adjacent in memory: what follows works along them.
+    """
+    pairs = zip(tensor[heads], order[heads], strict=True)  # one by one: whole tokens are copied, not single numbers
+    part = torch.stack([own.index_select(0, tokens) for own, tokens in pairs]).float()
+    return (part.mT.contiguous() if encode is None else encode[heads].mT @ part.mT).mT
 
 
 def _basis(
@@ -246,19 +250,13 @@ def _divided(losses: Tensor, sizes: Sequence[int], bits: Tensor) -> Tensor:
 
 def _losses(coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor) -> Tensor:
     """Return the loss of every width, ``(H, C, d, 8)`` float64."""
+    rows = coordinates.mT
     # In units of the head's largest number, which only scales its losses: squares must not overflow.
-    largest = coordinates.abs().amax((1, 2), keepdim=True)
-    centred = coordinates / torch.where(largest > 0, largest, 1)
-    centred = centred - centred.mean(1, keepdim=True)
-    spread = torch.stack(
-        [
-            torch.einsum("htd,ht->hd", part.square(), share)
-            for part, share in zip(
-                torch.split(centred, list(sizes), 1), torch.split(weights, list(sizes), 1), strict=True
-            )
-        ],
-        dim=1,
-    )
+    largest = rows.abs().amax((1, 2), keepdim=True)
+    centred = rows / torch.where(largest > 0, largest, 1)
+    squares = (centred - centred.mean(2, keepdim=True)).square_()
+    classes = zip(torch.split(squares, list(sizes), 2), torch.split(weights, list(sizes), 1), strict=True)
+    spread = torch.stack([(part @ share[..., None])[..., 0] for part, share in classes], dim=1)
     loss = spread.double() * energy.to(spread.device)[:, None]
     return loss[..., None] * torch.tensor(distortions(), dtype=torch.float64, device=loss.device)
 
