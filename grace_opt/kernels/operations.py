@@ -14,6 +14,7 @@ from . import (
     indices,
     interaction,
     objective,
+    received,
     relaxation,
     search,
     shift,
@@ -24,7 +25,7 @@ from . import (
 OPERATIONS = tuple(
     door.OPERATION
     for door in (
-        *(interaction, gather, coding, decode),
+        *(interaction, gather, received, coding, decode),
         *(greedy, completion, exchange, tabu),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices),

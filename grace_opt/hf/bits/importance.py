@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...kernels.received import attention_received
 from ..observation import Observation
 
 #: Numbers of last queries that are averaged, as sets of their own.
@@ -167,21 +168,10 @@ def attention_moments(
     scaling, softcap : float
         The model's.
     """
-    heads, length, width = keys.shape
-    grouped = queries.float().reshape(heads, -1, queries.shape[1], width)
-    first, second = (torch.zeros(heads, length, device=keys.device) for _ in range(2))
-    share = (weights / grouped.shape[1]).to(keys.device, torch.float32)
+    heads, _, width = keys.shape
+    grouped = queries.reshape(heads, -1, width)
+    group = grouped.shape[1] // queries.shape[1]
+    share = (weights / group).to(keys.device, torch.float32).repeat(group)
     # Logits, probabilities and their squares take less than the keys do.
     most = min(keys.numel() // KEYS_PER_WEIGHT, MAX_WEIGHTS)
-    step = max(most // (length * grouped.shape[1]), 1)
-    for head in range(heads):
-        transposed = keys[head].float().mT * scaling
-        for start in range(0, queries.shape[1], step):
-            logits = grouped[head, :, start : start + step] @ transposed
-            if softcap is not None:
-                logits = torch.tanh(logits / softcap).mul_(softcap)
-            found = torch.softmax(logits, dim=-1)
-            by_query = share[start : start + step].repeat(grouped.shape[1])
-            first[head].addmv_(found.flatten(0, 1).mT, by_query)
-            second[head].addmv_(found.square_().flatten(0, 1).mT, by_query)
-    return first, second
+    return attention_received(grouped, share, keys, scaling, softcap, most)
