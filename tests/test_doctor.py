@@ -151,6 +151,7 @@ def spoil_values(original):
         ("relaxation", "cpu.minimise", after(lambda found: (found[0] + 100.0, *found[1:]))),
         ("shift", "cpu.ascend", after(lambda found: -found)),
         ("search", "cpu.search", after(lambda found: (found[0], found[1] - 1.0, *found[2:]))),
+        ("steps", "cpu.within_budget", after(lambda found: (found[0] * 0, found[1]))),
         ("tabu", "cpu.run", spoil_values),
     ],
 )

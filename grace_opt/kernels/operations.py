@@ -18,6 +18,7 @@ from . import (
     relaxation,
     search,
     shift,
+    steps,
     tabu,
 )
 
@@ -28,6 +29,6 @@ OPERATIONS = tuple(
         *(interaction, gather, received, coding, decode),
         *(greedy, completion, exchange, tabu),
         *(enumeration, search, relaxation, shift),
-        *(extremes, objective, indices),
+        *(extremes, objective, indices, steps),
     )
 )
