@@ -87,6 +87,10 @@ def tokens(draw, kinds=tuple(KINDS)):
     return found, tuple(counts), levels
 
 
+def coded(coordinates, counts, levels):
+    return encode([coordinates], counts, levels, coordinates.abs().amax((1, 2)))
+
+
 def numbers_of(codes: Codes):
     """By the loops, from what is stored."""
     widths, planes = codes.widths().tolist(), [plane.tolist() for plane in codes.planes]
@@ -129,7 +133,7 @@ def test_compiled_codes_are_the_reference_s(drawn, times):
 @settings(max_examples=200, deadline=None)
 def test_codes_are_the_nearest_levels_and_decode_as_the_loops_do(drawn):
     coordinates, counts, levels = drawn
-    codes = encode([coordinates], counts, levels)
+    codes = coded(coordinates, counts, levels)
     assert codes.counts == counts
     assert torch.equal(codes.widths(), torch.tensor(WIDTHS, dtype=torch.uint8)[levels])
     assert all(tensor.isfinite().all() for tensor in codes.tensors().values())
@@ -144,7 +148,7 @@ def test_codes_are_the_nearest_levels_and_decode_as_the_loops_do(drawn):
 @settings(max_examples=100, deadline=None)
 def test_stored_bytes_are_counted_exactly(drawn):
     coordinates, counts, levels = drawn
-    codes = encode([coordinates], counts, levels)
+    codes = coded(coordinates, counts, levels)
     heads, _, width = coordinates.shape
     wide = torch.tensor(WIDTHS)[levels].flatten(1)
     planes = sum(int(each.sum()) * -(-count // 8) for each, count in zip(wide, counts, strict=True))
@@ -158,7 +162,7 @@ def test_stored_bytes_are_counted_exactly(drawn):
 @settings(max_examples=100, deadline=None)
 def test_appending_keeps_what_was_there_and_takes_the_nearest_levels(drawn, data):
     coordinates, counts, levels = drawn
-    codes = encode([coordinates], counts, levels)
+    codes = coded(coordinates, counts, levels)
     more = tuple(data.draw(COUNTS) for _ in counts)
     generator = torch.Generator().manual_seed(3)
     scale = coordinates.float().std(correction=0) + 1e-3
@@ -186,7 +190,7 @@ def test_appending_keeps_what_was_there_and_takes_the_nearest_levels(drawn, data
 def test_errors_on_a_gaussian_are_those_promised(size):
     """What the losses of the allocation are made of."""
     coordinates = torch.randn(2, 4000, 8, generator=torch.Generator().manual_seed(0)) + 2
-    codes = encode([coordinates * size], (4000,), torch.arange(8).expand(1, 2, 8))
+    codes = coded(coordinates * size, (4000,), torch.arange(8).expand(1, 2, 8))
     error = (codes.decode() / size - coordinates).square().mean((0, 1))
     np.testing.assert_allclose(error, distortions(), rtol=0.2)
 
@@ -194,7 +198,7 @@ def test_errors_on_a_gaussian_are_those_promised(size):
 @pytest.mark.parametrize("change", ["nothing", "map", "taken apart"])
 def test_codes_come_back_from_their_tensors(change):
     coordinates = torch.randn(2, 30, 5, generator=torch.Generator().manual_seed(1))
-    codes = encode([coordinates], (8, 22), torch.randint(0, 8, (2, 2, 5), generator=torch.Generator().manual_seed(2)))
+    codes = coded(coordinates, (8, 22), torch.randint(0, 8, (2, 2, 5), generator=torch.Generator().manual_seed(2)))
     again = {
         "nothing": lambda: codes,
         "map": lambda: codes.map(torch.clone),

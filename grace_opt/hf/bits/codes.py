@@ -128,7 +128,7 @@ class Codes:
         return cls(**plain, planes=planes, counts=tuple(counts))
 
 
-def encode(parts: Iterable[Tensor], counts: Sequence[int], levels: Tensor) -> Codes:
+def encode(parts: Iterable[Tensor], counts: Sequence[int], levels: Tensor, largest: Tensor) -> Codes:
     """Code coordinates by given widths.
 
     Parameters
@@ -140,26 +140,28 @@ def encode(parts: Iterable[Tensor], counts: Sequence[int], levels: Tensor) -> Co
         Number of tokens of each class; at least one token in all.
     levels : Tensor
         ``(C, H, d)`` int64, indices into `WIDTHS`.
+    largest : Tensor
+        ``(H,)``: the largest absolute value of each head.
     """
     widths = _as_tensor(WIDTHS, levels.device)[levels]
-    units, means, scales, planes = [], [], [], []
+    unit = _unit(largest.float())
+    plain = bool((unit == 1).all())
+    means, scales, planes = [], [], []
     done = 0
     for part in parts:
-        wide = widths[:, done : done + len(part)].flatten(1)
-        done += len(part)
-        coordinates = part.float()
-        units.append(_unit(coordinates))
-        scaled = coordinates / units[-1][:, None, None]
+        heads = slice(done, done + len(part))
+        done = heads.stop
+        scaled = part.float() if plain else part.float() / unit[heads, None, None]
         means.append(scaled.mean(1).to(torch.float16))
         rows, centres = scaled.mT.flatten(0, 1), means[-1].flatten().float()
-        found = scaled_and_coded(rows, centres, wide, counts, codebooks(rows.device))
+        found = scaled_and_coded(rows, centres, widths[:, heads].flatten(1), counts, codebooks(rows.device))
         scales.append(found[0])
         planes.append(found[1])
     return Codes(
         levels=_packed(levels),
         means=torch.cat(means),
         scales=torch.cat(scales, dim=1)[widths.flatten(1) > 0],
-        unit=torch.cat(units),
+        unit=unit,
         planes=tuple(torch.cat(of_class) for of_class in zip(*planes, strict=True)),
         counts=tuple(counts),
     )
@@ -176,9 +178,8 @@ def fixed_bits(heads: int, classes: int, width: int) -> int:
     return heads * width * (PARAMETER_BITS + classes * LEVEL_BITS) + heads * 32 + LEVEL_BITS * 8
 
 
-def _unit(coordinates: Tensor) -> Tensor:
+def _unit(largest: Tensor) -> Tensor:
     """Return one power of two per head: 1, or what brings numbers that are too large or too small into float16."""
-    largest = coordinates.abs().amax((1, 2))
     beyond = torch.ceil(torch.log2(largest / (_LARGEST / 4))).clamp(min=-_LARGEST_POWER)
     return torch.exp2(torch.where((beyond > 0) | (largest < _SMALL), beyond, 0))
 

@@ -113,7 +113,8 @@ def spread_queries(now: Observation, before: Observation | None) -> Observation:
     kept = (ranks >= 0) & ((ranks % STRIDE == 0) | (ranks >= count - max(LAST)))
     most = min(kept.shape[1], -(-length // STRIDE) + max(LAST))  # no number that depends on data, for torch.compile
     order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-    picked = queries.gather(2, order[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[-1]))
+    # One by one: that copies whole queries, and not single numbers.
+    picked = torch.stack([own.index_select(1, tokens) for own, tokens in zip(queries, order, strict=True)])
     return now._replace(queries=picked, places=torch.where(kept.gather(1, order), places.gather(1, order), -1))
 
 
@@ -137,7 +138,7 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
     counted = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0)
     chosen = torch.nonzero(counted)[:, 0]
     share = counted[chosen]
-    return over.queries[row][:, chosen], share / share.sum(), ranks[0, chosen] % STRIDE == 0
+    return over.queries[row].index_select(1, chosen), share / share.sum(), ranks[0, chosen] % STRIDE == 0
 
 
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""Code rows of numbers in a few bits each: the scale of every row, the nearest levels, and these as bit planes.
+"""Code rows of numbers in a few bits each: their weighted variances, scales, nearest levels, and these as bit planes.
 
-In torch, or compiled for the CPU: one pass over the numbers for the scales and one for the planes, where torch takes
-one of each operation for every width. Both give the same scales and planes. (Sums are in float64, in any order; a scale
-that lies within their rounding of a tie between two numbers of 16 bits could differ.)
+In torch, or compiled for the CPU: one pass over the numbers for the variances, one for the scales and one for the
+planes, where torch takes one for every operation and width. Both give the same scales and planes. (Sums are in float64,
+in any order; a scale that lies within their rounding of a tie between two numbers of 16 bits could differ.)
 """
 
 from __future__ import annotations
@@ -55,3 +55,29 @@ def scaled_and_coded(
 
         return compiled(rows, means, widths, counts, books)
     return reference.scaled_and_coded(rows, means, widths, counts, books)
+
+
+def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the largest number of each head, and sums of squares around the mean of each row, by class.
+
+    Parameters
+    ----------
+    rows : Tensor (H, d, n), float32
+        Finite; the classes lie side by side.
+    weights : Tensor (H, n), float32
+        Of the columns.
+    counts : sequence of int
+        Number of columns of each class.
+
+    Returns
+    -------
+    largest : Tensor (H,), float32
+        Absolute values.
+    squares : Tensor (H, C, d), float64
+        In units of the head's largest number, unless that is 0: squares must not overflow.
+    """
+    if rows.device.type == "cpu" and worth_compiling(rows.numel()):
+        from .cpu import weighted_squares as compiled
+
+        return compiled(rows, weights, counts)
+    return reference.weighted_squares(rows, weights, counts)

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from .._shared.jit import jit
-from .reference import FITTED, LARGEST, PER_BYTE, Codebooks
+from .reference import FITTED, LARGEST, PER_BYTE, Codebooks, positive
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
 COUNTED = 6
+#: All bits of a float32 but its sign.
+SIGNLESS = np.int32(0x7FFFFFFF)
 #: Eight bytes of 0 or 1, and the factor that brings them together in the highest byte.
 ONES, TOGETHER = np.uint64(0x0101010101010101), np.uint64(0x0102040810204080)
 
@@ -38,7 +40,61 @@ def scaled_and_coded(
     return scales, tuple(planes)
 
 
+def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `grace_opt.kernels.coding.weighted_squares`."""
+    heads, width, _ = rows.shape
+    large, squares = np.zeros(heads, np.int32), np.zeros((heads, len(counts), width))
+    sizes = np.array(counts, dtype=np.int64)
+    sum_squares(rows.contiguous().numpy(), weights.contiguous().numpy(), sizes, large, squares)
+    found = torch.from_numpy(large.view(np.float32))
+    return found, torch.from_numpy(squares).div_(positive(found).double().square()[:, None, None])
+
+
 # The sums may take any order, which vectors need.
+@jit(fastmath={"reassoc", "contract"}, error_model="numpy")
+def mean(row):
+    """Return the mean, summed in float64."""
+    total = 0.0
+    for t in range(row.shape[0]):
+        total += np.float64(row[t])
+    return total / row.shape[0]
+
+
+@jit(fastmath={"reassoc", "contract"}, error_model="numpy")
+def weighted(row, centre, weights):
+    """Return the weighted sum of the squares around a number, in float64."""
+    total = 0.0
+    for t in range(row.shape[0]):
+        difference = np.float64(row[t]) - centre
+        total += np.float64(weights[t]) * difference * difference
+    return total
+
+
+@jit
+def largest_bits(row):
+    """Return the bits of the largest absolute value: as integers, they are in the same order, and fit vectors."""
+    bits, found = row.view(np.int32), np.int32(0)
+    for t in range(row.shape[0]):
+        size = bits[t] & SIGNLESS
+        found = size if size > found else found
+    return found
+
+
+@jit(error_model="numpy")
+def sum_squares(rows, weights, counts, large, squares):
+    """Fill the bits of the largest number of each head (H,), and the sums (H, C, d)."""
+    for h in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            row = rows[h, j]
+            large[h] = max(large[h], largest_bits(row))
+            middle = mean(row)
+            first = 0
+            for c in range(counts.shape[0]):
+                stop = first + counts[c]
+                squares[h, c, j] = weighted(row[first:stop], middle, weights[h, first:stop])
+                first = stop
+
+
 @jit(fastmath={"reassoc", "contract"}, error_model="numpy")
 def mean_square(row):
     """Return the mean of the squares, summed in float64."""
@@ -57,15 +113,6 @@ def least_squares(row, step, codes, levels):
         products += np.float64(row[t * step]) * level
         squares += level * level
     return np.float32(products / squares)
-
-
-@jit(fastmath={"nnan", "nsz"}, error_model="numpy")
-def largest(row):
-    """Return the largest absolute value."""
-    found = np.float32(0.0)
-    for t in range(row.shape[0]):
-        found = max(found, abs(row[t]))
-    return found
 
 
 @jit(error_model="numpy")
@@ -99,7 +146,7 @@ def nearest(row, scale, step, edges, bits, scaled, codes):
 @jit(error_model="numpy")
 def fit(rows, means, widths, counts, levels, edges, even, scales):
     """Fill the scales (C, R) of rows that have bits."""
-    longest = counts.max()
+    longest, bits_of_scales = counts.max(), scales.view(np.int32)
     centred, scaled, codes = np.empty(longest, np.float32), np.empty(longest, np.float32), np.empty(longest, np.uint8)
     for r in range(rows.shape[0]):
         first = 0
@@ -109,7 +156,7 @@ def fit(rows, means, widths, counts, levels, edges, even, scales):
                 part = centred[:count]
                 centre(rows[r, first : first + count], means[r], part)
                 if bits == even:
-                    scales[c, r] = largest(part)
+                    bits_of_scales[c, r] = largest_bits(part)
                 else:
                     scale = np.float32(np.sqrt(mean_square(part)))
                     step = max(count // FITTED, 1)

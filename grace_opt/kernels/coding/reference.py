@@ -45,6 +45,15 @@ def scaled_and_coded(
     return torch.stack(scales), tuple(planes)
 
 
+def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `grace_opt.kernels.coding.weighted_squares`."""
+    largest = rows.abs().amax((1, 2))
+    centred = rows / positive(largest)[:, None, None]
+    squares = (centred - centred.mean(2, keepdim=True)).square_()
+    classes = zip(torch.split(squares, list(counts), 2), torch.split(weights, list(counts), 1), strict=True)
+    return largest, torch.stack([(part @ share[..., None])[..., 0] for part, share in classes], dim=1).double()
+
+
 def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
     """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits."""
     if not centred.shape[1]:
@@ -57,7 +66,7 @@ def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
         # One step of least squares: the scale that suits the codes which the standard deviation gives. Some hundred
         # columns tell it as well as all.
         part = centred[rows, :: max(centred.shape[1] // FITTED, 1)]
-        codes = torch.bucketize(part / _positive(scale[rows])[:, None], _edges(books, bits), out_int32=True)
+        codes = torch.bucketize(part / positive(scale[rows])[:, None], _edges(books, bits), out_int32=True)
         numbers = books.levels[bits][codes].double()
         best = ((part * numbers).sum(1) / numbers.square().sum(1)).float()
         scale[rows] = torch.where(best > 0, best, scale[rows])
@@ -67,7 +76,7 @@ def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
 def codes_of(centred: Tensor, widths: Tensor, scale: Tensor, books: Codebooks) -> Tensor:
     """Return the code of the nearest level for all of ``(R, n)``, uint8; 0 where there are no bits."""
     codes = torch.zeros(centred.shape, dtype=torch.uint8, device=centred.device)
-    scaled = centred / _positive(scale)[:, None]
+    scaled = centred / positive(scale)[:, None]
     for bits, rows in _rows_by_width(widths, books):
         codes[rows] = torch.bucketize(scaled[rows], _edges(books, bits), out_int32=True).to(torch.uint8)
     return codes
@@ -116,6 +125,6 @@ def _edges(books: Codebooks, bits: int) -> Tensor:
     return books.edges[bits, : 2**bits - 1]
 
 
-def _positive(scale: Tensor) -> Tensor:
+def positive(scale: Tensor) -> Tensor:
     """Return the scale, or one where it is zero: whatever is divided by it is zero as well."""
     return torch.where(scale > 0, scale, 1)
