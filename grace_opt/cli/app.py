@@ -370,7 +370,8 @@ def basis(
     """Calibrate MODEL for caches of a few bits per element.
 
     Finds the coordinates in which its keys and values are stored, and how many bits each head takes; once per model.
-    Use the file with PrunedKeyCache(model, bits=2.25, basis=FILE). Takes about three times as long as reading the texts.
+    Use the file with PrunedKeyCache(model, bits=2.25, basis=FILE). Takes a few times as long as reading
+    the texts.
 
     Example: grace-opt basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from grace_opt.errors import CalibrationError, OptionError
+from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import calibrate_basis
 from grace_opt.hf.bits import at_hand
 from grace_opt.hf.bits.basis import identity_basis
@@ -75,7 +75,7 @@ def test_a_repeated_piece_comes_from_the_prompt_and_is_another_question():
 
 def test_factors_are_shrunk_logarithms_around_their_mean():
     eye = torch.eye(3, dtype=torch.float64)
-    costs = torch.tensor([[[1.0, 16.0], [4.0, 64.0]]]).repeat(1, 1, 1)[0]  # kinds x heads
+    costs = torch.tensor([[1.0, 16.0], [4.0, 64.0]], device="cpu")  # kinds x heads
     measured = {5: costs[..., None, None] * eye / 3}
     local = {5: torch.tensor([2.0, 2.0], dtype=torch.float64)}
     bases = {5: identity_basis(2, 3)}
@@ -113,11 +113,8 @@ def test_every_family_gives_gradients(family):
     model = model_of(family)
     try:
         locally = calibrate_basis(model, None, [ids()], end_to_end=False)
-    except CalibrationError:
-        pytest.skip("its attention cannot be calibrated")
-    except Exception as error:
-        assert "transformers" in str(error)
-        pytest.skip("its attention cannot be calibrated")
+    except CacheError:
+        pytest.skip("its attention cannot be calibrated: tests/hf/test_bits_calibration.py")
     before = [parameter.requires_grad for parameter in model.parameters()]
     wholly = calibrate_basis(model, None, [ids()])
     assert [parameter.requires_grad for parameter in model.parameters()] == before
@@ -134,7 +131,7 @@ def without_gradients(model):
 
 def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, capsys):
     model = without_gradients(model_of("Llama"))
-    with pytest.raises(CalibrationError, match="LlamaForCausalLM gives no gradients.*end_to_end=False") as caught:
+    with pytest.raises(CalibrationError, match=r"LlamaForCausalLM gives no gradients.*end_to_end=False") as caught:
         calibrate_basis(model, None, [ids()])
     assert isinstance(caught.value, GradientError)
     assert model.config._attn_implementation == "sdpa"

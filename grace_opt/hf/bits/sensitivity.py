@@ -1,10 +1,10 @@
 """How much the model's output minds errors in the keys and values of each head: Fisher information, by gradients.
 
 What an error costs locally (`grace_opt.hf.bits.moments`) compares the channels of a head, but layers and heads poorly:
-some change the next token far more than others. Here the prompt's keys and values are leaves of a graph, and next tokens
-are sampled from the model: half the second moment of the gradients of their log-likelihood is what a squared error adds
-to the KL divergence. Two kinds of later tokens are asked, equally important: those that the text goes on with, and a
-piece of the prompt once more, which the model can only predict by looking it up.
+some change the next token far more than others. Here the prompt's keys and values are leaves of a graph, and next
+tokens are sampled from the model: half the second moment of the gradients of their log-likelihood is what a squared
+error adds to the KL divergence. Two kinds of later tokens are asked, equally important: those that the text goes on
+with, and a piece of the prompt once more, which the model can only predict by looking it up.
 
 Source: the Fisher information is the second derivative of the KL divergence (Amari, Neural Computation 10, 1998).
 """
