@@ -10,6 +10,8 @@ Retrieval: a word is hidden in a text, and asked for after the cache was compres
 A prompt is read once; every kind of cache is filled with the queries, keys and values of its layers, as the attention
 function would (a test compares both). Time to compress is measured apart, on prompts that are really read.
 
+Variants change one part of the decision each (`bench.bits_variants`).
+
 Each passage and each case has its own file in ``--runs``. A stopped run resumes; files of other texts, weights,
 settings or commits are measured again, and all are if files differ from the commit. Writes
 docs/results/bits.{json,md,png}.
@@ -24,7 +26,6 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.answers import stored_bytes
-from bench.bits_page import DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
+from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
+from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
 from bench.material import MODEL, books, model_path
 from bench.passages import HALVES, Case, Passage, cases, passages
 from bench.provenance import is_clean, refuse, require_clean, write_json
@@ -71,6 +73,10 @@ def settings_of(name: str, basis: Path) -> dict[str, Any]:
     windows: dict[str, Any] = {"recent_window": WINDOW, "sink_tokens": SINKS}
     if name in REFERENCES:
         return {**REFERENCES[name], **windows}
+    if name in ("none", "prompt"):
+        return {"bits": ROWS[name], "basis": name, "tail_block": NEVER, **windows}
+    if name in ("local", "equal"):
+        basis = basis.with_name(f"{name}.safetensors")
     return {"bits": ROWS[name], "basis": str(basis), "tail_block": NEVER, **windows}
 
 
@@ -126,8 +132,7 @@ def shared_by_prompt(basis: CalibratedBasis, model: PreTrainedModel, ids: Tensor
 
     No cache can do that: the first layer is compressed before the last one is read.
     """
-    own = calibrate_basis(model, None, [ids])
-    return replace(basis, multipliers=own.multipliers, key_rates=own.key_rates, value_rates=own.value_rates)
+    return with_rates_of(basis, calibrate_basis(model, None, [ids]))
 
 
 def compared(logits: Tensor, dense: Tensor, following: Tensor) -> dict[str, float]:
@@ -191,7 +196,10 @@ def measure_passage(
                 file = Path(folder) / "own.safetensors"
                 if not file.exists():
                     shared_by_prompt(basis[0], model, ids).save(file)
-            cache = filled(PrunedKeyCache(model, **settings_of(name, file)), captured)
+            with varied(name):
+                cache = filled(PrunedKeyCache(model, **settings_of(name, file)), captured)
+            if name in VARIANTS and cache.memory_report().bits is None:
+                continue  # all dense: the prompt is too short to store a basis of its own
             sizes = bits_and_bytes(cache)
             found[name] = sizes | compared(distributions(cache), dense, fed[0, 1:])
             advance()
@@ -208,11 +216,12 @@ def measure_case(
     fed = torch.cat([case.question, case.answer], dim=1)
     found = {}
     for name in (DENSE, *names):
-        cache: Any = (
-            dense_cache(model, captured)
-            if name == DENSE
-            else filled(PrunedKeyCache(model, **settings_of(name, basis)), captured)
-        )
+        with varied(name):
+            cache: Any = (
+                dense_cache(model, captured)
+                if name == DENSE
+                else filled(PrunedKeyCache(model, **settings_of(name, basis)), captured)
+            )
         predicted = model(fed, past_key_values=cache).logits[0, -length - 1 : -1].double().log_softmax(-1)
         nll = -float(predicted.gather(1, case.answer[0][:, None]).sum())
         found[name] = {"nll": nll, "exact": bool((predicted.argmax(-1) == case.answer[0]).all())}
@@ -257,7 +266,8 @@ def run(
         "basis": digest(*basis[0].key_rates.values(), *(each.encode for each in basis[0].keys.values())),
         "transformers": source["transformers"],
     }
-    per_case = 1 + len(RETRIEVAL)
+    asked_rows = (*RETRIEVAL, *ASKED_VARIANTS)
+    per_case = 1 + len(asked_rows)
     rounds = arguments.rounds
     steps = sum(1 + sum(p.half == "B" or n not in SHARED for n in names) for p in found) + per_case * len(asked)
     total, done = steps + (rounds + 1) * (1 + len(TIMED)) * bool(rounds), 0
@@ -291,11 +301,11 @@ def run(
             )
         for number, case in enumerate(asked):
             what = f"case {number + 1}"
-            rows = {name: {**settings_of(name, basis[1]), "basis": None} for name in RETRIEVAL}
+            rows = {name: {**settings_of(name, basis[1]), "basis": None} for name in asked_rows}
             record = stored(
                 arguments.runs / f"case_{number:02}.json",
                 {"ids": digest(case.context, case.question, case.answer), "rows": rows},
-                lambda c=case, w=what: measure_case(model, c, RETRIEVAL, basis[1], lambda: advance(w)),
+                lambda c=case, w=what: measure_case(model, c, asked_rows, basis[1], lambda: advance(w)),
             )
             tokens = case.context.shape[1]
             of_cases.append({"name": case.name, "depth": case.depth, "tokens": tokens, **_without_settings(record)})
@@ -311,12 +321,17 @@ def _without_settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calibrated(model: PreTrainedModel, tokenizer: Any, folder: Path) -> tuple[CalibratedBasis, Path, float]:
-    """Calibrate on the texts that ship with grace_opt; return the basis, its file in `folder`, and seconds."""
+    """Calibrate on the texts that ship with grace_opt; return the basis, its file in `folder`, and seconds.
+
+    The bases of variants are written beside it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     start, path = time.perf_counter(), folder / "basis.safetensors"
     basis = calibrate_basis(model, tokenizer)
     seconds = time.perf_counter() - start
     basis.save(path)
+    with_rates_of(basis, calibrate_basis(model, tokenizer, end_to_end=False)).save(folder / "local.safetensors")
+    with_equal_rates(basis).save(folder / "equal.safetensors")
     return basis, path, seconds
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.bits_variants import BITS, VARIANTS
 from bench.real_model_page import RESAMPLES, interval
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, Page, small, table
 
@@ -27,17 +28,21 @@ ROWS: dict[str, float | None] = {
     "ratio-0.3": None,
     "shared-2.25": 2.25,
     "shared-1": 1.0,
+    **dict.fromkeys(VARIANTS, BITS),
 }
 TITLES = {
     **{name: f"`bits={bits:g}`" for name, bits in ROWS.items() if name.startswith("bits")},
     "int4": "int4: `Quantization(keys=4, values=4)`",
     "ratio-0.3": "GRACE, `ratio=0.3`",
     DENSE: "dense",
+    **VARIANTS,
 }
 #: What shares of the prompt itself buy: measured on half B only, offline.
 SHARED = ("shared-2.25", "shared-1")
 #: Rows of which answers are asked for, and of which reading a prompt is timed.
 RETRIEVAL, TIMED = ("bits-3", "bits-2"), ("bits-2.25",)
+#: Variants of which answers are asked for as well: those whose choice retrieval has a say in.
+ASKED_VARIANTS = ("local", "floor-0", "floor-1")
 #: What is chosen on, and what is reported.
 CHOSEN, REPORTED = "A", "B"
 
@@ -59,7 +64,7 @@ def numbers_of(value: dict[str, Any], name: str, half: str, measure: str, kind: 
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
-    names = [name for name in ROWS if name not in SHARED]
+    names = [name for name in ROWS if name not in (*SHARED, *VARIANTS)]
     halves = [half for half in (CHOSEN, REPORTED) if numbers_of(value, names[0], half, "kl")]
     told = halves[-1]
     count = len(numbers_of(value, names[0], told, "kl"))
@@ -81,6 +86,7 @@ def page(value: dict[str, Any]) -> Page:
         else "**One half of the passages only**: not to be reported.",
         tables=[*_main_table(value, names, halves), *_retrieval(value)],
         details=[
+            ("What each part is worth", _variants(value, halves)),
             ("By kind of text", _by_kind(value, names, told, kinds)),
             ("Shares of layers and heads: calibrated, or of the prompt itself", _shares(value)),
             ("Time to compress", _time(value)),
@@ -126,6 +132,35 @@ def _retrieval(value: dict[str, Any]) -> list[str]:
         "mean over cases; difference to dense with its 95 % interval.",
         "",
         *table(["cache", "hits", "of dense's hits", "NLL", "over dense"], rows),
+    ]
+
+
+def _variants(value: dict[str, Any], halves: Sequence[str]) -> list[str]:
+    plain = f"bits-{BITS:g}"
+    cases = [record["rows"] for record in value["cases"]]
+    asked = ["of dense's hits", "NLL over dense"] if cases else []
+    rows = []
+    for name in (plain, *VARIANTS):
+        cells = [TITLES[name]]
+        for half in halves:
+            own, whole = (numbers_of(value, each, half, "kl") for each in (name, plain))
+            if not own:
+                cells.append("–")
+                continue
+            times = "" if name == plain else f" (× {statistics.fmean(own) / statistics.fmean(whole):.2f})"
+            cells.append(f"{_kl(statistics.fmean(own))}{times}")
+        if cases and name not in (plain, *ASKED_VARIANTS):
+            cells += ["–", "–"]
+        elif cases:
+            hits = sum(case[name]["exact"] and case[DENSE]["exact"] for case in cases)
+            over = statistics.fmean(case[name]["nll"] - case[DENSE]["nll"] for case in cases)
+            cells += [f"{hits}", f"{over:+.3f}"]
+        rows.append(cells)
+    return [
+        f"Each row changes one part of the decision, at {BITS:g} bits; in brackets, its KL as a multiple of the first "
+        "row's.",
+        "",
+        *table(["variant", *(f"KL, half {half}" for half in halves), *asked], rows),
     ]
 
 

@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 import torch
 
 from bench import bits, bits_page
+from bench.bits_variants import VARIANTS
 from bench.passages import WORDS, cases, passages
 from bench.real_model import read_text
 from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate_basis, capture
@@ -62,7 +63,9 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         return (tmp_path / "results" / "pocket.md").read_text()
 
     monkeypatch.setattr(
-        bits, "calibrate_basis", lambda model, tokenizer, texts=(CALIBRATION,): calibrate_basis(model, tokenizer, texts)
+        bits,
+        "calibrate_basis",
+        lambda model, tokenizer, texts=(CALIBRATION,), **rest: calibrate_basis(model, tokenizer, texts, **rest),
     )
     return run
 
@@ -197,14 +200,15 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     assert str(tmp_path) not in text + json.dumps(value)
     assert [one["half"] for one in value["passages"]] == ["A", "B"]
     first, second = (one["rows"] for one in value["passages"])
-    assert set(second) == set(bits_page.ROWS)
+    assert set(second) == set(bits_page.ROWS) - {"prompt"}  # too short a prompt for a basis of its own
     assert set(first) == set(second) - set(bits_page.SHARED)
     for rows in (first, second):
         assert 0 < rows["bits-3"]["kl"] < rows["bits-1.5"]["kl"] < rows["bits-1"]["kl"]
         assert all(rows[name]["bits"] <= (bits_page.ROWS[name] or 16) for name in rows)
     assert second["shared-1"]["kl"] != second["bits-1"]["kl"]
+    assert len({second[name]["kl"] for name in ("bits-2", *VARIANTS) if name != "prompt"}) == len(VARIANTS)
     for case in value["cases"]:
-        assert set(case["rows"]) == {"dense", *bits_page.RETRIEVAL}
+        assert set(case["rows"]) == {"dense", *bits_page.RETRIEVAL, *bits_page.ASKED_VARIANTS}
         assert all(one["nll"] > 0 for one in case["rows"].values())
     assert set(value["seconds"]) == {"dense", *bits_page.TIMED}
     for said in (
@@ -212,6 +216,7 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
         "KL, half A | KL, half B",
         "**Retrieval**",
         "shares of the prompt",
+        "| no floor of token weights |",
         "over dense",
     ):
         assert said in text

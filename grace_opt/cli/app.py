@@ -363,11 +363,15 @@ def basis(
         typer.Option(help="Text file, UTF-8, to calibrate on; repeatable. Default: six short texts of grace_opt."),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Number of first tokens of each text that are used.")] = 2048,
+    end_to_end: Annotated[
+        bool, typer.Option(help="Share bits among heads by how much the next tokens mind; takes gradients.")
+    ] = True,
 ) -> None:
     """Calibrate MODEL for caches of a few bits per element.
 
     Finds the coordinates in which its keys and values are stored, and how many bits each head takes; once per model.
-    Use the file with PrunedKeyCache(model, bits=2.25, basis=FILE). Takes as long as reading the texts once.
+    Use the file with PrunedKeyCache(model, bits=2.25, basis=FILE). Takes a few times as long as reading
+    the texts.
 
     Example: grace-opt basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """
@@ -387,7 +391,12 @@ def basis(
         start = time.monotonic()
         with progress_bar(None, len(texts)) as show:
             made = calibrate_basis(
-                loaded, tokenizer, texts, tokens=tokens, advance=lambda done: show("calibrating", done)
+                loaded,
+                tokenizer,
+                texts,
+                tokens=tokens,
+                end_to_end=end_to_end,
+                advance=lambda done: show("calibrating", done),
             )
         seconds = time.monotonic() - start
         made.save(out)

@@ -128,8 +128,9 @@ def received(queries, keys, scaling):
     return (p * weight).sum((0, 1)), (p**2 * weight).sum((0, 1))
 
 
-def test_rates_follow_from_the_attention_of_the_text(made):
-    model, basis = made
+def test_rates_follow_from_the_attention_of_the_text():
+    model = model_of("Llama")
+    basis = calibrate_basis(model, None, [ids()], end_to_end=False)
     bits = np.array(WIDTHS)
     for layer, seen in capture(model, ids()[None]).items():
         queries, keys, values = (each[0].double().numpy() for each in (seen.queries, seen.keys, seen.values))

@@ -27,6 +27,7 @@ from ..masking import fingerprint
 from ..texts import shipped_texts
 from .calibrate import calibrate_basis, refuse_parts
 from .calibrated import CalibratedBasis
+from .sensitivity import GradientError
 from .settings import CALIBRATED
 
 _MADE: weakref.WeakKeyDictionary[PreTrainedModel, CalibratedBasis] = weakref.WeakKeyDictionary()
@@ -130,7 +131,18 @@ def _made_now(model: PreTrainedModel, path: Path | None) -> CalibratedBasis:
     _say(f"grace_opt: calibrating {name} on {len(texts)} texts; takes seconds to minutes, once per model")
     start = time.monotonic()
     with progress_bar(None, len(texts)) as show:
-        found = calibrate_basis(model, tokenizer, texts, advance=lambda done: show("calibrating", done))
+
+        def made(end_to_end: bool) -> CalibratedBasis:
+            def advance(done: int) -> None:
+                show("calibrating", done)
+
+            return calibrate_basis(model, tokenizer, texts, end_to_end=end_to_end, advance=advance)
+
+        try:
+            found = made(True)
+        except GradientError as failure:
+            _say(f"grace_opt: {name}: layers and heads share bits by their local errors only: {failure}")
+            found = made(False)
     kept = "in memory"
     if path is not None:
         try:

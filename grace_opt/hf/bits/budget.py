@@ -9,7 +9,7 @@ equal.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
@@ -44,6 +44,9 @@ class BitBudget:
     basis: str
     calibrated: CalibratedBasis | None
     layers: tuple[int, ...]
+    _last: dict[tuple[float, float], dict[int, tuple[Tensor, Tensor]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def bases(self, layer: int, heads: int, rank: int) -> tuple[Basis, Basis] | None:
         """Return the bases of a layer's keys and values, of this rank's heads; None without a calibration."""
@@ -61,7 +64,12 @@ class BitBudget:
             return torch.full((heads,), mean[0], dtype=torch.float64), torch.full(
                 (heads,), mean[1], dtype=torch.float64
             )
-        keys, values = self.calibrated.shares(*mean)[layer]
+        found = self._last.get(mean)
+        if found is None:  # once per sequence, not once per layer
+            found = self.calibrated.shares(*mean)
+            self._last.clear()
+            self._last[mean] = found
+        keys, values = found[layer]
         start = _start(len(keys), heads, rank)
         return keys[start : start + heads], values[start : start + heads]
 

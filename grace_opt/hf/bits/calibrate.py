@@ -1,7 +1,8 @@
 """`calibrate_basis`: the bases of a model's keys and values and the shares of its layers and heads, from a few texts.
 
 When: once per model, before its cache is compressed to a given number of bits; the result can be saved. One forward
-pass per text, whose layers are taken in as they come, so no more than one layer's queries, keys and values is held.
+pass per text, whose layers are taken in as they come, so no more than one layer's queries, keys and values is held;
+then a few hundred tokens with gradients, which say how much each head's errors matter to the model's output.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..._util.parameters import integer
+from ..._util.parameters import flag, integer
 from ...errors import CacheError, CalibrationError, OptionError
 from ..arguments import require_model
 from ..capture import AttentionCall, record
@@ -25,6 +26,7 @@ from .calibrated import CalibratedBasis
 from .classes import SINKS, WINDOW
 from .moments import LayerMoments
 from .rates import price_grid, rates
+from .sensitivity import factors, information
 
 #: Number of first tokens of each text that are used.
 TOKENS = 2048
@@ -38,6 +40,7 @@ def calibrate_basis(
     texts: Sequence[str | Tensor] | None = None,
     *,
     tokens: int = TOKENS,
+    end_to_end: bool = True,
     advance: Callable[[int], None] = lambda done: None,
 ) -> CalibratedBasis:
     """Find the coordinates in which a model's keys and values are stored with few bits, and who gets how many.
@@ -53,6 +56,9 @@ def calibrate_basis(
         report, a dialogue, code, tables and letters.
     tokens : int
         Number of first tokens of each text that are used, at most as many as the model has positions.
+    end_to_end : bool
+        Share bits among layers and heads by how much the model's next tokens mind their errors. That takes gradients;
+        without, shares follow from the change of each layer's own output, and cost several tenths of a bit.
     advance : callable
         Called with the number of texts done so far, for a progress bar.
 
@@ -66,7 +72,7 @@ def calibrate_basis(
         If a text has no tokens, or strings come without a tokenizer.
     CalibrationError
         If the texts have fewer than 64 tokens besides sinks and windows, the model's numbers are not finite, its output
-        projection is unknown, or it is spread over several processes.
+        projection is unknown, it gives no gradients, or it is spread over several processes.
     CacheError
         If the model's attention does not go through the attention interface.
 
@@ -115,6 +121,7 @@ def calibrate_basis(
         if index in layers:
             layers[index].add(call)
 
+    end_to_end = flag("end_to_end", end_to_end)
     # Not as inference tensors, with which no gradient could ever be computed.
     with torch.inference_mode(False), torch.no_grad(), _evaluated(model):
         for done, ids in enumerate(long_enough, 1):
@@ -124,6 +131,9 @@ def calibrate_basis(
                     f"layers {missing} of {type(model).__name__} did not call the attention interface, so they cannot "
                     "be calibrated; use transformers' own caches"
                 )
+            if end_to_end:
+                for index, fisher in information(model, ids.to(device), tuple(layers)).items():
+                    layers[index].add_information(*fisher)
             advance(len(every) - len(long_enough) + done)
         return _finished(layers, model_is, len(long_enough), sum(ids.shape[1] for ids in long_enough))
 
@@ -141,15 +151,25 @@ def _finished(
     layers: dict[int, LayerMoments], model_is: dict[str, int | str], texts: int, tokens: int
 ) -> CalibratedBasis:
     bases = {index: moments.bases() for index, moments in layers.items()}
-    steps = {index: moments.steps(*bases[index]) for index, moments in layers.items()}
-    largest = max(float(prices.max()) for pair in steps.values() for groups in pair for prices, _, _ in groups)
+    losses = {index: moments.losses(*bases[index]) for index, moments in layers.items()}
+    steps = []
+    for which in (0, 1):
+        matter = factors(
+            {index: each.information[which] for index, each in layers.items() if each.information is not None},
+            {index: moments.mean_loss(losses[index][which]) for index, moments in layers.items()},
+            {index: pair[which] for index, pair in bases.items()},
+        )
+        steps.append(
+            {index: moments.steps(losses[index][which], matter.get(index, 1.0)) for index, moments in layers.items()}
+        )
+    largest = max(float(prices.max()) for each in steps for groups in each.values() for prices, _, _ in groups)
     multipliers = price_grid(largest)
     curves = [
         {
-            index: sum(share * rates(prices, gains, multipliers) for prices, gains, share in pair[which]).float()  # type: ignore[union-attr]
-            for index, pair in steps.items()
+            index: sum(share * rates(prices, gains, multipliers) for prices, gains, share in groups).float()  # type: ignore[union-attr]
+            for index, groups in each.items()
         }
-        for which in (0, 1)
+        for each in steps
     ]
     return CalibratedBasis(
         keys={index: pair[0] for index, pair in bases.items()},

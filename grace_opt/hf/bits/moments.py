@@ -52,6 +52,7 @@ class LayerMoments:
     values: Tensor | float = 0.0
     metric: Tensor | None = None
     classes: dict[int, ClassSums] = field(default_factory=dict)
+    information: tuple[Tensor, Tensor] | None = None
 
     def add(self, call: AttentionCall) -> None:
         """Add one text: a call of the layer's attention, of a batch of one and without padding."""
@@ -94,6 +95,13 @@ class LayerMoments:
         old = self.classes.get(len(sizes))
         self.classes[len(sizes)] = now if old is None else _added(old, now)
 
+    def add_information(self, keys: Tensor, values: Tensor) -> None:
+        """Add one text's Fisher information (`sensitivity.information`)."""
+        self._check("gradients of keys", keys)
+        self._check("gradients of values", values)
+        old = self.information
+        self.information = (keys, values) if old is None else (old[0] + keys, old[1] + values)
+
     def bases(self) -> tuple[Basis, Basis]:
         """Return the bases of keys and values.
 
@@ -109,16 +117,36 @@ class LayerMoments:
             _basis(output, torch.as_tensor(self.values) / self.tokens),
         )
 
-    def steps(self, keys: Basis, values: Basis) -> tuple[list[tuple[Tensor, Tensor, float]], ...]:
-        """Return, for keys and values, at which prices heads take more bits (`rates.steps`), by groups with weights."""
-        found: tuple[list[tuple[Tensor, Tensor, float]], ...] = ([], [])
+    def losses(self, keys: Basis, values: Basis) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what the channels of keys and of values lose without any bits, ``(C, H, d)`` for each of `classes`."""
+        found: tuple[list[Tensor], list[Tensor]] = ([], [])
         for sums in self.classes.values():
-            sizes = (sums.sizes / sums.texts).tolist()
             for basis, moments, into in zip((keys, values), (sums.keys, sums.values), found, strict=True):
                 encode = basis.encode.double()
                 squares = ((moments @ encode) * encode).sum(-2).clamp(min=0) / sums.texts
-                into.append((*steps(squares * basis.energy, sizes), sums.texts / self.texts))
+                into.append(squares * basis.energy)
         return found
+
+    def mean_loss(self, losses: list[Tensor]) -> Tensor:
+        """Return the mean over texts of what each head loses without any bits, ``(H,)``."""
+        parts = zip(losses, self.classes.values(), strict=True)
+        return torch.stack([each.sum((0, 2)) * sums.texts / self.texts for each, sums in parts]).sum(0)
+
+    def steps(self, losses: list[Tensor], factor: Tensor | float = 1.0) -> list[tuple[Tensor, Tensor, float]]:
+        """Return at which prices heads take more bits (`rates.steps`), by groups of texts with their weights.
+
+        Parameters
+        ----------
+        losses : list of Tensor
+            Those of keys or of values.
+        factor : Tensor or float
+            By which each head's losses count more, ``(H,)``.
+        """
+        weight = torch.as_tensor(factor, dtype=torch.float64)[..., None]
+        return [
+            (*steps(each * weight, (sums.sizes / sums.texts).tolist()), sums.texts / self.texts)
+            for each, sums in zip(losses, self.classes.values(), strict=True)
+        ]
 
     def _check(self, name: str, tensor: Tensor) -> None:
         if not tensor.isfinite().all():

@@ -1,0 +1,75 @@
+"""Variants of how `bits=` decides, for the ablation of `bench.bits`: each changes one part of the decision.
+
+Some change what the prompt decides (`varied`), others are files of another basis.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from grace_opt.hf import CalibratedBasis
+from grace_opt.hf.bits import code_prompt
+from grace_opt.hf.bits.classes import class_sizes, token_weights
+from grace_opt.hf.bits.importance import LAST
+
+#: Bits at which all are measured.
+BITS = 2.0
+#: What each one has that is different.
+VARIANTS = {
+    "local": "shares by local errors, without gradients",
+    "equal": "the same share for every head",
+    "none": 'channels as they are, equal shares: `basis="none"`',
+    "prompt": 'the prompt\'s own basis, stored and counted, equal shares: `basis="prompt"`',
+    "floor-0": "no floor of token weights",
+    "floor-1": "a floor of 1, not .3",
+    "class-1": "one class of tokens",
+    "class-2": "two classes",
+    "last-32": "attention received from the last 32 queries only",
+}
+
+
+@contextmanager
+def varied(name: str) -> Iterator[None]:
+    """Code prompts in a ``with`` block as a variant does; any other name changes nothing."""
+    kind, _, number = name.partition("-")
+    change: dict[str, Callable[..., object]] = {}
+    if kind == "floor":
+        change["token_weights"] = functools.partial(token_weights, floor=float(number))
+    elif kind == "class":
+        change["class_sizes"] = functools.partial(class_sizes, classes=int(number))
+    elif kind == "last":
+        change["queries_of_row"] = _last_queries
+    with mock.patch.multiple(code_prompt, **change) if change else nullcontext():
+        yield
+
+
+def _last_queries(over: object, row: int) -> tuple[Tensor, Tensor, Tensor]:
+    queries, shares, spread = _OF_ROW(over, row)
+    weights = torch.zeros_like(shares)
+    weights[-min(LAST) :] = 1 / min(LAST)
+    return queries, weights, spread
+
+
+_OF_ROW: Callable[..., tuple[Tensor, Tensor, Tensor]] = code_prompt.queries_of_row
+
+
+def with_rates_of(basis: CalibratedBasis, other: CalibratedBasis) -> CalibratedBasis:
+    """Return the basis with another one's shares of layers and heads."""
+    return replace(basis, multipliers=other.multipliers, key_rates=other.key_rates, value_rates=other.value_rates)
+
+
+def with_equal_rates(basis: CalibratedBasis) -> CalibratedBasis:
+    """Return the basis with the same share for every head of all layers."""
+    means = [torch.cat(list(rates.values())).mean(0) for rates in (basis.key_rates, basis.value_rates)]
+    keys, values = (
+        {layer: mean.expand(len(each), -1).clone() for layer, each in rates.items()}
+        for mean, rates in zip(means, (basis.key_rates, basis.value_rates), strict=True)
+    )
+    return replace(basis, key_rates=keys, value_rates=values)

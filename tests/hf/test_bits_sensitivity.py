@@ -1,0 +1,145 @@
+"""Shares by end-to-end sensitivity: Fisher information against the KL divergence that noise causes, and its factors."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache
+
+from grace_opt.errors import CacheError, CalibrationError, OptionError
+from grace_opt.hf import calibrate_basis
+from grace_opt.hf.bits import at_hand
+from grace_opt.hf.bits.basis import identity_basis
+from grace_opt.hf.bits.classes import SINKS, WINDOW
+from grace_opt.hf.bits.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
+from tests.hf.matrix import FAMILIES, model_of
+from tests.hf.test_bits_calibration import ids
+
+#: Of each text of `ids`, a quarter is fed later.
+LENGTH, LATER = 75, 24
+
+
+@torch.no_grad()
+def kl_of_noise(model, text, layer, head, which, sigma, draws=400):
+    """The mean KL divergence, over later tokens, that noise in one head's keys or values causes."""
+    prompt, fed = text[:, :LENGTH], text[:, LENGTH : LENGTH + LATER]
+    cache = model(prompt, use_cache=True).past_key_values
+    clean, noisy = DynamicCache(config=model.config), DynamicCache(config=model.config)
+    generator = torch.Generator().manual_seed(7)
+    for index, stored in enumerate(cache.layers):
+        pair = [stored.keys, stored.values]
+        clean.update(*pair, index)
+        wide = [each.repeat(draws, 1, 1, 1) for each in pair]
+        if index == layer:
+            inner = wide[which][:, head, SINKS : LENGTH - WINDOW]
+            inner += sigma * torch.randn(inner.shape, generator=generator, dtype=inner.dtype, device="cpu")
+        noisy.update(*wide, index)
+    dense = model(fed, past_key_values=clean).logits.double().log_softmax(-1)
+    other = model(fed.repeat(draws, 1), past_key_values=noisy).logits.double().log_softmax(-1)
+    return float((dense.exp() * (dense - other)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_half_the_information_is_the_kl_divergence_of_small_noise(which):
+    model = copy.deepcopy(model_of("Llama")).double()  # a KL divergence of so little noise is lost in float32
+    text, seeds, sigma = ids(LENGTH + LATER, 3)[None], range(60), 1e-3
+    found = [information(model, text, (0, 1), seed) for seed in seeds]
+    for layer in (0, 1):
+        for head in (0, 1):
+            traces = torch.stack([torch.trace(each[layer][which][0, head]) for each in found]) * sigma**2 / 2
+            error = float(traces.std()) / len(seeds) ** 0.5
+            measured = kl_of_noise(model, text, layer, head, which, sigma)
+            assert error < 0.1 * measured
+            assert measured == pytest.approx(float(traces.mean()), rel=0.1, abs=3 * error)
+
+
+def test_a_repeated_piece_comes_from_the_prompt_and_is_another_question():
+    model = model_of("Llama")
+    found = information(model, ids()[None], (0, 1))
+    again = information(model, ids()[None], (0, 1))
+    other = information(model, ids()[None], (0, 1), seed=1)
+    assert list(found) == [0, 1]
+    for layer in found:
+        for part in (0, 1):
+            assert found[layer][part].shape == (2, 2, 16, 16)
+            assert found[layer][part].dtype == torch.float64
+            assert torch.equal(found[layer][part], again[layer][part])
+            assert not torch.allclose(found[layer][part], other[layer][part])
+            assert not torch.allclose(found[layer][part][0], found[layer][part][1])
+            assert (torch.linalg.eigvalsh(found[layer][part]) >= -1e-12).all()
+    assert information(model, ids(48)[None], (0, 1)) == {}
+    assert information(model, ids(50)[None], (0, 1)) != {}
+
+
+def test_factors_are_shrunk_logarithms_around_their_mean():
+    eye = torch.eye(3, dtype=torch.float64)
+    costs = torch.tensor([[1.0, 16.0], [4.0, 64.0]], device="cpu")  # kinds x heads
+    measured = {5: costs[..., None, None] * eye / 3}
+    local = {5: torch.tensor([2.0, 2.0], dtype=torch.float64)}
+    bases = {5: identity_basis(2, 3)}
+    # Geometric means over kinds are 2 and 32: ratios of 1 and 16.
+    expected = torch.tensor([4.0**-TRUST, 4.0**TRUST], dtype=torch.float64)
+    torch.testing.assert_close(factors(measured, local, bases)[5], expected)
+    scaled = {5: bases[5].__class__(bases[5].encode / 3, bases[5].decode * 3, bases[5].energy)}
+    torch.testing.assert_close(factors(measured, local, scaled)[5], expected)
+    assert factors({}, local, bases) == {}
+
+
+def test_heads_that_reach_nothing_or_lose_nothing_have_finite_factors():
+    eye, zero = torch.eye(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64)
+    measured = {0: torch.stack([eye, zero, eye, zero]).repeat(2, 1, 1, 1)}
+    local = {0: torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)}
+    found = factors(measured, local, {0: identity_basis(4, 3)})[0]
+    assert found.tolist() == pytest.approx([1.0, 1 / LARGEST_FACTOR, LARGEST_FACTOR, 1.0])
+    nothing = factors({0: torch.zeros(2, 4, 3, 3).double()}, local, {0: identity_basis(4, 3)})[0]
+    assert nothing.isfinite().all()
+
+
+def test_a_layer_that_later_layers_drown_gets_fewer_bits():
+    """By the change of its own output, it would get as many as before."""
+    model = copy.deepcopy(model_of("Llama"))
+    with torch.no_grad():
+        model.model.layers[0].self_attn.o_proj.weight.mul_(1e-3)
+    locally, wholly = (calibrate_basis(model, None, [ids()], end_to_end=each).shares(2, 2) for each in (False, True))
+    for part in (0, 1):
+        assert wholly[0][part].sum() < locally[0][part].sum() - 0.5
+        assert wholly[1][part].sum() > locally[1][part].sum() + 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_gradients(family):
+    model = model_of(family)
+    try:
+        locally = calibrate_basis(model, None, [ids()], end_to_end=False)
+    except CacheError:
+        pytest.skip("its attention cannot be calibrated: tests/hf/test_bits_calibration.py")
+    before = [parameter.requires_grad for parameter in model.parameters()]
+    wholly = calibrate_basis(model, None, [ids()])
+    assert [parameter.requires_grad for parameter in model.parameters()] == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert any(not torch.equal(wholly.key_rates[layer], locally.key_rates[layer]) for layer in wholly.layers)
+
+
+def without_gradients(model):
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda module, args, output: output.detach())
+    return model
+
+
+def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, capsys):
+    model = without_gradients(model_of("Llama"))
+    with pytest.raises(CalibrationError, match=r"LlamaForCausalLM gives no gradients.*end_to_end=False") as caught:
+        calibrate_basis(model, None, [ids()])
+    assert isinstance(caught.value, GradientError)
+    assert model.config._attn_implementation == "sdpa"
+    expected = calibrate_basis(model, None, [ids()], end_to_end=False)
+    monkeypatch.setattr(at_hand, "_tokenizer", lambda model: None)
+    monkeypatch.setattr(at_hand, "shipped_texts", lambda: [ids()])
+    found = at_hand._made_now(model, None)
+    assert torch.equal(found.key_rates[1], expected.key_rates[1])
+    assert "local errors only: LlamaForCausalLM gives no gradients" in capsys.readouterr().err
+    with pytest.raises(OptionError, match="end_to_end"):
+        calibrate_basis(model, None, [ids()], end_to_end=1)
