@@ -17,7 +17,7 @@ from torch import Tensor
 from grace_opt.hf import CalibratedBasis
 from grace_opt.hf.bits import code_prompt
 from grace_opt.hf.bits.classes import class_sizes, token_weights
-from grace_opt.hf.bits.importance import LAST
+from grace_opt.hf.bits.importance import LAST, observed_queries
 
 #: Bits at which all are measured.
 BITS = 2.0
@@ -32,6 +32,7 @@ VARIANTS = {
     "class-1": "one class of tokens",
     "class-2": "two classes",
     "last-32": "attention received from the last 32 queries only",
+    "causal": "attention received from later queries only",
 }
 
 
@@ -46,6 +47,8 @@ def varied(name: str) -> Iterator[None]:
         change["class_sizes"] = functools.partial(class_sizes, classes=int(number))
     elif kind == "last":
         change["queries_of_row"] = _last_queries
+    elif kind == "causal":
+        change["attention_moments"] = _causal_moments
     with mock.patch.multiple(code_prompt, **change) if change else nullcontext():
         yield
 
@@ -55,6 +58,24 @@ def _last_queries(over: object, row: int) -> tuple[Tensor, Tensor, Tensor]:
     weights = torch.zeros_like(shares)
     weights[-min(LAST) :] = 1 / min(LAST)
     return queries, weights, spread
+
+
+def _causal_moments(
+    queries: Tensor, weights: Tensor, keys: Tensor, scaling: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return what `attention_moments` does, of attention as the model has it; of a prompt without padding."""
+    assert softcap is None
+    heads, length, width = keys.shape
+    places = torch.nonzero(observed_queries(length))[:, 0]
+    hidden = torch.arange(length, device="cpu") > places[:, None]
+    grouped = queries.reshape(heads, -1, len(places), width)
+    share = weights.float() / grouped.shape[1]
+    moments = []
+    for own, group in zip(keys, grouped, strict=True):
+        found = (group @ own.mT * scaling).masked_fill(hidden, -torch.inf).softmax(-1)
+        moments.append([torch.einsum("gqk,q->k", each, share) for each in (found, found.square())])
+    first, second = (torch.stack(each) for each in zip(*moments, strict=True))
+    return first, second
 
 
 _OF_ROW: Callable[..., tuple[Tensor, Tensor, Tensor]] = code_prompt.queries_of_row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import warnings
@@ -12,7 +13,15 @@ import torch
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, StreamingLLM, calibrate_basis
+from grace_opt.hf import (
+    PrunedKeyCache,
+    PruningConfig,
+    Quantization,
+    StreamingLLM,
+    attention_implementation,
+    calibrate_basis,
+    capture,
+)
 from grace_opt.hf.bits.calibrated import CalibratedBasis
 from grace_opt.hf.observation import Observation
 from grace_opt.hf.storage import Tail
@@ -349,3 +358,39 @@ def test_no_warning_of_numpy_or_torch(made):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         coded(made(bits=2), DEGENERATE["zeros"], DEGENERATE["all equal"])
+
+
+@torch.no_grad()
+def last_logits(model, ids, basis, file):
+    """Those of a coded cache and of a dense one."""
+    if basis == "calibrated":
+        calibrate_basis(model, None, [ids]).save(file)
+        basis = file
+    found = []
+    for cache in (PrunedKeyCache(model, bits=8, basis=basis), None):
+        with attention_implementation(model, "grace_sdpa"):
+            cache = model(ids[:, :-1], past_key_values=cache, use_cache=True).past_key_values
+            found.append(model(ids[:, -1:], past_key_values=cache).logits[0, -1].float())
+    return found
+
+
+@pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_with_activations_of_1e4(dtype, basis, tmp_path):
+    """Codes move the logits as they do with small activations, besides the type's own rounding."""
+    model, file = copy.deepcopy(build("Llama")), tmp_path / "basis.safetensors"
+    ids = torch.randint(3, 97, (1, 160), generator=torch.Generator().manual_seed(4))
+    coded, exact = last_logits(model, ids, basis, file)
+    error = (coded - exact).abs().max()
+    largest = max(float(torch.cat([seen.keys, seen.values]).abs().max()) for seen in capture(model, ids).values())
+    with torch.no_grad():
+        for layer in model.model.layers:
+            attention, scale = layer.self_attn, 2.0 ** math.floor(math.log2(3e4 / largest))
+            for grown, shrunk in ((attention.k_proj, attention.q_proj), (attention.v_proj, attention.o_proj)):
+                grown.weight.mul_(scale)
+                shrunk.weight.div_(scale)
+    model = model.to(dtype)
+    assert max(seen.keys.abs().max() for seen in capture(model, ids).values()) > 1e4
+    coded, dense = last_logits(model, ids, basis, file)
+    assert coded.isfinite().all()
+    assert (coded - dense).abs().max() < 2 * error + 4 * (dense - exact).abs().max()
