@@ -31,6 +31,13 @@ def adapter_matrix(value: dict[str, Any]) -> Page:
     failed = f"{counts['fails']} fail" if counts["fails"] else "none fails"
     slow = sum("fused=False" in row for row in marks.values())
     others = f", {slow} work{'s' * (slow == 1)} with `fused=False`" if slow else ""
+    coded = [mark.split(":")[0] for row in value.get("cells_with_bits", {}).values() for mark in row.values()]
+    with_bits = (
+        f" With `bits=` instead of a ratio: of {len(coded)} cells, {coded.count('pass')} pass and "
+        f"{coded.count('raises')} are refused, those of the same families."
+        if coded
+        else ""
+    )
     return Page(
         title="Supported families of models and ways of generating",
         picture="Grid of families of models and ways of generating: which pass, and which are refused",
@@ -38,7 +45,7 @@ def adapter_matrix(value: dict[str, Any]) -> Page:
         asked=f"With which of {len(cells)} families of models, and in which of {len(modes)} ways of generating, does "
         "the pruned cache work?",
         found=f"{len(whole)} families pass everything{others}, and {len(refused)} are refused with a message that says "
-        f"why; of all {sum(counts.values())} cells, {failed}.",
+        f"why; of all {sum(counts.values())} cells, {failed}.{with_bits}",
         sure="In each cell, a tiny model with random weights on a CPU must generate the right tokens (in bfloat16: "
         "the right logits). This tests the code; it says nothing about text quality, speed or GPUs.",
         tables=[

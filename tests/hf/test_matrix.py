@@ -38,6 +38,7 @@ WITH_BITS = [
     if FULL or mode == "greedy" or (family in IN_FULL and mode != "compiled step")
 ] + [("Llama", "compiled step")] * (not FULL)
 FOUND: dict[str, dict[str, str]] = {}
+FOUND_WITH_BITS: dict[str, dict[str, str]] = {}
 
 
 @pytest.mark.slow
@@ -69,6 +70,7 @@ def test_cell_with_bits(family, mode):
             if "DynamicSlidingWindowLayer" not in str(error):
                 raise
             pytest.skip("this transformers cannot crop sliding windows")
+    FOUND_WITH_BITS.setdefault(family, {})[mode] = found
     if family not in REFUSED:
         assert found == "pass"
     check_refusal(family, found)
@@ -84,8 +86,9 @@ def check_refusal(family, found):
 @pytest.mark.skipif(not FULL, reason="make test-matrix")
 def test_write_the_table():
     """Runs last."""
-    cells = {family: FOUND.get(family, {}) for family in FAMILIES}
+    cells, coded = ({family: found.get(family, {}) for family in FAMILIES} for found in (FOUND, FOUND_WITH_BITS))
     log = {"provenance": SOURCE, "torch": torch.__version__, "bfloat16_rtol": BFLOAT16_RTOL, "cells": cells}
+    log["cells_with_bits"] = coded
     write_results(RESULTS / "adapter_matrix", log, adapter_matrix, allow_dirty=ALLOW_DIRTY)
     assert len(FOUND) == len(FAMILIES)
     assert all(len(row) == len(MODES) for row in FOUND.values())
