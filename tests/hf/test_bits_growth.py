@@ -121,7 +121,7 @@ class TestGeneration:
             top = (old[0] - new[0]) if old[0] > new[0] else 0
             assert top > 0
             for row, own in zip(layer.compressed.rows, scores, strict=True):
-                order = row._order()[:, : old[0]]
+                order = row.order()[:, : old[0]]
                 for head in range(2):
                     newer = order[head][order[head] >= LENGTH - RECENT - SINKS] - (LENGTH - RECENT - SINKS)
                     assert set(newer.tolist()) == set(own[head].topk(top).indices.tolist())
