@@ -110,7 +110,8 @@ class CodedRow:
         """
         if not self.prompt:
             return []
-        newer = (part[count:] for part, count in zip(order[0].split(list(self.keys.counts)), self.prompt, strict=True))
+        parts = torch.split(order[0], list(self.keys.counts))
+        newer = (part[count:] for part, count in zip(parts, self.prompt, strict=True))
         return [(part - sum(self.prompt)).div(self.block, rounding_mode="floor") + 1 for part in newer]
 
     def appended(self, keys: Tensor, values: Tensor, scores: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
