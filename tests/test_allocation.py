@@ -20,6 +20,8 @@ from grace_opt import InfeasibleBudgetError, OptionError, ProblemError, SolverEr
 from grace_opt.allocation import exact
 from grace_opt.allocation.problem import unscale
 from grace_opt.allocation.sums import EPS, exact_sum, running_sums
+from grace_opt.kernels import steps
+from grace_opt.kernels._shared.threads import always_compiled
 from grace_opt.kernels.objective.reference import paired_sums
 from tests import oracle
 
@@ -56,8 +58,8 @@ def drawn(kind, n, L, rng):
     if kind == "quarters":
         return f, rng.integers(0, 20, (n, L)) / 4
     if kind == "collinear":  # slopes that differ by rounding alone
-        steps = np.cumsum(rng.integers(1, 9, (n, L)), -1)
-        return 5 - 0.7 * steps / 3, 0.1 * steps
+        whole = np.cumsum(rng.integers(1, 9, (n, L)), -1)
+        return 5 - 0.7 * whole / 3, 0.1 * whole
     if kind == "both scales":
         return f * 10.0 ** rng.uniform(-300, 300, (n, L)), c * 10.0 ** rng.uniform(-300, 300, (n, L))
     if kind == "giants":
@@ -220,6 +222,35 @@ def test_a_batch_answers_as_its_instances_and_torch_as_numpy(seed):
                 assert isinstance(of_torch, torch.Tensor)
                 assert np.array_equal(of_batch, of_torch.numpy()), name
             assert alone.status is whole.status[b]
+
+
+@settings(max_examples=60)
+@given(seed=SEEDS)
+def test_a_single_budget_takes_the_general_steps_compiled_or_not(seed):
+    """A time limit leads through the steps for any budgets; all hulls, levels and prices are those, bit for bit."""
+    rng = np.random.default_rng(seed)
+    size, more = 4, int(rng.integers(1, 12))
+    case = drawn_case(seed, size, ["bits", "small integers", "equal levels", "no order", "loss scales", "quarters"])
+    costs, losses = np.tile(case.costs, (1, more, 1)), np.tile(case.losses, (1, more, 1))
+    if rng.random() < 0.5:
+        losses = losses * rng.random(losses.shape)  # else there are ties
+    costs = np.round(costs * 4) / 4  # sums are never rounded
+    limits = costs.min(-1).sum(-1) + rng.random(size) * np.ptp(costs, axis=-1).sum(-1)
+
+    def answer(**options):
+        found = allocate(losses, costs, limits, **options)
+        return [getattr(found, name).tolist() for name in ("levels", "objective", "lower_bound", "multipliers", "cost")]
+
+    general = answer(time_limit=1e6)
+    assert answer() == general
+    with always_compiled():
+        assert answer() == general
+        tensors = [torch.from_numpy(x).double() for x in (losses, costs)]
+        everything = torch.from_numpy(rng.random(losses.shape) < 0.8)
+        everything[..., int(rng.integers(losses.shape[-1]))] = True
+        found = steps.lower_hulls(*tensors, everything)
+    for one, other in zip(found, steps.reference.lower_hulls(*tensors, everything), strict=True):
+        assert torch.equal(one, other)
 
 
 @settings(max_examples=5)

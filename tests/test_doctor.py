@@ -140,15 +140,18 @@ def spoil_values(original):
     [
         ("greedy", "cpu.greedy_order", after(lambda found: (found[0].flip(-1), *found[1:]))),
         ("completion", "cpu.completions", after(lambda found: (found[0], found[1] + 1))),
+        ("coding", "cpu.scaled_and_coded", after(lambda found: (found[0], [plane ^ 1 for plane in found[1]]))),
         ("exchange", "cpu.improve", spoil_mask),
         ("extremes", "cpu.extremes_of", after(lambda found: found._replace(asymmetry=found.asymmetry * 0))),
         ("objective", "cpu.sums", after(lambda found: (found[0] * 1.0001, found[1]))),
         ("indices", "cpu.indices_from_mask", after(lambda found: found.flip(-1))),
+        ("received", "host.attention_received", after(lambda found: (found[0], found[1] * 1.001))),
         ("decode", "host.decode_attention", after(lambda found: found * 1.001)),
         ("enumeration", "cpu.advance", after(lambda found: (found[0] - 1, found[1]))),
         ("relaxation", "cpu.minimise", after(lambda found: (found[0] + 100.0, *found[1:]))),
         ("shift", "cpu.ascend", after(lambda found: -found)),
         ("search", "cpu.search", after(lambda found: (found[0], found[1] - 1.0, *found[2:]))),
+        ("steps", "cpu.within_budget", after(lambda found: (found[0] * 0, found[1]))),
         ("tabu", "cpu.run", spoil_values),
     ],
 )

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import objective
-from grace_opt.kernels import greedy
+from grace_opt.kernels import greedy, received
 from grace_opt.kernels._shared import threads
 from grace_opt.kernels.extremes import extremes
 from grace_opt.kernels.greedy import cpu as compiled
+from grace_opt.kernels.received import host
 from grace_opt.run import Run
 from grace_opt.solvers import local_search
 from grace_opt.testing import batches
@@ -194,3 +195,21 @@ class TestPasses:
             os.waitpid(child, 0)
         assert done != (0, 0), "the child waits for threads that it does not have"
         assert os.waitstatus_to_exitcode(done[1]) == 0
+
+
+@pytest.mark.parametrize("team", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_sums_of_attention_are_the_reference_s(team, dtype, monkeypatch):
+    """For numbers of queries and keys that fill their blocks, and those that do not; whatever the threads are."""
+    if not team:
+        monkeypatch.setattr(host, "torch_team", lambda: None)
+    g = torch.Generator().manual_seed(1)
+    for heads, rows, length, width in ((1, 1, 1, 1), (2, 4, 24, 8), (1, 17, 25, 3), (3, 261, 95, 16), (1, 515, 49, 20)):
+        queries, keys = (torch.randn(heads, n, width, generator=g).to(dtype) for n in (rows, length))
+        keys[:, :1] += 8  # one that takes nearly all of the attention
+        weights = torch.rand(rows, generator=g)
+        found = host.attention_received(queries, weights, keys, 0.7)
+        expected = received.reference.attention_received(queries, weights, keys, 0.7, None, 64)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-12)
+        assert torch.allclose(found[0].sum(1), weights.sum().expand(heads), rtol=1e-4)

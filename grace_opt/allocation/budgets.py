@@ -58,11 +58,15 @@ class Budgets:
             longest *= 2
         return cls(name, labels, limits, tuple(tables))
 
-    def totals(self, values: Tensor) -> Tensor:
-        """Sum of one value per group over each part, (B, n) to (B, P), exact up to the last digit."""
+    def totals(self, values: Tensor, rounded: bool = True) -> Tensor:
+        """Sum of one value per group over each part, (B, n) to (B, P), exact up to the last digit.
+
+        With ``rounded=False``, no addition is: any order will do.
+        """
         totals, values = torch.zeros_like(self.limits), _with_padding(values)
         for parts, members in self.tables:
-            totals[:, parts] = exact_sum(values[:, members])
+            of_parts = values[:, members]
+            totals[:, parts] = exact_sum(of_parts) if rounded else of_parts.sum(-1)
         return totals
 
     def per_group(self, values: Tensor) -> Tensor:

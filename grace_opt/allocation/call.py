@@ -173,14 +173,14 @@ def _answer(
     objective, bound, proved = _certified(problem, found.levels, bounds)
     names = [family.name for family in problem.families]
     costs = problem.at(problem.costs, found.levels)
-    totals = [family.totals(costs) for family in problem.families]
+    totals = [problem.totals(family, costs) for family in problem.families]
     shift = (loss_shift - cost_shift)[:, None]
     prices = [times_power_of_two(own, shift) for own in multipliers(problem.scaled, found.prices)]
     parts = [names.index(f"parts[{at}]") for at in range(len(names) - ("budget" in names))]
     whole = prices[names.index("budget")][:, 0] if "budget" in names else torch.zeros_like(objective)
     return Allocation(
         levels=problem.export(found.levels),
-        cost=problem.export(exact_sum(costs)),
+        cost=problem.export(costs.sum(-1) if problem.exact else exact_sum(costs)),
         objective=problem.export(objective),
         lower_bound=problem.export(bound),
         gap=problem.export(relative_gap(problem, found.levels, objective, bound)),

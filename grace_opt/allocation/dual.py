@@ -70,7 +70,11 @@ def dual_bound(problem: AllocationProblem, levels: Tensor, prices: Sequence[Tens
     gain = (saved - paid + rounding).masked_fill(~problem.admissible, 0.0).amax(-1).clamp(min=0.0)
     terms = [now, -gain]
     for family, own in zip(problem.families, multipliers(problem, prices), strict=True):
-        left = family.limits - family.totals(spent) + 2.0 * problem.rounding * family.limits.nan_to_num(posinf=0.0)
+        left = (
+            family.limits
+            - problem.totals(family, spent)
+            + 2.0 * problem.rounding * family.limits.nan_to_num(posinf=0.0)
+        )
         terms.append(torch.where(own > 0, -own * left * (1.0 + 4.0 * EPS), 0.0))
     every = torch.cat(terms, -1)
     total = exact_sum(every.nan_to_num(neginf=0.0))

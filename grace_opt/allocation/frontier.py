@@ -15,8 +15,8 @@ from torch import Tensor
 from .._util.array_like import as_tensor
 from .._util.parameters import integer
 from ..errors import ProblemError
+from ..kernels.steps import Hulls
 from .dual import least_terms
-from .hull import Steps
 from .problem import AllocationProblem, times_power_of_two, unscale
 from .sums import EPS, exact_sum, running_sums
 
@@ -85,7 +85,7 @@ class Frontier:
         return self._problem.export(self._problem.at(self._levels, steps))
 
 
-def frontier(problem: AllocationProblem, steps: Steps) -> Frontier:
+def frontier(problem: AllocationProblem, steps: Hulls) -> Frontier:
     """The frontier of a problem with a single budget; `steps` are the hulls of ``problem.scaled``.
 
     Complexity: O(n L log(n L)) per instance, and O(n L) for each of at most `MAX_PRICES` prices.
@@ -109,7 +109,7 @@ def frontier(problem: AllocationProblem, steps: Steps) -> Frontier:
     )
 
 
-def _along(problem: AllocationProblem, values: Tensor, steps: Steps, order: Tensor, slopes: Tensor) -> Tensor:
+def _along(problem: AllocationProblem, values: Tensor, steps: Hulls, order: Tensor, slopes: Tensor) -> Tensor:
     """Sum over the groups of losses or costs at every point, (B, M + 1)."""
     at = values.gather(-1, steps.levels)
     pairs = torch.stack([-at[..., :-1], at[..., 1:]], -1)  # differences would be rounded

@@ -177,7 +177,7 @@ def _check_feasible(problem: AllocationProblem) -> None:
     """Raise InfeasibleBudgetError unless the cheapest admissible levels keep every budget."""
     least = problem.costs.masked_fill(~problem.admissible, torch.inf).amin(-1)
     for family in problem.families:
-        smallest = family.totals(least)
+        smallest = problem.totals(family, least)
         short = smallest > family.limits
         if bool(short.any()):
             b, part = short.nonzero()[0].tolist()

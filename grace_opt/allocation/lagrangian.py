@@ -7,15 +7,17 @@ Operations Research 27 (1979); Kellerer, Pferschy & Pisinger, Knapsack Problems 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..kernels.steps import Hulls, lower_hulls, within_budget
+from ..kernels.steps.reference import best_moves
 from .budgets import cut
 from .dual import nested_prices
-from .hull import LARGEST_SLOPE, Steps, lower_hulls, slope
 from .problem import AllocationProblem
 
 
@@ -28,15 +30,14 @@ class Found:
     levels : Tensor (B, n), int64
     prices : list of Tensor (B, P)
         Total price of each part, in the units of the scaled problem.
-    steps : Steps
-        The hulls.
+    steps : Hulls
     limit : Tensor (B,), bool
         Instances whose moves the time limit ended.
     """
 
     levels: Tensor
     prices: list[Tensor]
-    steps: Steps
+    steps: Hulls
     limit: Tensor
 
 
@@ -45,7 +46,17 @@ def solve(problem: AllocationProblem, deadline: float) -> Found:
 
     Complexity: O(n L² + n L log(n L)) per instance, and O(n L) for each round of moves.
     """
-    steps = lower_hulls(problem)
+    steps = lower_hulls(problem.losses, problem.costs, problem.admissible)
+    if (
+        problem.exact
+        and len(problem.families) == 1
+        and problem.families[0].limits.shape[1] == 1
+        and deadline == math.inf
+    ):
+        limits = problem.families[0].limits[:, 0]
+        levels, price = within_budget(problem.losses, problem.costs, problem.admissible, limits, steps)
+        prices = nested_prices(problem, [price[:, None]])
+        return Found(levels, prices, steps, torch.zeros_like(price, dtype=torch.bool))
     # Sums of real costs are rounded. First as if that were in our favour: the bound has to allow for it. Where a budget
     # is then overdrawn in the last digit, the other way round.
     levels, thresholds = _taken(problem, steps, -1.0)
@@ -56,13 +67,13 @@ def solve(problem: AllocationProblem, deadline: float) -> Found:
     return Found(levels, nested_prices(problem, thresholds), steps, limit)
 
 
-def _taken(problem: AllocationProblem, steps: Steps, caution: float) -> tuple[Tensor, list[Tensor]]:
+def _taken(problem: AllocationProblem, steps: Hulls, caution: float) -> tuple[Tensor, list[Tensor]]:
     """Levels after the steps that fit as a whole, and the slope at which each part is exhausted."""
     least = problem.at(problem.costs, steps.levels[..., 0])
     amount, full, thresholds = steps.cost, steps.slope > 0, []
     margin = caution * problem.rounding
     for family in problem.families:
-        room = family.limits - family.totals(least) - 4.0 * margin * family.limits.nan_to_num(posinf=0.0)
+        room = family.limits - problem.totals(family, least) - 4.0 * margin * family.limits.nan_to_num(posinf=0.0)
         amount, full, threshold = cut(family, steps.slope, amount, full, room, margin)
         thresholds.append(threshold)
     return steps.levels.gather(-1, full.sum(-1, keepdim=True)).squeeze(-1), thresholds
@@ -79,13 +90,11 @@ def moved(problem: AllocationProblem, levels: Tensor, deadline: float) -> tuple[
     spare = 4.0 * problem.rounding
     while True:
         now = problem.at(problem.costs, levels)
-        rooms = [f.limits - f.totals(now) + spare * f.limits.nan_to_num(posinf=0.0) for f in problem.families]
+        rooms = [f.limits - problem.totals(f, now) + spare * f.limits.nan_to_num(posinf=0.0) for f in problem.families]
         room = torch.stack([f.per_group(left) for f, left in zip(problem.families, rooms, strict=True)]).amin(0)
-        saved = problem.at(problem.losses, levels).unsqueeze(-1) - problem.losses
         extra = problem.costs - now.unsqueeze(-1)
         allowed = problem.admissible & (extra <= room.unsqueeze(-1)) & active[:, None, None]
-        gain = torch.where(allowed & (saved > 0) & (extra <= 0), LARGEST_SLOPE, slope(saved, extra, allowed))
-        best, level = gain.max(-1, keepdim=True)
+        best, level = best_moves(problem.losses, extra, levels, allowed)
         if not bool((best > 0).any()):
             return levels, torch.zeros_like(active)
         if time.monotonic() >= deadline:

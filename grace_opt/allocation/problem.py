@@ -70,6 +70,15 @@ class AllocationProblem:
         """Relative rounding error of an addition of costs, (B, 1): 0 if nothing is rounded."""
         return torch.where(self.unit > 0, 0.0, EPS).to(torch.float64)[:, None]
 
+    @cached_property
+    def exact(self) -> bool:
+        """Whether no sum of costs is rounded."""
+        return bool((self.unit > 0).all())
+
+    def totals(self, family: Budgets, costs: Tensor) -> Tensor:
+        """Sum of the costs (B, n) in each part, (B, P)."""
+        return family.totals(costs, rounded=not self.exact)
+
     def at(self, values: Tensor, levels: Tensor) -> Tensor:
         """Entry of (B, n, L) at one level per group, (B, n)."""
         return values.gather(-1, levels.unsqueeze(-1)).squeeze(-1)
@@ -91,7 +100,7 @@ class AllocationProblem:
     def keeps_budgets(self, levels: Tensor) -> Tensor:
         """Whether every part of every partition keeps its limit, (B,)."""
         costs = self.at(self.costs, levels)
-        return torch.stack([(f.totals(costs) <= f.limits).all(-1) for f in self.families]).all(0)
+        return torch.stack([(self.totals(f, costs) <= f.limits).all(-1) for f in self.families]).all(0)
 
     @cached_property
     def shifts(self) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    coding,
     completion,
     decode,
     enumeration,
@@ -13,9 +14,11 @@ from . import (
     indices,
     interaction,
     objective,
+    received,
     relaxation,
     search,
     shift,
+    steps,
     tabu,
 )
 
@@ -23,9 +26,9 @@ from . import (
 OPERATIONS = tuple(
     door.OPERATION
     for door in (
-        *(interaction, gather, decode),
+        *(interaction, gather, received, coding, decode),
         *(greedy, completion, exchange, tabu),
         *(enumeration, search, relaxation, shift),
-        *(extremes, objective, indices),
+        *(extremes, objective, indices, steps),
     )
 )

@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grace_opt import allocate
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, SnapKV, StreamingLLM, calibrate_basis
+from grace_opt.hf.bits import code_prompt
 from grace_opt.hf.bits.block_budget import grown_sizes
 from grace_opt.hf.bits.classes import class_sizes
 from grace_opt.hf.bits.code_prompt import MIN_TOKENS
@@ -280,3 +282,17 @@ def test_settings_of_bits_survive_json():
     config = PruningConfig(key_bits=3, value_bits=2, basis="prompt")
     assert PruningConfig.from_dict(config.to_dict()) == config
     assert (config.sink_tokens, config.recent_window, config.tail_block) == (4, 32, 64)
+
+
+@pytest.mark.parametrize("bits", [0, 0.3, 2.25, 8, 16])
+def test_widths_are_those_that_allocate_chooses(bits):
+    """By its steps alone, at any size of losses, also 0."""
+    sizes, generator = (8, 24, 68), torch.Generator().manual_seed(1)
+    squares = torch.randn(4, 3, 16, generator=generator, dtype=torch.float64).mul(3).exp() * 1e-30
+    squares[0, 1:] = 0
+    losses = code_prompt._losses(squares, torch.rand(4, 16, generator=generator, dtype=torch.float64))
+    limits = torch.tensor([0.5, 1, 1, 1.5], dtype=torch.float64) * bits * sum(sizes) * 16
+    costs = code_prompt._costs(sizes, losses.device)[:, None].expand(-1, 16, -1).reshape(48, -1)
+    best = allocate(losses.flatten(1, 2), costs, limits)
+    found = code_prompt._divided(losses, sizes, limits)
+    assert torch.equal(found.transpose(0, 1).flatten(1), best.levels)

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt.hf.bits.bitplanes import append_bits, append_codes, pack_bits, pack_codes, unpack_bits, unpack_codes
-from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, distortions, gaussian_levels
+from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, gaussian_levels
 from grace_opt.hf.bits.codes import Codes, encode, fixed_bits
+from grace_opt.kernels import coding
+from grace_opt.kernels._shared.threads import always_compiled
 from tests import oracle
 
 COUNTS = st.sampled_from([0, 1, 7, 8, 9, 16, 21])
@@ -85,6 +87,10 @@ def tokens(draw, kinds=tuple(KINDS)):
     return found, tuple(counts), levels
 
 
+def coded(coordinates, counts, levels):
+    return encode([coordinates], counts, levels, coordinates.abs().amax((1, 2)))
+
+
 def numbers_of(codes: Codes):
     """By the loops, from what is stored."""
     widths, planes = codes.widths().tolist(), [plane.tolist() for plane in codes.planes]
@@ -107,11 +113,27 @@ def check_nearest(codes: Codes, coordinates, counts, blocks=()):
                 assert (error <= best + 1e-5 * np.abs(exact[h]).max() + 1e-30).all()
 
 
+@given(tokens(), st.sampled_from([1, 60]))
+@settings(max_examples=150, deadline=None)
+def test_compiled_codes_are_the_reference_s(drawn, times):
+    """Bit for bit; with many tokens too, of which every second or third one tells the scale."""
+    coordinates, counts, levels = drawn
+    rows = coordinates.float().clamp(-6e4, 6e4).mT.flatten(0, 1).repeat(1, times)
+    counts = tuple(count * times for count in counts)
+    widths = torch.tensor(WIDTHS, dtype=torch.uint8)[levels].flatten(1)
+    case = rows, rows.mean(1).half().float(), widths, counts, codebooks(rows.device)
+    with always_compiled():
+        scales, planes = coding.scaled_and_coded(*case)
+    expected = coding.reference.scaled_and_coded(*case)
+    assert torch.equal(scales, expected[0])
+    assert [plane.tolist() for plane in planes] == [plane.tolist() for plane in expected[1]]
+
+
 @given(tokens())
 @settings(max_examples=200, deadline=None)
 def test_codes_are_the_nearest_levels_and_decode_as_the_loops_do(drawn):
     coordinates, counts, levels = drawn
-    codes = encode(coordinates, counts, levels)
+    codes = coded(coordinates, counts, levels)
     assert codes.counts == counts
     assert torch.equal(codes.widths(), torch.tensor(WIDTHS, dtype=torch.uint8)[levels])
     assert all(tensor.isfinite().all() for tensor in codes.tensors().values())
@@ -126,7 +148,7 @@ def test_codes_are_the_nearest_levels_and_decode_as_the_loops_do(drawn):
 @settings(max_examples=100, deadline=None)
 def test_stored_bytes_are_counted_exactly(drawn):
     coordinates, counts, levels = drawn
-    codes = encode(coordinates, counts, levels)
+    codes = coded(coordinates, counts, levels)
     heads, _, width = coordinates.shape
     wide = torch.tensor(WIDTHS)[levels].flatten(1)
     planes = sum(int(each.sum()) * -(-count // 8) for each, count in zip(wide, counts, strict=True))
@@ -140,7 +162,7 @@ def test_stored_bytes_are_counted_exactly(drawn):
 @settings(max_examples=100, deadline=None)
 def test_appending_keeps_what_was_there_and_takes_the_nearest_levels(drawn, data):
     coordinates, counts, levels = drawn
-    codes = encode(coordinates, counts, levels)
+    codes = coded(coordinates, counts, levels)
     more = tuple(data.draw(COUNTS) for _ in counts)
     generator = torch.Generator().manual_seed(3)
     scale = coordinates.float().std(correction=0) + 1e-3
@@ -171,7 +193,7 @@ def test_appending_keeps_what_was_there_and_takes_the_nearest_levels(drawn, data
 def test_errors_on_a_gaussian_are_those_promised(size):
     """What the losses of the allocation are made of."""
     coordinates = torch.randn(2, 4000, 8, generator=torch.Generator().manual_seed(0)) + 2
-    codes = encode(coordinates * size, (4000,), torch.arange(8).expand(1, 2, 8))
+    codes = coded(coordinates * size, (4000,), torch.arange(8).expand(1, 2, 8))
     error = (codes.decode() / size - coordinates).square().mean((0, 1))
     np.testing.assert_allclose(error, distortions(), rtol=0.2)
 
@@ -179,7 +201,7 @@ def test_errors_on_a_gaussian_are_those_promised(size):
 @pytest.mark.parametrize("change", ["nothing", "map", "taken apart"])
 def test_codes_come_back_from_their_tensors(change):
     coordinates = torch.randn(2, 30, 5, generator=torch.Generator().manual_seed(1))
-    codes = encode(coordinates, (8, 22), torch.randint(0, 8, (2, 2, 5), generator=torch.Generator().manual_seed(2)))
+    codes = coded(coordinates, (8, 22), torch.randint(0, 8, (2, 2, 5), generator=torch.Generator().manual_seed(2)))
     again = {
         "nothing": lambda: codes,
         "map": lambda: codes.map(torch.clone),

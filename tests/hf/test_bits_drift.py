@@ -27,6 +27,10 @@ def rotated(tokens, seed=0, speed=2e-3, loud=3.0):
     return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
 
 
+def coded(coordinates, counts, levels):
+    return encode([coordinates], counts, levels, coordinates.abs().amax((1, 2)))
+
+
 def coded_row(keys, values, bits=3):
     """A row in the channels as they are, all of `bits` in the first class and fewer in the others."""
     count = keys.shape[1]
@@ -37,7 +41,7 @@ def coded_row(keys, values, bits=3):
     levels = torch.arange(bits, bits - len(sizes), -1).clamp(min=0)[:, None, None].repeat(1, HEADS, WIDTH)
     levels[:, :, ::3] += 1
     levels[:, :, 5] = 7  # eight bits
-    made = (encode(each.gather(1, order), sizes, levels) for each in (keys, values))
+    made = (coded(each.gather(1, order), sizes, levels) for each in (keys, values))
     return CodedRow(*made, packed_classes(classes), keys[:, :0], values[:, :0], count)
 
 
@@ -144,14 +148,14 @@ def test_tokens_get_the_classes_that_the_budget_leaves():
 def test_few_bits_correct_nothing():
     assert drift.corrections("keys", 64, 4, 100.0) == 0
     keys = rotated(400 + 128)
-    codes = encode(keys[:, :400], (400,), torch.ones(1, HEADS, WIDTH, dtype=torch.long))
+    codes = coded(keys[:, :400], (400,), torch.ones(1, HEADS, WIDTH, dtype=torch.long))
     grown = codes.appended(keys[:, 400:], (128,), torch.ones(HEADS, WIDTH), 0)
     assert grown.drift is None
 
 
 def test_corrections_go_where_errors_cost():
     keys = rotated(400 + 64, speed=1e-2)
-    codes = encode(keys[:, :400], (400,), torch.full((1, HEADS, WIDTH), 3))
+    codes = coded(keys[:, :400], (400,), torch.full((1, HEADS, WIDTH), 3))
     energy = torch.ones(HEADS, WIDTH)
     energy[:, 1] = 1e6
     assert (codes.appended(keys[:, 400:], (64,), energy, 1).drift.channels == 1).all()

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ... import allocate
+from ...kernels.coding import weighted_squares
+from ...kernels.steps import lower_hulls, within_budget
 from ..masking import rank
 from ..observation import Observation
 from ..plan import LayerPlan
@@ -25,7 +26,7 @@ from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
 from .codebooks import WIDTHS, distortions
 from .coded import CodedTokens
-from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits, joined
+from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
 from .settings import NO_BASIS, OF_PROMPT
@@ -171,14 +172,14 @@ def _coded(
         encoding = None if budget.basis == NO_BASIS else basis.encode
         coordinates = functools.partial(_coordinates, tensor, order, encoding)
         by_class = weights[number].gather(1, order)
-        made.append((groups, coordinates))
-        losses.append(
-            torch.cat([_losses(coordinates(part), sizes, by_class[part], basis.energy[part]) for part in groups])
-        )
+        found = [weighted_squares(coordinates(part).mT, by_class[part], sizes) for part in groups]
+        largest, squares = (torch.cat(each) for each in zip(*found, strict=True))
+        made.append((groups, coordinates, largest))
+        losses.append(_losses(squares, basis.energy))
     bits = [share.to(each.device) * coded * each.shape[2] for share, each in zip(shares, losses, strict=True)]
     keys, values = (
-        joined([encode(coordinates(part), sizes, levels[:, part]) for part in groups])
-        for (groups, coordinates), levels in zip(made, _levels(losses, sizes, bits), strict=True)
+        encode(map(coordinates, groups), sizes, levels, largest)
+        for (groups, coordinates, largest), levels in zip(made, _levels(losses, sizes, bits), strict=True)
     )
     return CodedRow(
         keys=keys,
@@ -200,9 +201,14 @@ def _head_groups(tensor: Tensor) -> list[slice]:
 
 
 def _coordinates(tensor: Tensor, order: Tensor, encode: Tensor | None, heads: slice) -> Tensor:
-    """Return the coordinates of some heads, in the order of the classes; made anew when needed, as they are large."""
-    part = tensor[heads].gather(1, order[heads, :, None].expand(-1, -1, tensor.shape[-1])).float()
-    return part if encode is None else part @ encode[heads]
+    """Return the coordinates of some heads, in the order of the classes; made anew when needed, as they are large.
+
+    The tokens of a channel are adjacent in memory: what follows works along them.
+    """
+    # One by one: that copies whole tokens, and not single numbers.
+    copies = [own.index_select(0, tokens) for own, tokens in zip(tensor[heads], order[heads], strict=True)]
+    part = (torch.stack(copies) if len(copies) > 1 else copies[0][None]).float()
+    return (part.mT.contiguous() if encode is None else encode[heads].mT @ part.mT).mT
 
 
 def _basis(
@@ -238,28 +244,20 @@ def _levels(losses: Sequence[Tensor], sizes: Sequence[int], bits: Sequence[Tenso
 
 
 def _divided(losses: Tensor, sizes: Sequence[int], bits: Tensor) -> Tensor:
-    heads, classes, width, _ = losses.shape
-    costs = _costs(tuple(sizes), losses.device)[:, None].expand(-1, width, -1)
-    levels: Tensor = allocate(losses.flatten(1, 2), costs.reshape(classes * width, -1), bits).levels
+    """Return the levels that `grace_opt.allocate` chooses ``(C, H, d)``.
+
+    By its steps alone: its checks, its bound and its certificate take three times as long, and nobody would read them.
+    """
+    heads, classes, width, count = losses.shape
+    costs = _costs(tuple(sizes), losses.device)[:, None].expand(heads, classes, width, count).flatten(1, 2)
+    problem = losses.flatten(1, 2), costs, torch.ones_like(costs, dtype=torch.bool)
+    levels, _ = within_budget(*problem, bits, lower_hulls(*problem))
     return levels.view(heads, classes, width).transpose(0, 1)
 
 
-def _losses(coordinates: Tensor, sizes: Sequence[int], weights: Tensor, energy: Tensor) -> Tensor:
-    """Return the loss of every width, ``(H, C, d, 8)`` float64."""
-    # In units of the head's largest number, which only scales its losses: squares must not overflow.
-    largest = coordinates.abs().amax((1, 2), keepdim=True)
-    centred = coordinates / torch.where(largest > 0, largest, 1)
-    centred = centred - centred.mean(1, keepdim=True)
-    spread = torch.stack(
-        [
-            torch.einsum("htd,ht->hd", part.square(), share)
-            for part, share in zip(
-                torch.split(centred, list(sizes), 1), torch.split(weights, list(sizes), 1), strict=True
-            )
-        ],
-        dim=1,
-    )
-    loss = spread.double() * energy.to(spread.device)[:, None]
+def _losses(squares: Tensor, energy: Tensor) -> Tensor:
+    """Return the loss of every width, ``(H, C, d, 8)`` float64, from weighted sums of squares ``(H, C, d)``."""
+    loss = squares * energy.to(squares.device)[:, None]
     return loss[..., None] * torch.tensor(distortions(), dtype=torch.float64, device=loss.device)
 
 

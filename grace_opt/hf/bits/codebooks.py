@@ -16,6 +16,8 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor
 
+from ...kernels.coding import Codebooks
+
 #: Bits that a channel can have.
 WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)
 #: The width whose codes are evenly spaced, its scale being the largest entry.
@@ -64,9 +66,9 @@ def distortions() -> tuple[float, ...]:
 
 
 @functools.cache
-def _tables() -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    table = np.zeros((max(WIDTHS) + 1, 2 ** max(WIDTHS)), dtype=np.float32)
-    edges = {}
+def _tables() -> tuple[np.ndarray, np.ndarray]:
+    shape = (max(WIDTHS) + 1, 2 ** max(WIDTHS))
+    table, edges = np.zeros(shape, dtype=np.float32), np.full((shape[0], shape[1] - 1), np.inf, dtype=np.float32)
     for bits in WIDTHS[1:]:
         levels = (
             (np.arange(2**bits) - 2 ** (bits - 1)) / (2 ** (bits - 1) - 1)
@@ -74,22 +76,23 @@ def _tables() -> tuple[np.ndarray, dict[int, np.ndarray]]:
             else np.array(gaussian_levels(bits))
         )
         table[bits, : 2**bits] = levels
-        edges[bits] = ((levels[1:] + levels[:-1]) / 2).astype(np.float32)
+        edges[bits, : 2**bits - 1] = (levels[1:] + levels[:-1]) / 2
     return table, edges
 
 
 def codebook(device: torch.device) -> Tensor:
     """Return all levels, ``(9, 256)`` float32: row b has those of b bits, padded with zeros."""
+    return codebooks(device).levels
+
+
+def codebooks(device: torch.device) -> Codebooks:
+    """Return all levels, and the edges between them."""
     name = str(device)
     if name not in _CODEBOOKS:
-        _CODEBOOKS[name] = torch.from_numpy(_tables()[0]).to(device)
+        levels, edges = (torch.from_numpy(part).to(device) for part in _tables())
+        _CODEBOOKS[name] = Codebooks(levels, edges, EVEN_WIDTH)
     return _CODEBOOKS[name]
 
 
 #: By device: made when something is coded, and only read while torch.compile traces a decode step.
-_CODEBOOKS: dict[str, Tensor] = {}
-
-
-def boundaries(bits: int, device: torch.device) -> Tensor:
-    """Return the numbers between neighbouring levels, ``(2^bits - 1,)`` float32."""
-    return torch.from_numpy(_tables()[1][bits]).to(device)
+_CODEBOOKS: dict[str, Codebooks] = {}

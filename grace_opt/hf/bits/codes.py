@@ -10,22 +10,21 @@ Source: Lloyd–Max quantisation with the scale fitted by least squares; classes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from .bitplanes import append_codes, pack_bits, pack_codes, unpack_bits, unpack_codes
-from .codebooks import EVEN_WIDTH, WIDTHS, boundaries, codebook
+from ...kernels.coding import codes_of, scaled_and_coded
+from .bitplanes import append_codes, pack_bits, unpack_bits, unpack_codes
+from .codebooks import WIDTHS, codebook, codebooks
 from .drift import Drift, factor_of, most_gained, stored_means, tried_factors
 
 #: Bits of an index into `WIDTHS`.
 LEVEL_BITS = 3
 #: Bits of a mean, and of a scale.
 PARAMETER_BITS = 16
-#: Number of tokens of a class that a scale is fitted to, at most twice as many.
-_FITTED_TOKENS = 256
 _LARGEST = float(torch.finfo(torch.float16).max)
 #: Below, float16 would leave too few digits of channels that are smaller than the largest.
 _SMALL = 2.0**-4
@@ -140,6 +139,7 @@ class Codes:
         classes, (heads, width) = len(counts), self.means.shape
         widths = self.widths()
         drift = self.drift or Drift.none(heads, width, classes, corrected, self.means.device)
+        table, books = codebook(self.means.device), codebooks(self.means.device)
         fitted, moved = self._scales(widths), coordinates.float() / self.unit[:, None, None]
         means, factors = (held[-1] for held in drift.tables(self.means, classes))
 
@@ -148,8 +148,8 @@ class Codes:
             flat = widths[number].expand(factor.shape).reshape(-1)
             scale = (fitted[number] * factor_of(factor)).reshape(-1)
             spread = (part - mean[:, None]).mT.expand(len(factor), -1, -1, -1).flatten(0, 2)
-            codes = _coded(spread, flat, scale)
-            numbers = codebook(codes.device).view(-1)[codes.int() + (flat.int() * 2**EVEN_WIDTH)[:, None]]
+            codes = codes_of(spread, flat, scale, books)
+            numbers = table.view(-1)[codes.int() + (flat.int() * table.shape[1])[:, None]]
             return codes, (spread - numbers * scale[:, None]).square().sum(1).view(factor.shape)
 
         parts = torch.split(moved, list(counts), 1)
@@ -194,46 +194,42 @@ class Codes:
         return cls(**plain, planes=planes, counts=tuple(counts), drift=Drift(**moved) if moved else None)
 
 
-def encode(coordinates: Tensor, counts: Sequence[int], levels: Tensor) -> Codes:
+def encode(parts: Iterable[Tensor], counts: Sequence[int], levels: Tensor, largest: Tensor) -> Codes:
     """Code coordinates by given widths.
 
     Parameters
     ----------
-    coordinates : Tensor
-        ``(H, Σ counts, d)``, in the order of the classes.
+    parts : iterable of Tensor
+        The coordinates of some heads each, ``(h, Σ counts, d)``, in the order of the classes. Fastest if the tokens of
+        a channel are adjacent.
     counts : sequence of int
         Number of tokens of each class; at least one token in all.
     levels : Tensor
         ``(C, H, d)`` int64, indices into `WIDTHS`.
+    largest : Tensor
+        ``(H,)``: the largest absolute value of each head.
     """
-    coordinates = coordinates.float()
-    unit = _unit(coordinates)
-    scaled = coordinates / unit[:, None, None]
-    means = scaled.mean(1).to(torch.float16)
-    widths = _as_tensor(WIDTHS, coordinates.device)[levels]
-    scales, planes = [], []
-    for part, wide in zip(torch.split(scaled - means[:, None].float(), list(counts), 1), widths, strict=True):
-        spread, flat = part.mT.flatten(0, 1), wide.reshape(-1)
-        scale = _fitted(spread, flat)
-        scales.append(scale[flat > 0])
-        planes.append(pack_codes(_coded(spread, flat, scale.float()), flat))
-    return Codes(_packed(levels), means, torch.cat(scales), unit, tuple(planes), tuple(counts))
-
-
-def joined(parts: Sequence[Codes]) -> Codes:
-    """Put together heads that were coded apart, in classes of the same sizes."""
-    if len(parts) == 1:
-        return parts[0]
-    classes = range(len(parts[0].counts))
-    indices = [part._indices() for part in parts]
-    scales = [torch.split(p.scales, (i > 0).sum((1, 2)).tolist()) for p, i in zip(parts, indices, strict=True)]
+    widths = _as_tensor(WIDTHS, levels.device)[levels]
+    unit = _unit(largest.float())
+    plain = bool((unit == 1).all())
+    means, scales, planes = [], [], []
+    done = 0
+    for part in parts:
+        heads = slice(done, done + len(part))
+        done = heads.stop
+        scaled = part.float() if plain else part.float() / unit[heads, None, None]
+        means.append(scaled.mean(1).to(torch.float16))
+        rows, centres = scaled.mT.flatten(0, 1), means[-1].flatten().float()
+        found = scaled_and_coded(rows, centres, widths[:, heads].flatten(1), counts, codebooks(rows.device))
+        scales.append(found[0])
+        planes.append(found[1])
     return Codes(
-        levels=_packed(torch.cat(indices, dim=1)),
-        means=torch.cat([part.means for part in parts]),
-        scales=torch.cat([own[number] for number in classes for own in scales]),
-        unit=torch.cat([part.unit for part in parts]),
-        planes=tuple(torch.cat([part.planes[number] for part in parts]) for number in classes),
-        counts=parts[0].counts,
+        levels=_packed(levels),
+        means=torch.cat(means),
+        scales=torch.cat(scales, dim=1)[widths.flatten(1) > 0],
+        unit=unit,
+        planes=tuple(torch.cat(of_class) for of_class in zip(*planes, strict=True)),
+        counts=tuple(counts),
     )
 
 
@@ -248,50 +244,10 @@ def fixed_bits(heads: int, classes: int, width: int) -> int:
     return heads * width * (PARAMETER_BITS + classes * LEVEL_BITS) + heads * 32 + LEVEL_BITS * 8
 
 
-def _unit(coordinates: Tensor) -> Tensor:
+def _unit(largest: Tensor) -> Tensor:
     """Return one power of two per head: 1, or what brings numbers that are too large or too small into float16."""
-    largest = coordinates.abs().amax((1, 2))
     beyond = torch.ceil(torch.log2(largest / (_LARGEST / 4))).clamp(min=-_LARGEST_POWER)
     return torch.exp2(torch.where((beyond > 0) | (largest < _SMALL), beyond, 0))
-
-
-def _fitted(spread: Tensor, widths: Tensor) -> Tensor:
-    """Return the scale of every row of centred coordinates ``(R, n)``, float16; 0 where there are no bits."""
-    table = codebook(spread.device)
-    if not spread.shape[1]:
-        return torch.zeros(len(spread), dtype=torch.float16, device=spread.device)
-    scale = spread.square().mean(1).sqrt()
-    for bits in WIDTHS[1:]:
-        rows = torch.nonzero(widths == bits)[:, 0]
-        if not len(rows):
-            continue
-        if bits == EVEN_WIDTH:
-            scale[rows] = spread[rows].abs().amax(1)
-            continue
-        # One step of least squares: the scale that suits the codes which the standard deviation gives. Some hundred
-        # tokens tell it as well as all.
-        part = spread[rows, :: max(spread.shape[1] // _FITTED_TOKENS, 1)]
-        codes = torch.bucketize(part / _positive(scale[rows])[:, None], boundaries(bits, part.device), out_int32=True)
-        numbers = table[bits][codes]
-        fitted = (part * numbers).sum(1) / numbers.square().sum(1)
-        scale[rows] = torch.where(fitted > 0, fitted, scale[rows])
-    return torch.where(widths > 0, scale, 0).clamp(max=_LARGEST).to(torch.float16)
-
-
-def _coded(spread: Tensor, widths: Tensor, scale: Tensor) -> Tensor:
-    """Return the codes ``(R, n)`` uint8 of centred coordinates."""
-    codes = torch.zeros(spread.shape, dtype=torch.uint8, device=spread.device)
-    scaled = spread / _positive(scale)[:, None]
-    for bits in WIDTHS[1:]:
-        rows = torch.nonzero(widths == bits)[:, 0]
-        if len(rows):
-            codes[rows] = torch.bucketize(scaled[rows], boundaries(bits, spread.device), out_int32=True).to(torch.uint8)
-    return codes
-
-
-def _positive(scale: Tensor) -> Tensor:
-    """Return the scale, or one where it is zero: whatever is divided by it is zero as well."""
-    return torch.where(scale > 0, scale, 1)
 
 
 def _as_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:

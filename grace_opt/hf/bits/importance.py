@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...kernels.received import attention_received
 from ..observation import Observation
 
 #: Numbers of last queries that are averaged, as sets of their own.
@@ -112,7 +113,8 @@ def spread_queries(now: Observation, before: Observation | None) -> Observation:
     kept = (ranks >= 0) & ((ranks % STRIDE == 0) | (ranks >= count - max(LAST)))
     most = min(kept.shape[1], -(-length // STRIDE) + max(LAST))  # no number that depends on data, for torch.compile
     order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-    picked = queries.gather(2, order[:, None, :, None].expand(-1, queries.shape[1], -1, queries.shape[-1]))
+    # One by one: that copies whole queries, and not single numbers.
+    picked = torch.stack([own.index_select(1, tokens) for own, tokens in zip(queries, order, strict=True)])
     return now._replace(queries=picked, places=torch.where(kept.gather(1, order), places.gather(1, order), -1))
 
 
@@ -136,7 +138,7 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
     counted = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0)
     chosen = torch.nonzero(counted)[:, 0]
     share = counted[chosen]
-    return over.queries[row][:, chosen], share / share.sum(), ranks[0, chosen] % STRIDE == 0
+    return over.queries[row].index_select(1, chosen), share / share.sum(), ranks[0, chosen] % STRIDE == 0
 
 
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
@@ -167,21 +169,10 @@ def attention_moments(
     scaling, softcap : float
         The model's.
     """
-    heads, length, width = keys.shape
-    grouped = queries.float().reshape(heads, -1, queries.shape[1], width)
-    first, second = (torch.zeros(heads, length, device=keys.device) for _ in range(2))
-    share = (weights / grouped.shape[1]).to(keys.device, torch.float32)
+    heads, _, width = keys.shape
+    grouped = queries.reshape(heads, -1, width)
+    group = grouped.shape[1] // queries.shape[1]
+    share = (weights / group).to(keys.device, torch.float32).repeat(group)
     # Logits, probabilities and their squares take less than the keys do.
     most = min(keys.numel() // KEYS_PER_WEIGHT, MAX_WEIGHTS)
-    step = max(most // (length * grouped.shape[1]), 1)
-    for head in range(heads):
-        transposed = keys[head].float().mT * scaling
-        for start in range(0, queries.shape[1], step):
-            logits = grouped[head, :, start : start + step] @ transposed
-            if softcap is not None:
-                logits = torch.tanh(logits / softcap).mul_(softcap)
-            found = torch.softmax(logits, dim=-1)
-            by_query = share[start : start + step].repeat(grouped.shape[1])
-            first[head].addmv_(found.flatten(0, 1).mT, by_query)
-            second[head].addmv_(found.square_().flatten(0, 1).mT, by_query)
-    return first, second
+    return attention_received(grouped, share, keys, scaling, softcap, most)

@@ -1,6 +1,8 @@
-"""Limits that dispatch code and Triton kernels share, readable without importing triton."""
+"""Limits that dispatch code and kernels share, readable without importing triton or numba."""
 
 from __future__ import annotations
 
 #: Largest n, or head dimension, that fits in one program on the GPU.
 LARGEST_ON_CHIP = 256
+#: float32 numbers in a vector of `grace_opt.kernels._shared.lanes`, on the CPU.
+LANES = 8

@@ -23,8 +23,7 @@ from numba import njit
 from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, jit
-from ..forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, PACKED, ROWS
-from .lanes import (
+from ..._shared.lanes import (
     add_one,
     exp2,
     greater,
@@ -38,6 +37,7 @@ from .lanes import (
     store,
     total,
 )
+from ..forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, PACKED, ROWS
 from .logits import logits_by_channel, logits_by_token, logits_packed
 from .rows import BYTES, WHOLE
 from .values import add_packed_values, add_values

@@ -14,9 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ..forms import LANES
-from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
-from .lanes import (
+from ..._shared.lanes import (
     ask_for,
     load,
     load_levels,
@@ -28,6 +26,8 @@ from .lanes import (
     store,
     total,
 )
+from ..forms import LANES
+from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
 from .rows import BYTES, PLACE, WHOLE, add_multiples, add_products, load_four, store_four, store_pair
 
 #: Number of bytes by which token-major keys are prefetched.

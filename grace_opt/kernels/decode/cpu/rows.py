@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from numba import njit
 
+from ..._shared.lanes import load, load_one, multiply_add, spread, store, store_one, store_some, total
 from ..forms import LANES
-from .lanes import load, load_one, multiply_add, spread, store, store_one, store_some, total
 
 #: Bytes of a float32, of an int64, and of a vector.
 BYTES, PLACE = 4, 8

@@ -10,9 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ..forms import LANES
-from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
-from .lanes import (
+from ..._shared.lanes import (
     ask_for,
     load,
     load_levels,
@@ -24,6 +22,8 @@ from .lanes import (
     spread,
     store_one,
 )
+from ..forms import LANES
+from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
 from .rows import BYTES, PLACE, WHOLE, add_multiples, load_four, store_four, store_some_of_four
 
 #: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are asked for.

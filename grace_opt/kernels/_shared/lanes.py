@@ -1,7 +1,7 @@
 """`Lanes`: a numba type for vectors of eight float32 numbers, and memory access by address.
 
-For loops whose sums must stay in registers (`grace_opt.kernels.decode.cpu`). They run on every processor: LLVM splits
-the eight lanes if registers are narrower.
+For loops whose sums must stay in registers (`grace_opt.kernels.decode.cpu`, `grace_opt.kernels.received.cpu`). They run
+on every processor: LLVM splits the eight lanes if registers are narrower.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 from numba.np.arrayobj import make_array
 
-from ..forms import LANES
+from .limits import LANES
 
 _NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
 _VECTOR, _COUNTS, _BYTES = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT, ir.IntType(8)))

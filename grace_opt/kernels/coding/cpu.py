@@ -1,0 +1,192 @@
+"""Scales, codes and bit planes of rows of numbers, compiled: every loop runs along a row, in the processor's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._shared.jit import jit
+from .reference import FITTED, LARGEST, PER_BYTE, Codebooks, positive
+
+#: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
+COUNTED = 6
+#: All bits of a float32 but its sign.
+SIGNLESS = np.int32(0x7FFFFFFF)
+#: Eight bytes of 0 or 1, and the factor that brings them together in the highest byte.
+ONES, TOGETHER = np.uint64(0x0101010101010101), np.uint64(0x0102040810204080)
+
+
+def scaled_and_coded(
+    rows: Tensor, means: Tensor, widths: Tensor, counts: Sequence[int], books: Codebooks
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """See `grace_opt.kernels.coding.scaled_and_coded`."""
+    given, wide = rows.contiguous().numpy(), widths.contiguous().numpy()
+    means_array, sizes = means.contiguous().numpy(), np.array(counts, dtype=np.int64)
+    levels, edges = books.levels.numpy(), books.edges.numpy()
+    found = np.zeros(wide.shape, dtype=np.float32)
+    fit(given, means_array, wide, sizes, levels, edges, books.even, found)
+    scales = torch.from_numpy(found).clamp_(max=LARGEST).to(torch.float16)
+    numbers = wide.sum(1, dtype=np.int64)
+    starts = np.concatenate([[0], np.cumsum(numbers * -(-sizes // PER_BYTE))])
+    every = np.empty(starts[-1], dtype=np.uint8)
+    code(given, means_array, wide, sizes, edges, scales.float().numpy(), every)
+    planes = (
+        torch.from_numpy(every[starts[c] : starts[c + 1]].reshape(numbers[c], -(-size // PER_BYTE)))
+        for c, size in enumerate(counts)
+    )
+    return scales, tuple(planes)
+
+
+def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `grace_opt.kernels.coding.weighted_squares`."""
+    heads, width, _ = rows.shape
+    large, squares = np.zeros(heads, np.int32), np.zeros((heads, len(counts), width))
+    sizes = np.array(counts, dtype=np.int64)
+    sum_squares(rows.contiguous().numpy(), weights.contiguous().numpy(), sizes, large, squares)
+    found = torch.from_numpy(large.view(np.float32))
+    return found, torch.from_numpy(squares).div_(positive(found).double().square()[:, None, None])
+
+
+# The sums may take any order, which vectors need.
+@jit(fastmath={"reassoc", "contract"}, error_model="numpy")
+def mean(row):
+    """Return the mean, summed in float64."""
+    total = 0.0
+    for t in range(row.shape[0]):
+        total += np.float64(row[t])
+    return total / row.shape[0]
+
+
+@jit(fastmath={"reassoc", "contract"}, error_model="numpy")
+def weighted(row, centre, weights):
+    """Return the weighted sum of the squares around a number, in float64."""
+    total = 0.0
+    for t in range(row.shape[0]):
+        difference = np.float64(row[t]) - centre
+        total += np.float64(weights[t]) * difference * difference
+    return total
+
+
+@jit
+def largest_bits(row):
+    """Return the bits of the largest absolute value: as integers, they are in the same order, and fit vectors."""
+    bits, found = row.view(np.int32), np.int32(0)
+    for t in range(row.shape[0]):
+        size = bits[t] & SIGNLESS
+        found = size if size > found else found
+    return found
+
+
+@jit(error_model="numpy")
+def sum_squares(rows, weights, counts, large, squares):
+    """Fill the bits of the largest number of each head (H,), and the sums (H, C, d)."""
+    for h in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            row = rows[h, j]
+            large[h] = max(large[h], largest_bits(row))
+            middle = mean(row)
+            first = 0
+            for c in range(counts.shape[0]):
+                stop = first + counts[c]
+                squares[h, c, j] = weighted(row[first:stop], middle, weights[h, first:stop])
+                first = stop
+
+
+@jit(fastmath={"reassoc", "contract"}, error_model="numpy")
+def mean_square(row):
+    """Return the mean of the squares, summed in float64."""
+    total = 0.0
+    for t in range(row.shape[0]):
+        total += np.float64(row[t]) * np.float64(row[t])
+    return total / row.shape[0]
+
+
+@jit(fastmath={"reassoc", "contract"}, error_model="numpy")
+def least_squares(row, step, codes, levels):
+    """Return the factor of the levels that suits every `step`-th number of a row best; `codes` has one for each."""
+    products, squares = 0.0, 0.0
+    for t in range(codes.shape[0]):
+        level = np.float64(levels[codes[t]])
+        products += np.float64(row[t * step]) * level
+        squares += level * level
+    return np.float32(products / squares)
+
+
+@jit(error_model="numpy")
+def centre(row, mean, out):
+    """Write the differences from the mean."""
+    for t in range(row.shape[0]):
+        out[t] = row[t] - mean
+
+
+@jit(error_model="numpy")
+def nearest(row, scale, step, edges, bits, scaled, codes):
+    """Write the code of every `step`-th number of a row, divided by the scale."""
+    for t in range(codes.shape[0]):
+        scaled[t] = row[t * step] / scale
+        codes[t] = 0
+    if bits <= COUNTED:
+        for e in range((1 << bits) - 1):
+            edge = edges[e]
+            for t in range(codes.shape[0]):
+                codes[t] += np.uint8(scaled[t] > edge)
+        return
+    for t in range(codes.shape[0]):
+        below, half = 0, 1 << (bits - 1)
+        while half > 0:
+            if edges[below + half - 1] < scaled[t]:
+                below += half
+            half >>= 1
+        codes[t] = below
+
+
+@jit(error_model="numpy")
+def fit(rows, means, widths, counts, levels, edges, even, scales):
+    """Fill the scales (C, R) of rows that have bits."""
+    longest, bits_of_scales = counts.max(), scales.view(np.int32)
+    centred, scaled, codes = np.empty(longest, np.float32), np.empty(longest, np.float32), np.empty(longest, np.uint8)
+    for r in range(rows.shape[0]):
+        first = 0
+        for c in range(counts.shape[0]):
+            count, bits = counts[c], widths[c, r]
+            if bits and count:
+                part = centred[:count]
+                centre(rows[r, first : first + count], means[r], part)
+                if bits == even:
+                    bits_of_scales[c, r] = largest_bits(part)
+                else:
+                    scale = np.float32(np.sqrt(mean_square(part)))
+                    step = max(count // FITTED, 1)
+                    chosen = codes[: (count + step - 1) // step]
+                    nearest(part, scale if scale > 0 else np.float32(1.0), step, edges[bits], bits, scaled, chosen)
+                    best = least_squares(part, step, chosen, levels[bits])
+                    scales[c, r] = best if best > 0 else scale
+            first += count
+
+
+@jit(error_model="numpy")
+def code(rows, means, widths, counts, edges, scales, planes):
+    """Fill the planes of all classes, one class after the other."""
+    longest = (counts.max() + PER_BYTE - 1) // PER_BYTE
+    centred, scaled = np.empty(counts.max(), np.float32), np.empty(counts.max(), np.float32)
+    eights = np.zeros(longest, np.uint64)
+    codes = eights.view(np.uint8)
+    at, first = 0, 0
+    for c in range(counts.shape[0]):
+        count = counts[c]
+        size = (count + PER_BYTE - 1) // PER_BYTE
+        for r in range(rows.shape[0]):
+            bits, scale = widths[c, r], scales[c, r]
+            if bits and count:
+                part = centred[:count]
+                centre(rows[r, first : first + count], means[r], part)
+                nearest(part, scale if scale > 0 else np.float32(1.0), 1, edges[bits], bits, scaled, codes[:count])
+                codes[count : size * PER_BYTE] = 0
+                for p in range(bits):
+                    for i in range(size):
+                        planes[at + i] = (((eights[i] >> np.uint64(p)) & ONES) * TOGETHER) >> np.uint64(56)
+                    at += size
+        first += count

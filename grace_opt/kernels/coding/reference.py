@@ -1,0 +1,130 @@
+"""Scales, codes and bit planes in torch operations, for any device: the definition of the compiled loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Columns in a byte of a plane.
+PER_BYTE = 8
+#: Number of columns of a class that a scale is fitted to, at most twice as many.
+FITTED = 256
+LARGEST = float(torch.finfo(torch.float16).max)
+
+
+class Codebooks(NamedTuple):
+    """The numbers that codes of 0, 1, 2, … bits stand for, before the scale; row b has those of b bits.
+
+    Attributes
+    ----------
+    levels : Tensor (M, 256), float32
+        Ascending, then zeros.
+    edges : Tensor (M, 255), float32
+        Between neighbouring levels, then infinity.
+    even : int
+        The number of bits whose levels are evenly spaced up to the largest entry; other scales are fitted.
+    """
+
+    levels: Tensor
+    edges: Tensor
+    even: int
+
+
+def scaled_and_coded(
+    rows: Tensor, means: Tensor, widths: Tensor, counts: Sequence[int], books: Codebooks
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """See `grace_opt.kernels.coding.scaled_and_coded`."""
+    scales, planes = [], []
+    for part, wide in zip(torch.split(rows, list(counts), 1), widths, strict=True):
+        centred = part - means[:, None]
+        scales.append(fitted(centred, wide, books))
+        planes.append(pack_codes(codes_of(centred, wide, scales[-1].float(), books), wide))
+    return torch.stack(scales), tuple(planes)
+
+
+def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `grace_opt.kernels.coding.weighted_squares`."""
+    largest = rows.abs().amax((1, 2))
+    centred = rows / positive(largest)[:, None, None]
+    squares = (centred - centred.mean(2, keepdim=True)).square_()
+    classes = zip(torch.split(squares, list(counts), 2), torch.split(weights, list(counts), 1), strict=True)
+    return largest, torch.stack([(part @ share[..., None])[..., 0] for part, share in classes], dim=1).double()
+
+
+def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
+    """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits."""
+    if not centred.shape[1]:
+        return torch.zeros(len(centred), dtype=torch.float16, device=centred.device)
+    scale = centred.double().square().mean(1).sqrt().float()
+    for bits, rows in _rows_by_width(widths, books):
+        if bits == books.even:
+            scale[rows] = centred[rows].abs().amax(1)
+            continue
+        # One step of least squares: the scale that suits the codes which the standard deviation gives. Some hundred
+        # columns tell it as well as all.
+        part = centred[rows, :: max(centred.shape[1] // FITTED, 1)]
+        codes = torch.bucketize(part / positive(scale[rows])[:, None], _edges(books, bits), out_int32=True)
+        numbers = books.levels[bits][codes].double()
+        best = ((part * numbers).sum(1) / numbers.square().sum(1)).float()
+        scale[rows] = torch.where(best > 0, best, scale[rows])
+    return torch.where(widths > 0, scale, 0).clamp(max=LARGEST).to(torch.float16)
+
+
+def codes_of(centred: Tensor, widths: Tensor, scale: Tensor, books: Codebooks) -> Tensor:
+    """Return the code of the nearest level for all of ``(R, n)``, uint8; 0 where there are no bits."""
+    codes = torch.zeros(centred.shape, dtype=torch.uint8, device=centred.device)
+    scaled = centred / positive(scale)[:, None]
+    for bits, rows in _rows_by_width(widths, books):
+        codes[rows] = torch.bucketize(scaled[rows], _edges(books, bits), out_int32=True).to(torch.uint8)
+    return codes
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """Pack ``(..., n)`` of zeros and ones into ``(..., ⌈n/8⌉)`` bytes, the first entry lowest.
+
+    Examples
+    --------
+    >>> pack_bits(torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, 1, 1])).tolist()
+    [1, 3]
+    """
+    spare = -bits.shape[-1] % PER_BYTE
+    whole = torch.nn.functional.pad(bits.to(torch.uint8), (0, spare))
+    by_byte = whole.view(*bits.shape[:-1], whole.shape[-1] // PER_BYTE, PER_BYTE)
+    packed: Tensor = (by_byte << places(bits.device)).sum(-1, dtype=torch.uint8)
+    return packed
+
+
+def pack_codes(codes: Tensor, widths: Tensor) -> Tensor:
+    """Pack codes ``(R, n)`` uint8 of widths ``(R,)`` into planes ``(Σ widths, ⌈n/8⌉)`` uint8."""
+    owner, place = owners(widths, int(widths.sum()))
+    return pack_bits((codes[owner] >> place[:, None]) & 1)
+
+
+def owners(widths: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the row and the bit of each of `count` planes."""
+    wide = widths.long()
+    owner = torch.repeat_interleave(torch.arange(len(wide), device=wide.device), wide, output_size=count)
+    first = wide.cumsum(0) - wide
+    return owner, (torch.arange(len(owner), device=wide.device) - first[owner]).to(torch.uint8)
+
+
+def places(device: torch.device) -> Tensor:
+    """Return the numbers of the bits of a byte."""
+    return torch.arange(PER_BYTE, dtype=torch.uint8, device=device)
+
+
+def _rows_by_width(widths: Tensor, books: Codebooks) -> list[tuple[int, Tensor]]:
+    found = ((bits, torch.nonzero(widths == bits)[:, 0]) for bits in range(1, len(books.levels)))
+    return [(bits, rows) for bits, rows in found if len(rows)]
+
+
+def _edges(books: Codebooks, bits: int) -> Tensor:
+    return books.edges[bits, : 2**bits - 1]
+
+
+def positive(scale: Tensor) -> Tensor:
+    """Return the scale, or one where it is zero: whatever is divided by it is zero as well."""
+    return torch.where(scale > 0, scale, 1)

@@ -1,0 +1,158 @@
+"""Attention received, compiled: logits, shares and sums of a few queries at a time, in vectors of eight keys."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numba.np.numpy_support import carray
+
+from .._shared.jit import c_function, jit
+from .._shared.lanes import (
+    add_one,
+    exp2,
+    greater,
+    greatest,
+    load,
+    load_one,
+    multiply_add,
+    pointer,
+    spread,
+    store,
+    total,
+)
+from .forms import KEYS, LANES, ROWS, ROWS_AT_ONCE
+
+BYTES = 4
+WHOLE = LANES * BYTES
+NOTHING, ZERO = np.float32(-np.inf), np.float32(0.0)
+
+
+@njit(nogil=True)
+def multiply(queries, query_step, keys, width, out, out_step):
+    """Logits of four queries with the keys of a tile, whose channels follow each other."""
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = spread(ZERO)
+    for _ in range(width):
+        x, y, z = load(keys), load(keys + WHOLE), load(keys + 2 * WHOLE)
+        q = spread(load_one(queries))
+        a0, b0, c0 = multiply_add(q, x, a0), multiply_add(q, y, b0), multiply_add(q, z, c0)
+        q = spread(load_one(queries + query_step))
+        a1, b1, c1 = multiply_add(q, x, a1), multiply_add(q, y, b1), multiply_add(q, z, c1)
+        q = spread(load_one(queries + 2 * query_step))
+        a2, b2, c2 = multiply_add(q, x, a2), multiply_add(q, y, b2), multiply_add(q, z, c2)
+        q = spread(load_one(queries + 3 * query_step))
+        a3, b3, c3 = multiply_add(q, x, a3), multiply_add(q, y, b3), multiply_add(q, z, c3)
+        keys += KEYS * BYTES
+        queries += BYTES
+    store(out, a0)
+    store(out + WHOLE, b0)
+    store(out + 2 * WHOLE, c0)
+    out += out_step
+    store(out, a1)
+    store(out + WHOLE, b1)
+    store(out + 2 * WHOLE, c1)
+    out += out_step
+    store(out, a2)
+    store(out + WHOLE, b2)
+    store(out + 2 * WHOLE, c2)
+    out += out_step
+    store(out, a3)
+    store(out + WHOLE, b3)
+    store(out + 2 * WHOLE, c3)
+
+
+@njit(nogil=True)
+def exponentials(at, size):
+    """Replace a row of logits by powers of two, at most 1, and return their sum."""
+    best = spread(NOTHING)
+    for place in range(at, at + size, WHOLE):
+        best = greater(best, load(place))
+    shift, sums = spread(greatest(best)), spread(ZERO)
+    for place in range(at, at + size, WHOLE):
+        found = exp2(load(place) - shift)
+        store(place, found)
+        sums = sums + found
+    return total(sums)
+
+
+@njit(nogil=True)
+def add_four(at, step, size, weights, inverse, first, second):
+    """Add the four rows' p and p², times their weights, to the sums."""
+    i0, i1, i2, i3 = spread(inverse[0]), spread(inverse[1]), spread(inverse[2]), spread(inverse[3])
+    w0, w1, w2, w3 = spread(weights[0]), spread(weights[1]), spread(weights[2]), spread(weights[3])
+    for place in range(0, size, WHOLE):
+        row = at + place
+        p0, p1 = load(row) * i0, load(row + step) * i1
+        p2, p3 = load(row + 2 * step) * i2, load(row + 3 * step) * i3
+        q0, q1, q2, q3 = p0 * w0, p1 * w1, p2 * w2, p3 * w3
+        store(first + place, load(first + place) + ((q0 + q1) + (q2 + q3)))
+        sums = multiply_add(q0, p0, multiply_add(q1, p1, load(second + place)))
+        store(second + place, multiply_add(q2, p2, multiply_add(q3, p3, sums)))
+
+
+@jit
+def add_received(taken, queries, weights, tiles, sums, length, share):
+    """Process the items not taken yet; threads that call this on the same arrays share them.
+
+    Parameters
+    ----------
+    taken : (1,) int64
+        Number of items taken so far.
+    queries : (R, d) float32
+        R is a multiple of `ROWS`; logits are powers of two.
+    weights : (R,) float32
+    tiles : (N, d, KEYS) float32
+        The keys, by channel within each tile.
+    sums : (items, 2, N * KEYS) float32
+        At first zero; p and p².
+    length : int
+        Number of keys; the last tile has zeros behind them.
+    share : int
+        Number of queries of an item, a multiple of `ROWS`.
+    """
+    rows, width = queries.shape
+    query_step, step, size = width * BYTES, sums.shape[2] * BYTES, (length + LANES - 1) // LANES * WHOLE
+    logits = np.empty((ROWS_AT_ONCE, sums.shape[2]), np.float32)
+    inverse = np.empty(ROWS, np.float32)
+    tile_size = width * KEYS * BYTES
+    room = logits.ctypes.data
+    while True:
+        item = add_one(taken)
+        if item >= sums.shape[0]:
+            return
+        first, second = sums[item, 0].ctypes.data, sums[item, 1].ctypes.data
+        stop = min((item + 1) * share, rows)
+        for start in range(item * share, stop, ROWS_AT_ONCE):
+            here = min(ROWS_AT_ONCE, stop - start)
+            for n in range(tiles.shape[0]):
+                keys, out = tiles.ctypes.data + n * tile_size, room + n * KEYS * BYTES
+                for row in range(0, here, ROWS):
+                    four = queries.ctypes.data + (start + row) * query_step
+                    multiply(four, query_step, keys, width, out + row * step, step)
+            for row in range(0, here, ROWS):
+                for one in range(ROWS):
+                    for t in range(length, size // BYTES):
+                        logits[row + one, t] = NOTHING
+                    inverse[one] = np.float32(1.0) / exponentials(room + (row + one) * step, size)
+                add_four(room + row * step, step, size, weights[start + row :], inverse, first, second)
+
+
+@njit(nogil=True)
+def numbers(at, shape):
+    """An array of float32 at an address."""
+    return carray(pointer(at), shape, np.float32)
+
+
+@c_function("void(voidptr)")
+def add_received_in_team(data):
+    """`add_received`, as a team of threads calls it: with the addresses of the arrays, and their sizes."""
+    given = carray(data, (11,), np.int64)
+    rows, width, tiles, items = given[5], given[6], given[7], given[8]
+    add_received(
+        carray(pointer(given[0]), (1,), np.int64),
+        numbers(given[1], (rows, width)),
+        numbers(given[2], (rows,)),
+        numbers(given[3], (tiles, width, KEYS)),
+        numbers(given[4], (items, 2, tiles * KEYS)),
+        given[9],
+        given[10],
+    )

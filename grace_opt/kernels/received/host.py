@@ -1,0 +1,41 @@
+"""Attention received on the CPU: passes one head after the other to the compiled loop, in torch's threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._shared.threads import split_batch, torch_team
+from .forms import KEYS, LOG2E, MOST_ITEMS, ROWS, ROWS_AT_ONCE
+
+
+def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """See `grace_opt.kernels.received.attention_received`; without softcap."""
+    from .cpu import add_received, add_received_in_team
+
+    (heads, length, width), rows = keys.shape, queries.shape[1]
+    spare = -rows % ROWS
+    share = -(-rows // (MOST_ITEMS * ROWS_AT_ONCE)) * ROWS_AT_ONCE
+    items, full, rest = -(-rows // share), length // KEYS, length % KEYS
+    found = torch.zeros(2, heads, length, device="cpu")
+    whole = torch.zeros(rows + spare, width, device="cpu")
+    each = torch.nn.functional.pad(weights, (0, spare)).contiguous().numpy()
+    tiles = torch.zeros(full + bool(rest), width, KEYS, device="cpu")
+    team = torch_team()
+    for head in range(heads):
+        whole[:rows] = queries[head]
+        whole *= scaling * LOG2E
+        tiles[:full] = keys[head, : full * KEYS].view(full, KEYS, width).mT
+        if rest:
+            tiles[full, :, :rest] = keys[head, full * KEYS :].mT
+        sums, taken = np.zeros((items, 2, len(tiles) * KEYS), np.float32), np.zeros(1, np.int64)
+        arrays = taken, whole.numpy(), each, tiles.numpy(), sums
+        if team is None:
+            split_batch(lambda _, given=arrays: add_received(*given, length, share), (np.arange(items),))
+        else:
+            addresses = [array.ctypes.data for array in arrays]
+            data = np.array([*addresses, len(whole), width, len(tiles), items, length, share], np.int64)
+            team(add_received_in_team.address or 0, data)
+        found[:, head] = torch.from_numpy(sums.sum(0)[:, :length])
+    return found[0], found[1]

@@ -1,0 +1,129 @@
+"""Hulls, steps and moves, compiled: group after group, and instance after instance."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._shared.jit import jit
+from .._shared.threads import ALONE_BELOW, split_batch
+from .reference import LARGEST_SLOPE, SMALLEST_SLOPE
+
+
+def lower_hulls(losses: Tensor, costs: Tensor, admissible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `grace_opt.kernels.steps.lower_hulls`; the batch is shared among threads."""
+    batch, groups, count = losses.shape
+    given = [tensor.contiguous().numpy() for tensor in (losses, costs, admissible)]
+    found = [np.zeros((batch, groups, count), np.int64), *(np.zeros((batch, groups, count - 1)) for _ in range(2))]
+    split_batch(hulls, (*given, *found), alone=losses.numel() < ALONE_BELOW)
+    levels, cost, slope = (torch.from_numpy(array) for array in found)
+    return levels, cost, slope
+
+
+def within_budget(
+    losses: Tensor,
+    costs: Tensor,
+    admissible: Tensor,
+    limits: Tensor,
+    hull_levels: Tensor,
+    hull_cost: Tensor,
+    hull_slope: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """See `grace_opt.kernels.steps.within_budget`; the batch is shared among threads."""
+    order = hull_slope.flatten(1).sort(dim=-1, descending=True, stable=True).indices
+    tensors = losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order
+    given = [tensor.contiguous().numpy() for tensor in tensors]
+    levels, price = np.zeros(losses.shape[:2], np.int64), np.zeros(len(losses))
+    split_batch(spend, (*given, levels, price), alone=losses.numel() < ALONE_BELOW)
+    return torch.from_numpy(levels), torch.from_numpy(price)
+
+
+@jit(error_model="numpy")
+def hulls(losses, costs, admissible, levels, added, slopes):
+    """Fill `levels` (B, n, L), `added` and `slopes` (B, n, L - 1)."""
+    count = losses.shape[2]
+    for b in range(losses.shape[0]):
+        for i in range(losses.shape[1]):
+            loss, cost, may = losses[b, i], costs[b, i], admissible[b, i]
+            level = 0
+            for to in range(count):
+                if may[to] and (
+                    not may[level] or cost[to] < cost[level] or (cost[to] == cost[level] and loss[to] < loss[level])
+                ):
+                    level = to
+            levels[b, i, 0] = level
+            bound = LARGEST_SLOPE
+            for s in range(count - 1):
+                steepest, step = 0.0, level
+                for to in range(count):
+                    saved, extra = loss[level] - loss[to], cost[to] - cost[level]
+                    if may[to] and saved > 0 and extra > 0:
+                        slope = min(max(saved / extra, SMALLEST_SLOPE), LARGEST_SLOPE)
+                        if slope > steepest or (
+                            slope == steepest and cost[to] - cost[level] < cost[step] - cost[level]
+                        ):
+                            steepest, step = slope, to
+                if steepest == 0:
+                    levels[b, i, s + 1 :] = level
+                    break
+                added[b, i, s] = cost[step] - cost[level]
+                bound = min(bound, steepest)  # rounding must not reverse the order of steps
+                slopes[b, i, s] = bound
+                level = step
+                levels[b, i, s + 1] = level
+
+
+@jit(error_model="numpy")
+def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order, levels, price):
+    """Fill `levels` (B, n) and `price` (B,); `order` (B, n S) has the steps, the steepest first."""
+    groups, count = losses.shape[1], losses.shape[2]
+    steps = count - 1
+    best, proposed = np.empty(groups), np.empty(groups, np.int64)
+    for b in range(losses.shape[0]):
+        chosen, cost, loss = levels[b], costs[b], losses[b]
+        least, end, last, fits = 0.0, 0.0, np.inf, True
+        for i in range(groups):
+            chosen[i] = hull_levels[b, i, 0]
+            least += cost[i, chosen[i]]
+        room = limits[b] - least
+        for place in range(groups * steps):
+            i, s = order[b, place] // steps, order[b, place] % steps
+            size = hull_cost[b, i, s]
+            before = end
+            end += size
+            fits = fits and end <= room
+            if fits:
+                if hull_slope[b, i, s] > 0:
+                    chosen[i] = hull_levels[b, i, s + 1]
+                if size > 0:
+                    last = hull_slope[b, i, s]
+            elif size > 0:
+                first = hull_slope[b, i, s]
+                none_left = min(max(room - before, 0.0), size) == 0
+                price[b] = 0.5 * (first + last) if first > 0 and last < np.inf and none_left else first
+                break
+        while True:
+            spent = 0.0
+            for i in range(groups):
+                spent += cost[i, chosen[i]]
+            room = limits[b] - spent
+            for i in range(groups):
+                now, gain, level = chosen[i], 0.0, 0
+                for to in range(count):
+                    saved, extra = loss[i, now] - loss[i, to], cost[i, to] - cost[i, now]
+                    if admissible[b, i, to] and saved > 0 and extra <= room:
+                        value = LARGEST_SLOPE if extra <= 0 else min(max(saved / extra, SMALLEST_SLOPE), LARGEST_SLOPE)
+                        if value > gain:
+                            gain, level = value, to
+                best[i], proposed[i] = -gain, level
+            end, moved = 0.0, False
+            for i in np.argsort(best, kind="mergesort"):
+                if best[i] == 0:
+                    break
+                end += max(cost[i, proposed[i]] - cost[i, chosen[i]], 0.0)
+                if end > room:
+                    break
+                chosen[i], moved = proposed[i], True
+            if not moved:
+                break
