@@ -187,6 +187,8 @@ class _Check:
                 f"{width} and {depth} channels",
             )
         check = RowCheck(self.require, heads, width, depth, keys.dtype, plan.bits.basis == OF_PROMPT)
+        block = plan.config.tail_block
+        self.require(said["block"] in (0, block), f"block={said['block']!r} for a cache with tail_block={block}")
         made_rows = check.rows(said, rows, batch)
         self.placed(said["length"], said["stored"], found.get("positions"), batch, heads)
         received = found.get("received")

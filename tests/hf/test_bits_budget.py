@@ -13,9 +13,9 @@ from grace_opt import allocate
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, SnapKV, StreamingLLM, calibrate_basis
 from grace_opt.hf.bits import code_prompt
+from grace_opt.hf.bits.block_budget import grown_sizes
 from grace_opt.hf.bits.classes import class_sizes
 from grace_opt.hf.bits.code_prompt import MIN_TOKENS
-from grace_opt.hf.bits.row import grown_sizes
 from tests.hf.conftest import RECENT, build
 
 LENGTH, PADDING = 150, 21

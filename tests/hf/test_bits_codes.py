@@ -98,9 +98,9 @@ def numbers_of(codes: Codes):
     return oracle.decoded(LEVELS, widths, *stored, planes, codes.counts)
 
 
-def check_nearest(codes: Codes, coordinates, counts):
+def check_nearest(codes: Codes, coordinates, counts, blocks=()):
     """No level of a channel is nearer to a number than the one that was chosen, beyond rounding."""
-    found, exact = codes.decode().double().numpy(), coordinates.double().numpy()
+    found, exact = codes.decode(blocks).double().numpy(), coordinates.double().numpy()
     widths, scales, unit = codes.widths(), iter(codes.scales.tolist()), codes.unit.tolist()
     starts = np.cumsum([0, *counts])
     for c, (first, last) in enumerate(itertools.pairwise(starts)):
@@ -169,7 +169,8 @@ def test_appending_keeps_what_was_there_and_takes_the_nearest_levels(drawn, data
     new = coordinates.float().mean() + scale * torch.randn(
         len(coordinates), sum(more), levels.shape[2], generator=generator
     )
-    grown = codes.appended(new, more)
+    grown = codes.appended(new, more, torch.ones(codes.means.shape), 0)
+    blocks = [torch.ones(count, dtype=torch.long) for count in more]
     assert grown.counts == tuple(np.add(counts, more))
     for name in ("levels", "means", "scales", "unit"):
         assert torch.equal(getattr(grown, name), getattr(codes, name))
@@ -181,9 +182,11 @@ def test_appending_keeps_what_was_there_and_takes_the_nearest_levels(drawn, data
             for old, start in zip(counts, np.cumsum([0, *grown.counts])[:-1].tolist(), strict=True)
         ]
     )
-    assert torch.equal(grown.decode()[:, places], codes.decode())
-    np.testing.assert_allclose(grown.decode(), numbers_of(grown), rtol=1e-5, atol=1e-5 * float(together.abs().max()))
-    check_nearest(grown, together, grown.counts)
+    assert torch.equal(grown.decode(blocks)[:, places], codes.decode())
+    np.testing.assert_allclose(
+        grown.decode(blocks), numbers_of(grown), rtol=1e-5, atol=1e-5 * float(together.abs().max())
+    )
+    check_nearest(grown, together, grown.counts, blocks)
 
 
 @pytest.mark.parametrize("size", [1e-12, 3.0, 1e12])

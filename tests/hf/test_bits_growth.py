@@ -42,6 +42,10 @@ def feed(model, cache, tokens, width=1, **options):
     return found if options else torch.cat([each.logits for each in found], dim=1)
 
 
+def parts(cache):
+    return [tensor for layer in cache.layers for tensor in layer.stored_parts().values()]
+
+
 def full(model, ids, **settings):
     cache = PrunedKeyCache(model, **{**SETTINGS, **settings})
     feed(model, cache, ids, ids.shape[1])
@@ -121,7 +125,7 @@ class TestGeneration:
             top = (old[0] - new[0]) if old[0] > new[0] else 0
             assert top > 0
             for row, own in zip(layer.compressed.rows, scores, strict=True):
-                order = row._order()[:, : old[0]]
+                order = row.order()[:, : old[0]]
                 for head in range(2):
                     newer = order[head][order[head] >= LENGTH - RECENT - SINKS] - (LENGTH - RECENT - SINKS)
                     assert set(newer.tolist()) == set(own[head].topk(top).indices.tolist())
@@ -148,6 +152,29 @@ class TestGeneration:
         rows = caches[0].layers[0].compressed.rows
         assert [row.tokens > 0 for row in rows] == [True, False]
         assert caches[0].memory_report().bits <= 2.05
+
+    def test_of_many_blocks_keeps_bits_beams_crops_and_files(self, tiny, ids, tmp_path):
+        """A thousand tokens; then the same next logits whichever way the cache has taken."""
+        model = tiny(max_position_embeddings=2048)
+        long = torch.randint(3, 97, (2, 1000), generator=torch.Generator().manual_seed(4))
+        cache = full(model, ids)
+        for part in long.split(100, dim=1):
+            feed(model, cache, part, 50)
+            report = cache.memory_report()
+            assert report.bits <= 2
+            assert max(report.key_bits, report.value_bits) <= 2
+            held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in parts(cache) if t.numel()}
+            assert report.total_bytes == sum(held.values())
+        row = cache.layers[0].compressed.rows[0]
+        assert len(row.keys.drift.channels) == (row.tokens - sum(row.prompt)) // TAIL_BLOCK_WITH_BITS >= 14
+        expected = feed(model, copy.deepcopy(cache), long[:, :70], 70)
+        cache.save(tmp_path / "grown.safetensors")
+        loaded = PrunedKeyCache.load(tmp_path / "grown.safetensors", model)
+        for each, rows in ((loaded, [0, 1]), (cache, [1, 0, 0])):
+            each.reorder_cache(torch.tensor(rows))
+            feed(model, each, long[rows, 200:210])
+            each.crop(-10)
+            torch.testing.assert_close(feed(model, each, long[rows, :70], 70), expected[rows])
 
 
 class TestShrinking:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, SnapKV, calibrate_basis, saving
+from grace_opt.hf.bits.bitplanes import pack_bits, unpack_bits
 from grace_opt.hf.bits.calibrated import CalibratedBasis
 from grace_opt.hf.bits.coded import CodedTokens
 from tests.hf.conftest import build
@@ -235,8 +236,9 @@ def usable(path, model, padding, what):
             block = torch.ones(2, 2, 16, 16)
             grown = layer.compressed.extended(block, block, block[..., 0])
             for row in grown.rows:
-                assert row.keys.decode().isfinite().all()
-                assert row.values.decode().isfinite().all()
+                blocks = row.blocks(row.order())
+                assert row.keys.decode(blocks).isfinite().all()
+                assert row.values.decode(blocks).isfinite().all()
     except Exception as error:
         if isinstance(error, CacheError) and "head_dim" in str(error):
             return str(error)
@@ -315,6 +317,54 @@ EDITS = {
     "0.rows.1.sink_keys": (lambda t: t[:, 1:], "differs in its sink tokens"),
     "0.received": (lambda t: -t, "received has numbers that are negative"),
 }
+
+
+def swapped(classes):
+    """In the second head, a token of the prompt and one of a block have each other's class."""
+    bits = unpack_bits(classes, 8 * classes.shape[2]).clone()
+    own = bits[:, 1]
+    later = int((own[:, 110:114] != own[:, :1]).any(0).nonzero()[0]) + 110
+    own[:, [0, later]] = own[:, [later, 0]]
+    return pack_bits(bits)
+
+
+OF_BLOCKS = {
+    "0.rows.0.keys.drift_means": (lambda t: t * math.nan, "not finite"),
+    "0.rows.0.keys.drift_channels": (lambda t: t + 200, "drift_channels are not places from 0 to 15"),
+    "0.rows.1.values.drift_scales": (lambda t: t + 200, "drift_scales are not places from 0 to 47"),
+    "0.rows.0.keys.drift_factors": (lambda t: t[1:], r"drift_factors is torch\.uint8 .*, not torch\.uint8 \(\d, 2, "),
+    "0.rows.0.classes": (swapped, "classes differ between heads in a block"),
+}
+
+
+@pytest.mark.parametrize("name", OF_BLOCKS)
+def test_what_is_wrong_with_blocks_is_named(name, filled, path):
+    model, cache, _ = filled("grown")
+    cache.save(path)
+    about, tensors = saving.FILE_FORMAT.read(path)
+    change, says = OF_BLOCKS[name]
+    saving.FILE_FORMAT.write(path, {**tensors, name: change(tensors[name])}, about)
+    with pytest.raises(CacheError, match=rf"cache\.safetensors: layer 0 of the saved cache: .*{says}"):
+        PrunedKeyCache.load(path, model)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("prompts", [[8, 32, 60], [8, 32, 68]], "which are not the prompt's"),
+        ("prompts", [[], []], "drift_"),
+        ("block", 8, "block=8 for a cache with tail_block=16"),
+        ("block", 0, "blocks of 0"),
+    ],
+)
+def test_what_is_wrong_with_numbers_of_tokens_is_named(field, value, says, filled, path):
+    model, cache, _ = filled("grown")
+    cache.save(path)
+    about, tensors = saving.FILE_FORMAT.read(path)
+    about["layers"][0][field] = value
+    saving.FILE_FORMAT.write(path, tensors, about)
+    with pytest.raises(CacheError, match=says):
+        PrunedKeyCache.load(path, model)
 
 
 @pytest.mark.parametrize("name", EDITS)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .basis import Basis
 from .bitplanes import append_bits, pack_bits, unpack_bits
-from .classes import class_sizes
+from .block_budget import Spent, affordable_sizes
 from .codes import Codes
 
 _LARGEST = float(torch.finfo(torch.float16).max)
@@ -42,6 +42,10 @@ class CodedRow:
         ``(⌈length/8⌉,)`` uint8: one bit per place, 0 at padding. None if there is no padding.
     key_decode, value_decode : Tensor or None
         ``(H, d, d)`` float16: the prompt's own basis, if it has one.
+    prompt : tuple of int
+        Number of the prompt's tokens in each class; empty before there are newer ones.
+    block : int
+        Number of tokens of a block of newer ones.
     """
 
     keys: Codes
@@ -53,6 +57,8 @@ class CodedRow:
     present: Tensor | None = None
     key_decode: Tensor | None = None
     value_decode: Tensor | None = None
+    prompt: tuple[int, ...] = ()
+    block: int = 0
 
     @property
     def tokens(self) -> int:
@@ -67,11 +73,12 @@ class CodedRow:
         bases : (Basis, Basis) or None
             Those of keys and values; not read if the row has its own.
         """
-        places = self._order().argsort(-1)[..., None]
+        order = self.order()
+        places, blocks = order.argsort(-1)[..., None], self.blocks(order)
         own = (self.key_decode, self.value_decode)
         found = []
         for number, (codes, sinks) in enumerate(((self.keys, self.sink_keys), (self.values, self.sink_values))):
-            coordinates, decode = codes.decode(), own[number]
+            coordinates, decode = codes.decode(blocks), own[number]
             coordinates = coordinates.gather(1, places.expand(-1, -1, coordinates.shape[-1]))
             if decode is None and bases is not None:
                 decode = bases[number].decode
@@ -88,20 +95,34 @@ class CodedRow:
             found.append(together)
         return found[0], found[1]
 
-    def _order(self) -> Tensor:
+    def order(self) -> Tensor:
         """Return the token at each coded place, ``(H, T)``: by class, then as in the sequence."""
         planes = unpack_bits(self.classes, self.tokens)
         return (planes[0] | planes[1] << 1).argsort(dim=-1, stable=True)
 
+    def blocks(self, order: Tensor) -> list[Tensor]:
+        """Return the block of each newer token, class by class, counted from 1; it is the same in every head.
+
+        Parameters
+        ----------
+        order : Tensor
+            What `order` returned.
+        """
+        if not self.prompt:
+            return []
+        parts = torch.split(order[0], list(self.keys.counts))
+        newer = (part[count:] for part, count in zip(parts, self.prompt, strict=True))
+        return [(part - sum(self.prompt)).div(self.block, rounding_mode="floor") + 1 for part in newer]
+
     def appended(self, keys: Tensor, values: Tensor, scores: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
-        """Append newer tokens; within them, the attention that each received decides the class.
+        """Append a block of newer tokens; within it, the attention that each received decides the class.
 
         A row without codes keeps them dense.
 
         Parameters
         ----------
         keys, values : Tensor
-            ``(H, n, d)`` and ``(H, n, d_v)``.
+            ``(H, n, d)`` and ``(H, n, d_v)``, n the same for every block.
         scores : Tensor
             ``(H, n)``.
         bases : (Basis, Basis) or None
@@ -114,19 +135,28 @@ class CodedRow:
         if not self.keys.counts:  # too short a prompt: no widths were chosen, and all tokens are kept as sinks are
             sink_keys, sink_values = torch.cat([self.sink_keys, keys], 1), torch.cat([self.sink_values, values], 1)
             return replace(grown, sink_keys=sink_keys, sink_values=sink_values)
-        sizes = grown_sizes(self.keys.counts, more)
+        grown = replace(grown, prompt=self.prompt or self.keys.counts, block=more)
+        spent = [Spent.of(codes, grown.prompt, decode) for codes, decode in self._parts()]
+        corrected = spent[0].corrections("keys", more), spent[1].corrections("values", more)
+        sizes = affordable_sizes(self.keys.counts, more, tuple(zip(spent, corrected, strict=True)))
         classes = class_of_tokens(scores, sizes)
         order = classes.argsort(dim=-1, stable=True)[..., None]
         coded = []
-        for number, (codes, tensor) in enumerate(((self.keys, keys), (self.values, values))):
-            decode = (self.key_decode, self.value_decode)[number]
-            encode = None if bases is None else bases[number].encode
+        for number, tensor in enumerate((keys, values)):
+            codes, decode = self._parts()[number]
+            basis = None if bases is None else bases[number]
+            encode = None if basis is None else basis.encode
             if decode is not None:
                 encode = inverse(decode)
             moved = tensor.float() if encode is None else tensor.float() @ encode
-            coded.append(codes.appended(moved.gather(1, order.expand(-1, -1, moved.shape[-1])), sizes))
+            energy = _energy(codes, basis, decode)
+            moved = moved.gather(1, order.expand(-1, -1, moved.shape[-1]))
+            coded.append(codes.appended(moved, sizes, energy, corrected[number]))
         bits = torch.stack([classes & 1, classes >> 1])
         return replace(grown, keys=coded[0], values=coded[1], classes=append_bits(self.classes, self.tokens, bits))
+
+    def _parts(self) -> tuple[tuple[Codes, Tensor | None], tuple[Codes, Tensor | None]]:
+        return (self.keys, self.key_decode), (self.values, self.value_decode)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that is stored, by name."""
@@ -139,10 +169,17 @@ class CodedRow:
     def map(self, change: Callable[[Tensor], Tensor]) -> CodedRow:
         """Apply a function to every tensor."""
         changed = {name: change(tensor) for name, tensor in self.tensors().items()}
-        return CodedRow.of(changed, self.keys.counts, self.length)
+        return CodedRow.of(changed, self.keys.counts, self.length, self.prompt, self.block)
 
     @classmethod
-    def of(cls, tensors: dict[str, Tensor], counts: Sequence[int], length: int) -> CodedRow:
+    def of(
+        cls,
+        tensors: dict[str, Tensor],
+        counts: Sequence[int],
+        length: int,
+        prompt: Sequence[int] = (),
+        block: int = 0,
+    ) -> CodedRow:
         """Put together what `tensors` took apart."""
         plain = {name: tensor for name, tensor in tensors.items() if "." not in name}
         codes = {
@@ -151,7 +188,14 @@ class CodedRow:
             )
             for name in ("keys", "values")
         }
-        return cls(**codes, **plain, length=length)  # type: ignore[arg-type]
+        return cls(**codes, **plain, length=length, prompt=tuple(prompt), block=block)  # type: ignore[arg-type]
+
+
+def _energy(codes: Codes, basis: Basis | None, decode: Tensor | None) -> Tensor:
+    """Return what errors in each coordinate cost, ``(H, d)``: without a calibrated basis, all directions alike."""
+    if decode is not None:
+        return decode.float().square().sum(-1)
+    return torch.ones_like(codes.means, dtype=torch.float32) if basis is None else basis.energy.float()
 
 
 def class_of_tokens(scores: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -166,21 +210,6 @@ def class_of_tokens(scores: Tensor, sizes: Sequence[int]) -> Tensor:
     )
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return torch.empty_like(order, dtype=torch.uint8).scatter_(-1, order, ranked.expand(order.shape))
-
-
-def grown_sizes(have: Sequence[int], more: int) -> tuple[int, ...]:
-    """Return how many of `more` tokens each class takes, so that the classes keep their shares.
-
-    Examples
-    --------
-    >>> grown_sizes((200,), 64)
-    (64,)
-    """
-    sizes, left = [], more
-    for old, new in zip(have[:-1], class_sizes(sum(have) + more, len(have)), strict=False):
-        sizes.append(min(max(new - old, 0), left))
-        left -= sizes[-1]
-    return (*sizes, left)
 
 
 def inverse(decode: Tensor) -> Tensor:
