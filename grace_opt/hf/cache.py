@@ -385,6 +385,8 @@ class PrunedKeyCache(Cache):
                     "basis in another file, write PrunedKeyCache.load(path, model, basis=FILE)"
                 ) from error
             raise CacheError(f"{path} has settings that do not suit this model: {error}") from error
+        if about["basis"] is None and cache._basis_digest() is not None:
+            raise CacheError(f"{path} is coded in no calibrated basis; leave basis= out")
         if about["basis"] != cache._basis_digest():
             raise CacheError(
                 f"{path} is coded in another basis of this model than the one at hand (basis={cache.pruning.basis!r}); "

@@ -32,6 +32,7 @@ from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
 from .bits.code_prompt import MIN_TOKENS
 from .bits.coded import CodedTokens, added_attention, taken_scores
+from .bits.settings import OF_PROMPT
 from .channel_choice import check_numbers, raise_for_verdict
 from .compression import compress
 from .layer_context import LayerContext, with_context
@@ -221,6 +222,8 @@ class PrunedKeyLayer(DynamicLayer):
         tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
         if isinstance(found, CodedTokens):  # nothing else needs the prompt's values
             tail = tail.cut(0, tail.length)
+            if not found.coded:
+                self._announce_short(found.stored + tail.length)
         if home != keys.device:  # an offloading cache has moved the layer away meanwhile
             found = found.to(home)
             tail.map(lambda tensor: tensor.to(home, non_blocking=True))
@@ -234,9 +237,13 @@ class PrunedKeyLayer(DynamicLayer):
             recent, first = config.recent_window, config.sink_tokens
             if self.plan.bits is not None:
                 warnings.warn(
-                    f"the prompt has {length} tokens and stays dense: bits are given to prompts of at least "
-                    f"{recent + first + MIN_TOKENS} tokens (sink_tokens={first}, recent_window={recent} and "
-                    f"{MIN_TOKENS} more), if means and widths alone do not take more than the bits asked for",
+                    f"the prompt has {length} tokens{' left' if self.plan.config.evict else ''} and stays dense: bits "
+                    f"are given from {recent + first + MIN_TOKENS} tokens on (sink_tokens={first}, "
+                    f"recent_window={recent} and {MIN_TOKENS} more)"
+                    if length < recent + first + MIN_TOKENS
+                    else f"the prompt of {length} tokens stays dense: means, widths"
+                    f"{', its own basis' * (self.plan.bits.basis == OF_PROMPT)} and classes alone would take more than "
+                    'the bits asked for; write more bits, or basis="calibrated"',
                     UserWarning,
                     stacklevel=2,
                 )

@@ -44,9 +44,12 @@ def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Ten
     elif not isinstance(text, str):
         raise OptionError(f"text {number} is of type {type(text).__name__}; write a string or a tensor of its tokens")
     elif tokenizer is None:
-        raise OptionError(f"texts need their tokenizer; write {call}(model, texts, tokenizer)")
+        order = "tokenizer, texts" if call == "calibrate_basis" else "texts, tokenizer"
+        raise OptionError(f"texts need their tokenizer; write {call}(model, {order})")
     else:
         ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)
+    if isinstance(text, str) and not ids.numel():
+        raise OptionError(f"text {number} is empty; leave it out")
     if ids.dim() != 2 or ids.shape[0] != 1 or not ids.shape[1]:
         raise OptionError(
             f"text {number} has token numbers of shape {tuple(ids.shape)}; give one sequence, (L,) or (1, L)"

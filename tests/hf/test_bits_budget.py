@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,15 @@ import torch
 
 from grace_opt import allocate
 from grace_opt.errors import CacheError, OptionError
-from grace_opt.hf import PrunedKeyCache, PruningConfig, SnapKV, StreamingLLM, calibrate_basis
+from grace_opt.hf import (
+    PrunedKeyCache,
+    PruningConfig,
+    PyramidKV,
+    SnapKV,
+    StreamingLLM,
+    attention_implementation,
+    calibrate_basis,
+)
 from grace_opt.hf.bits import code_prompt
 from grace_opt.hf.bits.block_budget import grown_sizes
 from grace_opt.hf.bits.classes import class_sizes
@@ -250,7 +260,7 @@ def test_grown_classes_keep_their_shares(count):
 
 def test_bits_that_means_and_widths_alone_would_take_leave_a_prompt_dense(tiny, ids, read):
     for settings in ({"bits": 0.2}, {"bits": 2, "basis": "prompt"}):
-        with pytest.warns(UserWarning, match=r"stays dense: bits are given to prompts of at least"):
+        with pytest.warns(UserWarning, match=r"stays dense: .* would take more than the bits"):
             cache = read(tiny(), ids, **settings)
         assert cache.is_dense
         assert cache.memory_report().bits is None
@@ -296,3 +306,44 @@ def test_widths_are_those_that_allocate_chooses(bits):
     best = allocate(losses.flatten(1, 2), costs, limits)
     found = code_prompt._divided(losses, sizes, limits)
     assert torch.equal(found.transpose(0, 1).flatten(1), best.levels)
+
+
+@pytest.mark.parametrize("eviction", [SnapKV(budget=60), SnapKV(budget=99), PyramidKV(budget=150)], ids=str)
+def test_an_eviction_that_leaves_too_few_tokens_to_code_is_one_all_the_same(eviction):
+    model, ids = build("Llama"), torch.randint(3, 97, (1, 300), generator=torch.Generator().manual_seed(2))
+    sizes = {}
+    for name, settings in (("coded", {"bits": 2, "basis": "none"}), ("pruned", {"ratio": 0.0})):
+        cache = PrunedKeyCache(model, evict=eviction, **settings)
+        with (
+            attention_implementation(model, "grace_sdpa"),
+            torch.no_grad(),
+            warnings.catch_warnings(record=True) as said,
+        ):
+            warnings.simplefilter("always")
+            model(ids, past_key_values=cache)
+            model(ids[:, :1], past_key_values=cache)
+        sizes[name] = cache.memory_report().total_bytes
+        if name == "coded" and type(eviction) is SnapKV:
+            assert any("left and stays dense: bits are given from 100 tokens on" in str(each.message) for each in said)
+            assert "nan" not in str(cache.memory_report())
+    # Positions are stored, and counted, for each head by both.
+    assert sizes["coded"] < 1.1 * sizes["pruned"]
+
+
+@pytest.mark.parametrize("short", [99, 50])
+def test_total_bytes_of_a_padded_batch_with_a_row_that_stays_dense(short):
+    model, ids = build("Llama"), torch.randint(3, 97, (2, 300), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[1, : 300 - short] = 0
+
+    def report(total):
+        cache = PrunedKeyCache(model, total_bytes=total, basis="none")
+        with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+            model(ids, attention_mask=mask, past_key_values=cache)
+        return cache.memory_report()
+
+    with pytest.raises(CacheError, match="write total_bytes=") as caught:
+        report(10_000)
+    least = int(re.search(r"write total_bytes=(\d+)", str(caught.value)).group(1))
+    assert report(least).total_bytes <= least
+    assert report(2 * least).total_bytes <= 2 * least

@@ -213,7 +213,7 @@ class TestBasis:
             PrunedKeyCache.load(path, model)
         without = filled("plain")[1]
         without.save(path)
-        with pytest.raises(CacheError, match="coded in another basis"):
+        with pytest.raises(CacheError, match="coded in no calibrated basis; leave basis= out"):
             PrunedKeyCache.load(path, model, basis=tmp_path / "basis.safetensors")
 
     def test_of_a_cache_without_bits_says_so(self, path):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import threading
+from functools import partial
 
 import pytest
 import torch
+from huggingface_hub import cached_assets_path
 from transformers.cache_utils import DynamicCache
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
@@ -129,7 +132,7 @@ def without_gradients(model):
     return model
 
 
-def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, capsys):
+def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, capsys, tmp_path):
     model = without_gradients(model_of("Llama"))
     with pytest.raises(CalibrationError, match=r"LlamaForCausalLM gives no gradients.*end_to_end=False") as caught:
         calibrate_basis(model, None, [ids()])
@@ -138,8 +141,29 @@ def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, caps
     expected = calibrate_basis(model, None, [ids()], end_to_end=False)
     monkeypatch.setattr(at_hand, "_tokenizer", lambda model: None)
     monkeypatch.setattr(at_hand, "shipped_texts", lambda: [ids()])
-    found = at_hand._made_now(model, None)
-    assert torch.equal(found.key_rates[1], expected.key_rates[1])
-    assert "local errors only: LlamaForCausalLM gives no gradients" in capsys.readouterr().err
+    for _ in range(2):  # made, and then read
+        found = at_hand._made_now(model, tmp_path / "llama.safetensors")
+        assert torch.equal(found.key_rates[1], expected.key_rates[1])
+        said = capsys.readouterr().err
+        assert "LlamaForCausalLM gives no gradients" in said
+        assert "by their local errors only" in said
+    # A process with gradients must not take it for its own.
+    assert [path.name for path in tmp_path.iterdir()] == ["llama-local.safetensors"]
     with pytest.raises(OptionError, match="end_to_end"):
         calibrate_basis(model, None, [ids()], end_to_end=1)
+
+
+def test_next_tokens_that_are_not_finite_are_no_lack_of_gradients():
+    model = copy.deepcopy(model_of("Llama"))
+    model.lm_head.register_forward_hook(lambda module, args, output: output * torch.nan)
+    with pytest.raises(CalibrationError, match="next-token distributions of LlamaForCausalLM are not finite") as caught:
+        calibrate_basis(model, None, [ids()])
+    assert not isinstance(caught.value, GradientError)
+
+
+def test_a_folder_of_bases_that_is_a_file_keeps_them_in_memory(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(at_hand, "cached_assets_path", partial(cached_assets_path, assets_dir=tmp_path / "file"))
+    monkeypatch.setattr(at_hand, "_WARNED", threading.Event())
+    with pytest.warns(UserWarning, match="kept in memory only"):
+        assert at_hand._place({"weights": "0" * 64, "model_type": "llama"}) is None

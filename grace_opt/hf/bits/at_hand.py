@@ -111,6 +111,9 @@ def _place(here: dict[str, int | str]) -> Path | None:
     except OSError as failure:
         _warn_not_kept(str(os_error_advice(failure)))
         return None
+    except ValueError as failure:  # the folder, or one that it is in, is a file
+        _warn_not_kept(f"{str(failure).splitlines()[0].rstrip('.')}.")
+        return None
     return folder / f"{here['model_type']}-{str(here['weights'])[:32]}.safetensors"
 
 
@@ -141,8 +144,11 @@ def _made_now(model: PreTrainedModel, path: Path | None) -> CalibratedBasis:
         try:
             found = made(True)
         except GradientError as failure:
-            _say(f"grace_opt: {name}: layers and heads share bits by their local errors only: {failure}")
-            found = made(False)
+            why = str(failure).split(", so")[0]
+            _say(f"grace_opt: {why}: layers and heads share bits by their local errors only, at some cost in quality")
+            # Under another name, so that a process with gradients makes its own.
+            path = None if path is None else path.with_stem(f"{path.stem}-local")
+            found = _from_file(path, fingerprint(model)) or made(False)
     kept = "in memory"
     if path is not None:
         try:

@@ -96,16 +96,25 @@ class BitBudget:
             assert self.key_bits is not None
             assert self.value_bits is not None
             return self.key_bits, self.value_bits
-        left = self._each(sequences) - dense_bytes
-        if left < fixed_bytes:
-            self._refuse(sequences, dense_bytes + fixed_bytes, "sink tokens, the recent window, means and widths")
-        mean = min(8 * left / elements, MAX_BITS)
+        self.check(sequences, dense_bytes + fixed_bytes, False)
+        mean = min(8 * (self._each(sequences) - dense_bytes) / elements, MAX_BITS)
         return mean, mean
 
-    def check_dense(self, sequences: int, dense_bytes: int) -> None:
-        """Raise `CacheError` if a layer of a sequence that is too short to code takes more than ``total_bytes``."""
-        if self.total_bytes is not None and dense_bytes > self._each(sequences):
-            self._refuse(sequences, dense_bytes, "tokens of a prompt that is too short to be coded")
+    def check(self, sequences: int, least: float, all_dense: bool) -> None:
+        """Raise `CacheError` if a layer of a sequence takes at least so many bytes, and ``total_bytes`` is less.
+
+        Parameters
+        ----------
+        sequences : int
+            Number of sequences in the batch.
+        least : float
+        all_dense : bool
+            Whether the sequence is too short to code.
+        """
+        if self.total_bytes is not None and least > self._each(sequences):
+            dense = "sink tokens, the recent window, means and widths"
+            short = "tokens of a prompt that is too short to be coded"
+            self._refuse(sequences, least, short if all_dense else dense)
 
     def _each(self, sequences: int) -> float:
         """Return the bytes for one layer of one sequence."""

@@ -91,15 +91,17 @@ def code_prompt(
     Returns
     -------
     CodedTokens or None
-        None if every sequence is too short.
+        None if every sequence is too short, and nothing is evicted: what an eviction has left may be all dense.
     """
     config, budget = plan.config, plan.bits
     assert budget is not None
     sinks, old = config.sink_tokens, over.length - config.recent_window
-    if old - sinks < MIN_TOKENS:
-        budget.check_dense(1, keys.nbytes + values.nbytes)
+    if kept is None and old - sinks < MIN_TOKENS:
+        budget.check(1, keys.nbytes + values.nbytes, True)
         return None
     heads = keys.shape[1]
+    if budget.total_bytes is not None:
+        _check_total(plan, over, keys, values, kept)
     bases = budget.bases(plan.index, heads, rank())
     if bases is not None:
         bases = bases[0].to(keys.device), bases[1].to(keys.device)
@@ -108,13 +110,42 @@ def code_prompt(
         row = _row(over, keys, values, kept, number, old)
         found = _coded(plan, over, row, bases, len(keys))
         if found is None:
-            budget.check_dense(len(keys), row.keys.nbytes + row.values.nbytes + _beside(row))
             found = _all_dense(row)
         rows.append(found)
-    if not any(row.tokens for row in rows):
+    if kept is None and not any(row.tokens for row in rows):
+        budget.check(1, keys.nbytes + values.nbytes, True)
         return None
     positions = None if kept is None else kept.to(torch.int32)
     return CodedTokens(old, tuple(rows), bases, positions)
+
+
+def _check_total(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None) -> None:
+    """Raise `CacheError` if ``total_bytes`` is less than what the most demanding sequence takes without any bits.
+
+    Before any is coded, so that the error names a number that will do for all of them.
+    """
+    budget, config = plan.bits, plan.config
+    assert budget is not None
+    old, (heads, width), depth = over.length - config.recent_window, keys.shape[1::2], values.shape[-1]
+    places = old if kept is None else kept.shape[-1]
+    counts = [places] * len(keys)
+    if over.valid is not None:
+        valid = over.valid[:, :old] if kept is None else over.valid.gather(1, kept[:, 0])
+        counts = valid.sum(1).tolist()
+    token = heads * (width + depth) * keys.element_size()
+    least: list[tuple[float, bool]] = []
+    for count in counts:
+        coded = count - config.sink_tokens
+        beside = -(-places // PER_BYTE) * (count < places) + (0 if kept is None else heads * places * POSITION_BYTES)
+        if coded < MIN_TOKENS:
+            nothing = heads * (PARAMETER_BITS // 8 * (width + depth) + 2 * 4)  # means and units of no codes
+            least.append(((count + config.recent_window) * token + beside + nothing, True))
+            continue
+        own = budget.basis == OF_PROMPT
+        fixed = sum(_overhead(coded, len(class_sizes(coded)), each, own) for each in (width, depth))
+        dense = (config.sink_tokens + config.recent_window) * token
+        least.append((dense + beside + heads * fixed / 8, False))
+    budget.check(len(keys), *max(least))
 
 
 def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, number: int, old: int) -> _Row:

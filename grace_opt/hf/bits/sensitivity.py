@@ -99,6 +99,11 @@ def _gradients(
         with torch.enable_grad():
             logits = model(fed, past_key_values=cache, use_cache=True).logits[0].float()
             probabilities = logits.detach().softmax(-1).cpu()
+            if not probabilities.isfinite().all():
+                raise CalibrationError(
+                    f"the next-token distributions of {type(model).__name__} are not finite numbers; load it in "
+                    "bfloat16 or float32, and check that it answers sensibly"
+                )
             sampled = torch.multinomial(probabilities, 1, generator=generator)[:, 0].to(logits.device)
             likelihood = -torch.nn.functional.cross_entropy(logits, sampled, reduction="sum")
             found = torch.autograd.grad(likelihood, leaves)

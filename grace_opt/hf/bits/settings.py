@@ -34,6 +34,8 @@ def check_bits(config: Any) -> None:
         If a number is out of range, or another setting contradicts.
     """
     given = [name for name in BUDGETS if getattr(config, name) is not None]
+    if hasattr(config.basis, "save"):
+        raise OptionError("basis= is the name of a file: write made.save(FILE), and basis=FILE")
     if not isinstance(config.basis, str | os.PathLike) or not os.fspath(config.basis):
         raise OptionError(
             f'basis={shown(config.basis)}: write "{CALIBRATED}", "{OF_PROMPT}", "{NO_BASIS}", or the path of a file '
