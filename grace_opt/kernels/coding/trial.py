@@ -13,7 +13,7 @@ def cpu() -> bool:
     from . import cpu as compiled
 
     device = torch.device("cpu")
-    levels = torch.zeros(9, 256, device=device)
+    levels = torch.zeros(9, 256, dtype=torch.float32, device=device)
     edges = torch.full((9, 255), torch.inf, device=device)
     for bits in range(1, 9):
         levels[bits, : 2**bits] = torch.linspace(-2, 2, 2**bits, device=device)

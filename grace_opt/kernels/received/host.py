@@ -18,10 +18,10 @@ def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: 
     spare = -rows % ROWS
     share = -(-rows // (MOST_ITEMS * ROWS_AT_ONCE)) * ROWS_AT_ONCE
     items, full, rest = -(-rows // share), length // KEYS, length % KEYS
-    found = torch.zeros(2, heads, length, device="cpu")
-    whole = torch.zeros(rows + spare, width, device="cpu")
+    found = torch.zeros(2, heads, length, dtype=torch.float32, device="cpu")
+    whole = torch.zeros(rows + spare, width, dtype=torch.float32, device="cpu")
     each = torch.nn.functional.pad(weights, (0, spare)).contiguous().numpy()
-    tiles = torch.zeros(full + bool(rest), width, KEYS, device="cpu")
+    tiles = torch.zeros(full + bool(rest), width, KEYS, dtype=torch.float32, device="cpu")
     team = torch_team()
     for head in range(heads):
         whole[:rows] = queries[head]

@@ -11,7 +11,7 @@ def attention_received(
 ) -> tuple[Tensor, Tensor]:
     """See `grace_opt.kernels.received.attention_received`."""
     heads, length, _ = keys.shape
-    first, second = (torch.zeros(heads, length, device=keys.device) for _ in range(2))
+    first, second = (torch.zeros(heads, length, dtype=torch.float32, device=keys.device) for _ in range(2))
     step = max(most // length, 1)
     for head in range(heads):
         transposed = keys[head].float().mT * scaling
