@@ -275,7 +275,7 @@ def run(
     per_case = 1 + len(asked_rows)
     rounds = arguments.rounds
     steps = sum(1 + sum(p.half == "B" or n not in SHARED for n in names) for p in found) + per_case * len(asked)
-    steps += 3 * bool(arguments.growth)
+    steps += 4 * bool(arguments.growth)
     total, done = steps + (rounds + 1) * (1 + len(TIMED)) * bool(rounds), 0
     with attention_implementation(model, "grace_sdpa"), progress_bar(None, total) as show:
 

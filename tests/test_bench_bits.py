@@ -216,8 +216,8 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
         assert all(one["nll"] > 0 for one in case["rows"].values())
     assert set(value["seconds"]) == {"dense", *bits_page.TIMED}
     growth = value["growth"]
-    assert len(growth["kl"]) == len(growth["bits"]) == 1
-    assert growth["kl"][0] > 0 < growth["at_once"]
+    assert len(growth["kl"]) == len(growth["bits"]) == len(growth["exact"]) == 1
+    assert 0 < growth["exact"][0] != growth["kl"][0] > 0 < growth["at_once"]
     assert 1.5 < growth["bits"][0] <= 2.25
     assert "| 0 to 256 |" in text
     for said in (
