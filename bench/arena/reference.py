@@ -54,8 +54,8 @@ def water_filled(losses: Tensor, shares: Tensor, mean: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> water_filled(torch.tensor([[16.0, 4.0, 0.25]]), torch.full((3,), 1 / 3), torch.tensor([1.0])).tolist()
-    [[2.0, 1.0, 0.0]]
+    >>> water_filled(torch.tensor([[16.0, 4.0, 0.25, 0.25]]), torch.full((4,), 1 / 4), torch.tensor([0.75])).tolist()
+    [[2.0, 1.0, 0.0, 0.0]]
     """
     depths = losses.double().clamp(min=1e-300).log2() / 2
     order = depths.argsort(-1, descending=True)
@@ -124,16 +124,15 @@ def store(layers: list[Layer], basis: CalibratedBasis | None, *, rate: float, wi
     for layer in layers:
         keys, values = basis.keys[layer.index], basis.values[layer.index]
         coders: list[Coder] = []
-        if with_classes:
-            classes = classes_of(layer, between(layer.keys.shape[1]))
-            for own, mean, weights in zip(
-                (_asked(keys, layer), values), shares[layer.index], classes.weights, strict=True
-            ):
-                more = {"basis": own, "mean": mean, "generator": generator, "classes": classes, "weights": weights}
-                coders.append(functools.partial(in_classes, **more))
-        else:
-            for own, mean in zip((keys, values), shares[layer.index], strict=True):
+        classes = classes_of(layer, between(layer.keys.shape[1])) if with_classes else None
+        for number, (own, mean) in enumerate(
+            zip((_asked(keys, layer) if with_classes else keys, values), shares[layer.index], strict=True)
+        ):
+            if classes is None:
                 coders.append(functools.partial(plain, basis=own, mean=mean, generator=generator))
+            else:
+                more = functools.partial(in_classes, classes=classes, weights=classes.weights[number])
+                coders.append(functools.partial(more, basis=own, mean=mean, generator=generator))
         found.append(stored(layer, coders[0], coders[1]))
     return found
 

@@ -54,7 +54,7 @@ class Channels:
 def decorrelated(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvectors and eigenvalues of second moments ``(H, d, d)``, ``(H, d)``, largest first."""
     wide = tokens.double()
-    values, vectors = torch.linalg.eigh(wide.mT @ wide / wide.shape[1])
+    values, vectors = torch.linalg.eigh(wide.mT @ wide / max(wide.shape[1], 1))
     return vectors.flip(-1), values.flip(-1).clamp(min=0)
 
 

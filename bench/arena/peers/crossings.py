@@ -1,33 +1,33 @@
-"""Crossings: quantisers of KIVI, TurboQuant and llama.cpp with our classes of tokens, everything else as theirs.
+"""Crossings: the quantisers of KIVI, TurboQuant and llama.cpp with our classes of tokens, all else as theirs.
 
 What do classes alone bring? Tokens are sorted by the attention that they receive and cut into classes, as `bits=` does
-(the same importance, class sizes and token weights). The peer's quantiser then codes each class by itself, at one
-width per class and head, out of 1 to 6 and 8. Among all combinations that take no more bits than the peer takes
-without classes at its one width, the one with the least weighted squared error is taken, that error being measured
-with the peer's own quantiser. The bits include the class of every token, 2 bits, half of them counted for K and half
-for V; as `compressed` tokens stay in place, nothing else is added.
+(the same importance, and the same sizes: 2, 10, 30 and 58 %). The peer's quantiser then codes each class by itself. At
+b bits, the last class gets b - 1, which pays for b + 3, b + 2 and b + 1 in the others: the mean is b - .02. (With
+fewer classes, in a short prompt, the first ones are missing; one class gets b.) So no other monotone choice of whole
+widths takes less from the least important tokens. Choosing widths for each head by the weighted squared error was
+worse. The class of every token is counted, 2 bits, half of them for K and half for V. KIVI's groups of 32 keys are
+neighbours in a class.
 
-Their widths are chosen within each head; how `bits=` shares bits among channels, heads and layers is not used.
+There are rows with classes for K and V, and with classes for V only: keys are not centred, so that tokens which lose a
+bit move all logits of a head to one side, and 2 bits become useless.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from bench.arena.classes import Classes, classes_of
 from bench.arena.peers import hadamard, kivi, turboquant
 from bench.arena.stored import Layer, Method, Stored
-from bench.arena.windows import between, stored
+from bench.arena.windows import Coder, between, stored
 from grace_opt.hf import CalibratedBasis
 
 WIDTHS = (4, 3, 2)
-#: What a class can have.
-CLASS_WIDTHS = (1, 2, 3, 4, 5, 6, 8)
+#: What the classes have more than the mean, most important first.
+MORE = (3, 2, 1, -1)
 #: Bits that say which class a token is of, for K and V together.
 CLASS_BITS = 2
 
@@ -35,67 +35,54 @@ CLASS_BITS = 2
 Quantiser = Callable[[Tensor, int], tuple[Tensor, float]]
 
 
-def chosen(errors: Tensor, costs: Tensor, budget: float) -> Tensor:
-    """Return the widths with the least error within a budget, ``(H, C)`` places in `CLASS_WIDTHS`.
+def class_widths(classes: int, bits: int) -> tuple[int, ...]:
+    """Return the width of each class.
 
-    Parameters
-    ----------
-    errors : Tensor
-        ``(H, C, W)``: each head's error in each class at each width.
-    costs : Tensor
-        ``(C, W)``: bits.
-    budget : float
-        Bits of a head. If it is too small for any combination, all have the fewest bits.
+    Examples
+    --------
+    >>> class_widths(4, 3), class_widths(2, 3), class_widths(1, 3)
+    ((6, 5, 4, 2), (4, 2), (3,))
     """
-    classes, widths = costs.shape
-    every = torch.tensor(list(itertools.product(range(widths), repeat=classes)))
-    place = torch.arange(classes)
-    total = sum(errors[:, number][:, every[:, number]] for number in range(classes))
-    assert isinstance(total, Tensor)
-    allowed = costs[place, every].sum(-1) <= budget + 1e-6
-    allowed[0] |= not allowed.any()
-    return every[total.masked_fill(~allowed, torch.inf).argmin(-1)]
+    return (bits,) if classes == 1 else tuple(bits + more for more in MORE[-classes:])
 
 
-def in_classes(
-    tokens: Tensor, bits: int, quantise: Quantiser, classes: Classes, weights: Tensor
-) -> tuple[Tensor, float]:
+def in_classes(tokens: Tensor, bits: int, quantise: Quantiser, classes: Classes) -> tuple[Tensor, float]:
     """Quantise tokens ``(H, n, d)`` class by class; return them read again, and their bits with the classes' own."""
-    heads, count = tokens.shape[:2]
-    read, errors, costs = [], [], []
-    for part, share in zip(classes.sorted(tokens), classes.split(weights), strict=True):
-        tried = [quantise(part, each) for each in CLASS_WIDTHS]
-        read.append(torch.stack([each for each, _ in tried], 1))  # (H, W, n_c, d)
-        errors.append(((read[-1] - part[:, None]).square().sum(-1) * share[:, None]).sum(-1))
-        costs.append([spent / heads for _, spent in tried])
-    own = CLASS_BITS / 2 * count
-    cost = torch.tensor(costs, dtype=torch.float64)
-    widths = chosen(torch.stack(errors, 1).double(), cost, quantise(tokens, bits)[1] / heads - own)
-    row = torch.arange(heads)
-    found = classes.restored([each[row, widths[:, number]] for number, each in enumerate(read)])
-    return found, float(cost[torch.arange(len(cost)), widths].sum()) + heads * own
+    parts = classes.sorted(tokens)
+    found = [quantise(part, width) for part, width in zip(parts, class_widths(len(parts), bits), strict=True)]
+    own = CLASS_BITS / 2 * tokens.shape[:2].numel()
+    return classes.restored([read for read, _ in found]), sum(spent for _, spent in found) + own
+
+
+def _all_alike(tokens: Tensor, bits: int, quantise: Quantiser) -> tuple[Tensor, float]:
+    return quantise(tokens, bits)
 
 
 def store(
-    layers: list[Layer], basis: CalibratedBasis | None, *, bits: int, quantisers: tuple[Quantiser, Quantiser]
+    layers: list[Layer],
+    basis: CalibratedBasis | None,
+    *,
+    bits: int,
+    quantisers: tuple[Quantiser, Quantiser],
+    values_only: bool,
 ) -> list[Stored]:
     """Store a prompt."""
     found = []
     for layer in layers:
-        inner = between(layer.keys.shape[1])
-        classes = classes_of(layer, inner)
-        coders = [
-            functools.partial(in_classes, bits=bits, quantise=quantise, classes=classes, weights=weights)
-            for quantise, weights in zip(quantisers, classes.weights, strict=True)
+        classes = classes_of(layer, between(layer.keys.shape[1]))
+        coders: list[Coder] = [
+            functools.partial(in_classes, bits=bits, quantise=quantise, classes=classes) for quantise in quantisers
         ]
+        if values_only:
+            coders[0] = functools.partial(_all_alike, bits=bits, quantise=quantisers[0])
         found.append(stored(layer, coders[0], coders[1]))
     return found
 
 
 def methods() -> list[Method]:
-    """Return three peers with classes, at every width."""
+    """Return three peers with classes, at every width, for K and V and for V only."""
     groups = kivi.GROUPS[0]
-    peers = {
+    peers: dict[str, tuple[str, str, tuple[Quantiser, Quantiser]]] = {
         f"kivi-{{}}-g{groups[0]}": (
             "KIVI",
             kivi.SOURCE,
@@ -114,12 +101,13 @@ def methods() -> list[Method]:
     }
     return [
         Method(
-            f"{name.format(bits)}-classes",
-            f"{family} with our token classes, at no more bits than {family} with {bits} (crossing)",
-            f"{family} with token classes",
+            f"{name.format(bits)}-{'value-' if values_only else ''}classes",
+            f"{family}, {bits} bits on average, with our classes of {'values' if values_only else 'tokens'} (crossing)",
+            f"{family} with {'value' if values_only else 'token'} classes",
             source,
-            functools.partial(store, bits=bits, quantisers=quantisers),
+            functools.partial(store, bits=bits, quantisers=quantisers, values_only=values_only),
         )
         for name, (family, source, quantisers) in peers.items()
+        for values_only in (False, True)
         for bits in WIDTHS
     ]

@@ -31,6 +31,8 @@ OBSERVED, NEIGHBOURS = 32, 2
 KEY_ERRORS = {0: 1.0, 2: 0.277, 4: 0.011, 8: 0.000061}
 VALUE_ERRORS = {2: 0.312, 4: 0.0138, 8: 0.000048, 16: 0.0}
 WIDTH_BITS = 2
+#: Up to here, 16 bits have every whole number.
+_LARGEST_ZERO = 2047
 
 
 def filled(worth: Tensor, mean: float, errors: dict[int, float]) -> Tensor:
@@ -38,8 +40,8 @@ def filled(worth: Tensor, mean: float, errors: dict[int, float]) -> Tensor:
 
     Examples
     --------
-    >>> filled(torch.tensor([[9.0, 1.0, 1.0]]), 4.0, VALUE_ERRORS)
-    tensor([[8, 2, 2]])
+    >>> filled(torch.tensor([[9.0, 1.0, 0.1]]), 4.0, VALUE_ERRORS)
+    tensor([[4, 4, 2]])
     """
     widths = torch.tensor(list(errors), dtype=torch.float64)
     loss = worth.double()[..., None] * torch.tensor(list(errors.values()), dtype=torch.float64)
@@ -55,7 +57,9 @@ def filled(worth: Tensor, mean: float, errors: dict[int, float]) -> Tensor:
 def affine(rows: Tensor, bits: int) -> Tensor:
     """Quantise rows ``(..., n)`` asymmetrically with a whole zero point, and read them again."""
     lowest, highest = rows.aminmax(dim=-1, keepdim=True)
-    step = in_16_bits((highest - lowest) / (2**bits - 1)).clamp(min=1e-7)
+    # Not so small that the zero point is beyond the whole numbers of 16 bits.
+    step = torch.maximum((highest - lowest) / (2**bits - 1), lowest.abs() / _LARGEST_ZERO).clamp(min=1e-7)
+    step = in_16_bits(step)
     zero = in_16_bits((-lowest / step).round())
     return step * ((rows / step + zero).round().clamp(0, 2**bits - 1) - zero)
 
@@ -96,14 +100,16 @@ def store(layers: list[Layer], basis: CalibratedBasis | None, *, bits: float) ->
     """Store a prompt."""
     found = []
     for layer in layers:
-        channels = filled(channel_worth(layer), bits, KEY_ERRORS)
-        tokens = filled(token_worth(layer)[:, between(layer.keys.shape[1])], bits, VALUE_ERRORS)
 
-        def keys(rows: Tensor, widths: Tensor = channels) -> tuple[Tensor, float]:
-            read, spent = mixed(rows.mT.contiguous(), widths)
+        def keys(rows: Tensor, layer: Layer = layer) -> tuple[Tensor, float]:
+            read, spent = mixed(rows.mT.contiguous(), filled(channel_worth(layer), bits, KEY_ERRORS))
             return read.mT, spent
 
-        found.append(stored(layer, keys, functools.partial(mixed, widths=tokens)))
+        def values(rows: Tensor, layer: Layer = layer) -> tuple[Tensor, float]:
+            worth = token_worth(layer)[:, between(layer.keys.shape[1])]
+            return mixed(rows, filled(worth, bits, VALUE_ERRORS))
+
+        found.append(stored(layer, keys, values))
     return found
 
 

@@ -33,8 +33,8 @@ def levels(width: int, bits: int) -> Tensor:
 
     Examples
     --------
-    >>> (levels(64, 1) * 8).tolist()  # near the ±.798 of a Gaussian of the same variance
-    [-0.7947..., 0.7947...]
+    >>> (levels(64, 1) * 8).tolist()  # a Gaussian of the same variance has ±.798
+    [-0.801..., 0.801...]
     """
     shape = (width - 1) / 2
 
