@@ -506,9 +506,10 @@ def test_bits_of_aatc_are_of_all_layers_together(every) -> None:
 def test_classes_cost_no_more_than_the_mean() -> None:
     for tokens in (64, 100, 500, 1756, 6108):
         counted = classes_of(random_layer(tokens=tokens + 36, width=8), between(tokens + 36)).sizes
-        widths = crossings.class_widths(len(counted), 3)
+        widths = crossings.class_widths(len(counted), 3, -1)
         assert sum(width * size for width, size in zip(widths, counted, strict=True)) <= 3 * tokens
         assert widths == tuple(sorted(widths, reverse=True))
+        assert crossings.class_widths(len(counted), 3, 0)[-1] == 3
 
 
 def test_each_class_is_quantised_by_itself_and_put_back() -> None:
@@ -521,7 +522,7 @@ def test_each_class_is_quantised_by_itself_and_put_back() -> None:
         seen.append((part.flatten().tolist(), bits))
         return part + bits, float(bits * part.numel())
 
-    found, bits = crossings.in_classes(tokens, 2, quantise, classes)
+    found, bits = crossings.in_classes(tokens, 2, -1, quantise, classes)
     assert seen == [([3.0], 3), ([1.0, 4.0, 2.0], 1)]
     assert found.flatten().tolist() == [2, 3, 6, 5]
     assert bits == 3 + 3 * 1 + 4 * 1  # one of the two bits that say which class a token is of
@@ -552,10 +553,8 @@ def test_bits_of_crossings(every) -> None:
     assert hadamards.value_bits == HEADS * (DEPTH * codes + CODED * 16 + CODED)
     kivis = every["kivi-3-g32-classes"][0]
     assert kivis.key_bits == HEADS * (WIDTH * codes + WIDTH * (1 + 1 + 2) * 32 + CODED)
-    only = every["turboquant-3-value-classes"][0]
-    assert only.key_bits == every["turboquant-3"][0].key_bits
-    assert only.value_bits == HEADS * (DEPTH * codes + CODED * 16 + CODED)
-    assert torch.equal(only.keys, every["turboquant-3"][0].keys)
+    plus = every["turboquant-3-classes-plus"][0]
+    assert plus.key_bits == turbo.key_bits + HEADS * WIDTH * 43
 
 
 # The reference
@@ -628,7 +627,7 @@ def test_in_classes_too_coordinates_that_cost_more_get_the_rate() -> None:
     assert (found - tokens).square().mean(1)[0].tolist() == pytest.approx([4**-2.5, 4**-0.5], rel=0.05)
 
 
-def test_with_classes_the_prompts_own_queries_count(basis: CalibratedBasis) -> None:
+def test_with_classes_the_prompts_own_queries_count() -> None:
     layer = random_layer()
     asked = layer.queries[:, :, ::8]
     asked[..., 3] *= 10
