@@ -6,9 +6,8 @@ whole widths, of which the first classes have b + 3, b + 2 and b + 1. There are 
 
 - The last class has b - 1, which pays for the others: the mean is b - .02, to be compared with the peer at b bits. No
   other falling choice of whole widths takes less from the least important tokens.
-- The last class has b: the mean is b + .56. Peers' keys are not centred, so the logits of tokens that lose a bit all
-  move to one side, and one bit for the last class makes the keys useless; without that, classes do better than the
-  peer's own points on either side would make one expect.
+- The last class has b: the mean is b + .56, to be compared with the peer's line between its points. In the first kind,
+  one bit for the last class makes keys useless: no peer centres them, and the logits of all its tokens move.
 
 Short prompts have fewer classes: the first ones are missing, and one class alone has b. Choosing widths for each head
 by its weighted squared error was worse than one choice for all. The class of every token is counted, 2 bits, half of
