@@ -394,18 +394,31 @@ def test_goals_are_ratios_of_means_and_say_whether_they_are_met() -> None:
     assert "`bits=3`: KL as a share of that of TurboQuant at 3.25 | 0.15 | 0.100 ✓" in text
     assert "best of others at 2.25 to 3 | 0.06 | 0.050 ✓ <small>[0.050, 0.050], kivi-2-g32</small>" in text
     assert "`bits=2.25`: KL as a share of that of TurboQuant at 4.25 | 1.3 | 2.000 ✗" in text
-    assert "| `bits=2.25`: KL | 0.0028; 0.001 | 0.0035 ✗" in text
+    assert "| `bits=2.25`: KL | 0.0028; 0.001 | 0.0035 ✗ <small>" in text
     assert "GRACE" not in text
     assert numbers.nearest(value, "passages", goals.TURBO, 4.25) == "turboquant-4"
     assert numbers.nearest(value, "passages", goals.TURBO, 5.0) is None
     assert numbers.best(value, "passages", 2.2, 3.05) == "kivi-2-g32"
 
 
+def test_both_halves_are_compared_where_both_were_measured() -> None:
+    value = made_up({"bits-2": (2.0, [1.0] * 12), "turboquant-4": (4.25, [2.0] * 12)})
+    for number, one in enumerate(value["passages"]):
+        if number % 2:
+            one["half"] = "A"
+            one["rows"]["bits-2"]["kl"] = 3.0
+    text = "\n".join(goals.goals(value))
+    assert "TurboQuant at 4.25 | 2 | 0.500 ✓ <small>[0.500, 0.500], turboquant-4</small> | 1.000 ✓ <small>[" in text
+    del value["passages"][1]["rows"]["turboquant-4"]
+    text = "\n".join(goals.goals(value))
+    assert "TurboQuant at 4.25 | 2 | 0.500 ✓ <small>[0.500, 0.500], turboquant-4</small> | – |" in text
+
+
 def test_long_passages_have_limits_of_their_own_and_ratios_none() -> None:
     value = made_up({"bits-3": (3.0, [0.0005] * 6), "turboquant-3": (3.25, [0.001] * 6)}, "long")
     text = "\n".join(goals.goals(value))
-    assert "| `bits=3`: KL | 0.001; 0.0004 | – | 0.0005 ✗" in text
-    assert "TurboQuant at 3.25 | 0.15 | – | 0.500 <small>" in text
+    assert "| `bits=3`: KL | 0.001; 0.0004 | – | – | 0.0005 ✗" in text
+    assert "TurboQuant at 3.25 | 0.15 | – | – | 0.500 <small>" in text
 
 
 def test_words_and_answers_are_judged_by_what_was_asked() -> None:

@@ -60,6 +60,9 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--questions", type=Path, default=DEFAULT, help="TOML; default: bench/questions.toml")
     parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
     parser.add_argument("--long", type=int, default=7168, help="of a long passage; 0 for none (default %(default)s)")
+    parser.add_argument(
+        "--long-halves", choices=("B", "AB"), default="B", help="halves of long passages (default %(default)s)"
+    )
     parser.add_argument("--later", type=int, default=256, help="of these, fed after the prompt (default %(default)s)")
     parser.add_argument("--cases", type=int, default=52, help="hidden words (default %(default)s)")
     parser.add_argument("--context", type=int, default=1600, help="tokens around a hidden word (default %(default)s)")
@@ -118,7 +121,8 @@ def main(given: Sequence[str] | None = None) -> None:
         )
     some = 2 if args.quick else None
     short = passages(texts, tokenizer, args.tokens)[:some]
-    long = long_passages(texts, tokenizer, args.long)[: 1 if args.quick else None] if args.long else []
+    every = long_passages(texts, tokenizer, args.long) if args.long else []
+    long = [one for one in every if one.half in args.long_halves][: 1 if args.quick else None]
     asked = cases(texts, tokenizer, min(args.cases, 4) if args.quick else args.cases, args.context)
     chat = [prompts(text, tokenizer, args.chat) for text in (sets[:1] if args.quick else sets)]
     began, basis = time.perf_counter(), calibrate_basis(model, tokenizer)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.arena.measure import DENSE
-from bench.arena.numbers import best, interval, names, nearest, ratio
+from bench.arena.numbers import BOTH, best, interval, names, nearest, ratio, told
 from bench.report import small, table
 from grace_opt.sweep import Interval
 
@@ -32,7 +32,8 @@ LIMITS: dict[str, tuple[float, float | None]] = {
     "bits-1.5": (0.010, None),
     "bits-1": (0.020, 0.008),
 }
-PARTS = ("passages", "long")
+#: Passages, and their halves: one that is reported, or both.
+COLUMNS: tuple[tuple[str, str | None], ...] = (("passages", None), ("passages", BOTH), ("long", None))
 
 
 def goals(value: dict[str, Any]) -> list[str]:
@@ -40,24 +41,29 @@ def goals(value: dict[str, Any]) -> list[str]:
     rows = []
     for name, words, find, most in RATIOS:
         cells = []
-        for part in PARTS:
+        for part, half in COLUMNS:
             other = find(value, part) if name in names(value, part) else None
+            found = ratio(value, part, name, other, half) if other else None
             asked = most if part == "passages" else None
-            cells.append(_told(ratio(value, part, name, other), asked, ".3f", _who(value, other)) if other else "–")
+            cells.append(_told(found, asked, ".3f", _who(value, other)) if found else "–")
         if set(cells) != {"–"}:
             rows.append([f"`bits={name.removeprefix('bits-')}`: KL as a share of that of {words}", f"{most:g}", *cells])
     for name, limits in LIMITS.items():
         cells = [
-            _told(interval(value, part, name, "kl"), limit, ".4f") if name in names(value, part) else "–"
-            for part, limit in zip(PARTS, limits, strict=True)
+            _told(interval(value, part, name, "kl", half), limit, ".4f") if name in names(value, part) else "–"
+            for (part, half), limit in zip(COLUMNS, (limits[0], *limits), strict=True)
         ]
         if set(cells) != {"–"}:
             asked = f"{limits[0]:g}" + ("" if limits[1] is None else f"; {limits[1]:g}")
             rows.append([f"`bits={name.removeprefix('bits-')}`: KL", asked, *cells])
-    lines = table(["", "at most", f"{value['tokens']:,} tokens", f"{value['long_tokens']:,} tokens"], rows)
+    short = f"{value['tokens']:,} tokens"
+    lines = table(
+        ["", "at most", f"{short}, half {told(value, 'passages')}", "both halves", f"{value['long_tokens']:,} tokens"],
+        rows,
+    )
     return [
         "**What was asked, and what was found.** ✓ is within what was asked, ✗ is not; shares are ratios of means over "
-        "passages, with 95 % intervals, paired. Peers are our implementations of them.",
+        "passages, with 95 % intervals, paired; settings were chosen on half A. Peers are our implementations of them.",
         "",
         *(lines if rows else ["Nothing of it was measured."]),
         *_asked_later(value),

@@ -14,6 +14,7 @@ from grace_opt.sweep import Interval, mean_interval, paired_interval
 
 #: What is chosen on, and what is reported.
 CHOSEN, REPORTED = "A", "B"
+BOTH = CHOSEN + REPORTED
 #: Begins the names of references: noise at a rate, no methods.
 REFERENCE = "reference"
 #: Marks the families of peers' quantisers with our classes of tokens.
@@ -21,9 +22,12 @@ CROSSING = "with token classes"
 
 
 def numbers(value: dict[str, Any], part: str, name: str, measure: str, half: str | None = None) -> list[float]:
-    """Return a method's numbers on the passages of a part ("passages" or "long"), by default of the reported half."""
+    """Return a method's numbers on the passages of a part ("passages" or "long"), by default of the reported half.
+
+    `half` may be `BOTH`.
+    """
     half = half or told(value, part)
-    return [one["rows"][name][measure] for one in value[part] if one["half"] == half and name in one["rows"]]
+    return [one["rows"][name][measure] for one in value[part] if one["half"] in half and name in one["rows"]]
 
 
 def told(value: dict[str, Any], part: str) -> str:
@@ -47,9 +51,16 @@ def interval(value: dict[str, Any], part: str, name: str, measure: str, half: st
     return mean_interval(numbers(value, part, name, measure, half))
 
 
-def ratio(value: dict[str, Any], part: str, name: str, other: str) -> Interval:
-    """Return a method's mean KL as a share of another's, with the interval over passages."""
-    return paired_interval(*(numbers(value, part, each, "kl") for each in (name, other)), compare="ratio")
+def ratio(value: dict[str, Any], part: str, name: str, other: str, half: str | None = None) -> Interval | None:
+    """Return a method's mean KL as a share of another's, with the interval over passages.
+
+    None if one of them was not measured on all of the passages.
+    """
+    half = half or told(value, part)
+    pairs = [numbers(value, part, each, "kl", half) for each in (name, other)]
+    if {len(each) for each in pairs} != {sum(one["half"] in half for one in value[part])}:
+        return None
+    return paired_interval(*pairs, compare="ratio")
 
 
 def families(value: dict[str, Any], part: str) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.arena.figure import draw
 from bench.arena.goals import goals
-from bench.arena.numbers import REPORTED, best, mean, names, numbers, ratio, told
+from bench.arena.numbers import REPORTED, best, mean, names, numbers, told
 from bench.arena.tables import ablation, chat, kinds, methods, retrieval, sources
 from bench.report import Page
 from grace_opt.sweep.bootstrap import RESAMPLES
@@ -63,7 +63,7 @@ def _found(value: dict[str, Any]) -> str:
             continue
         words = f"`bits={name.removeprefix('bits-')}` {mean(value, 'passages', name, 'kl'):.4f}"
         if other is not None:
-            share = ratio(value, "passages", name, other).estimate
+            share = mean(value, "passages", name, "kl") / mean(value, "passages", other, "kl")
             bits, kl = (mean(value, "passages", other, part) for part in ("bits", "kl"))
             words += f" (the best of others at {least:g} to {most:.0f} bits: {value['methods'][other]['title']}, "
             words += f"{kl:.4f} at {bits:.2f}; ours × {share:.2f})"

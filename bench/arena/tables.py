@@ -60,8 +60,8 @@ def ablation(value: dict[str, Any]) -> list[str]:
         for bits in ABLATED:
             suffix = {1: "class-1", 2: "none", 3: "plain"}[OUR_FAMILIES.index(family)]
             name, whole = f"bits-{bits:g}-{suffix}", f"bits-{bits:g}"
-            measured = {name, whole} <= set(names(value, "passages"))
-            cells.append(_with_ends(ratio(value, "passages", name, whole), ".2f") if measured else "–")
+            found = ratio(value, "passages", name, whole)
+            cells.append(_with_ends(found, ".2f") if found else "–")
         rows.append([family.replace(OURS + ", ", ""), *cells])
     lines = [
         "KL as a multiple of that of `bits=` as it is.",
