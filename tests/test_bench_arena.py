@@ -19,13 +19,16 @@ from torch import Tensor
 from bench.arena import __main__ as arena
 from bench.arena import goals, numbers, run
 from bench.arena.contenders import ABLATED, OURS, Subject, checked_bits, contenders, of_method
+from bench.arena.measure import Arena
 from bench.arena.page import page
 from bench.arena.plan import BOTH_HALVES, CHAT, LONG, RETRIEVAL
 from bench.arena.prompt import Prompt
 from bench.arena.stored import Layer, Method, Stored
-from bench.passages import long_passages, passages
+from bench.passages import cases, long_passages, passages
+from bench.questions import Fact, Text, prompts
 from grace_opt.errors import EvaluationError
 from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate_basis
+from grace_opt.hf.evaluation import compare_predictions
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 from grace_opt.hf.needle import fact, filler, question
 
@@ -230,6 +233,60 @@ def test_what_is_no_compression_is_refused(read: tuple[Subject, Prompt, Tensor])
         of_method(PEERS[1]).make(subject, prompt)
     with pytest.raises(SystemExit, match="two methods are called 'rounded-8'"):
         contenders([PEERS[0], PEERS[0]])
+
+
+# What is measured
+
+
+@pytest.fixture
+def small(books: list[Path], read: tuple[Subject, Prompt, Tensor]) -> Arena:
+    """Two passages, two hidden words and a text, with one method."""
+    _, tokenizer = load_pocket()
+    facts = tuple(Fact(fact(city, word), question(city), (word,)) for city, word in PASSWORDS.items())
+    text = Text("a", facts, (tuple(filler(random.Random(n)) for n in range(9)),))
+    asked = [prompts(text, tokenizer, 220)]
+    found = passages(books, tokenizer, 200)
+    return Arena(
+        *(read[0], tokenizer, contenders(PEERS), found[:2], found[2:3], cases(books, tokenizer, 2, 140), asked),
+        **{"later": 12, "new_tokens": 2},
+    )
+
+
+def test_each_passage_is_compared_with_its_own_dense_run(small: Arena) -> None:
+    model, _ = load_pocket()
+    with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        for turn in ((False, 0), (False, 1), (True, 0), (False, 0)):
+            config = {"long": turn[0], "passage": turn[1], "method": "rounded-8"}
+            (row,) = small.measure_passage(config)
+            ids = (small.long if turn[0] else small.passages)[turn[1]].ids
+            dense = model(ids).logits[0, -12:].double().log_softmax(-1)
+            cache, _ = small.contenders["rounded-8"].make(small.subject, Prompt(model, ids[:, :-12]))
+            found = model(ids[:, -12:], past_key_values=cache).logits[0].double().log_softmax(-1)
+            expected = compare_predictions(found, dense, ids[0, -11:])
+            assert row["kl"] == pytest.approx(expected.kl, rel=1e-2)
+            assert row["nll"] == pytest.approx(expected.nll, abs=1e-5)
+            assert row["bits"] == 8.0
+
+
+def test_words_and_questions_are_asked_of_the_cache_of_their_own_text(small: Arena) -> None:
+    model, tokenizer = load_pocket()
+    with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        for number, case in enumerate(small.cases):
+            ids = torch.cat([case.context, case.question, case.answer], dim=1)
+            whole = model(ids).logits[0].double().log_softmax(-1)
+            length = case.answer.shape[1]
+            expected = -float(whole[-length - 1 : -1].gather(1, case.answer[0][:, None]).sum())
+            dense, rough = (small.measure_case({"case": number, "method": each})[0] for each in ("dense", "rounded-8"))
+            assert dense["nll"] == pytest.approx(expected, abs=1e-3)
+            assert rough["nll"] != pytest.approx(dense["nll"], abs=1e-6)
+        rows = small.measure_text({"text": 0, "questions": [2, 0], "method": "dense"})
+        assert [row["question"] for row in rows] == [2, 0]
+        for row in rows:
+            one = small.texts[0][row["question"]]
+            output = model.generate(torch.tensor([one.ids]), max_new_tokens=2, do_sample=False)
+            said = tokenizer.decode(output[0, len(one.ids) :], skip_special_tokens=True)
+            assert row["answer"] == " ".join(said.split())
+            assert row["right"] == (one.fact.answer[0] in said)
 
 
 def test_plans_name_what_competes() -> None:
