@@ -268,7 +268,9 @@ def test_each_passage_is_compared_with_its_own_dense_run(small: Arena) -> None:
             assert row["bits"] == 8.0
 
 
-def test_words_and_questions_are_asked_of_the_cache_of_their_own_text(small: Arena) -> None:
+def test_words_and_questions_are_asked_of_the_cache_of_their_own_text(
+    small: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, tokenizer = load_pocket()
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
         for number, case in enumerate(small.cases):
@@ -279,7 +281,12 @@ def test_words_and_questions_are_asked_of_the_cache_of_their_own_text(small: Are
             dense, rough = (small.measure_case({"case": number, "method": each})[0] for each in ("dense", "rounded-8"))
             assert dense["nll"] == pytest.approx(expected, abs=1e-3)
             assert rough["nll"] != pytest.approx(dense["nll"], abs=1e-6)
+        answer, fed = small._answer, []
+        monkeypatch.setattr(
+            small, "_answer", lambda cache, ids: fed.append(cache.get_seq_length() + ids.shape[1]) or answer(cache, ids)
+        )
         rows = small.measure_text({"text": 0, "questions": [2, 0], "method": "dense"})
+        assert fed == [len(small.texts[0][number].ids) for number in (2, 0)]
         assert [row["question"] for row in rows] == [2, 0]
         for row in rows:
             one = small.texts[0][row["question"]]

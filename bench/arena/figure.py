@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import cycle
+import re
+from collections.abc import Iterator
+from itertools import chain, cycle
 from typing import Any
 
 from bench.arena.contenders import OUR_FAMILIES, OURS
-from bench.arena.numbers import CROSSING, families, interval, is_reference, mean
+from bench.arena.numbers import families, interval, is_reference, mean
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 
 #: Ticks of both x axes: bits per element, and percentages of a dense cache.
@@ -31,7 +33,7 @@ def draw(figure: Any, value: dict[str, Any]) -> None:
             ]
             if len(found) and found[0].n < 2:  # a single passage shows no spread
                 ends = [[0] * len(y), [0] * len(y)]
-            axes.errorbar(x, y, ends, label=_words(family), elinewidth=0.7, **looks[family])
+            axes.errorbar(x, y, ends, label=_words(family), elinewidth=0.7, capsize=0, **looks[family])
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.minorticks_off()
@@ -43,27 +45,30 @@ def draw(figure: Any, value: dict[str, Any]) -> None:
     right.set_xlim(5.5, 110)
     right.set_xlabel("bytes of the whole cache, of a dense one in 16 bits")
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7.5)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)
     figure.suptitle(f"{value['model']}, prompts of {value['tokens'] - value['later']:,} tokens", fontsize=10)
 
 
 def styles(found: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
-    """Return colour, marker and line of every family: ours thick and blue, our ablation dashed, references dotted."""
+    """Return colour, marker and line of every family: ours thick and blue, references black and dotted, variants not solid.
+
+    Variants of a family ("KIVI, own windows", "KIVI with token classes") have its colour.
+    """
+    colours, markers = cycle((ORANGE, GREEN, RED, PINK, SKY, GREY)), cycle("sD^vP<Xd>ph*")
+    bases: dict[str, tuple[str, Iterator[str]]] = {}
     looks: dict[str, dict[str, Any]] = {}
-    colours, markers = cycle((ORANGE, GREEN, RED, PINK, SKY, GREY, BLACK)), cycle("sD^vP<Xd>ph")
-    dashes = cycle(("--", "-.", ":"))
     for family, names in found.items():
         if family == OURS:
             looks[family] = {"color": BLUE, "marker": "o", "linewidth": 2.4, "zorder": 5, "markersize": 6}
-        elif family in OUR_FAMILIES:
-            looks[family] = {"color": BLUE, "marker": next(markers), "linestyle": next(dashes), "linewidth": 1}
-        elif is_reference(names):
-            line = "--" if CROSSING in family else ":"
-            looks[family] = {"color": BLACK, "marker": ".", "linestyle": line, "linewidth": 1.4}
-        else:
-            line = ":" if CROSSING in family else "-"
-            looks[family] = {"color": next(colours), "marker": next(markers), "linestyle": line, "linewidth": 1}
-        looks[family] = {"markersize": 4, "capsize": 0, **looks[family]}
+            continue
+        base = re.split(r", | with | \+ ", family)[0]
+        if base not in bases:
+            colour = BLACK if is_reference(names) else BLUE if family in OUR_FAMILIES else next(colours)
+            first = {BLACK: [":"], BLUE: []}.get(colour, ["-"])
+            bases[base] = colour, chain(first, cycle(("--", ":", "-.")))
+        colour, lines = bases[base]
+        marker = "." if colour == BLACK else next(markers)
+        looks[family] = {"color": colour, "marker": marker, "linestyle": next(lines), "linewidth": 1, "markersize": 4}
     return looks
 
 
