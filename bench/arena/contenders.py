@@ -32,7 +32,7 @@ from grace_opt.hf.eviction import eviction_to_dict
 #: So large that no later token is compressed.
 NEVER = 2**20
 #: Numbers of bits at which ours is measured, and at which its ablation and evictions of equal bytes are.
-BUDGETS, ABLATED, EVICTED = (1.0, 1.5, 2.0, 2.25, 3.0, 4.0), (1.0, 2.0, 2.25, 3.0), (2.25, 3.0)
+BUDGETS, ABLATED, EVICTED = (1.0, 1.5, 2.0, 2.25, 3.0, 4.0), (1.0, 2.0, 3.0), (2.25, 3.0)
 #: Families of our own, first the one that is compared with the others.
 OURS, ONE_CLASS, UNCALIBRATED, PLAIN = (
     "`bits=`",

@@ -50,9 +50,9 @@ def draw(figure: Any, value: dict[str, Any]) -> None:
 
 
 def styles(found: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
-    """Return colour, marker and line of every family: ours thick and blue, references black and dotted, variants not solid.
+    """Return colour, marker and line of every family: ours is thick and blue, references are black and dotted.
 
-    Variants of a family ("KIVI, own windows", "KIVI with token classes") have its colour.
+    Variants of a family ("KIVI, own windows", "KIVI with token classes") have its colour, and lines that are not solid.
     """
     colours, markers = cycle((ORANGE, GREEN, RED, PINK, SKY, GREY)), cycle("sD^vP<Xd>ph*")
     bases: dict[str, tuple[str, Iterator[str]]] = {}

@@ -56,21 +56,21 @@ class Arena:
     later: int
     new_tokens: int
     _last: tuple[str, Prompt] | None = field(default=None, repr=False)
-    _dense: tuple[str, Tensor] | None = field(default=None, repr=False)
+    _dense: Tensor | None = field(default=None, repr=False)  #: Distributions of the dense cache after that prompt.
 
     def measure_passage(self, config: dict[str, Any]) -> list[dict[str, Any]]:
         """Compare a cache with the dense one on a passage's last tokens."""
         passage = (self.long if config["long"] else self.passages)[config["passage"]]
         fed = passage.ids[:, -self.later :]
         prompt = self._read(passage.ids[:, : -self.later])
-        key, model = digest(passage.ids), self.subject.model
-        if self._dense is None or self._dense[0] != key:
-            self._dense = key, next_token_log_probs(model, prompt.dense(), fed)
+        model = self.subject.model
+        if self._dense is None:
+            self._dense = next_token_log_probs(model, prompt.dense(), fed)
         began = time.perf_counter()
         cache, bits = self.contenders[config["method"]].make(self.subject, prompt)
         seconds = time.perf_counter() - began
         found = next_token_log_probs(model, cache, fed)
-        differs = compare_predictions(found, self._dense[1], fed[0, 1:])
+        differs = compare_predictions(found, self._dense, fed[0, 1:])
         return [sizes_of(bits) | asdict(differs) | {"seconds": seconds}]
 
     def measure_case(self, config: dict[str, Any]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ BOTH_HALVES = (
 )
 #: On long passages.
 LONG = (
-    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "bits-4", "int4", "grace-0.5", "snapkv-at-2.25"),
+    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "grace-0.5", "snapkv-at-2.25"),
     *("kivi-4-g32", "kivi-2-g32", "turboquant-4", "turboquant-3", "turboquant-2"),
 )
 #: Asked for hidden words.
