@@ -20,7 +20,7 @@ from bench.arena import __main__ as arena
 from bench.arena import goals, numbers, run
 from bench.arena.contenders import ABLATED, OURS, Subject, checked_bits, contenders, of_method
 from bench.arena.measure import Arena
-from bench.arena.page import page
+from bench.arena.page import SHOWN, page
 from bench.arena.plan import BOTH_HALVES, CHAT, LONG, RETRIEVAL
 from bench.arena.prompt import Prompt
 from bench.arena.stored import Layer, Method, Stored
@@ -300,7 +300,7 @@ def test_plans_name_what_competes() -> None:
     """So that nothing is left out by a slip of the pen."""
     pytest.importorskip("bench.arena.peers")
     every = contenders(arena.peers())
-    assert {*BOTH_HALVES, *LONG, *RETRIEVAL, *CHAT} <= set(every)
+    assert {*BOTH_HALVES, *LONG, *RETRIEVAL, *CHAT, *SHOWN} <= set(every)
     assert any(one.family == goals.TURBO for one in every.values())
 
 

@@ -57,10 +57,8 @@ def goals(value: dict[str, Any]) -> list[str]:
             asked = f"{limits[0]:g}" + ("" if limits[1] is None else f"; {limits[1]:g}")
             rows.append([f"`bits={name.removeprefix('bits-')}`: KL", asked, *cells])
     short = f"{value['tokens']:,} tokens"
-    lines = table(
-        ["", "at most", f"{short}, half {told(value, 'passages')}", "both halves", f"{value['long_tokens']:,} tokens"],
-        rows,
-    )
+    long = f"{value['long_tokens']:,} tokens" if value["long"] else "longer"
+    lines = table(["", "at most", f"{short}, half {told(value, 'passages')}", "both halves", long], rows)
     return [
         "**What was asked, and what was found.** ✓ is within what was asked, ✗ is not; shares are ratios of means over "
         "passages, with 95 % intervals, paired; settings were chosen on half A. Peers are our implementations of them.",
@@ -101,9 +99,9 @@ def _who(value: dict[str, Any], name: str) -> str:
 
 
 def _told(found: Interval, most: float | None, form: str, who: str = "") -> str:
-    ends = small(f"[{found.low:{form}}, {found.high:{form}}]{who}")
+    ends = "" if found.n < 2 else f"[{found.low:{form}}, {found.high:{form}}]"  # a single passage shows no spread
     mark = "" if most is None else f" {_mark(found.estimate <= most)}"
-    return f"{found.estimate:{form}}{mark} {ends}"
+    return f"{found.estimate:{form}}{mark} {small((ends + who).removeprefix(', '))}"
 
 
 def _mark(met: bool) -> str:

@@ -11,9 +11,13 @@ from typing import Any
 from bench.arena.figure import draw
 from bench.arena.goals import goals
 from bench.arena.numbers import REPORTED, best, mean, names, numbers, told
+from bench.arena.plan import BOTH_HALVES, LONG
 from bench.arena.tables import ablation, chat, kinds, methods, retrieval, sources
 from bench.report import Page
 from grace_opt.sweep.bootstrap import RESAMPLES
+
+#: Methods that the page shows unfolded, where they were measured.
+SHOWN = (*BOTH_HALVES, *LONG, "int4", "hadamard-4", "oscar-3", "block-gtq-3", "rdkv-3", "h2o-at-2.25", "transformers-4")
 
 
 def page(value: dict[str, Any]) -> Page:
@@ -29,6 +33,8 @@ def page(value: dict[str, Any]) -> Page:
     )
     if value["without"]:
         sure += f" **Left out**: {', '.join(value['without'])}."
+    short = [*_columns(value), "", f"**{value['tokens']:,} tokens**, some of the methods (all of them below):", ""]
+    short += methods(value, "passages", SHOWN)
     long = []
     if value["long"]:
         number = sum(one["half"] == told(value, "long") for one in value["long"])
@@ -43,9 +49,9 @@ def page(value: dict[str, Any]) -> Page:
         "nearest to those of a dense cache?",
         found=_found(value),
         sure=sure,
-        tables=[*goals(value), *long, *retrieval(value), *chat(value)],
+        tables=[*goals(value), *short, *long, *retrieval(value), *chat(value)],
         details=[
-            (f"Every method, {value['tokens']:,} tokens", [*_columns(value), "", *methods(value, "passages")]),
+            (f"Every method, {value['tokens']:,} tokens", methods(value, "passages")),
             ("What each part is worth", ablation(value)),
             ("By kind of text", kinds(value)),
             ("Sources of the methods", sources(value)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from scipy.stats import binomtest
@@ -14,14 +15,14 @@ from bench.report import small, table
 from grace_opt.sweep import Interval, mean_interval
 
 
-def methods(value: dict[str, Any], part: str) -> list[str]:
-    """Return a row for every method, family by family."""
+def methods(value: dict[str, Any], part: str, only: Sequence[str] | None = None) -> list[str]:
+    """Return a row for every method, or for some, family by family."""
     other = CHOSEN if told(value, part) != CHOSEN and numbers_of_chosen(value, part) else None
     head = ["method", "bits", "K", "V", "% of 16 bits", f"KL, half {told(value, part)}"]
     head += [f"KL, half {other}"] * (other is not None) + ["likeliest token equal", "ΔNLL", "seconds"]
     rows = []
     for each in families(value, part).values():
-        for name in each:
+        for name in (name for name in each if only is None or name in only):
             sizes = [f"{mean(value, part, name, size):.2f}" for size in ("bits", "key_bits", "value_bits")]
             row = [value["methods"][name]["title"], *sizes, f"{mean(value, part, name, 'share'):.1%}"]
             row.append(_with_ends(interval(value, part, name, "kl")))
