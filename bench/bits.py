@@ -28,6 +28,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.answers import stored_bytes
 from bench.bits_growth import PROMPT, measure_growth
 from bench.bits_growth import WINDOW as GROWTH_WINDOW
 from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
 from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
+from bench.caches import SINKS, WINDOW, dense_cache, filled, sizes_of
 from bench.material import MODEL, books, model_path
 from bench.passages import HALVES, Case, Passage, cases, passages
 from bench.provenance import is_clean, refuse, require_clean, write_json
@@ -49,19 +50,16 @@ from bench.report import add_options, read_results, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import (
     CalibratedBasis,
-    CapturedAttention,
     PrunedKeyCache,
     Quantization,
     attention_implementation,
     calibrate_basis,
     capture,
 )
+from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
 from grace_opt.hf.models import disable_progress_bars, load_model
-from grace_opt.hf.observation import Observation
 
 ROOT = Path(__file__).parent.parent
-#: First and last tokens of a prompt that stay dense, in every row.
-SINKS, WINDOW = 4, 32
 #: So large that no later token is compressed.
 NEVER = 2**20
 #: More tokens than a hidden word's sentence, its question and its answer have.
@@ -84,78 +82,12 @@ def settings_of(name: str, basis: Path) -> dict[str, Any]:
     return {"bits": ROWS[name], "basis": str(basis), "tail_block": NEVER, **windows}
 
 
-def filled(cache: PrunedKeyCache, captured: Mapping[int, CapturedAttention]) -> PrunedKeyCache:
-    """Fill a new cache with a prompt that was read before, as the attention function does; the model is not run."""
-    for index, layer in captured.items():
-        keys, values = cache.update(layer.keys, layer.values, index)
-        to_fill = cache.layers[index]
-        to_fill.attended()
-        seen = Observation(layer.queries, layer.valid, layer.keys.shape[2], layer.scaling, None)
-        to_fill.observe(seen, keys, values)
-    return cache
-
-
-def dense_cache(model: PreTrainedModel, captured: Mapping[int, CapturedAttention]) -> DynamicCache:
-    """Return transformers' cache, filled with a prompt that was read before."""
-    cache = DynamicCache(config=model.config)
-    for index, layer in captured.items():
-        cache.update(layer.keys, layer.values, index)
-    return cache
-
-
-def bits_and_bytes(cache: PrunedKeyCache) -> dict[str, float]:
-    """Return bits per element of what is neither sink nor recent, and bytes as a share of a dense cache in 16 bits.
-
-    As if the model had 16 bits. Bits of a cache without ``bits=`` are those of its older keys and values, with scales,
-    zero points and indices.
-    """
-    report = cache.memory_report()
-    if report.bits is not None:
-        assert report.key_bits is not None
-        assert report.value_bits is not None
-        coded = report.coded_key_bytes + report.coded_value_bytes
-        elements = report.coded_key_elements + report.coded_value_elements
-        bits = [report.bits, report.key_bits, report.value_bits]
-        share = (coded + 2 * (report.all_elements - elements)) / (2 * report.all_elements)
-    else:
-        found, elements = stored_bytes(cache, 2), [0, 0]
-        dense = [0, 0]
-        for layer in cache.layers:
-            heads, widths = layer.tail.keys.shape[:2].numel(), (layer.head_dim, layer.tail.values.shape[-1])
-            for part, tokens in enumerate((SINKS + layer.tail.length, layer.tail.length)):
-                dense[part] += heads * widths[part] * tokens
-                elements[part] += heads * widths[part] * (layer.get_seq_length() - tokens)
-        stored = [size - 2 * count for size, count in zip(found, dense, strict=True)]
-        bits = [8 * sum(stored) / sum(elements), *(8 * s / count for s, count in zip(stored, elements, strict=True))]
-        share = sum(found) / (2 * report.all_elements)
-    return dict(zip(("bits", "key_bits", "value_bits"), bits, strict=True)) | {"share": share}
-
-
 def shared_by_prompt(basis: CalibratedBasis, model: PreTrainedModel, ids: Tensor) -> CalibratedBasis:
     """Return the basis with shares of layers and heads that suit this prompt, all layers together.
 
     No cache can do that: the first layer is compressed before the last one is read.
     """
     return with_rates_of(basis, calibrate_basis(model, None, [ids]))
-
-
-def compared(logits: Tensor, dense: Tensor, following: Tensor) -> dict[str, float]:
-    """Return how far log-probabilities ``(n, vocabulary)`` are from the dense cache's, and from the text's own tokens.
-
-    Parameters
-    ----------
-    logits, dense : Tensor
-        Log-probabilities.
-    following : Tensor
-        ``(n - 1,)``: the tokens that the text has after all but the last.
-    """
-    likelihoods = (part[:-1].gather(1, following[:, None]).mean() for part in (dense, logits))
-    before, after = (float(likelihood) for likelihood in likelihoods)
-    return {
-        "kl": float((dense.exp() * (dense - logits)).sum(-1).mean()),
-        "top1": float((logits.argmax(-1) == dense.argmax(-1)).double().mean()),
-        "nll": before - after,
-    }
 
 
 @torch.no_grad()
@@ -185,11 +117,7 @@ def measure_passage(
     ids, fed = passage.ids[:, :-later], passage.ids[:, -later:]
     captured = capture(model, ids)
 
-    def distributions(cache: Any) -> Tensor:
-        found: Tensor = model(fed, past_key_values=cache).logits[0].double().log_softmax(-1)
-        return found
-
-    dense, found = distributions(dense_cache(model, captured)), {}
+    dense, found = next_token_log_probs(model, dense_cache(model, captured), fed), {}
     advance()
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -204,8 +132,9 @@ def measure_passage(
                 cache = filled(PrunedKeyCache(model, **settings_of(name, file)), captured)
             if name in VARIANTS and cache.memory_report().bits is None:
                 continue  # all dense: the prompt is too short to store a basis of its own
-            sizes = bits_and_bytes(cache)
-            found[name] = sizes | compared(distributions(cache), dense, fed[0, 1:])
+            found[name] = sizes_of(stored_bits(cache)) | asdict(
+                compare_predictions(next_token_log_probs(model, cache, fed), dense, fed[0, 1:])
+            )
             advance()
     return found
 
@@ -216,8 +145,6 @@ def measure_case(
 ) -> dict[str, dict[str, float]]:
     """Return, for the dense cache and every row, the answer's NLL in nats, and whether each token is the likeliest."""
     captured = capture(model, case.context)
-    length = case.answer.shape[1]
-    fed = torch.cat([case.question, case.answer], dim=1)
     found = {}
     for name in (DENSE, *names):
         with varied(name):
@@ -226,9 +153,7 @@ def measure_case(
                 if name == DENSE
                 else filled(PrunedKeyCache(model, **settings_of(name, basis)), captured)
             )
-        predicted = model(fed, past_key_values=cache).logits[0, -length - 1 : -1].double().log_softmax(-1)
-        nll = -float(predicted.gather(1, case.answer[0][:, None]).sum())
-        found[name] = {"nll": nll, "exact": bool((predicted.argmax(-1) == case.answer[0]).all())}
+        found[name] = asdict(ask(model, cache, case.question, case.answer))
         advance()
     return found
 

@@ -95,6 +95,24 @@ def passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) 
     return found
 
 
+def long_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) -> list[Passage]:
+    """Return passages of the sources that are long enough: one for half B, one for half A where they do not overlap.
+
+    That of half B begins at `STARTS`, or as much earlier as it must, but in the second half of the source. Generated
+    sources are always long enough.
+    """
+    found = []
+    for kind, name, text in sources(texts, tokens, seed):
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        count = ids.shape[1]
+        first, second = int(STARTS["A"] * count), min(int(STARTS["B"] * count), count - tokens)
+        if 2 * second < count:
+            continue
+        places = {"A": first, "B": second} if first + tokens <= second else {"B": second}
+        found += [Passage(kind, name, half, ids[:, at : at + tokens]) for half, at in places.items()]
+    return found
+
+
 def json_text(rng: random.Random, length: int) -> str:
     """Return a list of records with at least `length` characters.
 

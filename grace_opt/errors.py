@@ -61,5 +61,9 @@ class CalibrationError(GraceError, ValueError):
     """A basis cannot be made, its file is corrupt, foreign or of another version, or it is another model's."""
 
 
+class EvaluationError(GraceError, ValueError):
+    """Nothing can be compared: distributions that do not fit, an empty answer, or a cache that was not compressed."""
+
+
 class FileError(GraceError, OSError):
     """A file cannot be written where it was asked for: no folder, no room, no permission, or no file."""

@@ -233,12 +233,13 @@ def storages(things: Iterable[Any]) -> dict[int, int]:
     """Return the bytes, by address, of every storage that the given tensors and quantised tokens keep alive."""
     return {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in _tensors(things)
+        for tensor in tensors_in(things)
         if tensor.numel()
     }
 
 
-def _tensors(things: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(things: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the plain tensors among some things, and those that quantised tokens consist of."""
     for thing in things:
         if isinstance(thing, Tensor):
             yield thing

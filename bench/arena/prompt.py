@@ -1,0 +1,66 @@
+"""A prompt that was read once, and what every method needs of it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from bench.arena.stored import Layer
+from bench.caches import dense_cache
+from grace_opt.hf import capture
+from grace_opt.hf.bits.projection import PROJECTION_NAMES, output_projection
+
+
+class Prompt:
+    """What the attention of every layer received while a model read some tokens.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    ids : Tensor
+        ``(1, T)``.
+    """
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor) -> None:
+        self.model = model
+        self.captured = capture(model, ids)
+
+    def dense(self) -> DynamicCache:
+        """Return transformers' cache of the prompt."""
+        return dense_cache(self.model, self.captured)
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        """What a `Method` sees."""
+        modules = attention_modules(self.model)
+        found = []
+        for index, layer in self.captured.items():
+            keys, values, queries = (part[0].float() for part in (layer.keys, layer.values, layer.queries))
+            heads, length, width = keys.shape
+            grouped = queries.reshape(heads, -1, length, width)
+            output = head_outputs(modules[index], heads, grouped.shape[1], values.shape[-1])
+            found.append(Layer(index, keys, values, grouped, layer.scaling, output))
+        return found
+
+
+def attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
+    """Return the attention module of every layer by its number."""
+    return {
+        module.layer_idx: module
+        for module in model.modules()
+        if hasattr(module, "layer_idx") and any(hasattr(module, name) for name in PROJECTION_NAMES)
+    }
+
+
+@torch.no_grad()
+def head_outputs(module: nn.Module, heads: int, group: int, width: int) -> Tensor:
+    """Return how the output of each query head enters the layer's, ``(H, G, d_v, D)``, without the bias."""
+    projection: Any = output_projection(module)
+    features = heads * group * width
+    answer = projection(torch.cat([torch.eye(features), torch.zeros(1, features)]))
+    return (answer[:-1] - answer[-1:]).view(heads, group, width, -1)

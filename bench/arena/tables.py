@@ -1,0 +1,150 @@
+"""The tables of `bench.arena`'s page: methods on short and long passages, hidden words, answers, ablation, sources."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from scipy.stats import binomtest
+
+from bench.arena.contenders import ABLATED, OUR_FAMILIES, OURS
+from bench.arena.measure import DENSE
+from bench.arena.numbers import CHOSEN, CROSSING, families, interval, is_reference, mean, names, numbers, ratio, told
+from bench.report import small, table
+from grace_opt.sweep import Interval, mean_interval
+
+
+def methods(value: dict[str, Any], part: str, only: Sequence[str] | None = None) -> list[str]:
+    """Return a row for every method, or for some, family by family."""
+    other = CHOSEN if told(value, part) != CHOSEN and numbers_of_chosen(value, part) else None
+    head = ["method", "bits", "K", "V", "% of 16 bits", f"KL, half {told(value, part)}"]
+    head += [f"KL, half {other}"] * (other is not None) + ["likeliest token equal", "ΔNLL", "seconds"]
+    rows = []
+    for each in families(value, part).values():
+        for name in (name for name in each if only is None or name in only):
+            sizes = [f"{mean(value, part, name, size):.2f}" for size in ("bits", "key_bits", "value_bits")]
+            row = [value["methods"][name]["title"], *sizes, f"{mean(value, part, name, 'share'):.1%}"]
+            row.append(_with_ends(interval(value, part, name, "kl")))
+            if other is not None:
+                chosen = numbers(value, part, name, "kl", other)
+                row.append(f"{statistics.fmean(chosen):.4f}" if chosen else "–")
+            row += [f"{mean(value, part, name, 'top1'):.1%}", f"{mean(value, part, name, 'nll'):+.4f}"]
+            rows.append([*row, f"{mean(value, part, name, 'seconds'):.1f}"])
+    return table(head, rows)
+
+
+def numbers_of_chosen(value: dict[str, Any], part: str) -> bool:
+    """Return whether half A was measured."""
+    return any(one["half"] == CHOSEN for one in value[part])
+
+
+def kinds(value: dict[str, Any]) -> list[str]:
+    """Return the KL of every method by kind of text."""
+    half = told(value, "passages")
+    found = list(dict.fromkeys(one["kind"] for one in value["passages"] if one["half"] == half))
+    rows = []
+    for name in names(value, "passages"):
+        of_kind = {kind: [] for kind in found}
+        for one in value["passages"]:
+            if one["half"] == half and name in one["rows"]:
+                of_kind[one["kind"]].append(one["rows"][name]["kl"])
+        rows.append([value["methods"][name]["title"], *(f"{statistics.fmean(of_kind[kind]):.4f}" for kind in found)])
+    return [f"KL, half {half}.", "", *table(["method", *found], rows)]
+
+
+def ablation(value: dict[str, Any]) -> list[str]:
+    """Return what `bits=` loses without a part, and what others gain by our classes of tokens."""
+    rows = []
+    for family in OUR_FAMILIES[1:]:
+        cells = []
+        for bits in ABLATED:
+            suffix = {1: "class-1", 2: "none", 3: "plain"}[OUR_FAMILIES.index(family)]
+            name, whole = f"bits-{bits:g}-{suffix}", f"bits-{bits:g}"
+            found = ratio(value, "passages", name, whole)
+            cells.append(_with_ends(found, ".2f") if found else "–")
+        rows.append([family.replace(OURS + ", ", ""), *cells])
+    lines = [
+        "KL as a multiple of that of `bits=` as it is.",
+        "",
+        *table(["without a part", *(f"{bits:g} bits" for bits in ABLATED)], rows),
+    ]
+    crossed = [
+        [value["methods"][name]["title"], f"{mean(value, 'passages', name, 'bits'):.2f}", _kl(value, name)]
+        for family, each in families(value, "passages").items()
+        if CROSSING in family and not is_reference(each)
+        for name in each
+    ]
+    if crossed:
+        lines += ["Other people's quantisers with our classes of tokens:", ""]
+        lines += table(["method", "bits", "KL"], crossed)
+    return lines
+
+
+def retrieval(value: dict[str, Any]) -> list[str]:
+    """Return hits and likelihood of hidden words."""
+    cases = [one["rows"] for one in value["cases"]]
+    if not cases:
+        return []
+    rows = []
+    for name in cases[0]:
+        hits = sum(case[name]["exact"] for case in cases)
+        kept = sum(case[name]["exact"] and case[DENSE]["exact"] for case in cases)
+        nll = statistics.fmean(case[name]["nll"] for case in cases)
+        over, bits = "–", "16"
+        if name != DENSE:
+            over = _with_ends(mean_interval([case[name]["nll"] - case[DENSE]["nll"] for case in cases]), "+.3f")
+            bits = f"{statistics.fmean(case[name]['bits'] for case in cases):.2f}"
+        rows.append([_title(value, name), bits, f"{hits} of {len(cases)}", f"{kept}", f"{nll:.3f}", over])
+    tokens = statistics.fmean(one["tokens"] for one in value["cases"])
+    return [
+        f"**Hidden words**: a word hidden in a text of {tokens:,.0f} tokens (mean), asked for after the cache was "
+        "compressed. *Hits*: every token of the answer is the likeliest. *NLL*: sum over the answer's tokens, nats, "
+        "mean over cases.",
+        "",
+        *table(["method", "bits", "hits", "of dense's hits", "NLL", "over dense"], rows),
+    ]
+
+
+def chat(value: dict[str, Any]) -> list[str]:
+    """Return how many answers each method keeps."""
+    asked = [one["rows"] for one in value["chat"]]
+    answered = [rows for rows in asked if rows[DENSE]["right"]]
+    if not answered:
+        return ["The dense cache answers no question."] if asked else []
+    rows = []
+    for name in answered[0]:
+        right = sum(one[name]["right"] for one in answered)
+        ends = binomtest(right, len(answered)).proportion_ci(0.95, method="wilson")
+        share = "" if name == DENSE else " " + small(f"{ends.low:.0%} to {ends.high:.0%}")
+        rows.append([_title(value, name), f"{right} of {len(answered)}{share}"])
+    return [
+        f"**Answers**: {len(asked)} questions about texts that have at most {value['chat_tokens']:,} tokens with their "
+        f"question, as in a chat, each asked after the text was compressed; only the {len(answered)} that the dense "
+        "cache answers count. An answer is right if it contains the expected words. Intervals are Wilson's.",
+        "",
+        *table(["method", "answers kept"], rows),
+    ]
+
+
+def sources(value: dict[str, Any]) -> list[str]:
+    """Return where every family comes from."""
+    found: dict[str, list[str]] = {}
+    for one in value["methods"].values():
+        if one["source"] not in found.setdefault(one["family"], []):
+            found[one["family"]].append(one["source"])
+    return table(["family", "source"], [[family, "; ".join(each)] for family, each in found.items()], words=2)
+
+
+def _title(value: dict[str, Any], name: str) -> str:
+    return "dense" if name == DENSE else str(value["methods"][name]["title"])
+
+
+def _kl(value: dict[str, Any], name: str) -> str:
+    return _with_ends(interval(value, "passages", name, "kl"))
+
+
+def _with_ends(found: Interval, form: str = ".4f") -> str:
+    if found.n < 2:
+        return f"{found.estimate:{form}}"
+    return f"{found.estimate:{form}} {small(f'[{found.low:{form}}, {found.high:{form}}]')}"
