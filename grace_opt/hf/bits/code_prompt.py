@@ -10,7 +10,7 @@ Gersho, IEEE Trans. ASSP 36 (1988).
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
 from .codebooks import WIDTHS, distortions
 from .coded import CodedTokens
-from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits
+from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, Part, encode, fixed_bits
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
 from .settings import NO_BASIS, OF_PROMPT
@@ -194,24 +194,16 @@ def _coded(
     order = classes.argsort(dim=-1, stable=True)
     moment = _moment(row.queries[:, row.spread].reshape(heads, -1, width))
     own: list[Tensor | None] = []
-    made, losses = [], []
+    found = []
     for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):
-        groups = _head_groups(tensor)
         metric, calibrated = (moment if number == 0 else None), None if bases is None else bases[number]
-        basis, decode = _basis(budget.basis, calibrated, tensor, groups, metric)
+        basis, decode = _basis(budget.basis, calibrated, tensor, metric)
         own.append(decode)
         encoding = None if budget.basis == NO_BASIS else basis.encode
-        coordinates = functools.partial(_coordinates, tensor, order, encoding)
-        by_class = weights[number].gather(1, order)
-        found = [weighted_squares(coordinates(part).mT, by_class[part], sizes) for part in groups]
-        largest, squares = (torch.cat(each) for each in zip(*found, strict=True))
-        made.append((groups, coordinates, largest))
-        losses.append(_losses(squares, basis.energy))
-    bits = [share.to(each.device) * coded * each.shape[2] for share, each in zip(shares, losses, strict=True)]
-    keys, values = (
-        encode(map(coordinates, groups), sizes, levels, largest)
-        for (groups, coordinates, largest), levels in zip(made, _levels(losses, sizes, bits), strict=True)
-    )
+        bits = shares[number].to(tensor.device) * coded * tensor.shape[2]
+        part = _Stored(tensor, order, encoding, weights[number].gather(1, order), basis.energy, sizes, bits)
+        found.append(encode(part.divided(), sizes))
+    keys, values = found
     return CodedRow(
         keys=keys,
         values=values,
@@ -223,6 +215,44 @@ def _coded(
         key_decode=own[0],
         value_decode=own[1],
     )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Keys or values of a row that are about to be coded."""
+
+    tensor: Tensor  # (H, n, d)
+    order: Tensor  # (H, n): by class
+    encode: Tensor | None  # (H, d, d)
+    weights: Tensor  # (H, n), in this order
+    energy: Tensor  # (H, d)
+    sizes: Sequence[int]  # of the classes
+    bits: Tensor  # (H,)
+
+    def divided(self) -> Iterator[Part]:
+        """Yield the coordinates of some heads at a time, and the levels that their bits are divided into."""
+        groups = _head_groups(self.tensor)
+        if self.tensor.device.type == "cpu":
+            for heads in groups:
+                coordinates = self._coordinates(heads)
+                largest, losses = self._losses(coordinates, heads)
+                yield Part(coordinates, _divided(losses, self.sizes, self.bits[heads]), largest)
+                del coordinates  # before the next ones are made
+            return
+        # Elsewhere each step has to be started, which takes longer than to make the coordinates twice: the bits of all
+        # heads are divided at once.
+        found = [self._losses(self._coordinates(heads), heads) for heads in groups]
+        largest, losses = (torch.cat(each) for each in zip(*found, strict=True))
+        levels = _divided(losses, self.sizes, self.bits)
+        for heads in groups:
+            yield Part(self._coordinates(heads), levels[:, heads], largest[heads])
+
+    def _coordinates(self, heads: slice) -> Tensor:
+        return _coordinates(self.tensor, self.order, self.encode, heads)
+
+    def _losses(self, coordinates: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        largest, squares = weighted_squares(coordinates.mT, self.weights[heads], self.sizes)
+        return largest, _losses(squares, self.energy[heads])
 
 
 def _head_groups(tensor: Tensor) -> list[slice]:
@@ -242,14 +272,12 @@ def _coordinates(tensor: Tensor, order: Tensor, encode: Tensor | None, heads: sl
     return (part.mT.contiguous() if encode is None else encode[heads].mT @ part.mT).mT
 
 
-def _basis(
-    kind: str, calibrated: Basis | None, tensor: Tensor, groups: Sequence[slice], metric: Tensor | None
-) -> tuple[Basis, Tensor | None]:
+def _basis(kind: str, calibrated: Basis | None, tensor: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:
     """Return the basis to code in and, if it belongs to the prompt, the matrices to store."""
     heads, _, width = tensor.shape
     eye = torch.eye(width, dtype=torch.float64, device=tensor.device).expand(heads, width, width)
     if kind == OF_PROMPT:
-        parts = (tensor[part].float() for part in groups)
+        parts = (tensor[part].float() for part in _head_groups(tensor))
         spread = torch.cat([_moment(part - part.mean(1, keepdim=True)) for part in parts])
         basis = joint_basis(eye if metric is None else metric, spread)
         decode = (basis.decode / _power(basis.decode)).to(torch.float16)
@@ -266,16 +294,8 @@ def _power(decode: Tensor) -> Tensor:
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest))), 1)
 
 
-def _levels(losses: Sequence[Tensor], sizes: Sequence[int], bits: Sequence[Tensor]) -> list[Tensor]:
-    """Choose the widths of keys and of values within each head's bits ``(H,)``: levels ``(C, H, d)`` of each."""
-    if losses[0].shape == losses[1].shape:  # all heads of both at once
-        found = _divided(torch.cat(list(losses)), sizes, torch.cat(list(bits)))
-        return list(torch.split(found, len(losses[0]), 1))
-    return [_divided(each, sizes, some) for each, some in zip(losses, bits, strict=True)]
-
-
 def _divided(losses: Tensor, sizes: Sequence[int], bits: Tensor) -> Tensor:
-    """Return the levels that `grace_opt.allocate` chooses ``(C, H, d)``.
+    """Return the levels that `grace_opt.allocate` chooses within each head's bits ``(H,)``: ``(C, H, d)``.
 
     By its steps alone: its checks, its bound and its certificate take three times as long, and nobody would read them.
     """

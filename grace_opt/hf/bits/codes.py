@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -194,40 +195,54 @@ class Codes:
         return cls(**plain, planes=planes, counts=tuple(counts), drift=Drift(**moved) if moved else None)
 
 
-def encode(parts: Iterable[Tensor], counts: Sequence[int], levels: Tensor, largest: Tensor) -> Codes:
+class Part(NamedTuple):
+    """Some heads that are coded together.
+
+    Attributes
+    ----------
+    coordinates : Tensor
+        ``(h, Σ counts, d)``, in the order of the classes. Fastest if the tokens of a channel are adjacent.
+    levels : Tensor
+        ``(C, h, d)`` int64, indices into `WIDTHS`.
+    largest : Tensor
+        ``(h,)``: the largest absolute value of each head.
+    """
+
+    coordinates: Tensor
+    levels: Tensor
+    largest: Tensor
+
+
+def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
     """Code coordinates by given widths.
 
     Parameters
     ----------
-    parts : iterable of Tensor
-        The coordinates of some heads each, ``(h, Σ counts, d)``, in the order of the classes. Fastest if the tokens of
-        a channel are adjacent.
+    parts : iterable of Part
+        All heads, in order; one part after the other is taken and forgotten.
     counts : sequence of int
         Number of tokens of each class; at least one token in all.
-    levels : Tensor
-        ``(C, H, d)`` int64, indices into `WIDTHS`.
-    largest : Tensor
-        ``(H,)``: the largest absolute value of each head.
     """
-    widths = _as_tensor(WIDTHS, levels.device)[levels]
-    unit = _unit(largest.float())
-    plain = bool((unit == 1).all())
-    means, scales, planes = [], [], []
-    done = 0
+    levels, means, scales, units, planes = [], [], [], [], []
     for part in parts:
-        heads = slice(done, done + len(part))
-        done = heads.stop
-        scaled = part.float() if plain else part.float() / unit[heads, None, None]
+        scaled, unit = part.coordinates.float(), _unit(part.largest.float())
+        if bool((unit != 1).any()):
+            scaled = scaled / unit[:, None, None]
         means.append(scaled.mean(1).to(torch.float16))
         rows, centres = scaled.mT.flatten(0, 1), means[-1].flatten().float()
-        found = scaled_and_coded(rows, centres, widths[:, heads].flatten(1), counts, codebooks(rows.device))
+        widths = _as_tensor(WIDTHS, rows.device)[part.levels].flatten(1)
+        found = scaled_and_coded(rows, centres, widths, counts, codebooks(rows.device))
+        levels.append(part.levels)
+        units.append(unit)
         scales.append(found[0])
         planes.append(found[1])
+        del part, scaled, rows  # before the next part is made
+    every = torch.cat(levels, dim=1)
     return Codes(
-        levels=_packed(levels),
+        levels=_packed(every),
         means=torch.cat(means),
-        scales=torch.cat(scales, dim=1)[widths.flatten(1) > 0],
-        unit=unit,
+        scales=torch.cat(scales, dim=1)[_as_tensor(WIDTHS, every.device)[every].flatten(1) > 0],
+        unit=torch.cat(units),
         planes=tuple(torch.cat(of_class) for of_class in zip(*planes, strict=True)),
         counts=tuple(counts),
     )

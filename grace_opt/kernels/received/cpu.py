@@ -1,4 +1,4 @@
-"""Attention received, compiled: logits, shares and sums of a few queries at a time, in vectors of eight keys."""
+"""Attention received, compiled: logits, shares and sums of a few queries at a time, in vectors of keys."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from numba.np.numpy_support import carray
 
 from .._shared.jit import c_function, jit
 from .._shared.lanes import (
+    WIDEST,
     add_one,
     exp2,
     greater,
     greatest,
-    load,
     load_one,
+    load_widest,
     multiply_add,
     pointer,
-    spread,
+    spread_widest,
     store,
     total,
 )
-from .forms import KEYS, LANES, ROWS, ROWS_AT_ONCE
+from .forms import ROWS, ROWS_AT_ONCE
 
+load, spread = load_widest, spread_widest
 BYTES = 4
-WHOLE = LANES * BYTES
+WHOLE = WIDEST * BYTES
+#: Keys whose products with `ROWS` queries are in registers at the same time.
+KEYS = 3 * WIDEST
 NOTHING, ZERO = np.float32(-np.inf), np.float32(0.0)
 
 
@@ -110,7 +114,7 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
         Number of queries of an item, a multiple of `ROWS`.
     """
     rows, width = queries.shape
-    query_step, step, size = width * BYTES, sums.shape[2] * BYTES, (length + LANES - 1) // LANES * WHOLE
+    query_step, step, size = width * BYTES, sums.shape[2] * BYTES, (length + WIDEST - 1) // WIDEST * WHOLE
     logits = np.empty((ROWS_AT_ONCE, sums.shape[2]), np.float32)
     inverse = np.empty(ROWS, np.float32)
     tile_size = width * KEYS * BYTES

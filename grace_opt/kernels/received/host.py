@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from .._shared.threads import split_batch, torch_team
-from .forms import KEYS, LOG2E, MOST_ITEMS, ROWS, ROWS_AT_ONCE
+from .forms import LOG2E, MOST_ITEMS, ROWS, ROWS_AT_ONCE
 
 
 def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     """See `grace_opt.kernels.received.attention_received`; without softcap."""
-    from .cpu import add_received, add_received_in_team
+    from .cpu import KEYS, add_received, add_received_in_team
 
     (heads, length, width), rows = keys.shape, queries.shape[1]
     spare = -rows % ROWS
