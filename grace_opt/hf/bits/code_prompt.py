@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.coding import weighted_squares
+from ...kernels.heads import Heads, Tables, is_compiled
 from ...kernels.steps import lower_hulls, within_budget
 from ..masking import rank
 from ..observation import Observation
@@ -24,9 +25,9 @@ from ..plan import LayerPlan
 from .basis import Basis, energy_in, identity_basis, joint_basis
 from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
-from .codebooks import WIDTHS, distortions
+from .codebooks import WIDTHS, codebooks, distortions
 from .coded import CodedTokens
-from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, Part, encode, fixed_bits
+from .codes import LARGE, LEVEL_BITS, LOWEST_POWER, PARAMETER_BITS, SMALL, Codes, Part, codes_from, encode, fixed_bits
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
 from .settings import NO_BASIS, OF_PROMPT
@@ -194,16 +195,16 @@ def _coded(
     order = classes.argsort(dim=-1, stable=True)
     moment = _moment(row.queries[:, row.spread].reshape(heads, -1, width))
     own: list[Tensor | None] = []
-    found = []
+    stored = []
     for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):
         metric, calibrated = (moment if number == 0 else None), None if bases is None else bases[number]
         basis, decode = _basis(budget.basis, calibrated, tensor, metric)
         own.append(decode)
         encoding = None if budget.basis == NO_BASIS else basis.encode
         bits = shares[number].to(tensor.device) * coded * tensor.shape[2]
-        part = _Stored(tensor, order, encoding, weights[number].gather(1, order), basis.energy, sizes, bits)
-        found.append(encode(part.divided(), sizes))
-    keys, values = found
+        by_class = weights[number].gather(1, order)
+        stored.append(_Stored(tensor, order, encoding, by_class, basis.energy, sizes, bits))
+    keys, values = _codes(stored)
     return CodedRow(
         keys=keys,
         values=values,
@@ -253,6 +254,36 @@ class _Stored:
     def _losses(self, coordinates: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
         largest, squares = weighted_squares(coordinates.mT, self.weights[heads], self.sizes)
         return largest, _losses(squares, self.energy[heads])
+
+
+def _codes(stored: Sequence[_Stored]) -> list[Codes]:
+    """Code keys and values: long ones on the CPU by one compiled loop, others step by step."""
+    if not is_compiled(*(each.tensor for each in stored)):
+        return [encode(each.divided(), each.sizes) for each in stored]
+    from ...kernels.heads.host import code_heads
+
+    kinds = []
+    for each in stored:
+        heads, _, width = each.tensor.shape
+        matrices = torch.eye(width).expand(heads, -1, -1) if each.encode is None else each.encode
+        kinds.append(Heads(each.tensor, each.order, matrices, each.weights, each.energy, each.bits))
+    sizes = stored[0].sizes
+    found = code_heads(kinds, _tables(tuple(sizes)), codebooks(stored[0].tensor.device))
+    return [codes_from(coded, sizes) for coded in found]
+
+
+@functools.lru_cache(maxsize=32)
+def _tables(sizes: tuple[int, ...]) -> Tables:
+    """Return the tables that the compiled loop reads."""
+    return Tables(
+        counts=torch.tensor(sizes),
+        costs=_costs(sizes, torch.device("cpu")),
+        widths=torch.tensor(WIDTHS, dtype=torch.uint8),
+        distortions=torch.tensor(distortions(), dtype=torch.float64),
+        small=SMALL,
+        large=LARGE,
+        lowest=LOWEST_POWER,
+    )
 
 
 def _head_groups(tensor: Tensor) -> list[slice]:

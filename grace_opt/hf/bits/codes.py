@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.coding import codes_of, scaled_and_coded
+from ...kernels.heads import Coded
 from .bitplanes import append_codes, pack_bits, unpack_bits, unpack_codes
 from .codebooks import WIDTHS, codebook, codebooks
 from .drift import Drift, factor_of, most_gained, stored_means, tried_factors
@@ -26,11 +27,12 @@ from .drift import Drift, factor_of, most_gained, stored_means, tried_factors
 LEVEL_BITS = 3
 #: Bits of a mean, and of a scale.
 PARAMETER_BITS = 16
-_LARGEST = float(torch.finfo(torch.float16).max)
+#: Above, sums of means and codes could leave float16.
+LARGE = float(torch.finfo(torch.float16).max) / 4
 #: Below, float16 would leave too few digits of channels that are smaller than the largest.
-_SMALL = 2.0**-4
-#: A head of zeros gets the smallest unit: its inverse is a number as well.
-_LARGEST_POWER = 100
+SMALL = 2.0**-4
+#: A head of zeros gets the unit with this exponent: its inverse is a number as well.
+LOWEST_POWER = -100
 
 
 @dataclass(frozen=True)
@@ -238,12 +240,24 @@ def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
         planes.append(found[1])
         del part, scaled, rows  # before the next part is made
     every = torch.cat(levels, dim=1)
-    return Codes(
-        levels=_packed(every),
+    coded = Coded(
+        levels=every,
         means=torch.cat(means),
-        scales=torch.cat(scales, dim=1)[_as_tensor(WIDTHS, every.device)[every].flatten(1) > 0],
+        scales=torch.cat(scales, dim=1).view(every.shape),
         unit=torch.cat(units),
         planes=tuple(torch.cat(of_class) for of_class in zip(*planes, strict=True)),
+    )
+    return codes_from(coded, counts)
+
+
+def codes_from(coded: Coded, counts: Sequence[int]) -> Codes:
+    """Return what is stored of codes that were just made; `counts` as for `encode`."""
+    return Codes(
+        levels=_packed(coded.levels),
+        means=coded.means,
+        scales=coded.scales[coded.levels > 0],
+        unit=coded.unit,
+        planes=coded.planes,
         counts=tuple(counts),
     )
 
@@ -261,8 +275,8 @@ def fixed_bits(heads: int, classes: int, width: int) -> int:
 
 def _unit(largest: Tensor) -> Tensor:
     """Return one power of two per head: 1, or what brings numbers that are too large or too small into float16."""
-    beyond = torch.ceil(torch.log2(largest / (_LARGEST / 4))).clamp(min=-_LARGEST_POWER)
-    return torch.exp2(torch.where((beyond > 0) | (largest < _SMALL), beyond, 0))
+    beyond = torch.ceil(torch.log2(largest / LARGE)).clamp(min=LOWEST_POWER)
+    return torch.exp2(torch.where((beyond > 0) | (largest < SMALL), beyond, 0))
 
 
 def _as_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:

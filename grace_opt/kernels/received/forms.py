@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-#: Queries whose products are in registers at the same time.
-ROWS = 4
 #: Queries whose logits are held at once: a block of keys is read from memory once for all of them.
 ROWS_AT_ONCE = 16
 #: Largest number of shares of a head's queries, which threads take one by one; each has sums of its own.
