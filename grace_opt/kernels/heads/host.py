@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .._shared.threads import split_batch, torch_team
 from ..coding.reference import PER_BYTE, Codebooks
-from . import Coded, Heads, Tables, forms
+from . import forms
+from .parts import Coded, Heads, Tables
 
 
 def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list[Coded]:

@@ -7,7 +7,7 @@ import torch
 from .._shared.cases import draw
 from ..coding.reference import Codebooks, scaled_and_coded, weighted_squares
 from ..steps.reference import lower_hulls, within_budget
-from . import Heads, Tables
+from .parts import Heads, Tables
 
 COUNTS = (24, 77)
 WIDTHS = (0, 1, 2, 3, 4, 8)
