@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from grace_opt import kernels
-from grace_opt.hf.bits import code_prompt
+from grace_opt.hf.bits import heads as bits_heads
 from grace_opt.hf.bits.classes import class_sizes
-from grace_opt.hf.bits.code_prompt import _Stored
+from grace_opt.hf.bits.heads import StoredHeads, code_heads
 from grace_opt.kernels import heads
 from grace_opt.kernels._shared.threads import always_compiled
 from grace_opt.kernels.heads import host
@@ -22,15 +22,15 @@ def stored(count, shape, mean, seed, encode=True):
     matrices = torch.randn(number, width, width, generator=g) / width**0.5 if encode else None
     weights, energy = torch.rand(number, count, generator=g) + 0.1, torch.rand(number, width, generator=g).double()
     bits = torch.full((number,), mean * count * width, dtype=torch.float64)
-    return _Stored(tensor, order, matrices, weights, energy, class_sizes(count), bits)
+    return StoredHeads(tensor, order, matrices, weights, energy, class_sizes(count), bits)
 
 
 def both(parts, monkeypatch):
     """Codes by the loop, and step by step."""
     with always_compiled():
-        found = code_prompt._codes(parts)
-        monkeypatch.setattr(code_prompt, "is_compiled", lambda *tensors: False)
-        return found, code_prompt._codes(parts)
+        found = code_heads(parts)
+        monkeypatch.setattr(bits_heads, "is_compiled", lambda *tensors: False)
+        return found, code_heads(parts)
 
 
 def check_same(found, expected):
@@ -80,9 +80,9 @@ def test_equal_tokens_are_coded(monkeypatch):
 def test_a_head_is_coded_as_it_is_alone():
     """Ranks of a tensor-parallel model have some of the heads each."""
     part = stored(500, (4, 32), 2.0, 5)
-    half = _Stored(*(each if n == 5 else each[2:] for n, each in enumerate(vars(part).values())))
+    half = StoredHeads(*(each if n == 5 else each[2:] for n, each in enumerate(vars(part).values())))
     with always_compiled():
-        (whole,), (alone,) = code_prompt._codes([part]), code_prompt._codes([half])
+        (whole,), (alone,) = code_heads([part]), code_heads([half])
     assert torch.equal(whole.decode()[2:], alone.decode())
 
 

@@ -9,34 +9,26 @@ Gersho, IEEE Trans. ASSP 36 (1988).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...kernels.coding import weighted_squares
-from ...kernels.heads import Heads, Tables, is_compiled
-from ...kernels.steps import lower_hulls, within_budget
 from ..masking import rank
 from ..observation import Observation
 from ..plan import LayerPlan
 from .basis import Basis, energy_in, identity_basis, joint_basis
 from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
-from .codebooks import WIDTHS, codebooks, distortions
 from .coded import CodedTokens
-from .codes import LARGE, LEVEL_BITS, LOWEST_POWER, PARAMETER_BITS, SMALL, Codes, Part, codes_from, encode, fixed_bits
+from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, fixed_bits
+from .heads import StoredHeads, code_heads, head_groups
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
 from .settings import NO_BASIS, OF_PROMPT
 
 #: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
 MIN_TOKENS = 64
-#: Largest number of coordinates that are made at once, if one head has fewer: every step takes copies of them, and a
-#: prompt must not take much more memory while it is coded than while it is read.
-MAX_NUMBERS = 2**16
 #: Bytes of the position of a token that eviction has left.
 POSITION_BYTES = 4
 
@@ -203,8 +195,8 @@ def _coded(
         encoding = None if budget.basis == NO_BASIS else basis.encode
         bits = shares[number].to(tensor.device) * coded * tensor.shape[2]
         by_class = weights[number].gather(1, order)
-        stored.append(_Stored(tensor, order, encoding, by_class, basis.energy, sizes, bits))
-    keys, values = _codes(stored)
+        stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits))
+    keys, values = code_heads(stored)
     return CodedRow(
         keys=keys,
         values=values,
@@ -218,97 +210,12 @@ def _coded(
     )
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """Keys or values of a row that are about to be coded."""
-
-    tensor: Tensor  # (H, n, d)
-    order: Tensor  # (H, n): by class
-    encode: Tensor | None  # (H, d, d)
-    weights: Tensor  # (H, n), in this order
-    energy: Tensor  # (H, d)
-    sizes: Sequence[int]  # of the classes
-    bits: Tensor  # (H,)
-
-    def divided(self) -> Iterator[Part]:
-        """Yield the coordinates of some heads at a time, and the levels that their bits are divided into."""
-        groups = _head_groups(self.tensor)
-        if self.tensor.device.type == "cpu":
-            for heads in groups:
-                coordinates = self._coordinates(heads)
-                largest, losses = self._losses(coordinates, heads)
-                yield Part(coordinates, _divided(losses, self.sizes, self.bits[heads]), largest)
-                del coordinates  # before the next ones are made
-            return
-        # Elsewhere each step has to be started, which takes longer than to make the coordinates twice: the bits of all
-        # heads are divided at once.
-        found = [self._losses(self._coordinates(heads), heads) for heads in groups]
-        largest, losses = (torch.cat(each) for each in zip(*found, strict=True))
-        levels = _divided(losses, self.sizes, self.bits)
-        for heads in groups:
-            yield Part(self._coordinates(heads), levels[:, heads], largest[heads])
-
-    def _coordinates(self, heads: slice) -> Tensor:
-        return _coordinates(self.tensor, self.order, self.encode, heads)
-
-    def _losses(self, coordinates: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
-        largest, squares = weighted_squares(coordinates.mT, self.weights[heads], self.sizes)
-        return largest, _losses(squares, self.energy[heads])
-
-
-def _codes(stored: Sequence[_Stored]) -> list[Codes]:
-    """Code keys and values: long ones on the CPU by one compiled loop, others step by step."""
-    if not is_compiled(*(each.tensor for each in stored)):
-        return [encode(each.divided(), each.sizes) for each in stored]
-    from ...kernels.heads.host import code_heads
-
-    kinds = []
-    for each in stored:
-        heads, _, width = each.tensor.shape
-        matrices = torch.eye(width).expand(heads, -1, -1) if each.encode is None else each.encode
-        kinds.append(Heads(each.tensor, each.order, matrices, each.weights, each.energy, each.bits))
-    sizes = stored[0].sizes
-    found = code_heads(kinds, _tables(tuple(sizes)), codebooks(stored[0].tensor.device))
-    return [codes_from(coded, sizes) for coded in found]
-
-
-@functools.lru_cache(maxsize=32)
-def _tables(sizes: tuple[int, ...]) -> Tables:
-    """Return the tables that the compiled loop reads."""
-    return Tables(
-        counts=torch.tensor(sizes),
-        costs=_costs(sizes, torch.device("cpu")),
-        widths=torch.tensor(WIDTHS, dtype=torch.uint8),
-        distortions=torch.tensor(distortions(), dtype=torch.float64),
-        small=SMALL,
-        large=LARGE,
-        lowest=LOWEST_POWER,
-    )
-
-
-def _head_groups(tensor: Tensor) -> list[slice]:
-    """Return the heads that are worked on together: all of a short prompt, one by one of a long one."""
-    step = max(MAX_NUMBERS // tensor[0].numel(), 1)
-    return [slice(first, first + step) for first in range(0, len(tensor), step)]
-
-
-def _coordinates(tensor: Tensor, order: Tensor, encode: Tensor | None, heads: slice) -> Tensor:
-    """Return the coordinates of some heads, in the order of the classes; made anew when needed, as they are large.
-
-    The tokens of a channel are adjacent in memory: what follows works along them.
-    """
-    # One by one: that copies whole tokens, and not single numbers.
-    copies = [own.index_select(0, tokens) for own, tokens in zip(tensor[heads], order[heads], strict=True)]
-    part = (torch.stack(copies) if len(copies) > 1 else copies[0][None]).float()
-    return (part.mT.contiguous() if encode is None else encode[heads].mT @ part.mT).mT
-
-
 def _basis(kind: str, calibrated: Basis | None, tensor: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:
     """Return the basis to code in and, if it belongs to the prompt, the matrices to store."""
     heads, _, width = tensor.shape
     eye = torch.eye(width, dtype=torch.float64, device=tensor.device).expand(heads, width, width)
     if kind == OF_PROMPT:
-        parts = (tensor[part].float() for part in _head_groups(tensor))
+        parts = (tensor[part].float() for part in head_groups(tensor))
         spread = torch.cat([_moment(part - part.mean(1, keepdim=True)) for part in parts])
         basis = joint_basis(eye if metric is None else metric, spread)
         decode = (basis.decode / _power(basis.decode)).to(torch.float16)
@@ -323,32 +230,6 @@ def _power(decode: Tensor) -> Tensor:
     """Return one power of two per head, which brings the matrices' entries to at most one."""
     largest = decode.abs().amax((1, 2), keepdim=True)
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest))), 1)
-
-
-def _divided(losses: Tensor, sizes: Sequence[int], bits: Tensor) -> Tensor:
-    """Return the levels that `grace_opt.allocate` chooses within each head's bits ``(H,)``: ``(C, H, d)``.
-
-    By its steps alone: its checks, its bound and its certificate take three times as long, and nobody would read them.
-    """
-    heads, classes, width, count = losses.shape
-    costs = _costs(tuple(sizes), losses.device)[:, None].expand(heads, classes, width, count).flatten(1, 2)
-    problem = losses.flatten(1, 2), costs, torch.ones_like(costs, dtype=torch.bool)
-    levels, _ = within_budget(*problem, bits, lower_hulls(*problem))
-    return levels.view(heads, classes, width).transpose(0, 1)
-
-
-def _losses(squares: Tensor, energy: Tensor) -> Tensor:
-    """Return the loss of every width, ``(H, C, d, 8)`` float64, from weighted sums of squares ``(H, C, d)``."""
-    loss = squares * energy.to(squares.device)[:, None]
-    return loss[..., None] * torch.tensor(distortions(), dtype=torch.float64, device=loss.device)
-
-
-@functools.lru_cache(maxsize=32)
-def _costs(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the bits that every width takes in every class, ``(C, 8)`` float64."""
-    widths = torch.tensor(WIDTHS, dtype=torch.float64, device=device)
-    rounded = torch.tensor([-(-size // PER_BYTE) * PER_BYTE for size in sizes], dtype=torch.float64, device=device)
-    return widths * rounded[:, None] + (widths > 0) * PARAMETER_BITS
 
 
 def _overhead(coded: int, classes: int, width: int, own: bool) -> float:

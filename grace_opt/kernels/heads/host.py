@@ -29,8 +29,9 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
     from .cpu import code_heads as compiled
     from .cpu import code_heads_in_team
 
+    here = torch.device("cpu")
     classes, counts = len(tables.counts), tables.counts.tolist()
-    limits = torch.tensor([tables.small, tables.large], dtype=torch.float32)
+    limits = torch.tensor([tables.small, tables.large], dtype=torch.float32, device=here)
     held = [part.contiguous() for part in (*tables[:4], limits, books.levels, books.edges)]
     sizes = classes, len(tables.widths), len(books.levels), books.even, tables.lowest
     shared = np.array([*(part.data_ptr() for part in held), *sizes], np.int64)
@@ -44,11 +45,11 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
         # A plane costs its bytes, so a head's planes take no more than its bits, nor than all with the most.
         room = min(int(kind.bits.max()) // PER_BYTE, whole_bytes * width * int(tables.widths.max()))
         found = (
-            torch.zeros(heads, classes, width, dtype=torch.int64),
-            torch.zeros(heads, width, dtype=torch.float32),
-            torch.zeros(heads, classes, width, dtype=torch.float32),
-            torch.zeros(heads, dtype=torch.float32),
-            torch.empty(heads, room, dtype=torch.uint8),
+            torch.zeros(heads, classes, width, dtype=torch.int64, device=here),
+            torch.zeros(heads, width, dtype=torch.float32, device=here),
+            torch.zeros(heads, classes, width, dtype=torch.float32, device=here),
+            torch.zeros(heads, dtype=torch.float32, device=here),
+            torch.empty(heads, room, dtype=torch.uint8, device=here),
         )
         held += given
         outputs.append(found)
