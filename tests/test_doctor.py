@@ -145,6 +145,7 @@ def spoil_values(original):
         ("extremes", "cpu.extremes_of", after(lambda found: found._replace(asymmetry=found.asymmetry * 0))),
         ("objective", "cpu.sums", after(lambda found: (found[0] * 1.0001, found[1]))),
         ("indices", "cpu.indices_from_mask", after(lambda found: found.flip(-1))),
+        ("heads", "host.code_heads", after(lambda found: [found[0]._replace(levels=found[0].levels ^ 1)])),
         ("received", "host.attention_received", after(lambda found: (found[0], found[1] * 1.001))),
         ("decode", "host.decode_attention", after(lambda found: found * 1.001)),
         ("enumeration", "cpu.advance", after(lambda found: (found[0] - 1, found[1]))),

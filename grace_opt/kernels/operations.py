@@ -11,6 +11,7 @@ from . import (
     extremes,
     gather,
     greedy,
+    heads,
     indices,
     interaction,
     objective,
@@ -26,7 +27,7 @@ from . import (
 OPERATIONS = tuple(
     door.OPERATION
     for door in (
-        *(interaction, gather, received, coding, decode),
+        *(interaction, gather, received, coding, heads, decode),
         *(greedy, completion, exchange, tabu),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices, steps),

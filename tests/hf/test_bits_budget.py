@@ -22,7 +22,7 @@ from grace_opt.hf import (
     attention_implementation,
     calibrate_basis,
 )
-from grace_opt.hf.bits import code_prompt
+from grace_opt.hf.bits import heads
 from grace_opt.hf.bits.block_budget import grown_sizes
 from grace_opt.hf.bits.classes import class_sizes
 from grace_opt.hf.bits.code_prompt import MIN_TOKENS
@@ -300,11 +300,11 @@ def test_widths_are_those_that_allocate_chooses(bits):
     sizes, generator = (8, 24, 68), torch.Generator().manual_seed(1)
     squares = torch.randn(4, 3, 16, generator=generator, dtype=torch.float64).mul(3).exp() * 1e-30
     squares[0, 1:] = 0
-    losses = code_prompt._losses(squares, torch.rand(4, 16, generator=generator, dtype=torch.float64))
+    losses = heads._losses(squares, torch.rand(4, 16, generator=generator, dtype=torch.float64))
     limits = torch.tensor([0.5, 1, 1, 1.5], dtype=torch.float64) * bits * sum(sizes) * 16
-    costs = code_prompt._costs(sizes, losses.device)[:, None].expand(-1, 16, -1).reshape(48, -1)
+    costs = heads._costs(sizes, losses.device)[:, None].expand(-1, 16, -1).reshape(48, -1)
     best = allocate(losses.flatten(1, 2), costs, limits)
-    found = code_prompt._divided(losses, sizes, limits)
+    found = heads._divided(losses, sizes, limits)
     assert torch.equal(found.transpose(0, 1).flatten(1), best.levels)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grace_opt.hf.bits.bitplanes import append_bits, append_codes, pack_bits, pack_codes, unpack_bits, unpack_codes
 from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, gaussian_levels
-from grace_opt.hf.bits.codes import Codes, encode, fixed_bits
+from grace_opt.hf.bits.codes import Codes, Part, encode, fixed_bits
 from grace_opt.kernels import coding
 from grace_opt.kernels._shared.threads import always_compiled
 from tests import oracle
@@ -88,7 +88,7 @@ def tokens(draw, kinds=tuple(KINDS)):
 
 
 def coded(coordinates, counts, levels):
-    return encode([coordinates], counts, levels, coordinates.abs().amax((1, 2)))
+    return encode([Part(coordinates, levels, coordinates.abs().amax((1, 2)))], counts)
 
 
 def numbers_of(codes: Codes):

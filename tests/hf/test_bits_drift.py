@@ -11,7 +11,7 @@ from grace_opt.hf.bits.bitplanes import unpack_codes
 from grace_opt.hf.bits.block_budget import Spent, affordable_sizes, grown_sizes
 from grace_opt.hf.bits.classes import class_sizes
 from grace_opt.hf.bits.codebooks import codebook
-from grace_opt.hf.bits.codes import encode
+from grace_opt.hf.bits.codes import Part, encode
 from grace_opt.hf.bits.row import CodedRow, class_of_tokens, packed_classes
 
 HEADS, WIDTH, BLOCK = 2, 32, 64
@@ -28,7 +28,7 @@ def rotated(tokens, seed=0, speed=2e-3, loud=3.0):
 
 
 def coded(coordinates, counts, levels):
-    return encode([coordinates], counts, levels, coordinates.abs().amax((1, 2)))
+    return encode([Part(coordinates, levels, coordinates.abs().amax((1, 2)))], counts)
 
 
 def coded_row(keys, values, bits=3):

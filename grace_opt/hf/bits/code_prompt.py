@@ -9,33 +9,26 @@ Gersho, IEEE Trans. ASSP 36 (1988).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...kernels.coding import weighted_squares
-from ...kernels.steps import lower_hulls, within_budget
 from ..masking import rank
 from ..observation import Observation
 from ..plan import LayerPlan
 from .basis import Basis, energy_in, identity_basis, joint_basis
 from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
-from .codebooks import WIDTHS, distortions
 from .coded import CodedTokens
-from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, encode, fixed_bits
+from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, fixed_bits
+from .heads import StoredHeads, code_heads, head_groups
 from .importance import attention_moments, queries_of_row
 from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
 from .settings import NO_BASIS, OF_PROMPT
 
 #: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
 MIN_TOKENS = 64
-#: Largest number of coordinates that are made at once, if one head has fewer: every step takes copies of them, and a
-#: prompt must not take much more memory while it is coded than while it is read.
-MAX_NUMBERS = 2**16
 #: Bytes of the position of a token that eviction has left.
 POSITION_BYTES = 4
 
@@ -194,24 +187,16 @@ def _coded(
     order = classes.argsort(dim=-1, stable=True)
     moment = _moment(row.queries[:, row.spread].reshape(heads, -1, width))
     own: list[Tensor | None] = []
-    made, losses = [], []
+    stored = []
     for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):
-        groups = _head_groups(tensor)
         metric, calibrated = (moment if number == 0 else None), None if bases is None else bases[number]
-        basis, decode = _basis(budget.basis, calibrated, tensor, groups, metric)
+        basis, decode = _basis(budget.basis, calibrated, tensor, metric)
         own.append(decode)
         encoding = None if budget.basis == NO_BASIS else basis.encode
-        coordinates = functools.partial(_coordinates, tensor, order, encoding)
+        bits = shares[number].to(tensor.device) * coded * tensor.shape[2]
         by_class = weights[number].gather(1, order)
-        found = [weighted_squares(coordinates(part).mT, by_class[part], sizes) for part in groups]
-        largest, squares = (torch.cat(each) for each in zip(*found, strict=True))
-        made.append((groups, coordinates, largest))
-        losses.append(_losses(squares, basis.energy))
-    bits = [share.to(each.device) * coded * each.shape[2] for share, each in zip(shares, losses, strict=True)]
-    keys, values = (
-        encode(map(coordinates, groups), sizes, levels, largest)
-        for (groups, coordinates, largest), levels in zip(made, _levels(losses, sizes, bits), strict=True)
-    )
+        stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits))
+    keys, values = code_heads(stored)
     return CodedRow(
         keys=keys,
         values=values,
@@ -225,31 +210,12 @@ def _coded(
     )
 
 
-def _head_groups(tensor: Tensor) -> list[slice]:
-    """Return the heads that are worked on together: all of a short prompt, one by one of a long one."""
-    step = max(MAX_NUMBERS // tensor[0].numel(), 1)
-    return [slice(first, first + step) for first in range(0, len(tensor), step)]
-
-
-def _coordinates(tensor: Tensor, order: Tensor, encode: Tensor | None, heads: slice) -> Tensor:
-    """Return the coordinates of some heads, in the order of the classes; made anew when needed, as they are large.
-
-    The tokens of a channel are adjacent in memory: what follows works along them.
-    """
-    # One by one: that copies whole tokens, and not single numbers.
-    copies = [own.index_select(0, tokens) for own, tokens in zip(tensor[heads], order[heads], strict=True)]
-    part = (torch.stack(copies) if len(copies) > 1 else copies[0][None]).float()
-    return (part.mT.contiguous() if encode is None else encode[heads].mT @ part.mT).mT
-
-
-def _basis(
-    kind: str, calibrated: Basis | None, tensor: Tensor, groups: Sequence[slice], metric: Tensor | None
-) -> tuple[Basis, Tensor | None]:
+def _basis(kind: str, calibrated: Basis | None, tensor: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:
     """Return the basis to code in and, if it belongs to the prompt, the matrices to store."""
     heads, _, width = tensor.shape
     eye = torch.eye(width, dtype=torch.float64, device=tensor.device).expand(heads, width, width)
     if kind == OF_PROMPT:
-        parts = (tensor[part].float() for part in groups)
+        parts = (tensor[part].float() for part in head_groups(tensor))
         spread = torch.cat([_moment(part - part.mean(1, keepdim=True)) for part in parts])
         basis = joint_basis(eye if metric is None else metric, spread)
         decode = (basis.decode / _power(basis.decode)).to(torch.float16)
@@ -264,40 +230,6 @@ def _power(decode: Tensor) -> Tensor:
     """Return one power of two per head, which brings the matrices' entries to at most one."""
     largest = decode.abs().amax((1, 2), keepdim=True)
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest))), 1)
-
-
-def _levels(losses: Sequence[Tensor], sizes: Sequence[int], bits: Sequence[Tensor]) -> list[Tensor]:
-    """Choose the widths of keys and of values within each head's bits ``(H,)``: levels ``(C, H, d)`` of each."""
-    if losses[0].shape == losses[1].shape:  # all heads of both at once
-        found = _divided(torch.cat(list(losses)), sizes, torch.cat(list(bits)))
-        return list(torch.split(found, len(losses[0]), 1))
-    return [_divided(each, sizes, some) for each, some in zip(losses, bits, strict=True)]
-
-
-def _divided(losses: Tensor, sizes: Sequence[int], bits: Tensor) -> Tensor:
-    """Return the levels that `grace_opt.allocate` chooses ``(C, H, d)``.
-
-    By its steps alone: its checks, its bound and its certificate take three times as long, and nobody would read them.
-    """
-    heads, classes, width, count = losses.shape
-    costs = _costs(tuple(sizes), losses.device)[:, None].expand(heads, classes, width, count).flatten(1, 2)
-    problem = losses.flatten(1, 2), costs, torch.ones_like(costs, dtype=torch.bool)
-    levels, _ = within_budget(*problem, bits, lower_hulls(*problem))
-    return levels.view(heads, classes, width).transpose(0, 1)
-
-
-def _losses(squares: Tensor, energy: Tensor) -> Tensor:
-    """Return the loss of every width, ``(H, C, d, 8)`` float64, from weighted sums of squares ``(H, C, d)``."""
-    loss = squares * energy.to(squares.device)[:, None]
-    return loss[..., None] * torch.tensor(distortions(), dtype=torch.float64, device=loss.device)
-
-
-@functools.lru_cache(maxsize=32)
-def _costs(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the bits that every width takes in every class, ``(C, 8)`` float64."""
-    widths = torch.tensor(WIDTHS, dtype=torch.float64, device=device)
-    rounded = torch.tensor([-(-size // PER_BYTE) * PER_BYTE for size in sizes], dtype=torch.float64, device=device)
-    return widths * rounded[:, None] + (widths > 0) * PARAMETER_BITS
 
 
 def _overhead(coded: int, classes: int, width: int, own: bool) -> float:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...kernels.coding import codes_of, scaled_and_coded
+from ...kernels.heads import Coded
 from .bitplanes import append_codes, pack_bits, unpack_bits, unpack_codes
 from .codebooks import WIDTHS, codebook, codebooks
 from .drift import Drift, factor_of, most_gained, stored_means, tried_factors
@@ -25,11 +27,12 @@ from .drift import Drift, factor_of, most_gained, stored_means, tried_factors
 LEVEL_BITS = 3
 #: Bits of a mean, and of a scale.
 PARAMETER_BITS = 16
-_LARGEST = float(torch.finfo(torch.float16).max)
+#: Above, sums of means and codes could leave float16.
+LARGE = float(torch.finfo(torch.float16).max) / 4
 #: Below, float16 would leave too few digits of channels that are smaller than the largest.
-_SMALL = 2.0**-4
-#: A head of zeros gets the smallest unit: its inverse is a number as well.
-_LARGEST_POWER = 100
+SMALL = 2.0**-4
+#: A head of zeros gets the unit with this exponent: its inverse is a number as well.
+LOWEST_POWER = -100
 
 
 @dataclass(frozen=True)
@@ -194,41 +197,67 @@ class Codes:
         return cls(**plain, planes=planes, counts=tuple(counts), drift=Drift(**moved) if moved else None)
 
 
-def encode(parts: Iterable[Tensor], counts: Sequence[int], levels: Tensor, largest: Tensor) -> Codes:
+class Part(NamedTuple):
+    """Some heads that are coded together.
+
+    Attributes
+    ----------
+    coordinates : Tensor
+        ``(h, Σ counts, d)``, in the order of the classes. Fastest if the tokens of a channel are adjacent.
+    levels : Tensor
+        ``(C, h, d)`` int64, indices into `WIDTHS`.
+    largest : Tensor
+        ``(h,)``: the largest absolute value of each head.
+    """
+
+    coordinates: Tensor
+    levels: Tensor
+    largest: Tensor
+
+
+def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
     """Code coordinates by given widths.
 
     Parameters
     ----------
-    parts : iterable of Tensor
-        The coordinates of some heads each, ``(h, Σ counts, d)``, in the order of the classes. Fastest if the tokens of
-        a channel are adjacent.
+    parts : iterable of Part
+        All heads, in order; one part after the other is taken and forgotten.
     counts : sequence of int
         Number of tokens of each class; at least one token in all.
-    levels : Tensor
-        ``(C, H, d)`` int64, indices into `WIDTHS`.
-    largest : Tensor
-        ``(H,)``: the largest absolute value of each head.
     """
-    widths = _as_tensor(WIDTHS, levels.device)[levels]
-    unit = _unit(largest.float())
-    plain = bool((unit == 1).all())
-    means, scales, planes = [], [], []
-    done = 0
+    levels, means, scales, units, planes = [], [], [], [], []
     for part in parts:
-        heads = slice(done, done + len(part))
-        done = heads.stop
-        scaled = part.float() if plain else part.float() / unit[heads, None, None]
+        scaled, unit = part.coordinates.float(), _unit(part.largest.float())
+        if bool((unit != 1).any()):
+            scaled = scaled / unit[:, None, None]
         means.append(scaled.mean(1).to(torch.float16))
         rows, centres = scaled.mT.flatten(0, 1), means[-1].flatten().float()
-        found = scaled_and_coded(rows, centres, widths[:, heads].flatten(1), counts, codebooks(rows.device))
+        widths = _as_tensor(WIDTHS, rows.device)[part.levels].flatten(1)
+        found = scaled_and_coded(rows, centres, widths, counts, codebooks(rows.device))
+        levels.append(part.levels)
+        units.append(unit)
         scales.append(found[0])
         planes.append(found[1])
-    return Codes(
-        levels=_packed(levels),
+        del part, scaled, rows  # before the next part is made
+    every = torch.cat(levels, dim=1)
+    coded = Coded(
+        levels=every,
         means=torch.cat(means),
-        scales=torch.cat(scales, dim=1)[widths.flatten(1) > 0],
-        unit=unit,
+        scales=torch.cat(scales, dim=1).view(every.shape),
+        unit=torch.cat(units),
         planes=tuple(torch.cat(of_class) for of_class in zip(*planes, strict=True)),
+    )
+    return codes_from(coded, counts)
+
+
+def codes_from(coded: Coded, counts: Sequence[int]) -> Codes:
+    """Return what is stored of codes that were just made; `counts` as for `encode`."""
+    return Codes(
+        levels=_packed(coded.levels),
+        means=coded.means,
+        scales=coded.scales[coded.levels > 0],
+        unit=coded.unit,
+        planes=coded.planes,
         counts=tuple(counts),
     )
 
@@ -246,8 +275,8 @@ def fixed_bits(heads: int, classes: int, width: int) -> int:
 
 def _unit(largest: Tensor) -> Tensor:
     """Return one power of two per head: 1, or what brings numbers that are too large or too small into float16."""
-    beyond = torch.ceil(torch.log2(largest / (_LARGEST / 4))).clamp(min=-_LARGEST_POWER)
-    return torch.exp2(torch.where((beyond > 0) | (largest < _SMALL), beyond, 0))
+    beyond = torch.ceil(torch.log2(largest / LARGE)).clamp(min=LOWEST_POWER)
+    return torch.exp2(torch.where((beyond > 0) | (largest < SMALL), beyond, 0))
 
 
 def _as_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:

@@ -138,7 +138,10 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
     counted = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0)
     chosen = torch.nonzero(counted)[:, 0]
     share = counted[chosen]
-    return over.queries[row].index_select(1, chosen), share / share.sum(), ranks[0, chosen] % STRIDE == 0
+    queries = over.queries[row]
+    if len(chosen) < queries.shape[1]:
+        queries = queries.index_select(1, chosen)
+    return queries, share / share.sum(), ranks[0, chosen] % STRIDE == 0
 
 
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
-"""`Lanes`: a numba type for vectors of eight float32 numbers, and memory access by address.
+"""`Lanes`: a numba type for vectors of eight or sixteen float32 numbers, and memory access by address.
 
 For loops whose sums must stay in registers (`grace_opt.kernels.decode.cpu`, `grace_opt.kernels.received.cpu`). They run
-on every processor: LLVM splits the eight lanes if registers are narrower.
+on every processor: LLVM splits vectors if registers are narrower. Where they are, sixteen lanes need too many
+registers; `WIDEST` says whether to use them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import operator
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, overload, register_model
 from numba.np.arrayobj import make_array
 
@@ -20,24 +22,29 @@ _NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
 _VECTOR, _COUNTS, _BYTES = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT, ir.IntType(8)))
 
 
+#: Lanes of the widest vectors that fit one register: numbers for which numba compiles, as its settings may limit it.
+WIDEST = 16 if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else LANES
+
+
 class Lanes(types.Type):
-    """Eight float32 numbers."""
+    """Some float32 numbers."""
 
-    def __init__(self):
-        super().__init__(name=f"Float32x{LANES}")
+    def __init__(self, count=LANES):
+        super().__init__(name=f"Float32x{count}")
+        self.count = count
 
 
-lanes = Lanes()
+lanes, widest = Lanes(), Lanes(WIDEST)
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
-        super().__init__(manager, kind, _VECTOR)
+        super().__init__(manager, kind, ir.VectorType(_NUMBER, kind.count))
 
 
-def _constant(value):
-    return ir.Constant(_VECTOR, [value] * LANES)
+def _constant(value, kind=_VECTOR):
+    return ir.Constant(kind, [value] * kind.count)
 
 
 def _call(builder, name, result, arguments):
@@ -51,14 +58,20 @@ def _first(builder, count):
     return builder.icmp_signed("<", ir.Constant(_COUNTS, list(range(LANES))), limit)
 
 
-@intrinsic
-def load(typing_context, address):
-    """The eight numbers from an address on."""
+def _loading(kind):
+    @intrinsic
+    def load_vector(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            vector = ir.VectorType(_NUMBER, kind.count)
+            return builder.load(builder.inttoptr(arguments[0], vector.as_pointer()), align=4)
 
-    def generate(context, builder, signature, arguments):
-        return builder.load(builder.inttoptr(arguments[0], _VECTOR.as_pointer()), align=4)
+        return kind(types.intp), generate
 
-    return lanes(types.intp), generate
+    return load_vector
+
+
+#: The eight, or `WIDEST`, numbers from an address on.
+load, load_widest = _loading(lanes), _loading(widest)
 
 
 @intrinsic
@@ -112,13 +125,13 @@ def load_some_levels(typing_context, address, count, shift, bits):
 
 @intrinsic
 def store(typing_context, address, value):
-    """Write eight numbers from an address on."""
+    """Write a vector's numbers from an address on."""
 
     def generate(context, builder, signature, arguments):
-        builder.store(arguments[1], builder.inttoptr(arguments[0], _VECTOR.as_pointer()), align=4)
+        builder.store(arguments[1], builder.inttoptr(arguments[0], arguments[1].type.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(types.intp, lanes), generate
+    return types.void(types.intp, value), generate
 
 
 @intrinsic
@@ -211,17 +224,23 @@ def ask_for(typing_context, address):
 
 def _spread(builder, value, kind):
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_COUNT, 0))
-    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_COUNTS, [0] * LANES))
+    places = ir.Constant(ir.VectorType(_COUNT, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), places)
 
 
-@intrinsic
-def spread(typing_context, value):
-    """The same number in all lanes."""
+def _spreading(kind):
+    @intrinsic
+    def spread_number(typing_context, value):
+        def generate(context, builder, signature, arguments):
+            return _spread(builder, arguments[0], ir.VectorType(_NUMBER, kind.count))
 
-    def generate(context, builder, signature, arguments):
-        return _spread(builder, arguments[0], _VECTOR)
+        return kind(types.float32), generate
 
-    return lanes(types.float32), generate
+    return spread_number
+
+
+#: The same number in all of eight, or `WIDEST`, lanes.
+spread, spread_widest = _spreading(lanes), _spreading(widest)
 
 
 @intrinsic
@@ -234,14 +253,18 @@ def load_short(typing_context, address):
     return types.int32(types.intp), generate
 
 
+def _multiply_add(builder, a, b, c):
+    return _call(builder, f"llvm.fmuladd.v{a.type.count}f32", a.type, [a, b, c])
+
+
 @intrinsic
 def multiply_add(typing_context, a, b, c):
     """``a * b + c``, rounded once where the processor can."""
 
     def generate(context, builder, signature, arguments):
-        return _call(builder, f"llvm.fmuladd.v{LANES}f32", _VECTOR, list(arguments))
+        return _multiply_add(builder, *arguments)
 
-    return lanes(lanes, lanes, lanes), generate
+    return a(a, a, a), generate
 
 
 def _arithmetic(method):
@@ -250,7 +273,7 @@ def _arithmetic(method):
         def generate(context, builder, signature, arguments):
             return getattr(builder, method)(*arguments)
 
-        return lanes(lanes, lanes), generate
+        return a(a, a), generate
 
     return compute
 
@@ -260,7 +283,7 @@ _add, _subtract, _multiply, _divide = (_arithmetic(method) for method in ("fadd"
 
 def _both_lanes(compute):
     def choose(a, b):
-        if isinstance(a, Lanes) and isinstance(b, Lanes):
+        if isinstance(a, Lanes) and a == b:
             return lambda a, b: compute(a, b)
         return None
 
@@ -283,7 +306,7 @@ def _selecting(comparison):
             a, b = arguments
             return builder.select(builder.fcmp_ordered(comparison, b, a), b, a)
 
-        return lanes(lanes, lanes), generate
+        return a(a, a), generate
 
     return choose
 
@@ -296,7 +319,7 @@ def _folding(combine):
     @intrinsic
     def fold(typing_context, value):
         def generate(context, builder, signature, arguments):
-            found, width = arguments[0], LANES
+            found, width = arguments[0], value.count
             while width > 1:
                 width //= 2
                 low, high = (
@@ -308,7 +331,7 @@ def _folding(combine):
                 found = combine(builder, low, high)
             return builder.extract_element(found, ir.Constant(_COUNT, 0))
 
-        return types.float32(lanes), generate
+        return types.float32(value), generate
 
     return fold
 
@@ -335,17 +358,18 @@ def exp2(typing_context, value):
 
     def generate(context, builder, signature, arguments):
         x = arguments[0]
-        highest, lowest, magic = _constant(126.0), _constant(-126.0), _constant(1.5 * 2.0**23)
+        vector, whole = x.type, ir.VectorType(_COUNT, x.type.count)
+        highest, lowest, magic = (_constant(number, vector) for number in (126.0, -126.0, 1.5 * 2.0**23))
         x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
         # Adding and taking away 1.5 * 2^23 rounds to an integer, which then stands in the sum's lowest bits.
         rounded = builder.fadd(x, magic)
         fraction = builder.fsub(x, builder.fsub(rounded, magic))
-        found = _constant(_POWERS[0])
+        found = _constant(_POWERS[0], vector)
         for coefficient in _POWERS[1:]:
-            found = _call(builder, f"llvm.fmuladd.v{LANES}f32", _VECTOR, [found, fraction, _constant(coefficient)])
-        exponent = builder.shl(builder.bitcast(rounded, _COUNTS), ir.Constant(_COUNTS, [23] * LANES))
-        found = builder.bitcast(builder.add(builder.bitcast(found, _COUNTS), exponent), _VECTOR)
-        found = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0), found)
+            found = _multiply_add(builder, found, fraction, _constant(coefficient, vector))
+        exponent = builder.shl(builder.bitcast(rounded, whole), _constant(23, whole))
+        found = builder.bitcast(builder.add(builder.bitcast(found, whole), exponent), vector)
+        found = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0, vector), found)
         return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
 
-    return lanes(lanes), generate
+    return value(value), generate

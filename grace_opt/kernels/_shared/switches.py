@@ -1,8 +1,8 @@
 """Environment variables that turn code off: each costs speed but changes no answer.
 
 ``GRACE_OPT_TRITON=0``: no GPU kernels. ``GRACE_OPT_LLVM=0``: no hand-written LLVM; plain loops or torch compute the
-same. ``GRACE_OPT_OPENMP=0``: compiled decoding and sums of attention run in our own threads instead of torch's. Set
-them before the library is imported: they do not change a loop that is already loaded.
+same. ``GRACE_OPT_OPENMP=0``: compiled decoding, sums of attention and codes of heads run in our own threads instead of
+torch's. Set them before the library is imported: they do not change a loop that is already loaded.
 """
 
 from __future__ import annotations

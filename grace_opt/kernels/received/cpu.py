@@ -1,4 +1,4 @@
-"""Attention received, compiled: logits, shares and sums of a few queries at a time, in vectors of eight keys."""
+"""Attention received, compiled: logits, shares and sums of a few queries at a time, in vectors of keys."""
 
 from __future__ import annotations
 
@@ -8,56 +8,23 @@ from numba.np.numpy_support import carray
 
 from .._shared.jit import c_function, jit
 from .._shared.lanes import (
+    WIDEST,
     add_one,
     exp2,
     greater,
     greatest,
-    load,
-    load_one,
+    load_widest,
     multiply_add,
     pointer,
-    spread,
+    spread_widest,
     store,
     total,
 )
-from .forms import KEYS, LANES, ROWS, ROWS_AT_ONCE
+from .._shared.products import BYTES, ROWS, TILE, WHOLE, multiply
+from .forms import ROWS_AT_ONCE
 
-BYTES = 4
-WHOLE = LANES * BYTES
+load, spread = load_widest, spread_widest
 NOTHING, ZERO = np.float32(-np.inf), np.float32(0.0)
-
-
-@njit(nogil=True)
-def multiply(queries, query_step, keys, width, out, out_step):
-    """Logits of four queries with the keys of a tile, whose channels follow each other."""
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = spread(ZERO)
-    for _ in range(width):
-        x, y, z = load(keys), load(keys + WHOLE), load(keys + 2 * WHOLE)
-        q = spread(load_one(queries))
-        a0, b0, c0 = multiply_add(q, x, a0), multiply_add(q, y, b0), multiply_add(q, z, c0)
-        q = spread(load_one(queries + query_step))
-        a1, b1, c1 = multiply_add(q, x, a1), multiply_add(q, y, b1), multiply_add(q, z, c1)
-        q = spread(load_one(queries + 2 * query_step))
-        a2, b2, c2 = multiply_add(q, x, a2), multiply_add(q, y, b2), multiply_add(q, z, c2)
-        q = spread(load_one(queries + 3 * query_step))
-        a3, b3, c3 = multiply_add(q, x, a3), multiply_add(q, y, b3), multiply_add(q, z, c3)
-        keys += KEYS * BYTES
-        queries += BYTES
-    store(out, a0)
-    store(out + WHOLE, b0)
-    store(out + 2 * WHOLE, c0)
-    out += out_step
-    store(out, a1)
-    store(out + WHOLE, b1)
-    store(out + 2 * WHOLE, c1)
-    out += out_step
-    store(out, a2)
-    store(out + WHOLE, b2)
-    store(out + 2 * WHOLE, c2)
-    out += out_step
-    store(out, a3)
-    store(out + WHOLE, b3)
-    store(out + 2 * WHOLE, c3)
 
 
 @njit(nogil=True)
@@ -100,9 +67,9 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
     queries : (R, d) float32
         R is a multiple of `ROWS`; logits are powers of two.
     weights : (R,) float32
-    tiles : (N, d, KEYS) float32
+    tiles : (N, d, TILE) float32
         The keys, by channel within each tile.
-    sums : (items, 2, N * KEYS) float32
+    sums : (items, 2, N * TILE) float32
         At first zero; p and p².
     length : int
         Number of keys; the last tile has zeros behind them.
@@ -110,10 +77,10 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
         Number of queries of an item, a multiple of `ROWS`.
     """
     rows, width = queries.shape
-    query_step, step, size = width * BYTES, sums.shape[2] * BYTES, (length + LANES - 1) // LANES * WHOLE
+    query_step, step, size = width * BYTES, sums.shape[2] * BYTES, (length + WIDEST - 1) // WIDEST * WHOLE
     logits = np.empty((ROWS_AT_ONCE, sums.shape[2]), np.float32)
     inverse = np.empty(ROWS, np.float32)
-    tile_size = width * KEYS * BYTES
+    tile_size = width * TILE * BYTES
     room = logits.ctypes.data
     while True:
         item = add_one(taken)
@@ -124,7 +91,7 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
         for start in range(item * share, stop, ROWS_AT_ONCE):
             here = min(ROWS_AT_ONCE, stop - start)
             for n in range(tiles.shape[0]):
-                keys, out = tiles.ctypes.data + n * tile_size, room + n * KEYS * BYTES
+                keys, out = tiles.ctypes.data + n * tile_size, room + n * TILE * BYTES
                 for row in range(0, here, ROWS):
                     four = queries.ctypes.data + (start + row) * query_step
                     multiply(four, query_step, keys, width, out + row * step, step)
@@ -151,8 +118,8 @@ def add_received_in_team(data):
         carray(pointer(given[0]), (1,), np.int64),
         numbers(given[1], (rows, width)),
         numbers(given[2], (rows,)),
-        numbers(given[3], (tiles, width, KEYS)),
-        numbers(given[4], (items, 2, tiles * KEYS)),
+        numbers(given[3], (tiles, width, TILE)),
+        numbers(given[4], (items, 2, tiles * TILE)),
         given[9],
         given[10],
     )

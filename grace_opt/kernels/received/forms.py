@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import math
 
-from .._shared.limits import LANES as LANES
-
-#: Queries and keys whose products are in registers at the same time.
-ROWS, KEYS = 4, 3 * LANES
 #: Queries whose logits are held at once: a block of keys is read from memory once for all of them.
 ROWS_AT_ONCE = 16
 #: Largest number of shares of a head's queries, which threads take one by one; each has sums of its own.

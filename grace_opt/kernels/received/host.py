@@ -7,29 +7,30 @@ import torch
 from torch import Tensor
 
 from .._shared.threads import split_batch, torch_team
-from .forms import KEYS, LOG2E, MOST_ITEMS, ROWS, ROWS_AT_ONCE
+from .forms import LOG2E, MOST_ITEMS, ROWS_AT_ONCE
 
 
 def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     """See `grace_opt.kernels.received.attention_received`; without softcap."""
+    from .._shared.products import ROWS, TILE
     from .cpu import add_received, add_received_in_team
 
     (heads, length, width), rows = keys.shape, queries.shape[1]
     spare = -rows % ROWS
     share = -(-rows // (MOST_ITEMS * ROWS_AT_ONCE)) * ROWS_AT_ONCE
-    items, full, rest = -(-rows // share), length // KEYS, length % KEYS
+    items, full, rest = -(-rows // share), length // TILE, length % TILE
     found = torch.zeros(2, heads, length, dtype=torch.float32, device="cpu")
     whole = torch.zeros(rows + spare, width, dtype=torch.float32, device="cpu")
     each = torch.nn.functional.pad(weights, (0, spare)).contiguous().numpy()
-    tiles = torch.zeros(full + bool(rest), width, KEYS, dtype=torch.float32, device="cpu")
+    tiles = torch.zeros(full + bool(rest), width, TILE, dtype=torch.float32, device="cpu")
     team = torch_team()
     for head in range(heads):
         whole[:rows] = queries[head]
         whole *= scaling * LOG2E
-        tiles[:full] = keys[head, : full * KEYS].view(full, KEYS, width).mT
+        tiles[:full] = keys[head, : full * TILE].view(full, TILE, width).mT
         if rest:
-            tiles[full, :, :rest] = keys[head, full * KEYS :].mT
-        sums, taken = np.zeros((items, 2, len(tiles) * KEYS), np.float32), np.zeros(1, np.int64)
+            tiles[full, :, :rest] = keys[head, full * TILE :].mT
+        sums, taken = np.zeros((items, 2, len(tiles) * TILE), np.float32), np.zeros(1, np.int64)
         arrays = taken, whole.numpy(), each, tiles.numpy(), sums
         if team is None:
             split_batch(lambda _, given=arrays: add_received(*given, length, share), (np.arange(items),))
