@@ -42,6 +42,7 @@ from bench.bits_growth import WINDOW as GROWTH_WINDOW
 from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
 from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
 from bench.caches import SINKS, WINDOW, dense_cache, filled, sizes_of
+from bench.calibration import calibrated
 from bench.material import MODEL, books, model_path
 from bench.passages import HALVES, Case, Passage, cases, passages
 from bench.provenance import is_clean, refuse, require_clean, write_json
@@ -262,17 +263,14 @@ def _without_settings(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "settings"}
 
 
-def calibrated(model: PreTrainedModel, tokenizer: Any, folder: Path) -> tuple[CalibratedBasis, Path, float]:
-    """Calibrate on the texts that ship with grace_opt; return the basis, its file in `folder`, and seconds.
-
-    The bases of variants are written beside it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    start, path = time.perf_counter(), folder / "basis.safetensors"
-    basis = calibrate_basis(model, tokenizer)
-    seconds = time.perf_counter() - start
-    basis.save(path)
-    with_rates_of(basis, calibrate_basis(model, tokenizer, end_to_end=False)).save(folder / "local.safetensors")
+def bases(
+    model: PreTrainedModel, tokenizer: Any, folder: Path, source: Mapping[str, Any]
+) -> tuple[CalibratedBasis, Path, float]:
+    """Return the calibrated basis, its file in `folder`, and seconds; the bases of variants are written beside it."""
+    path = folder / "basis.safetensors"
+    basis, seconds = calibrated(model, tokenizer, path, source)
+    local, _ = calibrated(model, tokenizer, folder / "by_local_errors.safetensors", source, end_to_end=False)
+    with_rates_of(basis, local).save(folder / "local.safetensors")
     with_equal_rates(basis).save(folder / "equal.safetensors")
     return basis, path, seconds
 
@@ -324,7 +322,7 @@ def main() -> None:
         long = name, ids[:, start : start + grown]
         if long[1].shape[1] < grown:
             raise SystemExit(f"--growth {args.growth}: {name!r} is too short")
-    basis, path, seconds = calibrated(model, tokenizer, args.runs)
+    basis, path, seconds = bases(model, tokenizer, args.runs, source)
     records = run(model, found, asked, long, (basis, path), args, source)
     sources = {
         f"{kind} {number + 1}": {**source, "date": record["date"], "commit": record["commit"]}

@@ -42,7 +42,7 @@ SHARED = ("shared-2.25", "shared-1")
 #: Rows of which answers are asked for, and of which reading a prompt is timed.
 RETRIEVAL, TIMED = ("bits-3", "bits-2"), ("bits-2.25",)
 #: Variants of which answers are asked for as well: those whose choice retrieval has a say in.
-ASKED_VARIANTS = ("local", "floor-0", "floor-1")
+ASKED_VARIANTS = ("local", "floor-0", "floor-0.3")
 #: What is chosen on, and what is reported.
 CHOSEN, REPORTED = "A", "B"
 

@@ -28,7 +28,7 @@ VARIANTS = {
     "none": 'channels as they are, equal shares: `basis="none"`',
     "prompt": 'the prompt\'s own basis, stored and counted, equal shares: `basis="prompt"`',
     "floor-0": "no floor of token weights",
-    "floor-1": "a floor of 1, not .3",
+    "floor-0.3": "a floor of .3, not .05",
     "class-1": "one class of tokens",
     "class-2": "two classes",
     "last-32": "attention received from the last 32 queries only",

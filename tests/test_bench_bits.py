@@ -6,7 +6,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ pytest.importorskip("matplotlib")
 
 import torch
 
-from bench import bits, bits_page
+from bench import bits, bits_page, calibration
 from bench.bits_variants import VARIANTS
 from bench.passages import WORDS, cases, passages
 from bench.real_model import read_text
@@ -66,11 +66,11 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
         bits.main()
         return (tmp_path / "results" / "pocket.md").read_text()
 
-    monkeypatch.setattr(
-        bits,
-        "calibrate_basis",
-        lambda model, tokenizer, texts=(CALIBRATION,), **rest: calibrate_basis(model, tokenizer, texts, **rest),
-    )
+    def little(model: object, tokenizer: object, texts: Sequence[str] = (CALIBRATION,), **rest: object) -> object:
+        return calibrate_basis(model, tokenizer, texts, **rest)
+
+    monkeypatch.setattr(bits, "calibrate_basis", little)
+    monkeypatch.setattr(calibration, "calibrate_basis", little)
     return run
 
 
@@ -187,6 +187,7 @@ def test_a_filled_cache_is_that_of_a_prompt_that_is_read(name: str, books: list[
 
 
 def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "is_clean", lambda source: True)
     text = start()
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert str(tmp_path) not in text + json.dumps(value)

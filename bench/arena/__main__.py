@@ -16,7 +16,6 @@ If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts a
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +28,7 @@ from bench.arena.run import run
 from bench.arena.stored import Method
 from bench.bits import ASKED
 from bench.caches import SINKS, WINDOW
+from bench.calibration import calibrated
 from bench.material import MODEL, books, model_path
 from bench.passages import cases, long_passages, passages
 from bench.provenance import refuse, require_clean
@@ -36,7 +36,6 @@ from bench.questions import DEFAULT, prompts, read_questions
 from bench.real_model import digest
 from bench.report import add_options, read_results, write_results
 from grace_opt.errors import GraceError
-from grace_opt.hf import calibrate_basis
 from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent.parent
@@ -125,10 +124,8 @@ def main(given: Sequence[str] | None = None) -> None:
     long = [one for one in every if one.half in args.long_halves][: 1 if args.quick else None]
     asked = cases(texts, tokenizer, min(args.cases, 4) if args.quick else args.cases, args.context)
     chat = [prompts(text, tokenizer, args.chat) for text in (sets[:1] if args.quick else sets)]
-    began, basis = time.perf_counter(), calibrate_basis(model, tokenizer)
-    seconds, file = time.perf_counter() - began, args.runs / "basis.safetensors"
-    args.runs.mkdir(parents=True, exist_ok=True)
-    basis.save(file)
+    file = args.runs / "basis.safetensors"
+    basis, seconds = calibrated(model, tokenizer, file, source)
     arena = Arena(Subject(model, basis, file), tokenizer, found, short, long, asked, chat, args.later, args.new_tokens)
     try:
         records, sources = run(arena, args.runs, source, now)

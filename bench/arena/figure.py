@@ -19,7 +19,7 @@ LEAST = 1e-5
 
 def draw(figure: Any, value: dict[str, Any]) -> None:
     """Draw on a figure of matplotlib."""
-    figure.set_size_inches(10, 6.4)
+    figure.set_size_inches(10, 7)
     left, right = figure.subplots(1, 2, sharey=True)
     looks = styles(families(value, "passages"))
     for axes, measure, scale in ((left, "bits", 1), (right, "share", 100)):
@@ -45,7 +45,7 @@ def draw(figure: Any, value: dict[str, Any]) -> None:
     right.set_xlim(5.5, 110)
     right.set_xlabel("bytes of the whole cache, of a dense one in 16 bits")
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=6.5)
     figure.suptitle(f"{value['model']}, prompts of {value['tokens'] - value['later']:,} tokens", fontsize=10)
 
 

@@ -1,4 +1,4 @@
-"""docs/results/arena.md from the records of `bench.arena`: picture, three sentences, what was asked, tables.
+"""docs/results/arena.md from the records of `bench.arena`: picture, three sentences, ratios, tables.
 
 When: the script calls it, after a measurement or with ``--report-only``. Source: intervals are `grace_opt.sweep`'s
 (bootstrap over passages, paired for ratios).
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from bench.arena.figure import draw
-from bench.arena.goals import goals
 from bench.arena.numbers import REPORTED, best, mean, names, numbers, told
 from bench.arena.plan import BOTH_HALVES, LONG
+from bench.arena.ratios import ratios
 from bench.arena.tables import ablation, chat, kinds, methods, retrieval, sources
 from bench.report import Page
 from grace_opt.sweep.bootstrap import RESAMPLES
@@ -49,7 +49,7 @@ def page(value: dict[str, Any]) -> Page:
         "nearest to those of a dense cache?",
         found=_found(value),
         sure=sure,
-        tables=[*goals(value), *short, *long, *retrieval(value), *chat(value)],
+        tables=[*ratios(value), *short, *long, *retrieval(value), *chat(value)],
         details=[
             (f"Every method, {value['tokens']:,} tokens", methods(value, "passages")),
             ("What each part is worth", ablation(value)),

@@ -19,7 +19,7 @@ CLASS_STEP = 8
 SINKS, WINDOW = 4, 32
 #: Weight that every token has, whatever attention it received, as a share of the mean weight: later queries may ask for
 #: what no query has asked for yet.
-WEIGHT_FLOOR = 0.3
+WEIGHT_FLOOR = 0.05
 
 
 def class_sizes(count: int, classes: int | None = None) -> tuple[int, ...]:
