@@ -154,7 +154,7 @@ def test_layers_have_what_attention_and_output_need(read: tuple[Subject, Prompt,
         assert torch.allclose(found, seen[layer.index], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["bits-2.25", "grace-0.5-int4", "snapkv-at-3", "pyramidkv-at-3", "h2o-half"])
+@pytest.mark.parametrize("name", ["bits-2.25", "grace-0.5-int4", "snapkv-at-3", "pyramidkv-at-3", "h2o-at-3"])
 def test_a_contender_has_the_cache_of_a_prompt_that_is_read(name: str, read: tuple[Subject, Prompt, Tensor]) -> None:
     subject, prompt, ids = read
     with attention_implementation(subject.model, "grace_sdpa"), torch.no_grad():

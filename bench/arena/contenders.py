@@ -112,12 +112,7 @@ def ours_and_others() -> list[Contender]:
                 name, title = f"{method}-{ratio:g}{'-int4' if below else ''}", f"{method.upper()}, λ = {ratio:g}{below}"
                 family = method.upper() + below
                 found.append(_cache(name, title, family, source, method=method, ratio=ratio, quantize=quantize))
-    for name, source in _EVICTIONS:
-        found.append(_evicted(name, source, f"{name.lower()}-half", "half of the tokens"))
-        found += [
-            _evicted(name, source, f"{name.lower()}-at-{bits:g}", f"bytes of `bits={bits:g}`", bits=bits)
-            for bits in EVICTED
-        ]
+    found += [_evicted(name, source, bits) for name, source in _EVICTIONS for bits in EVICTED]
     found.append(Contender("transformers-4", "`QuantizedCache`, 4 bits", "transformers", "transformers", _transformers))
     return found
 
@@ -162,19 +157,18 @@ def _eviction(name: str, budget: int) -> SnapKV | H2O:
     return (PyramidKV if name == "PyramidKV" else SnapKV)(budget=budget, window=WINDOW)
 
 
-def _evicted(name: str, source: str, key: str, words: str, bits: float | None = None) -> Contender:
-    """Return an eviction that keeps the bytes of `bits=`, or else half of the prompt's tokens."""
+def _evicted(name: str, source: str, bits: float) -> Contender:
+    """Return an eviction that keeps the bytes of `bits=`."""
 
     def make(subject: Subject, prompt: Prompt) -> tuple[Any, StoredBits]:
         first = next(iter(prompt.captured.values()))
         length, key_width = first.keys.shape[2:]
         width = key_width + first.values.shape[-1]
-        budget = length // 2 if bits is None else tokens_at(bits, length, width, key_width)
-        evict = _eviction(name, budget)
+        evict = _eviction(name, tokens_at(bits, length, width, key_width))
         return _filled(subject, prompt, method="think", ratio=0.0, evict=evict, sink_tokens=0)
 
     settings = _text(bits=bits, evict=eviction_to_dict(_eviction(name, 512)))
-    return Contender(key, f"{name}, {words}", name, source, make, settings)
+    return Contender(f"{name.lower()}-at-{bits:g}", f"{name}, bytes of `bits={bits:g}`", name, source, make, settings)
 
 
 def tokens_at(bits: float, length: int, width: int, key_width: int) -> int:

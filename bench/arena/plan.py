@@ -28,8 +28,8 @@ LONG = (
 )
 #: Asked for hidden words.
 RETRIEVAL = (
-    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "int4", "grace-0.5", "snapkv-at-2.25"),
-    *("kivi-2-g32", "turboquant-4", "turboquant-2"),
+    *("bits-1", "bits-1.5", "bits-2", "bits-3", "int4", "snapkv-at-2.25"),
+    *("kivi-2-g32", "turboquant-2"),
 )
 #: Asked questions.
 CHAT = ("bits-2", "bits-2.25", "int4", "snapkv-at-2.25", "kivi-2-g32", "turboquant-4", "turboquant-2")

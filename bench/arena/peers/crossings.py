@@ -27,7 +27,7 @@ from bench.arena.stored import Layer, Method, Stored
 from bench.arena.windows import between, stored
 from grace_opt.hf import CalibratedBasis
 
-WIDTHS = (4, 3, 2)
+WIDTHS = (3, 2)
 #: What all classes but the last have more than b bits, most important first.
 MORE = (3, 2, 1)
 #: Bits that say which class a token is of, for K and V together.
