@@ -4,8 +4,8 @@ Asymmetric: code = round((x - lowest) / step), step = (highest - lowest) / (2^b 
 32 as published, and of 128 (keys) and 64 (values), with which it takes a quarter and half a bit less. The last group
 may be shorter, and its parameters count like any other's.
 
-Once with our windows. Groups of 32 also with KIVI's own residual of 128, as its code has it: no first tokens; of the keys, as many
-last ones stay dense as do not fill 128; of the values, the last 128.
+Once with our windows. Groups of 32 also with KIVI's own residual of 128, as its code has it: no first tokens; of the
+keys, as many last ones stay dense as do not fill 128; of the values, the last 128.
 """
 
 from __future__ import annotations
