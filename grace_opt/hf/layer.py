@@ -222,8 +222,11 @@ class PrunedKeyLayer(DynamicLayer):
         tail, home = Tail(keys, values).beyond(found.length), self._stored().keys.device
         if isinstance(found, CodedTokens):  # nothing else needs the prompt's values
             tail = tail.cut(0, tail.length)
-            if not found.coded:
+            short = sum(not row.tokens for row in found.rows)
+            if short == len(found.rows):
                 self._announce_short(found.stored + tail.length)
+            elif short:
+                self._announce_short_rows(short, len(found.rows))
         if home != keys.device:  # an offloading cache has moved the layer away meanwhile
             found = found.to(home)
             tail.map(lambda tensor: tensor.to(home, non_blocking=True))
@@ -258,6 +261,18 @@ class PrunedKeyLayer(DynamicLayer):
             warnings.warn(
                 f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense"
                 f"{groups}, so nothing is pruned; to prune prompts this short, write a smaller {advice}",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _announce_short_rows(self, short: int, rows: int) -> None:
+        if self.plan.announces and not self._announced:
+            self._announced = True
+            config = self.plan.config
+            least = config.recent_window + config.sink_tokens + MIN_TOKENS
+            warnings.warn(
+                f"{short} of the batch's {rows} prompts stay dense: bits are given from {least} tokens on, padding not "
+                "counted, and where means, widths and classes alone take no more than the bits asked for",
                 UserWarning,
                 stacklevel=2,
             )

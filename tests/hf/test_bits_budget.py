@@ -338,8 +338,16 @@ def test_total_bytes_of_a_padded_batch_with_a_row_that_stays_dense(short):
 
     def report(total):
         cache = PrunedKeyCache(model, total_bytes=total, basis="none")
-        with attention_implementation(model, "grace_sdpa"), torch.no_grad():
+        with (
+            attention_implementation(model, "grace_sdpa"),
+            torch.no_grad(),
+            warnings.catch_warnings(record=True) as said,
+        ):
+            warnings.simplefilter("always")
             model(ids, attention_mask=mask, past_key_values=cache)
+        told = [str(each.message) for each in said if "prompts stay dense" in str(each.message)]
+        assert [text[:23] for text in told] == ["1 of the batch's 2 prom"]  # once, not for every layer
+        assert "from 100 tokens on" in told[0]
         return cache.memory_report()
 
     with pytest.raises(CacheError, match="write total_bytes=") as caught:
