@@ -32,12 +32,12 @@ EXTRAS := demo,quant,gpu,bench,docs,dev
 # what differs, and finds the rest in .venv, which comes later on its path.
 OLDEST := .venv-oldest
 PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
-# Files of tests/hf that do not run a second time, as what they test sees nothing of transformers: packed bits, scores of
-# tokens and the checks of damaged files are ours, or belong to libraries of which both environments have one version
-# (a file's way into a model and back is in test_saving). Nor do kernels run in Triton's interpreter again: the compiled
+# Files of tests/hf that do not run a second time, as what they test sees nothing of transformers: packed bits, codes,
+# scores of tokens and the checks of damaged files are ours, or belong to libraries of which both environments have one
+# version (a file's way into a model and back is in test_saving). Nor do kernels run in Triton's interpreter again: the compiled
 # ones get the same tensors. What the versions differ in (caches, masks, generate, the choice of attention, chunks,
 # candidates, compiling, device maps, pipelines) runs in both.
-ONCE := quantization eviction_scores tampering
+ONCE := quantization eviction_scores tampering bits_classes bits_codes bits_drift bits_heads
 # What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.
 NEWER := transformers|huggingface_hub|tokenizers|pandas
 OLDEST_WANTS := ".[hf,kvpress,quant]" pytest pytest-benchmark pytest-xdist hypothesis
