@@ -18,18 +18,29 @@ def cpu() -> bool:
     from . import host
 
     device, (classes, count) = torch.device("cpu"), (len(COUNTS), sum(COUNTS))
-    levels, edges = torch.zeros(9, 256, device=device), torch.full((9, 255), torch.inf, device=device)
+    levels = torch.zeros(9, 256, dtype=torch.float32, device=device)
+    edges = torch.full((9, 255), torch.inf, dtype=torch.float32, device=device)
     for width in WIDTHS[1:]:
         levels[width, : 2**width] = torch.linspace(-2, 2, 2**width, device=device)
         edges[width, : 2**width - 1] = (levels[width, 1 : 2**width] + levels[width, : 2**width - 1]) / 2
     books = Codebooks(levels, edges, 8)
-    costs = torch.tensor([[width * (-(-n // 8) * 8) + 16 * (width > 0) for width in WIDTHS] for n in COUNTS])
-    errors = torch.tensor([4.0**-width for width in WIDTHS], dtype=torch.float64)
-    tables = Tables(torch.tensor(COUNTS), costs.double(), torch.tensor(WIDTHS, dtype=torch.uint8), errors, 0, 1e4, -9)
+    costs = torch.tensor(
+        [[width * (-(-n // 8) * 8) + 16 * (width > 0) for width in WIDTHS] for n in COUNTS], device=device
+    )
+    errors = torch.tensor([4.0**-width for width in WIDTHS], dtype=torch.float64, device=device)
+    tables = Tables(
+        torch.tensor(COUNTS, device=device),
+        costs.double(),
+        torch.tensor(WIDTHS, dtype=torch.uint8, device=device),
+        errors,
+        0,
+        1e4,
+        -9,
+    )
     tensor, encode = draw(device, 2, count, 6), draw(device, 2, 6, 6)
     order = torch.stack([torch.arange(count, device=device).roll(turn).flip(0) for turn in (3, 50)])
     given = tensor, order, encode, draw(device, 2, count).abs(), draw(device, 2, 6).double().square() + 0.1
-    bits = torch.tensor([1500.0, 3100.0], dtype=torch.float64)
+    bits = torch.tensor([1500.0, 3100.0], dtype=torch.float64, device=device)
     (found,) = host.code_heads([Heads(*given, bits)], tables, books)
     rows = (tensor.gather(1, order[..., None].expand_as(tensor)) @ encode).mT
     squares = weighted_squares(rows, given[3], COUNTS)[1]
