@@ -395,6 +395,7 @@ def test_what_cannot_be_measured_says_why(start, tmp_path: Path, monkeypatch: py
     for changes, message in (
         (["--methods", "bits-7"], "no method is called 'bits-7'; there are bits-1, "),
         (["--without", "bits-7"], "no method is called 'bits-7'"),
+        (["--methods", "int4", "--without", "int4"], "leave no method"),
         (["--later", "1"], "--later 1: give at least 2"),
         (["--later", "180"], "fewer than --tokens 200 that more than the 36 dense tokens are left"),
         (["--long", "40"], "fewer than --long 40"),

@@ -92,7 +92,10 @@ def competing(args: argparse.Namespace) -> dict[str, Any]:
     every = contenders(peers())
     if unknown := [name for name in (*(args.methods or ()), *args.without) if name not in every]:
         raise SystemExit(f"no method is called {unknown[0]!r}; there are {', '.join(every)}")
-    return {n: one for n, one in every.items() if (args.methods is None or n in args.methods) and n not in args.without}
+    names = [name for name in every if (args.methods is None or name in args.methods) and name not in args.without]
+    if not names:
+        raise SystemExit("--methods and --without leave no method: name at least one that is not left out")
+    return {name: every[name] for name in names}
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -107,8 +107,12 @@ def test_what_cannot_be_compared_is_named() -> None:
         with pytest.raises(EvaluationError, match="the same n, at least 1"):
             score_answer(predicted, torch.tensor(answer, dtype=torch.int64))
     model = build("Llama")
-    for ids in (prompt(1), torch.ones(2, 8, dtype=torch.int64), "text"):
-        with pytest.raises(EvaluationError, match="at least two tokens"):
+    for ids, message in (
+        (prompt(1), "give at least two tokens"),
+        (torch.ones(2, 8, dtype=torch.int64), r"of shape \(2, 8\): give int64 tokens, \(1, n\)"),
+        ("text", "input_ids is str: give a tensor of tokens"),
+    ):
+        with pytest.raises(EvaluationError, match=message):
             next_token_log_probs(model, DynamicCache(config=model.config), ids)
     with pytest.raises(EvaluationError, match="the question or the answer has no tokens"):
         ask(model, DynamicCache(config=model.config), prompt(3), prompt(3)[:, :0])
@@ -158,6 +162,96 @@ def test_bits_of_all_tokens_are_those_of_the_report_of_a_model_in_16_bits(settin
         assert (report.bits, report.key_bits) == pytest.approx((stored_bits(half).bits, stored_bits(half).key_bits))
 
 
+@pytest.mark.parametrize("padding", [0, 150])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bits": 2.25, "evict": SnapKV(budget=200, window=WINDOW)},
+        {"bits": 2.25, "dense_layers": 1},
+        {"bits": 2.25},
+        {"ratio": 0.5, "dense_layers": 1},
+        {"ratio": 0.5, "evict": SnapKV(budget=100, window=WINDOW)},
+    ],
+    ids=str,
+)
+def test_share_is_that_of_a_dense_cache_of_a_model_in_16_bits(settings: dict, padding: int) -> None:
+    model = copy.deepcopy(build("Llama")).to(torch.bfloat16)
+    model.set_attn_implementation("grace_sdpa")
+    cache = PrunedKeyCache(model, recent_window=WINDOW, **({"basis": "none"} if "bits" in settings else {}), **settings)
+    ids, mask = torch.cat([prompt(400)] * 2), torch.ones(2, 400, dtype=torch.long)
+    mask[1, :padding] = 0
+    with torch.no_grad():
+        model(ids, attention_mask=mask, past_key_values=cache)
+    found, report = stored_bits(cache), cache.memory_report()
+    assert found.share == pytest.approx(report.total_ratio)
+    if "evict" in settings:  # evicted tokens are compressed ones; where the kept ones were is counted
+        if "bits" in settings:
+            coded = report.coded_key_bytes + report.coded_value_bytes + report.index_bytes - _class_bytes(cache)
+            heads = report.all_elements // (2 * 400 * 2 * 16)  # of both layers
+            assert found.bits == pytest.approx(8 * coded / (2 * heads * (400 - WINDOW - SINKS) * 2 * 16))
+    elif "bits" in settings:
+        assert found.bits == pytest.approx(report.bits)
+
+
+def _class_bytes(cache: PrunedKeyCache) -> int:
+    """Bytes of classes, which the report has among the coded bytes and among the indices."""
+    return sum(layer.compressed.sizes()["classes"] for layer in cache.layers)
+
+
+def test_questions_leave_the_cache_as_it_is() -> None:
+    model = build("Llama")
+    for cache in (filled(model, bits=2.25, basis="none"), filled(model, ratio=0.5)):
+        first = ask(model, cache, prompt(6), prompt(3))
+        assert ask(model, cache, prompt(6), prompt(3)) == first
+        assert cache.get_seq_length() == TOKENS
+    with_history = DynamicCache(config=model.config)
+    model(prompt(), past_key_values=with_history)
+    with pytest.raises(EvaluationError, match=r"read the prompt within torch.no_grad\(\)"):
+        ask(model, with_history, prompt(6), prompt(3))
+
+
+def test_what_are_no_tokens_no_log_probabilities_or_no_cache_is_named() -> None:
+    model = build("Llama")
+    cache, logs = filled(model, ratio=0.5), torch.zeros(3, 5).log_softmax(-1)
+    given = prompt(6)
+    for wrong in (
+        [1, 2],
+        given[0].numpy(),
+        given[0],
+        given.float(),
+        given.bool(),
+        given - 90,
+        given + 97,
+        given.repeat(2, 1),
+        None,
+    ):
+        for call in (
+            lambda x: next_token_log_probs(model, cache, x),
+            lambda x: ask(model, cache, x, given),
+            lambda x: ask(model, cache, given, x),
+        ):
+            with pytest.raises(EvaluationError, match="give"):
+                call(wrong)
+    for empty in (None, DynamicCache, DynamicCache(config=model.config), PrunedKeyCache(model, ratio=0.5), ()):
+        with pytest.raises(EvaluationError, match="holds no tokens"):
+            ask(model, empty, given, given)
+    for following in ([0, 1], torch.tensor([0, -100]), torch.tensor([0, 5]), torch.tensor([0.0, 1.0]), None):
+        with pytest.raises(EvaluationError, match="following"):
+            compare_predictions(logs, logs, following)
+        with pytest.raises(EvaluationError, match="answer"):
+            score_answer(logs[:2], following)
+    for wrong in (logs.numpy(), None, logs.half(), logs[0], logs.int()):
+        with pytest.raises(EvaluationError, match="give"):
+            compare_predictions(wrong, logs, torch.tensor([0, 1]))
+        with pytest.raises(EvaluationError, match="give"):
+            score_answer(wrong, torch.tensor([0, 1, 1]))
+    with pytest.raises(EvaluationError, match="add up to"):
+        score_answer(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1]))
+    never = torch.tensor([[1.0, 0.0], [0.5, 0.5]]).log()
+    with pytest.raises(EvaluationError, match="has probability 0"):
+        compare_predictions(never, never, torch.tensor([1]))
+
+
 def test_a_stated_count_by_hand() -> None:
     found = stated_bits(250, 150, (100, 100), 400)
     assert (found.bits, found.key_bits, found.value_bits, found.mean_bits) == (2.0, 2.5, 1.5, 9.0)
@@ -184,6 +278,12 @@ def test_what_is_not_compressed_is_refused() -> None:
         ((10, 10, (100, 101), 200), "compressed elements of 200"),
         ((math.nan, 10, (100, 100), 200), "key_bits=nan"),
         ((10, -1, (100, 100), 200), "value_bits=-1"),
+        ((True, 1, (100, 100), 200), "key_bits=True"),
+        ((10, 1, (100.5, 100), 200), r"elements\[0\]=100.5"),
+        ((10, 1, (-100, 300), 400), r"elements\[0\]=-100"),
+        ((10, 1, (100, 100), math.nan), "all_elements=nan"),
+        ((10, 1, 100, 200), "elements=100: give two numbers"),
+        ((10, 1, (1, 2, 3), 200), "give two numbers"),
     ):
         with pytest.raises(EvaluationError, match=message):
             stated_bits(*given)
