@@ -316,6 +316,7 @@ def test_long_passages_are_of_the_second_half_and_overlap_with_none(books: list[
 # The run
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
     start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +383,7 @@ def test_changed_files_are_measured_again(start, tmp_path: Path, monkeypatch: py
     assert "2 passages" not in text
 
 
+@pytest.mark.slow
 def test_a_method_that_compresses_nothing_makes_no_page(start, tmp_path: Path) -> None:
     few = ("--long", "0", "--cases", "0", "--chat", "0")
     with pytest.raises(SystemExit, match=r"identity-32 on passage 2: 32 bits per element: .* --without NAME"):

@@ -186,6 +186,7 @@ def test_a_filled_cache_is_that_of_a_prompt_that_is_read(name: str, books: list[
 # The run
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "is_clean", lambda source: True)
     text = start()

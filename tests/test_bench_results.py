@@ -234,6 +234,7 @@ def test_pages_of_experiments_are_of_one_commit(cells, tmp_path: Path) -> None:
         experiment_pages.spread({"../stray.json": "{}"}, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_pages_of_experiments_take_their_words_from_todays_code(
     cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def copied(runs: Path, folder: Path, **changes: str) -> Path:
 # Measuring
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing(data: Path, runs: Path) -> None:
     before = files(runs)
     assert len(before) == 6

@@ -117,6 +117,7 @@ def test_lines_dropped_doubled_and_swapped(make: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", CASES)
+@pytest.mark.slow
 def test_every_byte_changed(make: Any, tmp_path: Path) -> None:
     """Nothing but an instance or an error by name comes of it; what has a checksum is never another W."""
     path = make(tmp_path)

@@ -247,6 +247,7 @@ def test_passages_of_texts_take_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("experiment", [reconstruction.EXPERIMENT, bits.EXPERIMENT], ids=lambda e: e.name)
+@pytest.mark.slow
 def test_smoke_size_runs_and_reports(experiment: Experiment, tmp_path: Path) -> None:
     settings = Settings("smoke", 0, "", "cpu", experiment.options("smoke", {"layers": "0"}))
     assert not experiment.needs(settings)

@@ -75,6 +75,7 @@ def swap(W, S, i, j):
 @pytest.mark.parametrize("search", SEARCHES)
 @settings(max_examples=300)
 @given(drawn=scattered())
+@pytest.mark.slow
 def test_no_exchange_is_left_that_improves_by_more_than_its_own_rounding(search, drawn):
     W, k, protected, start = drawn
     S = search(W, k, protected, start)
@@ -221,6 +222,7 @@ def dropped(W, k, protected=()):
 
 @pytest.mark.parametrize("giant", GIANTS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.slow
 def test_drop_greedy_forgets_a_giant_that_it_dropped(giant, dtype):
     """Scores that have lost 1e17 are its rounding: diag(1, 2, 1e17) with weights of 1e17 to the giant."""
     giant = min(giant, 1e30) if dtype is np.float32 else giant

@@ -538,6 +538,7 @@ def test_a_report_shows_ours_the_papers_and_what_is_missing(directory: Path) -> 
         assert "<svg" in (directory / "report" / f"first-{at}.svg").read_text()
 
 
+@pytest.mark.slow
 def test_pages_show_text_as_text(directory: Path) -> None:
     for name in ("first.html", "first.md", "index.html"):
         page = (directory / "report" / name).read_text()
@@ -551,6 +552,7 @@ def test_pages_show_text_as_text(directory: Path) -> None:
     assert 'href="first.html"' in (directory / "report" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_equal_records_give_equal_pages(directory: Path, tmp_path: Path) -> None:
     make_report(directory, tmp_path)
     for path in (directory / "report").iterdir():

@@ -52,6 +52,7 @@ def numbers(n, dtype, seed=0):
 @pytest.mark.parametrize(
     ("dtype", "wide"), [(np.float32, np.float32), (np.float32, np.float64), (np.float64, np.float64)]
 )
+@pytest.mark.slow
 def test_plain_loops_do_what_the_instructions_do(dtype, wide):
     """Around multiples of the vector length; scores at least as wide as W."""
     add_twice, least, first = both("add_twice", "a", "b"), both("least", "a"), both("first_place", "a", "v")

@@ -384,6 +384,7 @@ def test_a_demo_that_cannot_be_written_is_shown_and_leaves_no_folder(terminal, m
     assert [p.name for p in tmp_path.iterdir()] == (["new"] if refused == "folder" else [])
 
 
+@pytest.mark.slow
 def test_what_is_told_names_no_file_that_only_the_repository_has():
     """`pip install` brings no docs: a message that sends there sends nowhere."""
     package = Path(grace_opt.__file__).parent

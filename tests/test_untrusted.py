@@ -158,6 +158,7 @@ def test_a_folder_that_is_a_link_is_the_users(folder: Path, tmp_path: Path) -> N
     assert make_report(tmp_path / "link")[1].name == "made.md"
 
 
+@pytest.mark.slow
 def test_every_field_of_a_description(folder: Path) -> None:
     """Whatever stands in it: a report, or an error that says where. Nothing is written outside of the folder."""
     path = folder / "made" / "experiment.json"
@@ -175,6 +176,7 @@ def test_every_field_of_a_description(folder: Path) -> None:
     assert everything(folder.parent) == before
 
 
+@pytest.mark.slow
 def test_every_field_of_a_record(folder: Path) -> None:
     (path,) = (folder / "made" / "cells").iterdir()
     whole, refused = path.read_text(), 0

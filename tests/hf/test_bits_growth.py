@@ -57,6 +57,7 @@ def decoded(cache):
 
 
 class TestGeneration:
+    @pytest.mark.slow
     def test_moves_blocks_into_the_codes_and_keeps_bits_and_shares(self, model, ids, more):
         cache, lengths, bits = full(model, ids), [], []
         old = LENGTH - RECENT - SINKS
@@ -219,6 +220,7 @@ class TestRows:
         found = feed(model, cache, more[rows, 20:90])
         torch.testing.assert_close(found, feed(model, other, more[:, 20:90])[rows])
 
+    @pytest.mark.slow
     def test_of_a_copy_are_its_own(self, model, ids, more):
         cache = full(model, ids)
         other = copy.deepcopy(cache)
@@ -235,6 +237,7 @@ class TestRows:
     [SnapKV(budget=110, window=16), PyramidKV(budget=220, window=16, beta=2), StreamingLLM(budget=120)],
     ids=lambda each: type(each).__name__,
 )
+@pytest.mark.slow
 def test_tokens_may_be_evicted_before(evict, model, ids, more):
     """Exactly those that the same eviction drops without bits; the others are as in a dense cache of them."""
     ids = torch.cat([ids] * 3, dim=1)
@@ -260,6 +263,7 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
 
 class TestAttach:
     @pytest.mark.parametrize("options", [{}, {"prompt_lookup_num_tokens": 4}, {"prefill_chunk_size": 48}], ids=str)
+    @pytest.mark.slow
     def test_gives_every_call_a_coded_cache(self, options, model, ids):
         if "prefill_chunk_size" in options and not reads_in_chunks(model):
             pytest.skip("this transformers reads a prompt in chunks otherwise than at once, with its own cache too")
@@ -281,6 +285,7 @@ class TestAttach:
 
 class TestHalfPrecision:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.slow
     def test_loud_keys_and_values_stay_numbers(self, dtype, tiny, ids, more):
         model = copy.deepcopy(tiny("qwen2"))
         with torch.no_grad():
@@ -308,6 +313,7 @@ class TestHalfPrecision:
 
 class TestCompiled:
     @pytest.mark.parametrize("look", ["report", "crop", "step"])
+    @pytest.mark.slow
     def test_prompt_is_one_graph_and_coded_afterwards(self, look, model, ids, more):
         caches = PrunedKeyCache(model, **SETTINGS), PrunedKeyCache(model, **SETTINGS)
         torch.compiler.reset()

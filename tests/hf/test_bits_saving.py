@@ -127,6 +127,7 @@ def same_bits(found, expected):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.slow
 def test_a_loaded_cache_has_the_same_bits_and_next_tokens(name, filled, path, close):
     model, cache, padding = filled(name)
     cache.save(path)

@@ -45,6 +45,7 @@ def kl_of_noise(model, text, layer, head, which, sigma, draws=400):
 
 
 @pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.slow
 def test_half_the_information_is_the_kl_divergence_of_small_noise(which):
     model = copy.deepcopy(model_of("Llama")).double()  # a KL divergence of so little noise is lost in float32
     text, seeds, sigma = ids(LENGTH + LATER, 3)[None], range(60), 1e-3
