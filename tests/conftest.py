@@ -11,7 +11,9 @@ calls are. So the whole session runs inside a function that asks for more room t
 """
 
 import os
+import random
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,3 +47,17 @@ def pytest_cmdline_main(config):
         return None
     _rooms.append(config)
     return _with_room(lambda: config.hook.pytest_cmdline_main(config=config))
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two texts in the words of the pocket model."""
+    from grace_opt.hf.needle import filler
+
+    folder, found = tmp_path_factory.mktemp("books"), []
+    for name in ("Rivers", "Mills"):
+        rng = random.Random(name)
+        path = folder / f"{name}.txt"
+        path.write_text(f"Title: {name}\n\n" + " ".join(filler(rng) for _ in range(120)))
+        found.append(path)
+    return found

@@ -82,18 +82,6 @@ PEERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two texts in the words of the pocket model."""
-    folder, found = tmp_path_factory.mktemp("books"), []
-    for name in ("Rivers", "Mills"):
-        rng = random.Random(name)
-        path = folder / f"{name}.txt"
-        path.write_text(f"Title: {name}\n\n" + " ".join(filler(rng) for _ in range(120)))
-        found.append(path)
-    return found
-
-
 @pytest.fixture
 def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark as from the command line, calibrated on little text."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,6 @@ from bench.passages import WORDS, cases, passages
 from bench.real_model import read_text
 from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate_basis, capture
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
-from grace_opt.hf.needle import filler
 
 CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 8
 
@@ -36,18 +34,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two texts in the words of the pocket model."""
-    folder, found = tmp_path_factory.mktemp("books"), []
-    for name in ("Rivers", "Mills"):
-        rng = random.Random(name)
-        path = folder / f"{name}.txt"
-        path.write_text(f"Title: {name}\n\n" + " ".join(filler(rng) for _ in range(120)))
-        found.append(path)
-    return found
 
 
 @pytest.fixture
