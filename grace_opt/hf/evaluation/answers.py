@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import EvaluationError
-from .checks import check_cache, check_distributions, check_log_probs, check_tokens
+from .checks import check_distributions, check_log_probs, check_tokens
 from .predictions import next_token_log_probs
 
 
@@ -102,7 +102,6 @@ def ask(model: PreTrainedModel, cache: Any, question: Tensor, answer: Tensor) ->
         check_tokens(name, tokens, model.config.get_text_config().vocab_size, (1, None))
     if not question.numel() or not answer.numel():
         raise EvaluationError("the question or the answer has no tokens: give at least one of each")
-    check_cache(cache)
     try:
         own = copy.deepcopy(cache)
     except RuntimeError as error:  # torch copies no tensors with a history

@@ -105,8 +105,7 @@ def _coded_bits(old: CodedTokens, widths: tuple[int, int], sinks: int) -> tuple[
     elements = [sizes["key elements"], sizes["value elements"]]
     if old.positions is not None:  # evicted tokens are compressed ones
         elements = [width * max(old.length - sinks, 0) for width in widths]
-    held = (tensor for name, tensor in old.parts().items() if name.endswith(("sink_keys", "sink_values")))
-    return bits, elements, sum(map(_bits_of, held))
+    return bits, elements, sum(_bits_of(row.sink_keys) + _bits_of(row.sink_values) for row in old.own_rows())
 
 
 def _pruned_bits(old: Compressed, widths: tuple[int, int], sinks: int) -> tuple[list[float], list[int], int]:
