@@ -13,6 +13,7 @@ calls are. So the whole session runs inside a function that asks for more room t
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,12 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         path.write_text(f"Title: {name}\n\n" + " ".join(filler(rng) for _ in range(120)))
         found.append(path)
     return found
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny matrices: threads only cost."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import torch
 
 from bench import cache_bytes, real_model, real_model_page
 from grace_opt.hf.models import POCKET_FOLDER
@@ -20,13 +19,7 @@ from grace_opt.hf.needle import filler
 SMALL = cache_bytes.Shape("small", layers=1, kv_heads=2, query_heads=4, head_dim=20)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: threads only cost."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.33, 0.5, 0.7])

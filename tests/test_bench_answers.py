@@ -27,13 +27,7 @@ pytest.importorskip("hqq")
 PASSWORDS = {"Rome": "amber fox", "Oslo": "jade whale", "Lima": "ivory panda"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: threads only cost."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -42,13 +42,7 @@ COMPETES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: threads only cost."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rounded(levels: int, bits: float):

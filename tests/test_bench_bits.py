@@ -27,13 +27,7 @@ from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 8
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: threads only cost."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -167,6 +161,30 @@ def test_a_filled_cache_is_that_of_a_prompt_that_is_read(name: str, books: list[
         old_share = sizes["bits"] / 16
         old -= old % 32 if name == "int4" else 0
     assert sizes["share"] == pytest.approx((all_tokens - old + old * old_share) / all_tokens, abs=0.02)
+
+
+def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = load_pocket()
+    basis, made = calibrate_basis(model, tokenizer, [CALIBRATION], end_to_end=False), []
+    monkeypatch.setattr(calibration, "calibrate_basis", lambda *given, **options: made.append(options) or basis)
+    source = {"commit": "0123456", "torch": "1", "transformers": "2"}
+    file = tmp_path / "runs" / "basis.safetensors"
+    for now, options, count in (
+        (source, {}, 1),
+        (source, {}, 1),  # read again
+        ({**source, "commit": "0123456+"}, {}, 2),  # files have changed
+        ({**source, "commit": "0123456+"}, {}, 3),
+        (source, {}, 4),
+        ({**source, "transformers": "3"}, {}, 5),
+        ({**source, "transformers": "3"}, {"end_to_end": False}, 6),
+    ):
+        found, seconds = calibration.calibrated(model, tokenizer, file, now, **options)
+        assert len(made) == count
+        assert seconds >= 0
+        assert all(torch.equal(found.key_rates[layer], basis.key_rates[layer]) for layer in basis.layers)
+    file.unlink()
+    calibration.calibrated(model, tokenizer, file, {**source, "transformers": "3"}, end_to_end=False)
+    assert len(made) == 7
 
 
 # The run

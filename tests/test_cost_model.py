@@ -24,13 +24,7 @@ TINY = Model("tiny", layers=2, kv_heads=2, query_heads=4, head_dim=10, hidden=24
 TOKENS = 50
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: threads only cost."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def llama(model: Model) -> LlamaConfig:

@@ -22,12 +22,7 @@ from grace_opt.sweep import Cell, Description, Table, make_report, run_sweep, wr
 LENGTH, PROMPT, OBSERVED, RECENT, SINKS = 14, 10, 3, 2, 1
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def layer(seed: int = 0) -> tensors.LayerTensors:

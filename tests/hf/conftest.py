@@ -49,12 +49,8 @@ def build(name: str, **changes):
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: threads only cost."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def small_matrices(one_thread: None) -> None:
+    """Every test here has one thread."""
 
 
 @pytest.fixture(params=FAMILIES)
