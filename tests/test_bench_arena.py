@@ -22,7 +22,7 @@ from bench.arena import numbers, ratios, run
 from bench.arena.contenders import ABLATED, OURS, Subject, checked_bits, contenders, of_method
 from bench.arena.measure import Arena
 from bench.arena.page import SHOWN, page
-from bench.arena.plan import BOTH_HALVES, CHAT, LONG, RETRIEVAL
+from bench.arena.plan import CHAT, LONG, RETRIEVAL
 from bench.arena.prompt import Prompt
 from bench.arena.stored import Layer, Method, Stored
 from bench.passages import cases, long_passages, passages
@@ -283,7 +283,7 @@ def test_plans_name_what_competes() -> None:
     """So that nothing is left out by a slip of the pen."""
     pytest.importorskip("bench.arena.peers")
     every = contenders(arena.peers())
-    assert {*BOTH_HALVES, *LONG, *RETRIEVAL, *CHAT, *SHOWN} <= set(every)
+    assert {*LONG, *RETRIEVAL, *CHAT, *SHOWN} <= set(every)
     assert any(one.family == ratios.TURBO for one in every.values())
 
 
@@ -308,8 +308,7 @@ def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert str(tmp_path) not in text + json.dumps(value)
     chosen, reported = (one["rows"] for one in value["passages"])
-    assert set(reported) == set(COMPETES)
-    assert set(chosen) == set(COMPETES) & set(BOTH_HALVES)
+    assert set(chosen) == set(reported) == set(COMPETES)
     assert 0 < reported["bits-3"]["kl"] < reported["bits-2.25"]["kl"] < reported["bits-1"]["kl"]
     assert reported["bits-1"]["kl"] < reported["bits-1-plain"]["kl"]
     assert reported["reference-8"]["kl"] < reported["rounded-8"]["kl"]
@@ -463,6 +462,15 @@ def test_both_halves_are_compared_where_both_were_measured() -> None:
     del value["passages"][1]["rows"]["turboquant-4"]
     text = "\n".join(ratios.ratios(value))
     assert f"{half} – |" in text
+
+
+def test_what_did_not_work_is_told_with_the_numbers_that_were_measured() -> None:
+    kl = [0.002, 0.004]
+    found = {"bits-2": (2.0, kl), "reference-entropy-2": (2.0, kl[:1] * 2), "reference-2-classes": (2.0, [0.001] * 2)}
+    text = dict(page(made_up(found)).details)["What did not work"]
+    assert "2 bits: 0.0030, 0.0020, 0.0010." in text[-1]
+    del found["reference-entropy-2"]
+    assert dict(page(made_up(found)).details)["What did not work"] == text[:-1]
 
 
 def test_long_passages_have_ratios_of_their_own() -> None:

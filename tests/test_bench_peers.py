@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import torch
 from torch import Tensor
 
-from bench.arena import reference
+from bench.arena import entropy, reference
 from bench.arena.classes import Classes, classes_of
 from bench.arena.peers import aatc, block_gtq, crossings, hadamard, kivi, methods, oscar, rdkv, turboquant
 from bench.arena.stored import Layer, Stored
@@ -84,7 +84,9 @@ def relative(found: Tensor, exact: Tensor) -> float:
 def test_names_are_unique_and_say_what_they_are() -> None:
     found = methods()
     assert len({method.name for method in found}) == len({method.title for method in found}) == len(found)
-    assert all(method.family and ("arXiv" in method.source or "Cover" in method.source) for method in found)
+    assert all(
+        method.family and any(known in method.source for known in ("arXiv", "Cover", "Gish")) for method in found
+    )
     ours = [method for method in found if "reference" not in method.name and "classes" not in method.name]
     assert all("our implementation" in method.title for method in ours)
 
@@ -627,13 +629,69 @@ def test_in_classes_too_coordinates_that_cost_more_get_the_rate() -> None:
     assert (found - tokens).square().mean(1)[0].tolist() == pytest.approx([4**-2.5, 4**-0.5], rel=0.05)
 
 
+def test_even_steps_at_their_entropy_are_a_quarter_bit_from_the_test_channel() -> None:
+    numbers = 3 * torch.randn(1, 40_000, 2, generator=torch.Generator().manual_seed(0))
+    source = entropy.Source(numbers, numbers.square().mean(1).sqrt(), torch.tensor([[1.0, 16.0]]))
+    for unit, gap in ((0.3, (0.24, 0.27)), (3.0, (0.22, 0.27)), (6.0, (0.05, 0.27))):
+        found, bits = entropy.coded(source, torch.tensor([unit]))
+        assert float(bits) > 0
+        for channel in range(2):
+            alone = entropy.Source(*(part[..., channel : channel + 1] for part in source))
+            read, spent = entropy.coded(alone, torch.tensor([unit]))
+            assert torch.equal(read[..., 0], found[..., channel])
+            error = float((read - alone.numbers).square().mean()) / 9
+            rate = (float(spent) - entropy.PARAMETER_BITS) / 40_000
+            assert gap[0] < rate + math.log2(error) / 2 < gap[1]  # the test channel has 4^-rate
+
+
+def test_words_at_their_entropy_add_up_to_one() -> None:
+    """So that a decoder exists: the chances behind the lengths of all words, both signs, are one."""
+    source = entropy.Source(torch.ones(1, 1, 1), torch.ones(1, 1), torch.ones(1, 1))
+    for unit in (0.1, 1.0, 2.9):
+        chance = 0.0
+        for number in range(60):
+            at = entropy.Source(torch.full((1, 1, 1), number * unit), source.spread, source.cost)
+            read, spent = entropy.coded(at, torch.tensor([unit]))
+            assert abs(float(read) - number * unit) <= unit
+            chance += (1 if number == 0 else 2) * 2.0 ** (entropy.PARAMETER_BITS - float(spent))
+        assert chance == pytest.approx(1, abs=1e-3)
+
+
+def test_what_is_small_beside_its_step_takes_nothing() -> None:
+    numbers = torch.tensor([[[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]])
+    source = entropy.Source(numbers, torch.tensor([[1.0, 0.0]]), torch.ones(1, 2))
+    read, spent = entropy.coded(source, torch.tensor([3.1]))
+    assert not read.any()
+    assert not spent.any()
+    assert entropy.coded(source, torch.tensor([1.5]))[0][..., 0].all()
+
+
 def test_with_classes_the_prompts_own_queries_count() -> None:
     layer = random_layer()
     asked = layer.queries[:, :, ::8]
     asked[..., 3] *= 10
-    found = reference._asked(identity_basis(HEADS, WIDTH), layer).energy
+    found = reference.asked(identity_basis(HEADS, WIDTH), layer).energy
     assert torch.allclose(found, asked.double().square().mean((1, 2)))
     assert found[:, 3].min() > 10 * found[:, 4].max()
+
+
+def test_even_steps_have_nearly_their_bits_and_follow_the_weights(every) -> None:
+    count = 20_000
+    tokens = torch.randn(2, count, 2, generator=torch.Generator().manual_seed(1)) + 5
+    weights = torch.cat([torch.full((2, count // 2), 16.0), torch.ones(2, count // 2)], 1)
+    classes = Classes(torch.arange(count).flip(-1).expand(2, -1), (weights, weights), (count // 2, count // 2))
+    means = torch.tensor([3.5, 4.5])
+    found, bits = entropy.in_classes(tokens, identity_basis(2, 2), means, classes, weights)
+    assert 0.99 < bits / (means.sum() * count * 2) <= 1
+    errors = (found - tokens).square().mean(-1)
+    for head, mean in enumerate(means.tolist()):  # .5 of the mean says which class
+        for part, more in ((slice(count // 2, None), 1), (slice(count // 2), -1)):
+            rate = mean - entropy.CLASS_BITS / 4 + more
+            assert rate - 0.3 < -math.log2(float(errors[head, part].mean())) / 2 < rate - 0.2
+    for rate in entropy.RATES:  # so short that spreads take most of the bits
+        stored = every[f"reference-entropy-{rate:g}"]
+        numbers = sum(sum(one.compressed) * HEADS * WIDTH for one in stored)
+        assert sum(one.key_bits + one.value_bits for one in stored) <= rate * numbers
 
 
 def test_the_reference_has_exactly_its_rate(every, basis: CalibratedBasis) -> None:

@@ -10,14 +10,17 @@ from typing import Any
 
 from bench.arena.figure import draw
 from bench.arena.numbers import REPORTED, best, mean, names, numbers, told
-from bench.arena.plan import BOTH_HALVES, LONG
+from bench.arena.plan import LONG
 from bench.arena.ratios import ratios
 from bench.arena.tables import ablation, chat, kinds, methods, retrieval, sources
 from bench.report import Page
 from grace_opt.sweep.bootstrap import RESAMPLES
 
 #: Methods that the page shows unfolded, where they were measured.
-SHOWN = (*BOTH_HALVES, *LONG, "int4", "hadamard-4", "oscar-3", "block-gtq-3", "rdkv-3", "h2o-at-2.25", "transformers-4")
+SHOWN = (
+    *LONG,
+    *("bits-4", "int4", "hadamard-4", "oscar-3", "block-gtq-3", "rdkv-3", "h2o-at-2.25", "transformers-4"),
+)
 
 
 def page(value: dict[str, Any]) -> Page:
@@ -53,6 +56,7 @@ def page(value: dict[str, Any]) -> Page:
         details=[
             (f"Every method, {value['tokens']:,} tokens", methods(value, "passages")),
             ("What each part is worth", ablation(value)),
+            ("What did not work", _in_vain(value)),
             ("By kind of text", kinds(value)),
             ("Sources of the methods", sources(value)),
             ("How it is counted", _counted(value)),
@@ -75,6 +79,30 @@ def _found(value: dict[str, Any]) -> str:
             words += f"{kl:.4f} at {bits:.2f}; ours × {share:.2f})"
         parts.append(words)
     return f"KL in nats: {'; '.join(parts)}." if parts else "Nothing of ours was measured."
+
+
+def _in_vain(value: dict[str, Any]) -> list[str]:
+    """What was tried for `bits=` and is not in it, with where its numbers are."""
+    lines = [
+        "- Shares of layers and heads by local errors, the prompt's own basis, two classes, a higher floor of token "
+        "weights, attention of the last 32 queries or of later ones only: all worse, or no better, in "
+        "[the ablation of `bits=`](bits.md).",
+        "- Channels with 0 bits that interact, as in the paper's problem: [nothing to gain](quadratic_zero.md).",
+    ]
+    rows = [
+        (bits, *(mean(value, "passages", name, "kl") for name in found))
+        for bits in ("3", "2.25", "2", "1")
+        if {*(found := (f"bits-{bits}", f"reference-entropy-{bits}", f"reference-{bits}-classes"))}
+        <= {*names(value, "passages")}
+    ]
+    if rows:
+        told_rows = "; ".join(f"{bits} bits: {ours:.4f}, {even:.4f}, {ideal:.4f}" for bits, ours, even, ideal in rows)
+        lines.append(
+            "- Codes beyond scalar ones, on paper. KL of `bits=`, of even steps at their entropy with the same "
+            f"decisions, and of the test channel with classes: {told_rows}. The second cannot be read in place, and is "
+            "no part of `bits=`."
+        )
+    return lines
 
 
 def _columns(value: dict[str, Any]) -> list[str]:

@@ -12,15 +12,9 @@ import torch
 
 from bench.arena.contenders import Contender
 from bench.arena.measure import DENSE, Arena
-from bench.passages import HALVES
 from bench.real_model import digest
 from grace_opt.sweep import Cell
 
-#: On half A of the passages as well: ours, and those that it is compared with.
-BOTH_HALVES = (
-    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "bits-4", "int4", "grace-0.5"),
-    *("kivi-4-g32", "kivi-2-g32", "turboquant-4", "turboquant-3", "turboquant-2"),
-)
 #: On long passages.
 LONG = (
     *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "grace-0.5", "snapkv-at-2.25"),
@@ -41,7 +35,7 @@ def chosen(names: Sequence[str], contenders: Mapping[str, Contender]) -> list[st
 
 
 def cells_of_passages(arena: Arena, common: Mapping[str, Any]) -> list[Cell]:
-    """Return a cell for every contender and short passage; on half A for those of `BOTH_HALVES`."""
+    """Return a cell for every contender and short passage."""
     return list(_passages(arena, common, list(arena.contenders), False))
 
 
@@ -51,12 +45,9 @@ def cells_of_long(arena: Arena, common: Mapping[str, Any]) -> list[Cell]:
 
 
 def _passages(arena: Arena, common: Mapping[str, Any], names: Sequence[str], long: bool) -> Iterator[Cell]:
-    halves = {passage.half for passage in arena.passages}
     for number, passage in enumerate(arena.long if long else arena.passages):
         ids = digest(passage.ids)
         for name in names:
-            if not long and passage.half == HALVES[0] and len(halves) > 1 and name not in BOTH_HALVES:
-                continue
             where = {"long": long, "passage": number, "ids": ids, "later": arena.later}
             settings = {"method": name, "settings": arena.contenders[name].settings}
             yield Cell("long" if long else "passages", {**common, **where, **settings})

@@ -113,12 +113,7 @@ def store(layers: list[Layer], basis: CalibratedBasis | None, *, rate: float, wi
     CalibrationError
         Without a calibrated basis, or with one that lacks a layer.
     """
-    if basis is None:
-        raise CalibrationError("the reference line needs a calibrated basis; give one, or leave the reference out")
-    missing = [layer.index for layer in layers if layer.index not in basis.keys]
-    if missing:
-        raise CalibrationError(f"the calibrated basis has no layers {missing}; make one for this model")
-    shares = basis.shares(rate, rate)
+    basis, shares = shares_of(layers, basis, rate)
     generator = torch.Generator().manual_seed(SEED)
     found = []
     for layer in layers:
@@ -126,7 +121,7 @@ def store(layers: list[Layer], basis: CalibratedBasis | None, *, rate: float, wi
         coders: list[Coder] = []
         classes = classes_of(layer, between(layer.keys.shape[1])) if with_classes else None
         for number, (own, mean) in enumerate(
-            zip((_asked(keys, layer) if with_classes else keys, values), shares[layer.index], strict=True)
+            zip((asked(keys, layer) if with_classes else keys, values), shares[layer.index], strict=True)
         ):
             if classes is None:
                 coders.append(functools.partial(plain, basis=own, mean=mean, generator=generator))
@@ -137,10 +132,28 @@ def store(layers: list[Layer], basis: CalibratedBasis | None, *, rate: float, wi
     return found
 
 
-def _asked(basis: Basis, layer: Layer) -> Basis:
+def shares_of(
+    layers: list[Layer], basis: CalibratedBasis | None, rate: float
+) -> tuple[CalibratedBasis, dict[int, tuple[Tensor, Tensor]]]:
+    """Return the basis, and the rates of the heads of each layer's keys and values.
+
+    Raises
+    ------
+    CalibrationError
+        Without a calibrated basis, or with one that lacks a layer.
+    """
+    if basis is None:
+        raise CalibrationError("this method needs a calibrated basis; give one, or leave the method out")
+    missing = [layer.index for layer in layers if layer.index not in basis.keys]
+    if missing:
+        raise CalibrationError(f"the calibrated basis has no layers {missing}; make one for this model")
+    return basis, basis.shares(rate, rate)
+
+
+def asked(basis: Basis, layer: Layer) -> Basis:
     """Return the basis with the energies of every eighth of the prompt's queries, as `bits=` measures them."""
-    asked = layer.queries[:, :, ::STRIDE].flatten(1, 2).double()
-    return replace(basis, energy=energy_in(basis, asked.mT @ asked / asked.shape[1]))
+    queries = layer.queries[:, :, ::STRIDE].flatten(1, 2).double()
+    return replace(basis, energy=energy_in(basis, queries.mT @ queries / queries.shape[1]))
 
 
 def methods() -> list[Method]:
