@@ -359,7 +359,7 @@ def test_changed_files_are_measured_again(start, tmp_path: Path, monkeypatch: py
     few = ("--methods", "bits-2", "rounded-8", "--long", "0", "--cases", "0", "--chat", "0")
     for times in (1, 2):
         text = start(*few)
-        assert len(list((tmp_path / "runs" / "passages" / "cells").iterdir())) == 3 * times
+        assert len(list((tmp_path / "runs" / "passages" / "cells").iterdir())) == 4 * times
     assert "Hidden words" not in text
     assert "2 passages" not in text
 
