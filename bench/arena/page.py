@@ -10,17 +10,14 @@ from typing import Any
 
 from bench.arena.figure import draw
 from bench.arena.numbers import REPORTED, best, mean, names, numbers, told
-from bench.arena.plan import LONG
+from bench.arena.plan import BOTH_HALVES
 from bench.arena.ratios import ratios
 from bench.arena.tables import ablation, chat, kinds, methods, retrieval, sources
 from bench.report import Page
 from grace_opt.sweep.bootstrap import RESAMPLES
 
 #: Methods that the page shows unfolded, where they were measured.
-SHOWN = (
-    *LONG,
-    *("bits-4", "int4", "hadamard-4", "oscar-3", "block-gtq-3", "rdkv-3", "h2o-at-2.25", "transformers-4"),
-)
+SHOWN = BOTH_HALVES
 
 
 def page(value: dict[str, Any]) -> Page:

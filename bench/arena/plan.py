@@ -12,9 +12,16 @@ import torch
 
 from bench.arena.contenders import Contender
 from bench.arena.measure import DENSE, Arena
+from bench.passages import HALVES
 from bench.real_model import digest
 from grace_opt.sweep import Cell
 
+#: On half A of the passages as well: what the page compares.
+BOTH_HALVES = (
+    *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "bits-4", "int4", "grace-0.5", "transformers-4"),
+    *("kivi-4-g32", "kivi-2-g32", "turboquant-4", "turboquant-3", "turboquant-2", "hadamard-4", "hadamard-3"),
+    *("oscar-3", "block-gtq-3", "rdkv-3", "rdkv-2.5", "snapkv-at-2.25", "h2o-at-2.25", "reference-entropy-2.25"),
+)
 #: On long passages.
 LONG = (
     *("bits-1", "bits-1.5", "bits-2", "bits-2.25", "bits-3", "grace-0.5", "snapkv-at-2.25"),
@@ -35,7 +42,7 @@ def chosen(names: Sequence[str], contenders: Mapping[str, Contender]) -> list[st
 
 
 def cells_of_passages(arena: Arena, common: Mapping[str, Any]) -> list[Cell]:
-    """Return a cell for every contender and short passage."""
+    """Return a cell for every contender and short passage; on half A for those of `BOTH_HALVES`."""
     return list(_passages(arena, common, list(arena.contenders), False))
 
 
@@ -45,9 +52,12 @@ def cells_of_long(arena: Arena, common: Mapping[str, Any]) -> list[Cell]:
 
 
 def _passages(arena: Arena, common: Mapping[str, Any], names: Sequence[str], long: bool) -> Iterator[Cell]:
+    halves = {passage.half for passage in arena.passages}
     for number, passage in enumerate(arena.long if long else arena.passages):
         ids = digest(passage.ids)
         for name in names:
+            if not long and passage.half == HALVES[0] and len(halves) > 1 and name not in BOTH_HALVES:
+                continue
             where = {"long": long, "passage": number, "ids": ids, "later": arena.later}
             settings = {"method": name, "settings": arena.contenders[name].settings}
             yield Cell("long" if long else "passages", {**common, **where, **settings})
