@@ -5,8 +5,6 @@
 dense. Each cache is compared with the dense one by its next-token distributions. Settings are chosen on half A of the
 passages and reported on half B; one setting serves all numbers of bits.
 
-Growth: a long text is fed to a cache that codes it as it comes (`bench.bits_growth`).
-
 Retrieval: a word is hidden in a text, and asked for after the cache was compressed, so no query had looked for it.
 
 A prompt is read once; every kind of cache is filled with the queries, keys and values of its layers, as the attention
@@ -37,8 +35,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.bits_growth import PROMPT, measure_growth
-from bench.bits_growth import WINDOW as GROWTH_WINDOW
 from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
 from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
 from bench.caches import SINKS, WINDOW, dense_cache, filled, sizes_of
@@ -46,7 +42,7 @@ from bench.calibration import calibrated
 from bench.material import MODEL, books, model_path
 from bench.passages import HALVES, Case, Passage, cases, passages
 from bench.provenance import is_clean, refuse, require_clean, write_json
-from bench.real_model import digest, read_record, read_text
+from bench.real_model import digest, read_record
 from bench.report import add_options, read_results, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import (
@@ -184,7 +180,6 @@ def run(
     model: PreTrainedModel,
     found: Sequence[Passage],
     asked: Sequence[Case],
-    long: tuple[str, Tensor] | None,
     basis: tuple[CalibratedBasis, Path],
     arguments: argparse.Namespace,
     source: Mapping[str, Any],
@@ -201,7 +196,6 @@ def run(
     per_case = 1 + len(asked_rows)
     rounds = arguments.rounds
     steps = sum(1 + sum(p.half == "B" or n not in SHARED for n in names) for p in found) + per_case * len(asked)
-    steps += 4 * bool(arguments.growth)
     total, done = steps + (rounds + 1) * (1 + len(TIMED)) * bool(rounds), 0
     with attention_implementation(model, "grace_sdpa"), progress_bar(None, total) as show:
 
@@ -241,22 +235,11 @@ def run(
             )
             tokens = case.context.shape[1]
             of_cases.append({"name": case.name, "depth": case.depth, "tokens": tokens, **_without_settings(record)})
-        growth = {}
-        if long is not None:
-            name, ids = long
-            settings = {**settings_of("bits-2.25", basis[1]), "tail_block": 64}
-            prompt = ids.shape[1] - arguments.growth
-            record = stored(
-                arguments.runs / "growth.json",
-                {"ids": digest(ids), "prompt": prompt, "rows": {**settings, "basis": None}},
-                lambda: measure_growth(model, ids, settings, prompt, lambda: advance("growth")),
-            )
-            growth = {**record["rows"], "name": name, "window": GROWTH_WINDOW, "commit": record["commit"]}
         seconds = {}
         if rounds:
             ids = found[0].ids[:, : -arguments.later]
             seconds = measure_time(model, ids, basis[1], rounds, lambda: advance("time"))
-    return {"passages": of_passages, "cases": of_cases, "growth": growth, "seconds": seconds}
+    return {"passages": of_passages, "cases": of_cases, "seconds": seconds}
 
 
 def _without_settings(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +269,6 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1600, help="tokens around a hidden word (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=2048, help="of a passage (default %(default)s)")
     parser.add_argument("--later", type=int, default=256, help="of these, fed after the prompt (default %(default)s)")
-    parser.add_argument("--growth", type=int, default=4096, help="tokens to code as they come (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="of reading a prompt, for times (default %(default)s)")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bits", help="folder of the records")
     add_options(parser, "bits")
@@ -294,8 +276,6 @@ def main() -> None:
     if args.report_only:
         print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
         return
-    if args.growth < 0 or args.growth % GROWTH_WINDOW:
-        raise SystemExit(f"--growth {args.growth}: give a multiple of {GROWTH_WINDOW}, or 0")
     if not 2 <= args.later < args.tokens:
         raise SystemExit(f"--later {args.later}: give at least 2, and fewer than the {args.tokens} --tokens")
     if missing := [str(path) for path in args.text or [] if not path.is_file()]:
@@ -305,25 +285,16 @@ def main() -> None:
     where = model_path(args.model)
     model, tokenizer = load_model(where)
     context = model.config.max_position_embeddings
-    grown = min(PROMPT, args.tokens) + args.growth
-    if max(args.tokens, args.context + ASKED, grown if args.growth else 0) > context:
+    if max(args.tokens, args.context + ASKED) > context:
         raise SystemExit(
-            f"--tokens {args.tokens} --context {args.context} --growth {args.growth}: this model's context has "
-            f"{context}, of which a question takes up to {ASKED}"
+            f"--tokens {args.tokens} --context {args.context}: this model's context has {context}, of which a question "
+            f"takes up to {ASKED}"
         )
     texts = args.text or books()
     found = [p for p in passages(texts, tokenizer, args.tokens) if args.half in (None, p.half)][: args.passages]
     asked = cases(texts, tokenizer, args.cases, args.context)
-    long = None
-    if args.growth:
-        name, text = read_text(texts[0])
-        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-        start = int(0.3 * ids.shape[1])  # not the table of contents
-        long = name, ids[:, start : start + grown]
-        if long[1].shape[1] < grown:
-            raise SystemExit(f"--growth {args.growth}: {name!r} is too short")
     basis, path, seconds = bases(model, tokenizer, args.runs, source)
-    records = run(model, found, asked, long, (basis, path), args, source)
+    records = run(model, found, asked, (basis, path), args, source)
     sources = {
         f"{kind} {number + 1}": {**source, "date": record["date"], "commit": record["commit"]}
         for kind in ("passages", "cases")

@@ -89,7 +89,6 @@ def page(value: dict[str, Any]) -> Page:
             ("What each part is worth", _variants(value, halves)),
             ("By kind of text", _by_kind(value, names, told, kinds)),
             ("Shares of layers and heads: calibrated, or of the prompt itself", _shares(value)),
-            *([("A long generation", _growth(value["growth"]))] if value.get("growth") else []),
             ("Time to compress", _time(value)),
             ("How it is counted", _counted(value)),
         ],
@@ -185,28 +184,6 @@ def _shares(value: dict[str, Any]) -> list[str]:
         f"prompt, for K and for V, changes the KL of half {REPORTED} by:",
         "",
         *table(["cache", "KL, calibrated shares", "KL, shares of the prompt", "difference"], rows),
-    ]
-
-
-def _growth(growth: dict[str, Any]) -> list[str]:
-    """Four windows to a line: the first one's start, the mean KLs, the bits."""
-    window, step, seconds = growth["window"], 4, growth["seconds"]
-    rows = []
-    for first in range(0, len(growth["kl"]), step):
-        kls, exact, bits = (growth[name][first : first + step] for name in ("kl", "exact", "bits"))
-        place = f"{first * window:,} to {(first + len(kls)) * window:,}"
-        means = [f"{statistics.fmean(each):.4f}" for each in (kls, exact)]
-        rows.append([place, *means, f"{min(bits):.3f} to {max(bits):.3f}"])
-    return [
-        f"{TITLES['bits-2.25']}, a prompt of {growth['prompt']:,} tokens of {growth['name']}; then its next tokens are "
-        f"fed in steps of {growth['step']}, and coded in blocks of 64. Later tokens read the coded cache, so their own "
-        "keys and values differ from the dense cache's, and errors are passed on; *KL of coding alone* is that of a "
-        "cache which codes the dense cache's keys and values.",
-        "",
-        *table(["tokens after the prompt", "KL", "KL of coding alone", "bits"], rows),
-        f"If all but the last {window} tokens are the prompt, these have a KL of {growth['at_once']:.4f}; as they "
-        f"came, {growth['kl'][-1]:.4f}. A step takes {1000 * seconds['coded']:.0f} ms, with the dense cache "
-        f"{1000 * seconds['dense']:.0f} ms (medians).",
     ]
 
 

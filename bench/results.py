@@ -32,6 +32,7 @@ COMMANDS = {
     "allocation": "python -m bench.allocation",
     "quadratic_zero": "python -m bench.quadratic_zero",
     "bits": "python -m bench.bits",
+    "growth": "python -m bench.growth",
     "arena": "python -m bench.arena",
     "decode_cpu": "python -m bench.decode",
     "hand_made": "python -m bench.hand_made",

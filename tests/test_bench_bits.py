@@ -35,9 +35,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark as from the command line, calibrated on little text."""
 
     def run(*changes: str) -> str:
-        sizes = (
-            "--tokens 200 --later 12 --cases 2 --context 120 --rounds 1 --growth 256 --passages 2 --allow-dirty".split()
-        )
+        sizes = "--tokens 200 --later 12 --cases 2 --context 120 --rounds 1 --passages 2 --allow-dirty".split()
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
         texts = ["--text", *map(str, books)]
         monkeypatch.setattr(
@@ -209,11 +207,6 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
         assert set(case["rows"]) == {"dense", *bits_page.RETRIEVAL, *bits_page.ASKED_VARIANTS}
         assert all(one["nll"] > 0 for one in case["rows"].values())
     assert set(value["seconds"]) == {"dense", *bits_page.TIMED}
-    growth = value["growth"]
-    assert len(growth["kl"]) == len(growth["bits"]) == len(growth["exact"]) == 1
-    assert 0 < growth["exact"][0] != growth["kl"][0] > 0 < growth["at_once"]
-    assert 1.5 < growth["bits"][0] <= 2.25
-    assert "| 0 to 256 |" in text
     for said in (
         "| `bits=2.25` | 2.2",
         "KL, half A | KL, half B",
@@ -229,20 +222,17 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(bits, "measure_passage", lambda model, one, *rest: measured.append(one.half) or second)
     monkeypatch.setattr(bits, "measure_case", lambda *rest: value["cases"][0]["rows"])
     monkeypatch.setattr(bits, "is_clean", lambda source: True)
-    half = start("--half", "A", "--rounds", "0", "--cases", "0", "--growth", "0")
-    assert "A long generation" not in half
+    half = start("--half", "A", "--rounds", "0", "--cases", "0")
     assert measured == ["A"]  # that of another source: the first is taken from its record
     assert "not to be reported" in half
     assert "Retrieval" not in half
     monkeypatch.setattr(bits, "is_clean", lambda source: False)
-    start("--half", "A", "--rounds", "0", "--growth", "0")
+    start("--half", "A", "--rounds", "0")
     assert measured == ["A"] * 3  # files may have changed without another commit
 
 
 def test_what_cannot_be_measured_says_why(start, tmp_path: Path) -> None:
     for changes, message in (
-        (["--growth", "100"], "give a multiple of 256, or 0"),
-        (["--growth", "25600"], "context has 1152"),
         (["--later", "1"], "give at least 2, and fewer than the 200"),
         (["--text", str(tmp_path / "none.txt")], "no text at"),
         (["--tokens", "1200"], "this model's context has 1152"),

@@ -173,7 +173,8 @@ def _decoded(
     keys, values = scatter_channels(old, tail, value)
     if isinstance(old, CodedTokens):
         scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
-        layer.receive(tail_attention(query, keys, attention_mask, tail.shape[2], scaling, softcap))
+        newest = old.waiting + tail.shape[2]
+        layer.receive(tail_attention(query, keys, attention_mask, newest, scaling, softcap))
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
 
 

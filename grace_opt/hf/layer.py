@@ -31,8 +31,9 @@ from transformers.cache_utils import DynamicLayer
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
 from .bits.code_prompt import MIN_TOKENS
-from .bits.coded import CodedTokens, added_attention, taken_scores
+from .bits.coded import CodedTokens, added_attention
 from .bits.settings import OF_PROMPT
+from .bits.waiting import SETTLED
 from .channel_choice import check_numbers, raise_for_verdict
 from .compression import compress
 from .layer_context import LayerContext, with_context
@@ -60,7 +61,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.prompt = Prompt(plan)
         self.tail: Tail | None = None
         self.compressed: Compressed | CodedTokens | None = None
-        self._received: Tensor | None = None  # attention that the tail's tokens have received from later queries
+        self._received: Tensor | None = None  # attention that waiting tokens and the tail's received from later queries
         self.head_dim = 0
         #: The model's attention implementation when keys were last returned, if the cache knows it.
         self.implementation = ""
@@ -146,11 +147,24 @@ class PrunedKeyLayer(DynamicLayer):
             assert self.compressed is not None
             self.compressed = self.compressed.extended(block)
             return
-        scores, self._received = taken_scores(self._received, block.keys)
-        self.compressed = self.compressed.extended(block.keys, block.values, scores)
+        old, received = self.compressed.extended(block.keys, block.values), self._received
+        count = old.waiting
+        if received is None:  # a file without it
+            received = torch.zeros(*block.keys.shape[:2], 3, count, device=block.keys.device)
+        if count >= SETTLED:
+            old = old.settled(self.plan, received[..., :count])
+        if count >= SETTLED or not count:  # no row has codes: the block is dense, and nobody will ask
+            self._received = received[..., count or block.length :].clone()
+        self.compressed = old
 
     def receive(self, attention: Tensor) -> None:
-        """Record the attention ``(B, H, 2, S_t)`` that the tail's tokens received from this step's queries."""
+        """Record the attention that waiting tokens and the tail's received from this step's queries.
+
+        Parameters
+        ----------
+        attention : Tensor
+            ``(B, H, 3, n)``, what `tail_attention` returns.
+        """
         self._received = added_attention(self._received, attention)
 
     # --------------------------------------- with the attention function
@@ -382,7 +396,8 @@ class PrunedKeyLayer(DynamicLayer):
             self.compressed = self.compressed.cropped(keep)
         self.tail = tail.cut(0, max(keep - old, 0))
         if self._received is not None:
-            self._received = self._received[..., : self.tail.length].clone()
+            count = self.compressed.waiting if isinstance(self.compressed, CodedTokens) else 0
+            self._received = self._received[..., : count + self.tail.length].clone()
 
     def reset(self) -> None:
         """Forget everything, ready for another prompt."""

@@ -46,6 +46,8 @@ class MemoryReport:
         All of the above for K and for V, and half of the tokens' classes each.
     coded_key_elements, coded_value_elements, all_elements : int
         Numbers of elements that are coded, and of all in the prunable layers.
+    waiting_tokens : int
+        With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
     asks_for_bits : bool
         Whether the cache was made with ``bits=``.
     """
@@ -70,6 +72,7 @@ class MemoryReport:
     coded_key_elements: int = 0
     coded_value_elements: int = 0
     all_elements: int = 0
+    waiting_tokens: int = 0
     asks_for_bits: bool = False
 
     @property
@@ -150,7 +153,7 @@ class MemoryReport:
             return []
         share = f"{self.bits:.3f} bits per element ({self.key_bits:.3f} of K, {self.value_bits:.3f} of V)"
         return [
-            ("  codes", self.code_bytes, share),
+            ("  codes", self.code_bytes, share + f", {self.waiting_tokens} tokens wait" * (self.waiting_tokens > 0)),
             ("  parameters", self.parameter_bytes, f"{self.mean_bits:.3f} bits per element of all tokens"),
             ("  bases", self.basis_bytes, ""),
         ]
@@ -210,6 +213,9 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         coded_key_elements=coded["key elements"],
         coded_value_elements=coded["value elements"],
         all_elements=coded["all elements"],
+        waiting_tokens=max(
+            layer.compressed.waiting if isinstance(layer.compressed, CodedTokens) else 0 for layer in layers
+        ),
         asks_for_bits=layers[0].plan.bits is not None,
     )
 

@@ -191,11 +191,11 @@ class _Check:
         self.require(said["block"] in (0, block), f"block={said['block']!r} for a cache with tail_block={block}")
         made_rows = check.rows(said, rows, batch)
         self.placed(said["length"], said["stored"], found.get("positions"), batch, heads)
-        received = found.get("received")
+        received, newest = found.get("received"), recent + max(row.waits for row in made_rows)
         if received is not None:
-            fits = received.dtype == torch.float32 and received.dim() == 4 and received.shape[3] == recent
-            fits = fits and received.shape[:3] == (batch, heads, 2)
-            self.require(fits, f"received is {received.dtype} {tuple(received.shape)} for {recent} recent tokens")
+            fits = received.dtype == torch.float32 and received.dim() == 4 and received.shape[3] == newest
+            fits = fits and received.shape[:3] == (batch, heads, 3)
+            self.require(fits, f"received is {received.dtype} {tuple(received.shape)} for {newest} newest tokens")
             usable = bool(received.isfinite().all()) and bool((received >= 0).all())
             self.require(usable, "received has numbers that are negative or not finite")
         old = CodedTokens(said["length"], made_rows, bases, found.get("positions"))

@@ -82,8 +82,9 @@ def widths(cache):
     """The bits of every channel, ``[layer][sequence][head]``."""
     return [
         [
-            torch.cat([row.keys.widths(), row.values.widths()], dim=-1).transpose(0, 1).flatten(1).tolist()
+            torch.cat([each.keys.widths(), each.values.widths()], dim=-1).transpose(0, 1).flatten(1).tolist()
             for row in layer.compressed.rows
+            for each in row.segments
         ]
         for layer in cache.layers
     ]

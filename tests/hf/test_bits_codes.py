@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt.hf.bits.bitplanes import append_bits, append_codes, pack_bits, pack_codes, unpack_bits, unpack_codes
+from grace_opt.hf.bits.bitplanes import append_bits, pack_bits, pack_codes, unpack_bits, unpack_codes
 from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions, gaussian_levels
-from grace_opt.hf.bits.codes import Codes, Part, encode, fixed_bits
+from grace_opt.hf.bits.codes import Codes, Part, encode, fixed_bits, stacked
 from grace_opt.kernels import coding
 from grace_opt.kernels._shared.threads import always_compiled
 from tests import oracle
@@ -25,25 +25,23 @@ LEVELS = {0: (0.0,), EVEN_WIDTH: tuple((code - 128) / 127 for code in range(256)
 
 @st.composite
 def packings(draw):
-    """Widths, codes that fit them, and how many tokens come first."""
+    """Widths, and codes that fit them."""
     widths = draw(st.lists(st.sampled_from(WIDTHS), max_size=6))
-    count, more = draw(COUNTS), draw(COUNTS)
+    count = draw(COUNTS)
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    codes = [random.integers(0, 2**bits, count + more) for bits in widths]
-    return widths, np.array(codes, dtype=np.uint8).reshape(len(widths), count + more), count
+    codes = [random.integers(0, 2**bits, count) for bits in widths]
+    return widths, np.array(codes, dtype=np.uint8).reshape(len(widths), count)
 
 
 @given(packings())
 @settings(max_examples=150, deadline=None)
 def test_planes_are_those_of_the_loops_and_hold_every_code(drawn):
-    widths, codes, count = drawn
+    widths, codes = drawn
     wide, whole = torch.tensor(widths, dtype=torch.uint8), torch.from_numpy(codes)
     planes = pack_codes(whole, wide)
     assert planes.tolist() == oracle.bit_planes(codes.tolist(), widths)
     assert planes.shape == (sum(widths), -(-codes.shape[1] // 8))
     assert torch.equal(unpack_codes(planes, wide, codes.shape[1]), whole)
-    grown = append_codes(pack_codes(whole[:, :count], wide), count, whole[:, count:], wide)
-    assert torch.equal(grown, planes)
 
 
 @given(st.lists(st.integers(0, 1), max_size=30), COUNTS)
@@ -98,9 +96,9 @@ def numbers_of(codes: Codes):
     return oracle.decoded(LEVELS, widths, *stored, planes, codes.counts)
 
 
-def check_nearest(codes: Codes, coordinates, counts, blocks=()):
+def check_nearest(codes: Codes, coordinates, counts):
     """No level of a channel is nearer to a number than the one that was chosen, beyond rounding."""
-    found, exact = codes.decode(blocks).double().numpy(), coordinates.double().numpy()
+    found, exact = codes.decode().double().numpy(), coordinates.double().numpy()
     widths, scales, unit = codes.widths(), iter(codes.scales.tolist()), codes.unit.tolist()
     starts = np.cumsum([0, *counts])
     for c, (first, last) in enumerate(itertools.pairwise(starts)):
@@ -158,35 +156,20 @@ def test_stored_bytes_are_counted_exactly(drawn):
     assert 8 * (codes.nbytes - planes - codes.scales.nbytes) <= heads * fixed_bits(1, len(counts), width)
 
 
-@given(tokens(), st.data())
+@given(tokens(), st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
-def test_appending_keeps_what_was_there_and_takes_the_nearest_levels(drawn, data):
+def test_stacked_codes_are_those_of_each(drawn, seed):
     coordinates, counts, levels = drawn
-    codes = coded(coordinates, counts, levels)
-    more = tuple(data.draw(COUNTS) for _ in counts)
-    generator = torch.Generator().manual_seed(3)
-    scale = coordinates.float().std(correction=0) + 1e-3
-    new = coordinates.float().mean() + scale * torch.randn(
-        len(coordinates), sum(more), levels.shape[2], generator=generator
-    )
-    grown = codes.appended(new, more, torch.ones(codes.means.shape), 0)
-    blocks = [torch.ones(count, dtype=torch.long) for count in more]
-    assert grown.counts == tuple(np.add(counts, more))
-    for name in ("levels", "means", "scales", "unit"):
-        assert torch.equal(getattr(grown, name), getattr(codes, name))
-    both = zip(torch.split(coordinates.float(), counts, 1), torch.split(new, more, 1), strict=True)
-    together = torch.cat([part for pair in both for part in pair], dim=1)
-    places = torch.cat(
-        [
-            torch.arange(old) + start
-            for old, start in zip(counts, np.cumsum([0, *grown.counts])[:-1].tolist(), strict=True)
-        ]
-    )
-    assert torch.equal(grown.decode(blocks)[:, places], codes.decode())
-    np.testing.assert_allclose(
-        grown.decode(blocks), numbers_of(grown), rtol=1e-5, atol=1e-5 * float(together.abs().max())
-    )
-    check_nearest(grown, together, grown.counts, blocks)
+    counts, levels = (sum(counts),), levels[:1]
+    other = torch.randn(coordinates.shape, generator=torch.Generator().manual_seed(seed))
+    one, two = coded(coordinates, counts, levels), coded(other, counts, levels.flip(1))
+    both = stacked(one, two)
+    assert torch.equal(both.decode(), torch.cat([one.decode(), two.decode()]))
+    assert torch.equal(both.widths(), torch.cat([one.widths(), two.widths()], 1))
+    assert 0 <= one.nbytes + two.nbytes - both.nbytes <= 3  # places of levels fill bytes together
+    three = stacked(both, one)
+    assert torch.equal(three.decode()[: len(both.means)], both.decode())
+    assert torch.equal(three.decode()[len(both.means) :], one.decode())
 
 
 @pytest.mark.parametrize("size", [1e-12, 3.0, 1e12])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, SnapKV, calibrate_basis, saving
-from grace_opt.hf.bits.bitplanes import pack_bits, unpack_bits
+from grace_opt.hf import layer as layers
 from grace_opt.hf.bits.calibrated import CalibratedBasis
 from grace_opt.hf.bits.coded import CodedTokens
 from tests.hf.conftest import build
@@ -29,6 +29,7 @@ KINDS = {
     "plain": ({}, 124, 0, {}),
     "right after the prompt": ({}, PROMPT, 0, {}),
     "grown": ({}, 150, 0, {}),
+    "settled": ({}, 150, 13, {}),
     "padded": ({}, 150, 13, {}),
     "too short a row": ({}, 150, 60, {}),
     "evicted": ({"evict": SnapKV(budget=90, window=4)}, 150, 13, {}),
@@ -79,11 +80,13 @@ def go_on(model, cache, padding, until=ALL):
 
 
 @pytest.fixture
-def filled(tmp_path):
+def filled(tmp_path, monkeypatch):
     """`filled("plain")`: a model, its cache as it will be saved, and the padding to go on with."""
 
     def make(name="plain"):
         settings, tokens, padding, changes = KINDS[name]
+        if name == "settled":
+            monkeypatch.setattr(layers, "SETTLED", 16)
         model = build("Qwen2" if changes else "Llama", **changes)
         model.set_attn_implementation("grace_sdpa")
         settings = {**SETTINGS, **settings}
@@ -144,7 +147,9 @@ def test_a_loaded_cache_has_the_same_bits_and_next_tokens(name, filled, path, cl
     assert close(found, expected)
     assert parts_of(loaded).keys() == parts_of(cache).keys()
     for layer, other in zip(loaded._pruned_layers(), cache._pruned_layers(), strict=True):
-        assert [row.keys.counts for row in layer.compressed.rows] == [row.keys.counts for row in other.compressed.rows]
+        counts = [[each.keys.counts for row in old.compressed.rows for each in row.segments] for old in (layer, other)]
+        assert counts[0] == counts[1]
+        assert layer.compressed.waiting == other.compressed.waiting
 
 
 @pytest.mark.slow
@@ -235,11 +240,11 @@ def usable(path, model, padding, what):
         go_on(model, loaded, padding, loaded.get_seq_length() + 1)
         for layer in loaded._pruned_layers()[:1]:
             block = torch.ones(2, 2, 16, 16)
-            grown = layer.compressed.extended(block, block, block[..., 0])
-            for row in grown.rows:
-                blocks = row.blocks(row.order())
-                assert row.keys.decode(blocks).isfinite().all()
-                assert row.values.decode(blocks).isfinite().all()
+            grown = layer.compressed.extended(block, block)
+            settled = grown.settled(layer.plan, torch.ones(2, 2, 3, grown.waiting))
+            parts = [row.waiting_coordinates() for row in grown.rows if row.waits]
+            parts += [each.coordinates() for row in settled.rows for each in row.segments]
+            assert all(tensor.isfinite().all() for part in parts for tensor in part)
     except Exception as error:
         if isinstance(error, CacheError) and "head_dim" in str(error):
             return str(error)
@@ -295,7 +300,13 @@ def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved):
             part = name.rpartition(".")[2]
             if what == "not a number" and "rows" in name and not part.startswith("sink"):
                 assert said is not None, (name, what)
-    for more in ("0.more", "0.rows.0.more", "0.rows.9.classes", "0.rows.0.keys.planes9", "0.rows.x.classes"):
+    for more in (
+        "0.more",
+        "0.rows.0.more",
+        "0.rows.9.sink_keys",
+        "0.rows.0.segments.0.keys.planes9",
+        "0.rows.x.classes",
+    ):
         saving.FILE_FORMAT.write(path, {**tensors, more: torch.ones(1)}, about)
         assert usable(path, model, padding, f"{more} added") is not None
 
@@ -308,33 +319,29 @@ def bit(tensor, place=0):
 
 
 EDITS = {
-    "0.rows.0.classes": (bit, "classes do not have 8, 32, 68 tokens in every head"),
-    "0.rows.0.keys.levels": (bit, r"keys\.(scales|planes0) is "),
-    "0.rows.0.values.scales": (lambda t: -t, "scales are not all positive"),
-    "0.rows.1.keys.unit": (lambda t: t * 3, "unit is not made of powers of two"),
-    "0.rows.0.keys.unit": (lambda t: t * 2.0**127, "not finite"),
-    "0.rows.0.keys.means": (lambda t: t * math.inf, "not finite"),
-    "0.rows.0.keys.planes1": (lambda t: t[:, 1:], r"planes1 is torch\.uint8 \(\d+, 3\), not torch\.uint8 \(\d+, 4\)"),
+    "0.rows.0.segments.0.classes": (bit, "classes do not have 8, 32, 68 tokens in every head"),
+    "0.rows.0.segments.0.keys.levels": (bit, r"keys\.(scales|planes0) is "),
+    "0.rows.0.segments.0.values.scales": (lambda t: -t, "scales are not all positive"),
+    "0.rows.1.segments.0.keys.unit": (lambda t: t * 3, "unit is not made of powers of two"),
+    "0.rows.0.segments.0.keys.unit": (lambda t: t * 2.0**127, "not finite"),
+    "0.rows.0.segments.0.keys.means": (lambda t: t * math.inf, "not finite"),
+    "0.rows.0.segments.0.keys.planes1": (
+        lambda t: t[:, 1:],
+        r"planes1 is torch\.uint8 \(\d+, 3\), not torch\.uint8 \(\d+, 4\)",
+    ),
     "0.rows.1.sink_keys": (lambda t: t[:, 1:], "differs in its sink tokens"),
     "0.received": (lambda t: -t, "received has numbers that are negative"),
 }
 
 
-def swapped(classes):
-    """In the second head, a token of the prompt and one of a block have each other's class."""
-    bits = unpack_bits(classes, 8 * classes.shape[2]).clone()
-    own = bits[:, 1]
-    later = int((own[:, 110:114] != own[:, :1]).any(0).nonzero()[0]) + 110
-    own[:, [0, later]] = own[:, [later, 0]]
-    return pack_bits(bits)
-
-
 OF_BLOCKS = {
-    "0.rows.0.keys.drift_means": (lambda t: t * math.nan, "not finite"),
-    "0.rows.0.keys.drift_channels": (lambda t: t + 200, "drift_channels are not places from 0 to 15"),
-    "0.rows.1.values.drift_scales": (lambda t: t + 200, "drift_scales are not places from 0 to 47"),
-    "0.rows.0.keys.drift_factors": (lambda t: t[1:], r"drift_factors is torch\.uint8 .*, not torch\.uint8 \(\d, 2, "),
-    "0.rows.0.classes": (swapped, "classes differ between heads in a block"),
+    "0.rows.0.waiting.keys.means": (lambda t: t * math.nan, "not finite"),
+    "0.rows.1.waiting.values.scales": (
+        lambda t: t[1:],
+        r"scales is torch\.float16 \(31,\), not torch\.float16 \(32\)",
+    ),
+    "0.rows.0.waiting.keys.planes0": (lambda t: t[:, 1:], r"planes0 is torch\.uint8 \(\d+, 1\), not .* \(\d+, 2\)"),
+    "0.rows.0.waiting.values.unit": (lambda t: t * 3, "unit is not made of powers of two"),
 }
 
 
@@ -352,10 +359,13 @@ def test_what_is_wrong_with_blocks_is_named(name, filled, path):
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("prompts", [[8, 32, 60], [8, 32, 68]], "which are not the prompt's"),
-        ("prompts", [[], []], "drift_"),
+        ("waiting", [32, 16], "differ, and rows grow together"),
+        ("waiting", [8, 8], "in blocks of 16"),
+        ("waiting", [0, 0], "tensors that do not belong"),
         ("block", 8, "block=8 for a cache with tail_block=16"),
-        ("block", 0, "blocks of 0"),
+        ("block", 0, "in blocks of 0"),
+        ("bits", [[3.0, 3.0], [3.0, -1.0]], "not the bits of keys and values of 2 rows"),
+        ("bits", [[3.0, 3.0]], "not the bits of keys and values of 2 rows"),
     ],
 )
 def test_what_is_wrong_with_numbers_of_tokens_is_named(field, value, says, filled, path):
@@ -397,7 +407,7 @@ def test_padding_that_does_not_fit_is_named(filled, path):
         ("sequences", [0], "not the numbers of rows 0 to 1 for 2 sequences"),
         ("stored", 111, "4 sink tokens and 108 coded ones for 111 places"),
         ("length", 113, "length=113 for 112 stored tokens, although none was evicted"),
-        ("rows", [[8, 32, 68], [8, 32, 68, 8, 0]], "not lists of the numbers of tokens"),
+        ("rows", [[[8, 32, 68]], [[8, 32, 68, 8, 0]]], "not lists of the numbers of tokens"),
     ],
 )
 def test_numbers_that_do_not_fit_are_named(field, value, says, filled, path):

@@ -36,9 +36,3 @@ def append_bits(packed: Tensor, count: int, bits: Tensor) -> Tensor:
         return torch.cat([packed, pack_bits(bits)], dim=-1)
     last = unpack_bits(packed[..., -1:], rest)
     return torch.cat([packed[..., :-1], pack_bits(torch.cat([last, bits.to(torch.uint8)], dim=-1))], dim=-1)
-
-
-def append_codes(planes: Tensor, count: int, codes: Tensor, widths: Tensor) -> Tensor:
-    """Append the codes ``(R, m)`` of later tokens to the `count` that the planes hold."""
-    owner, place = owners(widths, len(planes))
-    return append_bits(planes, count, (codes[owner] >> place[:, None]) & 1)

@@ -21,10 +21,11 @@ from .basis import Basis, energy_in, identity_basis, joint_basis
 from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
 from .coded import CodedTokens
-from .codes import LEVEL_BITS, PARAMETER_BITS, Codes, fixed_bits
+from .codes import PARAMETER_BITS
 from .heads import StoredHeads, code_heads, head_groups
 from .importance import attention_moments, queries_of_row
-from .row import CLASS_BITS, CodedRow, class_of_tokens, inverse, packed_classes
+from .row import CodedRow, inverse
+from .segment import Segment, class_of_tokens, packed_classes, segment_bits
 from .settings import NO_BASIS, OF_PROMPT
 
 #: A prompt with fewer tokens to code stays dense: means and scales would outweigh the codes.
@@ -131,8 +132,7 @@ def _check_total(plan: LayerPlan, over: Observation, keys: Tensor, values: Tenso
         coded = count - config.sink_tokens
         beside = -(-places // PER_BYTE) * (count < places) + (0 if kept is None else heads * places * POSITION_BYTES)
         if coded < MIN_TOKENS:
-            nothing = heads * (PARAMETER_BITS // 8 * (width + depth) + 2 * 4)  # means and units of no codes
-            least.append(((count + config.recent_window) * token + beside + nothing, True))
+            least.append(((count + config.recent_window) * token + beside, True))
             continue
         own = budget.basis == OF_PROMPT
         fixed = sum(_overhead(coded, len(class_sizes(coded)), each, own) for each in (width, depth))
@@ -198,15 +198,15 @@ def _coded(
         stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits))
     keys, values = code_heads(stored)
     return CodedRow(
-        keys=keys,
-        values=values,
-        classes=packed_classes(classes),
+        segments=(Segment(keys, values, packed_classes(classes)),),
+        waiting=None,
         sink_keys=row.keys[:, :sinks].clone(),
         sink_values=row.values[:, :sinks].clone(),
         length=row.places,
         present=row.packed,
         key_decode=own[0],
         value_decode=own[1],
+        bits=(key_bits, value_bits),
     )
 
 
@@ -235,12 +235,9 @@ def _power(decode: Tensor) -> Tensor:
 def _overhead(coded: int, classes: int, width: int, own: bool) -> float:
     """Return the bits per head that keys, or values, take whatever their widths are.
 
-    The same for every head, so that ranks, which see only their own heads, choose what one process does. Which places
-    are padding is not among them: a padded row has the widths that it would have alone.
+    Which places are padding is not among them: a padded row has the widths that it would have alone.
     """
-    basis = width * width * PARAMETER_BITS if own else 0
-    ids = CLASS_BITS * PER_BYTE * -(-coded // PER_BYTE) / 2
-    return fixed_bits(1, classes, width) + basis + ids
+    return segment_bits(coded, classes, width) + (width * width * PARAMETER_BITS if own else 0)
 
 
 def _beside(row: _Row) -> int:
@@ -257,20 +254,4 @@ def _moment(tensor: Tensor) -> Tensor:
 
 def _all_dense(row: _Row) -> CodedRow:
     """Return a row without codes: every token is kept as sink tokens are."""
-    heads = row.keys.shape[0]
-    keys, values = (_nothing(tensor) for tensor in (row.keys, row.values))
-    classes = torch.zeros(CLASS_BITS, heads, 0, dtype=torch.uint8, device=row.keys.device)
-    return CodedRow(keys, values, classes, row.keys.clone(), row.values.clone(), row.places, row.packed)
-
-
-def _nothing(tensor: Tensor) -> Codes:
-    """Return codes of no token, for keys or values ``(H, n, d)``."""
-    heads, width, device = len(tensor), tensor.shape[-1], tensor.device
-    return Codes(
-        levels=torch.zeros(LEVEL_BITS, 0, dtype=torch.uint8, device=device),
-        means=torch.zeros(heads, width, dtype=torch.float16, device=device),
-        scales=torch.zeros(0, dtype=torch.float16, device=device),
-        unit=torch.ones(heads, device=device),
-        planes=(),
-        counts=(),
-    )
+    return CodedRow((), None, row.keys.clone(), row.values.clone(), row.places, row.packed)

@@ -13,24 +13,16 @@ import torch
 from torch import Tensor
 
 from ...errors import CacheError
+from ..plan import LayerPlan
 from .basis import Basis
 from .row import CodedRow
 
 
 def added_attention(sums: Tensor | None, now: Tensor) -> Tensor:
-    """Add a step's attention on the tail ``(B, H, 2, S_t)`` to what its first tokens have received before."""
+    """Add a step's attention on the newest tokens ``(B, H, 3, n)`` to what the first of them have received before."""
     if sums is None:
         return now
     return now + torch.nn.functional.pad(sums, (0, now.shape[-1] - sums.shape[-1]))
-
-
-def taken_scores(sums: Tensor | None, block: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Take the mean attention per query of the tail's first tokens ``(B, H, n, d)``; the sums of the others stay."""
-    count = block.shape[2]
-    if sums is None:
-        return block.new_zeros(block.shape[:3], dtype=torch.float32), None
-    received, queries = sums[..., :count].unbind(2)
-    return received / queries.clamp(min=1), sums[..., count:].clone()
 
 
 @dataclass(frozen=True)
@@ -69,12 +61,19 @@ class CodedTokens:
         keys = torch.cat([torch.stack([keys for keys, _ in dense]), tail], dim=2)
         return keys, torch.cat([torch.stack([values for _, values in dense]), value], dim=2)
 
-    def extended(self, keys: Tensor, values: Tensor, scores: Tensor) -> CodedTokens:
-        """Append newer tokens ``(B, H, n, d)``; `scores` ``(B, H, n)`` is the attention that they received."""
-        rows = tuple(
-            row.appended(keys[number], values[number], scores[number], self.bases)
-            for number, row in enumerate(self.rows)
-        )
+    @property
+    def waiting(self) -> int:
+        """Number of newest tokens that wait for their classes."""
+        return max(row.waits for row in self.rows)
+
+    def settled(self, plan: LayerPlan, received: Tensor) -> CodedTokens:
+        """Give waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention that they received."""
+        rows = (row.settled(plan, received[number], self.bases) for number, row in enumerate(self.rows))
+        return replace(self, rows=tuple(rows))
+
+    def extended(self, keys: Tensor, values: Tensor) -> CodedTokens:
+        """Append newer tokens ``(B, H, n, d)``, which wait for their classes."""
+        rows = tuple(row.appended(keys[number], values[number], self.bases) for number, row in enumerate(self.rows))
         positions = self.positions
         if positions is not None:
             more = torch.arange(self.length, self.length + keys.shape[2], device=positions.device, dtype=torch.int32)
@@ -112,17 +111,19 @@ class CodedTokens:
         """Return bytes by kind, and numbers of coded elements; rows that several sequences share count once."""
         found: Counter[str] = Counter()
         for row in self.own_rows():
-            for name, codes, sinks, own in (
-                ("key", row.keys, row.sink_keys, row.key_decode),
-                ("value", row.values, row.sink_values, row.value_decode),
+            for number, (name, sinks, own) in enumerate(
+                (("key", row.sink_keys, row.key_decode), ("value", row.sink_values, row.value_decode))
             ):
-                planes = sum(plane.nbytes for plane in codes.planes)
+                every = [(each.keys, each.values)[number] for each in row.segments]
+                every += [] if row.waiting is None else [row.waiting[number]]
+                planes = sum(plane.nbytes for codes in every for plane in codes.planes)
                 found[f"{name} codes"] += planes
-                found[f"{name} parameters"] += codes.nbytes - planes
+                found[f"{name} parameters"] += sum(codes.nbytes for codes in every) - planes
                 found[f"{name} sinks"] += sinks.nbytes
                 found[f"{name} bases"] += 0 if own is None else own.nbytes
-                found[f"{name} elements"] += codes.means.numel() * row.tokens
-            found["classes"] += row.classes.nbytes + (0 if row.present is None else row.present.nbytes)
+                found[f"{name} elements"] += len(sinks) * sinks.shape[-1] * row.tokens
+            found["classes"] += sum(each.classes.nbytes for each in row.segments)
+            found["classes"] += 0 if row.present is None else row.present.nbytes
         found["positions"] = 0 if self.positions is None else self.positions.nbytes
         return found
 

@@ -65,12 +65,13 @@ def tail_attention(
     Returns
     -------
     Tensor
-        ``(B, H, 2, tail)`` float32: sums over the queries and the mean of the group's heads; numbers of queries.
+        ``(B, H, 3, tail)`` float32: sums over the queries of p and of p², each the mean of the group's heads, and the
+        number of these queries.
     """
     (batch, heads, length, _), new = keys.shape, queries.shape[2]
     group = queries.shape[1] // heads
     place = torch.arange(length, device=keys.device)
-    sums = torch.zeros(batch, heads, tail, device=keys.device)
+    sums = torch.zeros(2, batch, heads, tail, device=keys.device)
     # One block if they are few: a step that depends on the length would be compiled again for every length.
     step = new if new <= FEW else max(MAX_WEIGHTS // (batch * queries.shape[1] * length), 1)
     # In float32, and the queries scaled first: in float16 products overflow that are none of the model's logits.
@@ -87,9 +88,10 @@ def tail_attention(
             low = torch.finfo(torch.float32).min
             logits = logits.masked_fill(~part, low) if part.dtype == torch.bool else logits + part.float()
         weights = torch.softmax(logits, dim=-1)[..., length - tail :]
-        sums += weights.view(batch, heads, group, -1, tail).sum(3).mean(2)
+        weights = weights.view(batch, heads, group, -1, tail)
+        sums += torch.stack([each.sum(3).mean(2) for each in (weights, weights.square())])
     numbers = (tail - torch.arange(tail, device=keys.device)).clamp(max=new).float()
-    return torch.stack([sums, numbers.expand_as(sums)], dim=2)
+    return torch.stack([*sums, numbers.expand_as(sums[0])], dim=2)
 
 
 def spread_queries(now: Observation, before: Observation | None) -> Observation:

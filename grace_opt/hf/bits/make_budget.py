@@ -15,7 +15,7 @@ from ..masking import is_tensor_parallel
 from .at_hand import basis_for
 from .budget import BitBudget
 from .calibrated import CalibratedBasis
-from .row import CLASS_BITS
+from .segment import CLASS_BITS
 from .settings import CALIBRATED, NO_BASIS, OF_PROMPT
 
 

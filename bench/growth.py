@@ -1,0 +1,273 @@
+"""What a long generation costs: ``python -m bench.growth``.
+
+A prompt of 1,024 tokens is read, then the next tokens of the text are fed in steps of 32, to a dense cache, to one with
+``bits=2.25`` and to one with int4. Each step's next-token distributions are compared with those of the dense cache; the
+last are also compared with those after a prompt that had all tokens before them.
+
+Later tokens read a compressed cache, so their own keys and values are not those of the dense one: the error is passed
+on. To tell that from the error of coding, another run codes the dense cache's keys and values in place of its own.
+
+Each text has its own file in ``--runs``; files of other texts, weights, settings or commits are measured again. Writes
+docs/results/growth.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are
+downloaded (`bench.material`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from bench.bits import REFERENCES
+from bench.caches import SINKS
+from bench.caches import WINDOW as RECENT
+from bench.calibration import calibrated
+from bench.material import MODEL, books, model_path
+from bench.provenance import is_clean, refuse, require_clean, write_json
+from bench.real_model import digest, read_record, read_text
+from bench.report import BLACK, BLUE, ORANGE, Page, add_options, read_results, table, write_results
+from grace_opt._util.progress import progress_bar
+from grace_opt.hf import PrunedKeyCache, attention_implementation
+from grace_opt.hf.models import disable_progress_bars, load_model
+
+ROOT = Path(__file__).parent.parent
+#: Bits that are asked for, number of tokens of a prompt that is continued, of those fed in one step, and of those of
+#: which a mean is reported.
+BITS, PROMPT, STEP, WINDOW = 2.25, 1024, 32, 256
+#: Windows to a line of the table.
+LINE = 4
+#: Runs of the model for each text.
+RUNS = 5
+
+
+class _ExactCache(PrunedKeyCache):
+    """Stores the keys and values that a dense cache has at the same places, whatever it is given."""
+
+    exact: DynamicCache
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
+        old, new = self.get_seq_length(layer_idx), key_states.shape[2]
+        layer = self.exact.layers[layer_idx]
+        keys, values = (each[:, :, old : old + new].clone() for each in (layer.keys, layer.values))
+        return super().update(keys, values, layer_idx, *args)
+
+
+@torch.no_grad()
+def measure_growth(
+    model: PreTrainedModel, ids: Tensor, settings: dict[str, Any], prompt: int, advance: Callable[[], None]
+) -> dict[str, Any]:
+    """Feed the tokens after a prompt in steps, to a dense and to a coded cache.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        With the attention ``"grace_sdpa"``.
+    ids : Tensor
+        ``(1, n)``: the prompt and a whole number of `WINDOW` more.
+    settings : dict
+        Of the coded cache.
+    prompt : int
+        Number of tokens of the prompt.
+    advance : callable
+        Called after each of `RUNS` runs.
+
+    Returns
+    -------
+    dict
+        ``kl``, the mean of each window; ``int4``, that of int4; ``bits``, the report's after each window; ``exact``,
+        each window's KL if the dense cache's keys and values are coded; ``at_once``, the last window's KL if all tokens
+        before it are the prompt; ``seconds`` of a step on the caches, medians.
+    """
+    seconds: dict[str, float] = {}
+
+    def fed(cache: Any, start: int, name: str = "") -> tuple[Tensor, list[float]]:
+        model(ids[:, :start], past_key_values=cache, logits_to_keep=1)
+        found, bits, times = [], [], []
+        for first in range(start, ids.shape[1], STEP):
+            begin = time.perf_counter()
+            logits = model(ids[:, first : first + STEP], past_key_values=cache).logits[0]
+            times.append(time.perf_counter() - begin)
+            found.append(logits.float().log_softmax(-1).half())  # all in float32 would take gigabytes
+            if isinstance(cache, PrunedKeyCache) and (first + STEP - start) % WINDOW == 0:
+                bits.append(cache.memory_report().bits or 0.0)
+        advance()
+        seconds[name] = float(torch.tensor(times).median())
+        return torch.cat(found), bits
+
+    def divergence(dense: Tensor, other: Tensor) -> list[float]:
+        pairs = zip(dense.split(WINDOW), other.split(WINDOW), strict=True)
+        return [float((one.float().exp() * (one.float() - two.float())).sum(-1).mean()) for one, two in pairs]
+
+    whole = DynamicCache(config=model.config)
+    dense, _ = fed(whole, prompt, "dense")
+    grown, bits = fed(PrunedKeyCache(model, **settings), prompt, "coded")
+    kl = divergence(dense, grown)
+    grown, _ = fed(PrunedKeyCache(model, **REFERENCES["int4"], recent_window=RECENT, sink_tokens=SINKS), prompt, "int4")
+    int4 = divergence(dense, grown)
+    cache = _ExactCache(model, **settings)
+    cache.exact = whole
+    grown, _ = fed(cache, prompt)
+    exact = divergence(dense, grown)
+    del grown, cache, whole
+    late, _ = fed(PrunedKeyCache(model, **settings), ids.shape[1] - WINDOW)
+    once = divergence(dense[-WINDOW:], late)[0]
+    seconds.pop("")
+    return {"kl": kl, "int4": int4, "bits": bits, "exact": exact, "at_once": once, "seconds": seconds}
+
+
+def page(value: dict[str, Any]) -> Page:
+    """What the page says of the numbers."""
+    texts, count = value["texts"], len(value["texts"][0]["kl"])
+    first, last = (statistics.fmean(one["kl"][place] for one in texts) for place in (0, -1))
+    int4 = statistics.fmean(one["int4"][-1] for one in texts)
+    rows = []
+    for start in range(0, count, LINE):
+        stop = min(start + LINE, count)
+        parts = [[x for one in texts for x in one[name][start:stop]] for name in ("kl", "exact", "int4", "bits")]
+        means = [f"{statistics.fmean(part):.4f}" for part in parts[:3]]
+        bits = f"{min(parts[3]):.2f} to {max(parts[3]):.2f}"
+        rows.append([f"{start * WINDOW:,} to {stop * WINDOW:,}", *means, bits])
+    own = [
+        [
+            one["name"],
+            *(f"{x:.4f}" for x in (one["kl"][0], one["kl"][-1], one["exact"][-1], one["int4"][-1], one["at_once"])),
+        ]
+        for one in texts
+    ]
+    seconds = {name: 1000 * statistics.fmean(one["seconds"][name] for one in texts) for name in texts[0]["seconds"]}
+    return Page(
+        title="A long generation",
+        picture="KL divergence from the dense cache's next-token distributions by tokens after the prompt, on a "
+        "logarithmic scale: as generated, of coding alone, int4, and with all tokens as the prompt",
+        draw=lambda figure: _draw(figure, value),
+        asked=f"What becomes of `bits={BITS:g}` while {count * WINDOW:,} tokens come after a prompt of "
+        f"{value['prompt']:,}, on {value['model']}?",
+        found=f"KL grows from {first:.4f} in the first {WINDOW} tokens to {last:.4f} in the last (int4, five bits: "
+        f"{int4:.4f}); after a prompt that has all but these, it is "
+        f"{statistics.fmean(one['at_once'] for one in texts):.4f}. Bits return to {BITS:g} whenever waiting tokens "
+        "have got their classes.",
+        sure=f"This is one small model and {len(texts)} texts, whose own tokens are fed; errors are passed on as in a "
+        "generation, but not by other tokens.",
+        tables=[
+            *table(["tokens after the prompt", "KL", "of coding alone", "int4", "bits"], rows),
+            "",
+            *table(
+                ["text", f"KL, first {WINDOW}", f"last {WINDOW}", "of coding alone", "int4", "all but these as prompt"],
+                own,
+            ),
+        ],
+        details=[
+            (
+                "How it is measured",
+                [
+                    f"Tokens are fed in steps of {STEP}. Later tokens read the compressed cache, so their own keys and "
+                    "values differ from the dense cache's, and errors are passed on; *of coding alone* is the KL of a "
+                    "cache that codes the dense cache's keys and values. Newer tokens wait in more bits, at most 1,024 "
+                    f"of them, until they are coded together: *bits* counts them. A step takes {seconds['coded']:.0f} "
+                    f"ms, with int4 {seconds['int4']:.0f}, with the dense cache {seconds['dense']:.0f} (medians).",
+                ],
+            )
+        ],
+    )
+
+
+def _draw(figure: Figure, value: dict[str, Any]) -> None:
+    axes, texts = figure.subplots(), value["texts"]
+    places = [(number + 0.5) * WINDOW for number in range(len(texts[0]["kl"]))]
+    looks = (
+        ("kl", f"bits={BITS:g}", BLUE, "-"),
+        ("exact", "of coding alone", BLUE, "--"),
+        ("int4", "int4", ORANGE, "-"),
+    )
+    for name, label, colour, line in looks:
+        for one in texts:
+            axes.plot(places, one[name], color=colour, linestyle=line, linewidth=0.6, alpha=0.5)
+        means = [statistics.fmean(each) for each in zip(*(one[name] for one in texts), strict=True)]
+        axes.plot(places, means, color=colour, linestyle=line, linewidth=2, label=label)
+    once = statistics.fmean(one["at_once"] for one in texts)
+    axes.plot(places[-1:], [once], "o", color=BLACK, label=f"bits={BITS:g}, all as the prompt")
+    axes.set_yscale("log")
+    axes.set_xlabel(f"tokens after a prompt of {value['prompt']:,}")
+    axes.set_ylabel(f"KL, nats (means of {WINDOW})")
+    axes.legend()
+
+
+def of_texts(paths: Sequence[Path], tokenizer: Any, tokens: int) -> list[tuple[str, Tensor]]:
+    """Return the name of each text and some of its tokens; a text that is too short is an error."""
+    found = []
+    for path in paths:
+        name, text = read_text(path)
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        start = int(0.3 * ids.shape[1])  # not the table of contents
+        if ids.shape[1] - start < tokens:
+            raise SystemExit(f"{name!r} has {ids.shape[1] - start} tokens after its first 30 %, of {tokens} needed")
+        found.append((name, ids[:, start : start + tokens]))
+    return found
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
+    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
+    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: the first two of four)")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of the prompt (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens after it (default %(default)s)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "growth", help="folder of the records")
+    add_options(parser, "growth")
+    args = parser.parse_args(given)
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    if args.tokens < WINDOW or args.tokens % WINDOW:
+        raise SystemExit(f"--tokens {args.tokens}: give a multiple of {WINDOW}")
+    if missing := [str(path) for path in args.text or [] if not path.is_file()]:
+        raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
+    source = require_clean(args.allow_dirty)
+    disable_progress_bars()
+    where = model_path(args.model)
+    model, tokenizer = load_model(where)
+    context = model.config.max_position_embeddings
+    if not 0 < args.prompt <= context - args.tokens:
+        raise SystemExit(f"--prompt {args.prompt} --tokens {args.tokens}: this model's context has {context}")
+    texts = of_texts(args.text or books()[:2], tokenizer, args.prompt + args.tokens)
+    file = args.runs / "basis.safetensors"
+    basis, _ = calibrated(model, tokenizer, file, source)
+    settings = {"bits": BITS, "recent_window": RECENT, "sink_tokens": SINKS}
+    weights = digest(*model.parameters())
+    common = {"commit": source["commit"], "weights": weights, "basis": digest(*basis.key_rates.values()), **settings}
+    found, sources = [], {}
+    with attention_implementation(model, "grace_sdpa"), progress_bar(None, RUNS * len(texts)) as show:
+        for number, (name, ids) in enumerate(texts):
+            done = iter(range(RUNS * number + 1, RUNS * len(texts) + 1))
+            about = json.loads(json.dumps({**common, "ids": digest(ids), "prompt": args.prompt}))
+            path = args.runs / f"text_{number}.json"
+            record = read_record(path, about) if is_clean(source) else None
+            if record is None:
+                rows = measure_growth(
+                    model, ids, {**settings, "basis": file}, args.prompt, lambda n=name, d=done: show(n, next(d))
+                )
+                record = {"settings": about, "date": source["date"], "commit": source["commit"], "rows": rows}
+                write_json(path, record)
+            found.append({"name": name, **record["rows"]})
+            sources[name] = {**source, "date": record["date"], "commit": record["commit"]}
+    value = {
+        "provenance": refuse(sources, args.allow_dirty),
+        **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "texts": found},
+    }
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+
+if __name__ == "__main__":
+    main()

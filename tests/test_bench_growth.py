@@ -1,0 +1,69 @@
+"""The benchmark of a long generation, in small: its numbers, records, page and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("optimum.quanto")
+pytest.importorskip("matplotlib")
+
+from bench import calibration, growth
+from grace_opt.hf import calibrate_basis
+from grace_opt.hf import layer as layers
+from grace_opt.hf.models import POCKET_FOLDER
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
+    """Run the benchmark as from the command line, calibrated on little text."""
+
+    def little(model: object, tokenizer: object, texts: Sequence[str] = ("the old mill . " * 40,)) -> object:
+        return calibrate_basis(model, tokenizer, texts)
+
+    def run(*changes: str) -> str:
+        folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
+        given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "150", "--tokens", "512"]
+        growth.main([*given, *folders, "--allow-dirty", *changes])
+        return (tmp_path / "results" / "pocket.md").read_text()
+
+    monkeypatch.setattr(calibration, "calibrate_basis", little)
+    return run
+
+
+@pytest.mark.slow
+def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "is_clean", lambda source: True)
+    monkeypatch.setattr(calibration, "is_clean", lambda source: True)
+    monkeypatch.setattr(layers, "SETTLED", 128)
+    text = start()
+    value = json.loads((tmp_path / "results" / "pocket.json").read_text())
+    assert [one["name"] for one in value["texts"]] == ["Rivers", "Mills"]
+    for one in value["texts"]:
+        assert len(one["kl"]) == len(one["int4"]) == len(one["exact"]) == len(one["bits"]) == 2
+        assert 0 < one["exact"][1] != one["kl"][1] > 0 < one["at_once"]
+        assert max(map(abs, one["int4"])) < 0.1
+        assert 2 < min(one["bits"]) <= max(one["bits"]) < 4
+        assert set(one["seconds"]) == {"dense", "coded", "int4"}
+    assert "| 0 to 512 |" in text
+    assert "Mills" in text
+    monkeypatch.setattr(growth, "measure_growth", lambda *rest: pytest.fail("measured again"))
+    assert start() == text
+
+
+def test_what_cannot_be_measured_says_why(start, tmp_path: Path) -> None:
+    for changes, message in (
+        (["--tokens", "100"], "give a multiple of 256"),
+        (["--tokens", "1024"], "this model's context has 1152"),
+        (["--prompt", "0"], "this model's context has 1152"),
+        (["--prompt", "640"], "has .* tokens after its first 30 %, of 1152 needed"),
+        (["--text", str(tmp_path / "none.txt")], "no text at"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            start(*changes)
