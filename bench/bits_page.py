@@ -1,7 +1,6 @@
 """docs/results/bits.md from the records of `bench.bits`: means by half of the passages, with intervals, and retrieval.
 
-When: the script calls it, after a measurement or with ``--report-only``. Source: the percentile bootstrap is Efron's
-(Annals of Statistics 7, 1979).
+When: the script calls it, after a measurement or with ``--report-only``.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from bench.bits_variants import BITS, VARIANTS
-from bench.real_model_page import RESAMPLES, interval
+from bench.intervals import DENSE, hidden_words, with_ends
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, Page, small, table
+from grace_opt.sweep import mean_interval, paired_interval
+from grace_opt.sweep.bootstrap import RESAMPLES
 
-DENSE = "dense"
 #: Every row's bits; None for what is no budget of bits.
 ROWS: dict[str, float | None] = {
     "bits-3": 3.0,
@@ -70,6 +70,7 @@ def page(value: dict[str, Any]) -> Page:
     count = len(numbers_of(value, names[0], told, "kl"))
     kls = {name: mean(value, name, told, "kl") or 0.0 for name in names}
     kinds = list(dict.fromkeys(record["kind"] for record in value["passages"]))
+    words = hidden_words(value["cases"], (DENSE, *RETRIEVAL), TITLES.__getitem__) if value["cases"] else []
     return Page(
         title="A budget of bits",
         picture="KL divergence from the dense cache's next-token distributions, on a logarithmic scale, by bits per "
@@ -84,7 +85,7 @@ def page(value: dict[str, Any]) -> Page:
         "chosen; 95 % intervals are over passages, which differ more than settings do."
         if halves == [CHOSEN, REPORTED]
         else "**One half of the passages only**: not to be reported.",
-        tables=[*_main_table(value, names, halves), *_retrieval(value)],
+        tables=[*_main_table(value, names, halves), *words],
         details=[
             ("What each part is worth", _variants(value, halves)),
             ("By kind of text", _by_kind(value, names, told, kinds)),
@@ -102,7 +103,7 @@ def _main_table(value: dict[str, Any], names: Sequence[str], halves: Sequence[st
     for name in names:
         sizes = [f"{mean(value, name, halves[-1], part):.2f}" for part in ("bits", "key_bits", "value_bits")]
         share = f"{mean(value, name, halves[-1], 'share'):.1%}"
-        kls = [_with_interval(numbers_of(value, name, half, "kl")) for half in halves]
+        kls = [with_ends(mean_interval(numbers_of(value, name, half, "kl"))) for half in halves]
         top1, nll = (mean(value, name, halves[-1], measure) for measure in ("top1", "nll"))
         rows.append([TITLES[name], *sizes, share, *kls, f"{top1:.1%}", f"{nll:+.4f}"])
     return [
@@ -111,27 +112,6 @@ def _main_table(value: dict[str, Any], names: Sequence[str], halves: Sequence[st
         "tokens, compared with a dense cache in 16 bits. *ΔNLL*: of the text's own tokens, nats per token.",
         "",
         *table(head, rows),
-    ]
-
-
-def _retrieval(value: dict[str, Any]) -> list[str]:
-    if not value["cases"]:
-        return []
-    cases = [record["rows"] for record in value["cases"]]
-    rows = []
-    for name in (DENSE, *RETRIEVAL):
-        hits = sum(case[name]["exact"] for case in cases)
-        kept = sum(case[name]["exact"] and case[DENSE]["exact"] for case in cases)
-        nll = statistics.fmean(case[name]["nll"] for case in cases)
-        over = _signed([case[name]["nll"] - case[DENSE]["nll"] for case in cases]) if name != DENSE else "–"
-        rows.append([TITLES[name], f"{hits} of {len(cases)}", f"{kept}", f"{nll:.3f}", over])
-    tokens = statistics.fmean(record["tokens"] for record in value["cases"])
-    return [
-        f"**Retrieval**: a word hidden in a text of {tokens:,.0f} tokens (mean), asked for after the cache was "
-        "compressed. *Hits*: every token of the answer is the likeliest. *NLL*: sum over the answer's tokens, nats, "
-        "mean over cases; difference to dense with its 95 % interval.",
-        "",
-        *table(["cache", "hits", "of dense's hits", "NLL", "over dense"], rows),
     ]
 
 
@@ -176,7 +156,7 @@ def _shares(value: dict[str, Any]) -> list[str]:
     for name in SHARED:
         plain = f"bits-{ROWS[name]:g}"
         own, calibrated = (numbers_of(value, each, REPORTED, "kl") for each in (name, plain))
-        change = _signed([a - b for a, b in zip(own, calibrated, strict=True)], ".5f")
+        change = with_ends(paired_interval(own, calibrated), "+.5f")
         rows.append([TITLES[plain], _kl(statistics.fmean(calibrated)), _kl(statistics.fmean(own)), change])
     return [
         "Layers are compressed one after the other while the prompt is read, so how many bits each layer and head gets "
@@ -232,16 +212,6 @@ def _kl(number: float | None) -> str:
 
 def _bits(value: dict[str, Any], name: str, half: str) -> str:
     return f"{mean(value, name, half, 'bits'):.1f}"
-
-
-def _with_interval(numbers: Sequence[float]) -> str:
-    average, low, high = interval(numbers)
-    return f"{_kl(average)} {small(f'[{low:.4f}, {high:.4f}]')}"
-
-
-def _signed(numbers: Sequence[float], form: str = ".3f") -> str:
-    average, low, high = (f"{number:+{form}}" for number in interval(numbers))
-    return f"{average} {small(f'[{low}, {high}]')}"
 
 
 def draw(figure: Any, value: dict[str, Any]) -> None:

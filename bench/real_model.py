@@ -259,7 +259,9 @@ def main() -> None:
     add_options(parser, "real_model")
     args = parser.parse_args()
     if args.report_only:
-        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        value = read_results(args.out)
+        value |= summary(value["by prompt"])
+        print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=False))
         return
     if missing := [str(path) for path in args.text or [] if not path.is_file()]:
         raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")

@@ -1,7 +1,6 @@
 """docs/results/real_model.md from the records of `bench.real_model`: means, paired differences, and what they say.
 
-When: the script calls it, after a measurement or with ``--report-only``. Source: the percentile bootstrap is Efron's
-(Annals of Statistics 7, 1979).
+When: the script calls it, after a measurement or with ``--report-only``.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import numpy as np
 
 from bench.report import BLUE, GREY, ORANGE, Page, small, table
 from grace_opt.attention.weights import prune_count
+from grace_opt.sweep import mean_interval
+from grace_opt.sweep.bootstrap import RESAMPLES
 
 METHODS, RATIOS = {"THINK": "think", "GRACE": "grace"}, (0.5, 0.6)
 RECENT = OBSERVED = 32
-RESAMPLES, SEED = 10_000, 0
 #: What is compared, in the table's order: name in a record, format, heading.
 MEASURES = (
     ("kl", ".4f", "KL, nats"),
@@ -28,10 +28,8 @@ MEASURES = (
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:
     """Mean of paired differences, and the ends of its bootstrap 95 % interval over prompts."""
-    values = np.asarray(differences, dtype=float)
-    drawn = np.random.default_rng(SEED).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.quantile(values[drawn].mean(-1), (0.025, 0.975))
-    return float(values.mean()), float(low), float(high)
+    found = mean_interval(differences)
+    return found.estimate, found.low, found.high
 
 
 def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

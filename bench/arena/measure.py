@@ -17,6 +17,7 @@ from torch import Tensor
 from bench.arena.contenders import Contender, Subject
 from bench.arena.prompt import Prompt
 from bench.caches import sizes_of
+from bench.intervals import DENSE
 from bench.passages import Case, Passage
 from bench.questions import Prompt as Question
 from bench.questions import answered, in_common
@@ -24,7 +25,6 @@ from bench.real_model import digest
 from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs
 
 #: The dense cache, which answers questions as well.
-DENSE = "dense"
 
 
 @dataclass

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from bench.arena.contenders import Contender
-from bench.arena.measure import DENSE, Arena
+from bench.arena.measure import Arena
+from bench.intervals import DENSE
 from bench.passages import HALVES
 from bench.real_model import digest
 from grace_opt.sweep import Cell

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from bench.arena.measure import DENSE, Arena
+from bench.arena.measure import Arena
 from bench.arena.plan import cells_of_cases, cells_of_long, cells_of_passages, cells_of_texts
+from bench.intervals import DENSE
 from bench.provenance import is_clean
 from bench.real_model import digest
 from grace_opt.hf import attention_implementation

@@ -9,10 +9,9 @@ from typing import Any
 from scipy.stats import binomtest
 
 from bench.arena.contenders import ABLATED, OUR_FAMILIES, OURS
-from bench.arena.measure import DENSE
 from bench.arena.numbers import CHOSEN, CROSSING, families, interval, is_reference, mean, names, numbers, ratio, told
+from bench.intervals import DENSE, hidden_words, with_ends
 from bench.report import small, table
-from grace_opt.sweep import Interval, mean_interval
 
 
 def methods(value: dict[str, Any], part: str, only: Sequence[str] | None = None) -> list[str]:
@@ -25,7 +24,7 @@ def methods(value: dict[str, Any], part: str, only: Sequence[str] | None = None)
         for name in (name for name in each if only is None or name in only):
             sizes = [f"{mean(value, part, name, size):.2f}" for size in ("bits", "key_bits", "value_bits")]
             row = [value["methods"][name]["title"], *sizes, f"{mean(value, part, name, 'share'):.1%}"]
-            row.append(_with_ends(interval(value, part, name, "kl")))
+            row.append(with_ends(interval(value, part, name, "kl")))
             if other is not None:
                 chosen = numbers(value, part, name, "kl", other)
                 row.append(f"{statistics.fmean(chosen):.4f}" if chosen else "–")
@@ -62,7 +61,7 @@ def ablation(value: dict[str, Any]) -> list[str]:
             suffix = {1: "class-1", 2: "none", 3: "plain"}[OUR_FAMILIES.index(family)]
             name, whole = f"bits-{bits:g}-{suffix}", f"bits-{bits:g}"
             found = ratio(value, "passages", name, whole)
-            cells.append(_with_ends(found, ".2f") if found else "–")
+            cells.append(with_ends(found, ".2f") if found else "–")
         rows.append([family.replace(OURS + ", ", ""), *cells])
     lines = [
         "KL as a multiple of that of `bits=` as it is.",
@@ -83,27 +82,8 @@ def ablation(value: dict[str, Any]) -> list[str]:
 
 def retrieval(value: dict[str, Any]) -> list[str]:
     """Return hits and likelihood of hidden words."""
-    cases = [one["rows"] for one in value["cases"]]
-    if not cases:
-        return []
-    rows = []
-    for name in cases[0]:
-        hits = sum(case[name]["exact"] for case in cases)
-        kept = sum(case[name]["exact"] and case[DENSE]["exact"] for case in cases)
-        nll = statistics.fmean(case[name]["nll"] for case in cases)
-        over, bits = "–", "16"
-        if name != DENSE:
-            over = _with_ends(mean_interval([case[name]["nll"] - case[DENSE]["nll"] for case in cases]), "+.3f")
-            bits = f"{statistics.fmean(case[name]['bits'] for case in cases):.2f}"
-        rows.append([_title(value, name), bits, f"{hits} of {len(cases)}", f"{kept}", f"{nll:.3f}", over])
-    tokens = statistics.fmean(one["tokens"] for one in value["cases"])
-    return [
-        f"**Hidden words**: a word hidden in a text of {tokens:,.0f} tokens (mean), asked for after the cache was "
-        "compressed. *Hits*: every token of the answer is the likeliest. *NLL*: sum over the answer's tokens, nats, "
-        "mean over cases.",
-        "",
-        *table(["method", "bits", "hits", "of dense's hits", "NLL", "over dense"], rows),
-    ]
+    cases = value["cases"]
+    return hidden_words(cases, list(cases[0]["rows"]), lambda name: _title(value, name)) if cases else []
 
 
 def chat(value: dict[str, Any]) -> list[str]:
@@ -141,10 +121,4 @@ def _title(value: dict[str, Any], name: str) -> str:
 
 
 def _kl(value: dict[str, Any], name: str) -> str:
-    return _with_ends(interval(value, "passages", name, "kl"))
-
-
-def _with_ends(found: Interval, form: str = ".4f") -> str:
-    if found.n < 2:
-        return f"{found.estimate:{form}}"
-    return f"{found.estimate:{form}} {small(f'[{found.low:{form}}, {found.high:{form}}]')}"
+    return with_ends(interval(value, "passages", name, "kl"))
