@@ -13,8 +13,10 @@ calls are. So the whole session runs inside a function that asks for more room t
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +64,14 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         path.write_text(f"Title: {name}\n\n" + " ".join(filler(rng) for _ in range(120)))
         found.append(path)
     return found
+
+
+@pytest.fixture(autouse=True)
+def quanto_without_a_compiler() -> None:
+    """Quanto compiles its way to unpack bits at first use, which takes most of a minute; it has another in Python."""
+    kernels = sys.modules.get("optimum.quanto.library.extensions.cpp")
+    if kernels is not None and kernels.ext._lib is None:
+        kernels.ext._lib = SimpleNamespace(unpack=sys.modules["optimum.quanto.library.unpack"].unpack)
 
 
 @pytest.fixture
