@@ -68,10 +68,14 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def quanto_without_a_compiler() -> None:
-    """Quanto compiles its way to unpack bits at first use, which takes most of a minute; it has another in Python."""
+    """Quanto compiles its way to unpack bits at first use, which takes most of a minute."""
     kernels = sys.modules.get("optimum.quanto.library.extensions.cpp")
     if kernels is not None and kernels.ext._lib is None:
-        kernels.ext._lib = SimpleNamespace(unpack=sys.modules["optimum.quanto.library.unpack"].unpack)
+        kernels.ext._lib = SimpleNamespace(unpack=_unpacked)
+
+
+def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    return torch.cat([packed >> place & 2**bits - 1 for place in range(0, 8, bits)])
 
 
 @pytest.fixture

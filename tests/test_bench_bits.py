@@ -225,7 +225,7 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.
     half = start("--half", "A", "--rounds", "0", "--cases", "0")
     assert measured == ["A"]  # that of another source: the first is taken from its record
     assert "not to be reported" in half
-    assert "Hidden words" not in half
+    assert "**Hidden words**" not in half
     monkeypatch.setattr(bits, "is_clean", lambda source: False)
     start("--half", "A", "--rounds", "0")
     assert measured == ["A"] * 3  # files may have changed without another commit
