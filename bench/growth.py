@@ -112,7 +112,8 @@ def measure_growth(
     dense, _ = fed(whole, prompt, "dense")
     grown, bits = fed(PrunedKeyCache(model, **settings), prompt, "coded")
     kl = divergence(dense, grown)
-    grown, _ = fed(PrunedKeyCache(model, **REFERENCES["int4"], recent_window=RECENT, sink_tokens=SINKS), prompt, "int4")
+    windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
+    grown, _ = fed(PrunedKeyCache(model, **REFERENCES["int4"], **windows), prompt, "int4")
     int4 = divergence(dense, grown)
     cache = _ExactCache(model, **settings)
     cache.exact = whole
@@ -170,7 +171,7 @@ def page(value: dict[str, Any]) -> Page:
             (
                 "How it is measured",
                 [
-                    f"Tokens are fed in steps of {STEP}. Later tokens read the compressed cache, so their own keys and "
+                    f"Tokens are fed in steps of {STEP}; int4 codes them in blocks of 64. Later tokens read the compressed cache, so their own keys and "
                     "values differ from the dense cache's, and errors are passed on; *of coding alone* is the KL of a "
                     "cache that codes the dense cache's keys and values. Newer tokens wait in more bits, at most 1,024 "
                     f"of them, until they are coded together: *bits* counts them. A step takes {seconds['coded']:.0f} "
