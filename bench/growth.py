@@ -171,11 +171,12 @@ def page(value: dict[str, Any]) -> Page:
             (
                 "How it is measured",
                 [
-                    f"Tokens are fed in steps of {STEP}; int4 codes them in blocks of 64. Later tokens read the compressed cache, so their own keys and "
-                    "values differ from the dense cache's, and errors are passed on; *of coding alone* is the KL of a "
-                    "cache that codes the dense cache's keys and values. Newer tokens wait in more bits, at most 1,024 "
-                    f"of them, until they are coded together: *bits* counts them. A step takes {seconds['coded']:.0f} "
-                    f"ms, with int4 {seconds['int4']:.0f}, with the dense cache {seconds['dense']:.0f} (medians).",
+                    f"Tokens are fed in steps of {STEP}; int4 codes them in blocks of 64. Later tokens read the "
+                    "compressed cache, so their own keys and values differ from the dense cache's, and errors are "
+                    "passed on; *of coding alone* is the KL of a cache that codes the dense cache's keys and values. "
+                    "Newer tokens wait in more bits, at most 1,024 of them, until they are coded together: *bits* "
+                    f"counts them. A step takes {seconds['coded']:.0f} ms, with int4 {seconds['int4']:.0f}, with the "
+                    f"dense cache {seconds['dense']:.0f} (medians).",
                 ],
             )
         ],
