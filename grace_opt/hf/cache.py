@@ -141,7 +141,8 @@ class PrunedKeyCache(Cache):
             self.budget = budget_of(self.pruning, model, self._shape, self.prunable_layers, len(layers))
         chunk_size = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
         for index, source in self._sources(len(layers), provider, masks).items():
-            announces = index == self.prunable_layers[0]
+            # The last one: where an eviction leaves layers different numbers of tokens, that has the fewest.
+            announces = index == self.prunable_layers[-1]
             layers[index] = PrunedKeyLayer(
                 LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces, self.budget)
             )

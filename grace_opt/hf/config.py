@@ -23,7 +23,7 @@ from ..errors import OptionError
 from ..registry import MethodOptions
 from .arguments import OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
 from .bits.classes import SINKS
-from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits
+from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_tail_block
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
@@ -130,6 +130,8 @@ class PruningConfig:
         check_fields(self, integer, "recent_window", "sink_tokens", "dense_layers", "seed", at_least=0)
         check_fields(self, integer, "observation_window", at_least=1)
         check_fields(self, integer, "tail_block", "kept_channels", at_least=1, optional=True)
+        if self.is_coded and self.tail_block is not None:
+            check_tail_block(self.tail_block)
         if is_dataclass(self.method):  # by name in here, so that it goes into JSON
             spec, made = registry.chosen(self.method, self.options)
             object.__setattr__(self, "method", spec.name)

@@ -189,7 +189,7 @@ class _Check:
         check = RowCheck(self.require, heads, width, depth, keys.dtype, plan.bits.basis == OF_PROMPT)
         block = plan.config.tail_block
         self.require(said["block"] in (0, block), f"block={said['block']!r} for a cache with tail_block={block}")
-        made_rows = check.rows(said, rows, batch)
+        made_rows = check.rows(said, rows, batch, "positions" in found)
         self.placed(said["length"], said["stored"], found.get("positions"), batch, heads)
         received, newest = found.get("received"), recent + max(row.waits for row in made_rows)
         if received is not None:

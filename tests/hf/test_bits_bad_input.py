@@ -138,6 +138,13 @@ class TestSettings:
         with pytest.raises(OptionError, match=meant):
             PrunedKeyCache(build("Llama"), **given)
 
+    def test_with_blocks_too_small_for_means_of_their_own_are_refused(self):
+        with pytest.raises(OptionError, match=r"tail_block=15: .*would outweigh its codes; write 16 or more"):
+            PruningConfig(bits=2, tail_block=15)
+        assert PruningConfig(bits=2, tail_block=16).tail_block == 16
+        with pytest.raises(OptionError, match="tail_block"):
+            PruningConfig(bits=2, tail_block="64")
+
     def test_that_survive_json_and_those_of_files_without_them(self):
         for config in (
             PruningConfig(bits=2.25),

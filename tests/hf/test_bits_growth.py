@@ -217,6 +217,30 @@ class TestGeneration:
         assert feed(model, cache, more[:, 65:70]).isfinite().all()
         assert cache.memory_report().bits > 1.5
 
+    def test_goes_on_where_gradients_are_on(self, model, ids, more):
+        cache, other = full(model, ids), full(model, ids)
+        with torch.enable_grad():
+            for part in more[:, :200].split(50, dim=1):
+                found = model(part, past_key_values=cache).logits
+        feed(model, other, more[:, :200], 50)
+        assert found.requires_grad
+        assert cache.layers[0].compressed.waiting == 2 * TAIL_BLOCK_WITH_BITS
+        for each, expected in zip(decoded(cache), decoded(other), strict=True):
+            torch.testing.assert_close(each.detach(), expected)
+
+    @pytest.mark.parametrize("settings", [{"basis": "none"}, {"basis": "prompt", "bits": 8}], ids=str)
+    def test_of_a_first_turn_that_stayed_dense_knows_the_queries_of_a_short_second_one(self, settings, model, ids):
+        """Five tokens, none of which is an eighth one."""
+        cache = PrunedKeyCache(model, **{**SETTINGS, **settings})
+        with pytest.warns(UserWarning, match="stays dense"):
+            feed(model, cache, ids[:, :99], 99)
+        found = feed(model, cache, ids[:, 99:104], 5)
+        assert cache.layers[0].compressed.coded == 68
+        assert feed(model, cache, ids[:, 104:110]).isfinite().all()
+        assert found.isfinite().all()
+        report = cache.memory_report()
+        assert report.key_bits > 0.8 * report.value_bits > 0.8
+
 
 class TestShrinking:
     def test_cropping_the_tail_forgets_what_was_fed(self, model, ids, more):

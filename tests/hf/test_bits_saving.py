@@ -389,6 +389,20 @@ def test_what_is_wrong_is_named(name, filled, path):
         PrunedKeyCache.load(path, model)
 
 
+@torch.no_grad()
+def test_a_layer_of_which_an_eviction_has_left_too_little_is_saved_too(path):
+    model = build("Llama")
+    model.set_attn_implementation("grace_sdpa")
+    cache = PrunedKeyCache(model, **SETTINGS, evict=SnapKV(budget=60, window=4))
+    with pytest.warns(UserWarning, match="tokens left and stays dense"):
+        go_on(model, cache, 0, PROMPT)
+    assert cache.layers[1].compressed.coded == 0
+    cache.save(path)
+    loaded = PrunedKeyCache.load(path, model)
+    assert same_bits(loaded, cache)
+    assert torch.equal(go_on(model, loaded, 0).argmax(-1), go_on(model, cache, 0).argmax(-1))
+
+
 def test_padding_that_does_not_fit_is_named(filled, path):
     model, cache, _ = filled("padded")
     cache.save(path)

@@ -73,6 +73,7 @@ class CodedTokens:
 
     def extended(self, keys: Tensor, values: Tensor) -> CodedTokens:
         """Append newer tokens ``(B, H, n, d)``, which wait for their classes."""
+        keys, values = keys.detach(), values.detach()  # codes have no gradients
         rows = tuple(row.appended(keys[number], values[number], self.bases) for number, row in enumerate(self.rows))
         positions = self.positions
         if positions is not None:

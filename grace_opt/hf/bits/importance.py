@@ -131,6 +131,8 @@ def last_queries(over: Observation, needed: int) -> Tensor:
 def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the observed queries of one sequence ``(H_q, L, d)``, their weights, and whether each is of the third set.
 
+    If none is, all count as such.
+
     Padding counts for nothing: a padded row has the queries and weights that it would have alone.
     """
     assert over.places is not None
@@ -143,7 +145,9 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
     queries = over.queries[row]
     if len(chosen) < queries.shape[1]:
         queries = queries.index_select(1, chosen)
-    return queries, share / share.sum(), ranks[0, chosen] % STRIDE == 0
+    spread = ranks[0, chosen] % STRIDE == 0
+    # Of a last turn of a few tokens, perhaps none is of that set.
+    return queries, share / share.sum(), spread | ~spread.any()
 
 
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:

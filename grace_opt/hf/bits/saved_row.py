@@ -71,7 +71,9 @@ class RowCheck:
     dtype: torch.dtype
     own_bases: bool
 
-    def rows(self, said: Mapping[str, Any], found: Mapping[str, Tensor], batch: int) -> tuple[CodedRow, ...]:
+    def rows(
+        self, said: Mapping[str, Any], found: Mapping[str, Tensor], batch: int, evicted: bool
+    ) -> tuple[CodedRow, ...]:
         """Return the row of each sequence.
 
         Parameters
@@ -82,6 +84,8 @@ class RowCheck:
             The tensors whose names begin with ``rows.``.
         batch : int
             Number of sequences.
+        evicted : bool
+            Whether an eviction came before, which may have left too few tokens to code.
         """
         counts, waiting, block, bits, stored, sequences = (said[name] for name in CODED_FIELDS)
         self.require(
@@ -118,7 +122,7 @@ class RowCheck:
             )
             for number in used
         ]
-        self.require(any(row.tokens for row in rows), "no row has coded tokens")
+        self.require(evicted or any(row.tokens for row in rows), "no row has coded tokens")
         return tuple(rows[number] for number in sequences)
 
     def _row(self, where: str, parts: dict[str, Tensor], said: _Row, stored: int) -> CodedRow:

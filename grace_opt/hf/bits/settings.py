@@ -18,6 +18,8 @@ from .importance import LAST
 BUDGETS = ("bits", "key_bits", "value_bits", "total_bytes")
 CALIBRATED, OF_PROMPT, NO_BASIS = "calibrated", "prompt", "none"
 TAIL_BLOCK_WITH_BITS = 64
+#: Every block of newer tokens has means and scales of its own, which weigh more the smaller it is.
+SMALLEST_TAIL_BLOCK = 16
 #: Largest mean number of bits; what is left over eight is not used.
 MAX_BITS = 16
 #: Number of last queries of which every one is observed: as far as an eviction may look back.
@@ -74,6 +76,15 @@ def check_bits(config: Any) -> None:
             f"{type(config.evict).__name__} needs {'all' if needed is None else needed} queries of the prompt, and "
             f"{given[0]}= keeps the last {MAX_EVICTION_QUERIES}: evict by SnapKV, "
             "PyramidKV or StreamingLLM"
+        )
+
+
+def check_tail_block(block: int) -> None:
+    """Refuse blocks of newer tokens that are too small to code."""
+    if block < SMALLEST_TAIL_BLOCK:
+        raise OptionError(
+            f"tail_block={block}: with bits=, every block of newer tokens has means and scales of its own, which would "
+            f"outweigh its codes; write {SMALLEST_TAIL_BLOCK} or more, or leave it out"
         )
 
 
