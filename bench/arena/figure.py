@@ -67,7 +67,7 @@ def styles(found: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
             first = {BLACK: [":"], BLUE: []}.get(colour, ["-"])
             bases[base] = colour, chain(first, cycle(("--", ":", "-.")))
         colour, lines = bases[base]
-        marker = "." if colour == BLACK else next(markers)
+        marker = next(markers) if colour != BLACK else "." if base.startswith("test channel") else "x"
         looks[family] = {"color": colour, "marker": marker, "linestyle": next(lines), "linewidth": 1, "markersize": 4}
     return looks
 
