@@ -322,6 +322,15 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
     assert full(model, ids, evict=evict).memory_report().bits <= 2
     with pytest.raises(OptionError, match="H2O needs all queries"):
         PrunedKeyCache(model, **SETTINGS, evict=H2O(budget=100, observed=None))
+    with pytest.raises(OptionError, match=r"SnapKV needs 129 queries .* let it observe 128 or fewer"):
+        PrunedKeyCache(model, **SETTINGS, evict=SnapKV(budget=400, window=129))
+
+
+def test_where_an_eviction_leaves_later_layers_too_little_it_is_told(model, ids):
+    long = torch.cat([ids] * 4, dim=1)
+    with pytest.warns(UserWarning, match="tokens left and stays dense"):
+        cache = full(model, long, evict=PyramidKV(budget=130, window=16, beta=3))
+    assert [layer.compressed.coded > 0 for layer in cache.layers] == [True, False]
 
 
 class TestAttach:
