@@ -39,7 +39,7 @@ from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, SHARED, TIME
 from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
 from bench.caches import SINKS, WINDOW, dense_cache, filled, sizes_of
 from bench.calibration import calibrated
-from bench.material import MODEL, books, model_path
+from bench.material import MODEL, books, model_path, require_texts
 from bench.passages import HALVES, Case, Passage, cases, passages
 from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record
@@ -278,8 +278,7 @@ def main() -> None:
         return
     if not 2 <= args.later < args.tokens:
         raise SystemExit(f"--later {args.later}: give at least 2, and fewer than the {args.tokens} --tokens")
-    if missing := [str(path) for path in args.text or [] if not path.is_file()]:
-        raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
+    require_texts(args.text)
     source = require_clean(args.allow_dirty)
     disable_progress_bars()
     where = model_path(args.model)

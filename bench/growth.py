@@ -32,7 +32,7 @@ from bench.bits import REFERENCES
 from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
 from bench.calibration import calibrated
-from bench.material import MODEL, books, model_path
+from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record, read_text
 from bench.report import BLACK, BLUE, ORANGE, Page, add_options, read_results, table, write_results
@@ -234,8 +234,7 @@ def main(given: Sequence[str] | None = None) -> None:
         return
     if args.tokens < WINDOW or args.tokens % WINDOW:
         raise SystemExit(f"--tokens {args.tokens}: give a multiple of {WINDOW}")
-    if missing := [str(path) for path in args.text or [] if not path.is_file()]:
-        raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
+    require_texts(args.text)
     source = require_clean(args.allow_dirty)
     disable_progress_bars()
     where = model_path(args.model)

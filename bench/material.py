@@ -19,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +95,12 @@ def weights(folder: Path = FOLDER) -> Path:
 def books(folder: Path = FOLDER) -> list[Path]:
     """The texts, a novel first; their names say what they are. All lie in a folder of their own."""
     return fetch(TEXTS, folder / BOOKS)
+
+
+def require_texts(paths: Sequence[Path] | None) -> None:
+    """End the program if a text is not there that the command line names."""
+    if missing := [str(path) for path in paths or [] if not path.is_file()]:
+        raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
 
 
 def model_path(name: str) -> str:

@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.material import MODEL, books, model_path
+from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import refuse, require_clean, write_json
 from bench.real_model_page import METHODS, OBSERVED, RATIOS, RECENT, page, summary
 from bench.report import add_options, read_results, write_results
@@ -263,8 +263,7 @@ def main() -> None:
         value |= summary(value["by prompt"])
         print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=False))
         return
-    if missing := [str(path) for path in args.text or [] if not path.is_file()]:
-        raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
+    require_texts(args.text)
     source = require_clean(args.allow_dirty)
     disable_progress_bars()
     where = model_path(args.model)

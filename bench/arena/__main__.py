@@ -29,7 +29,7 @@ from bench.arena.stored import Method
 from bench.bits import ASKED
 from bench.caches import SINKS, WINDOW
 from bench.calibration import calibrated
-from bench.material import MODEL, books, model_path
+from bench.material import MODEL, books, model_path, require_texts
 from bench.passages import cases, long_passages, passages
 from bench.provenance import refuse, require_clean
 from bench.questions import DEFAULT, prompts, read_questions
@@ -82,8 +82,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
             )
     if args.tokens < 1 or min(args.long, args.cases, args.chat) < 0 or args.new_tokens < 1:
         raise SystemExit("--tokens and --new-tokens are at least 1; --long, --cases and --chat at least 0")
-    if missing := [str(path) for path in args.text or [] if not path.is_file()]:
-        raise SystemExit(f"no text at {', '.join(missing)}: name the file of a book as plain text")
+    require_texts(args.text)
     return args
 
 
