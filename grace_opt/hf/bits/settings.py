@@ -72,11 +72,11 @@ def check_bits(config: Any) -> None:
         )
     needed = 0 if config.evict is None else getattr(config.evict, "queries_needed", 0)
     if needed is None or needed > MAX_EVICTION_QUERIES:
-        others = "evict by SnapKV, PyramidKV or StreamingLLM"
+        instead = "evict by SnapKV, PyramidKV or StreamingLLM"
         raise OptionError(
             f"{type(config.evict).__name__} needs {'all' if needed is None else needed} queries of the prompt, and "
             f"{given[0]}= keeps the last {MAX_EVICTION_QUERIES}: "
-            f"{others if needed is None else f'let it observe {MAX_EVICTION_QUERIES} or fewer'}"
+            f"{instead if needed is None else f'let it observe {MAX_EVICTION_QUERIES} or fewer'}"
         )
 
 
