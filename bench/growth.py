@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,22 +85,18 @@ def measure_growth(
     dict
         ``kl``, the mean of each window; ``int4``, that of int4; ``bits``, the report's after each window; ``exact``,
         each window's KL if the dense cache's keys and values are coded; ``at_once``, the last window's KL if all tokens
-        before it are the prompt; ``seconds`` of a step on the caches, medians.
+        before it are the prompt.
     """
-    seconds: dict[str, float] = {}
 
-    def fed(cache: Any, start: int, name: str = "") -> tuple[Tensor, list[float]]:
+    def fed(cache: Any, start: int) -> tuple[Tensor, list[float]]:
         model(ids[:, :start], past_key_values=cache, logits_to_keep=1)
-        found, bits, times = [], [], []
+        found, bits = [], []
         for first in range(start, ids.shape[1], STEP):
-            begin = time.perf_counter()
             logits = model(ids[:, first : first + STEP], past_key_values=cache).logits[0]
-            times.append(time.perf_counter() - begin)
             found.append(logits.float().log_softmax(-1).half())  # all in float32 would take gigabytes
             if isinstance(cache, PrunedKeyCache) and (first + STEP - start) % WINDOW == 0:
                 bits.append(cache.memory_report().bits or 0.0)
         advance()
-        seconds[name] = float(torch.tensor(times).median())
         return torch.cat(found), bits
 
     def divergence(dense: Tensor, other: Tensor) -> list[float]:
@@ -109,11 +104,11 @@ def measure_growth(
         return [float((one.float().exp() * (one.float() - two.float())).sum(-1).mean()) for one, two in pairs]
 
     whole = DynamicCache(config=model.config)
-    dense, _ = fed(whole, prompt, "dense")
-    grown, bits = fed(PrunedKeyCache(model, **settings), prompt, "coded")
+    dense, _ = fed(whole, prompt)
+    grown, bits = fed(PrunedKeyCache(model, **settings), prompt)
     kl = divergence(dense, grown)
     windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
-    grown, _ = fed(PrunedKeyCache(model, **REFERENCES["int4"], **windows), prompt, "int4")
+    grown, _ = fed(PrunedKeyCache(model, **REFERENCES["int4"], **windows), prompt)
     int4 = divergence(dense, grown)
     cache = _ExactCache(model, **settings)
     cache.exact = whole
@@ -122,8 +117,7 @@ def measure_growth(
     del grown, cache, whole
     late, _ = fed(PrunedKeyCache(model, **settings), ids.shape[1] - WINDOW)
     once = divergence(dense[-WINDOW:], late)[0]
-    seconds.pop("")
-    return {"kl": kl, "int4": int4, "bits": bits, "exact": exact, "at_once": once, "seconds": seconds}
+    return {"kl": kl, "int4": int4, "bits": bits, "exact": exact, "at_once": once}
 
 
 def page(value: dict[str, Any]) -> Page:
@@ -131,13 +125,14 @@ def page(value: dict[str, Any]) -> Page:
     texts, count = value["texts"], len(value["texts"][0]["kl"])
     first, last = (statistics.fmean(one["kl"][place] for one in texts) for place in (0, -1))
     int4 = statistics.fmean(one["int4"][-1] for one in texts)
+    bits = [each for one in texts for each in one["bits"]]
     rows = []
     for start in range(0, count, LINE):
         stop = min(start + LINE, count)
         parts = [[x for one in texts for x in one[name][start:stop]] for name in ("kl", "exact", "int4", "bits")]
         means = [f"{statistics.fmean(part):.4f}" for part in parts[:3]]
-        bits = f"{min(parts[3]):.2f} to {max(parts[3]):.2f}"
-        rows.append([f"{start * WINDOW:,} to {stop * WINDOW:,}", *means, bits])
+        ends = f"{min(parts[3]):.2f} to {max(parts[3]):.2f}"
+        rows.append([f"{start * WINDOW:,} to {stop * WINDOW:,}", *means, ends])
     own = [
         [
             one["name"],
@@ -145,7 +140,6 @@ def page(value: dict[str, Any]) -> Page:
         ]
         for one in texts
     ]
-    seconds = {name: 1000 * statistics.fmean(one["seconds"][name] for one in texts) for name in texts[0]["seconds"]}
     return Page(
         title="A long generation",
         picture="KL divergence from the dense cache's next-token distributions by tokens after the prompt, on a "
@@ -153,10 +147,9 @@ def page(value: dict[str, Any]) -> Page:
         draw=lambda figure: _draw(figure, value),
         asked=f"What becomes of `bits={BITS:g}` while {count * WINDOW:,} tokens come after a prompt of "
         f"{value['prompt']:,}, on {value['model']}?",
-        found=f"KL grows from {first:.4f} in the first {WINDOW} tokens to {last:.4f} in the last (int4, five bits: "
-        f"{int4:.4f}); after a prompt that has all but these, it is "
-        f"{statistics.fmean(one['at_once'] for one in texts):.4f}. Bits return to {BITS:g} whenever waiting tokens "
-        "have got their classes.",
+        found=f"KL grows from {first:.4f} in the first {WINDOW} tokens to {last:.4f} in the last (int4: {int4:.4f}); after "
+        f"a prompt that has all but these, it is {statistics.fmean(one['at_once'] for one in texts):.4f}. With tokens that "
+        f"wait for their classes, the bits are {min(bits):.2f} to {max(bits):.2f}.",
         sure=f"This is one small model and {len(texts)} texts, whose own tokens are fed; errors are passed on as in a "
         "generation, but not by other tokens.",
         tables=[
@@ -175,8 +168,7 @@ def page(value: dict[str, Any]) -> Page:
                     "compressed cache, so their own keys and values differ from the dense cache's, and errors are "
                     "passed on; *of coding alone* is the KL of a cache that codes the dense cache's keys and values. "
                     "Newer tokens wait in more bits, at most 1,024 of them, until they are coded together: *bits* "
-                    f"counts them. A step takes {seconds['coded']:.0f} ms, with int4 {seconds['int4']:.0f}, with the "
-                    f"dense cache {seconds['dense']:.0f} (medians).",
+                    "counts them."
                 ],
             )
         ],

@@ -82,8 +82,8 @@ def _in_vain(value: dict[str, Any]) -> list[str]:
     """What was tried for `bits=` and is not in it, with where its numbers are."""
     lines = [
         "- Shares of layers and heads by local errors, the prompt's own basis, two classes, a higher floor of token "
-        "weights, attention of the last 32 queries or of later ones only: all worse, or no better, in "
-        "[the ablation of `bits=`](bits.md).",
+        "weights, attention of later queries only: all worse in [the ablation of `bits=`](bits.md). Attention of the "
+        "last 32 queries only: less KL on one half of the passages, more on the other.",
         "- Channels with 0 bits that interact, as in the paper's problem: [nothing to gain](quadratic_zero.md).",
     ]
     rows = [
