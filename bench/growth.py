@@ -125,6 +125,7 @@ def page(value: dict[str, Any]) -> Page:
     texts, count = value["texts"], len(value["texts"][0]["kl"])
     first, last = (statistics.fmean(one["kl"][place] for one in texts) for place in (0, -1))
     int4 = statistics.fmean(one["int4"][-1] for one in texts)
+    once = statistics.fmean(one["at_once"] for one in texts)
     bits = [each for one in texts for each in one["bits"]]
     rows = []
     for start in range(0, count, LINE):
@@ -147,9 +148,9 @@ def page(value: dict[str, Any]) -> Page:
         draw=lambda figure: _draw(figure, value),
         asked=f"What becomes of `bits={BITS:g}` while {count * WINDOW:,} tokens come after a prompt of "
         f"{value['prompt']:,}, on {value['model']}?",
-        found=f"KL grows from {first:.4f} in the first {WINDOW} tokens to {last:.4f} in the last (int4: {int4:.4f}); after "
-        f"a prompt that has all but these, it is {statistics.fmean(one['at_once'] for one in texts):.4f}. With tokens that "
-        f"wait for their classes, the bits are {min(bits):.2f} to {max(bits):.2f}.",
+        found=f"KL grows from {first:.4f} in the first {WINDOW} tokens to {last:.4f} in the last (int4: {int4:.4f}). "
+        f"After a prompt that has all but these, it is {once:.4f}. With tokens that wait for their classes, the bits "
+        f"are {min(bits):.2f} to {max(bits):.2f}.",
         sure=f"This is one small model and {len(texts)} texts, whose own tokens are fed; errors are passed on as in a "
         "generation, but not by other tokens.",
         tables=[

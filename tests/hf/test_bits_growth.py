@@ -141,6 +141,7 @@ class TestGeneration:
         first = cache.layers[0].compressed.length
         for step in more[:, : count + 1].split(1, dim=1):
             before = [layer.compressed for layer in cache.layers]
+            held = [layer._received for layer in cache.layers]
             output = feed(model, cache, step, output_attentions=True)[0]
             for each, weights, layer in zip(sums, output.attentions, cache.layers, strict=True):
                 newest = weights[:, :, 0, first:].unflatten(1, (2, 2))
@@ -148,6 +149,11 @@ class TestGeneration:
                     each[..., : newest.shape[-1]] += torch.stack([newest.mean(2), newest.square().mean(2)], 2)
                     torch.testing.assert_close(layer._received[:, :, :2], each[..., : newest.shape[-1]])
         assert before[0].waiting == count - TAIL_BLOCK_WITH_BITS, "the second block has come, and both are coded"
+        for layer, weights, sums_before in zip(cache.layers, output.attentions, held, strict=True):
+            tail = weights[:, :, 0, first + count :].unflatten(1, (2, 2))
+            now = torch.stack([tail.mean(2), tail.square().mean(2)], 2)
+            expected = torch.nn.functional.pad(sums_before[:, :, :2, count:], (0, 1)) + now
+            torch.testing.assert_close(layer._received[:, :, :2], expected)
         for layer, each in zip(cache.layers, sums, strict=True):
             queries = torch.cat([torch.full((32,), float(count)), count - torch.arange(count - 32.0)])
             scores = each[:, :, 0, :count] / queries
@@ -254,6 +260,17 @@ class TestShrinking:
         torch.testing.assert_close(found, expected)
         feed(model, cache, more[:, 64:80])
         assert cache.layers[0].compressed.length == LENGTH - RECENT + TAIL_BLOCK_WITH_BITS
+
+    def test_cropping_the_tail_leaves_what_waiting_tokens_have_received(self, model, ids, more):
+        cache = full(model, ids)
+        feed(model, cache, more[:, :80])
+        layer = cache.layers[0]
+        before = layer._received.clone()
+        cache.crop(-5)
+        newest = layer.compressed.waiting + layer.tail.length
+        assert layer.compressed.waiting == TAIL_BLOCK_WITH_BITS
+        assert torch.equal(layer._received, before[..., :newest])
+        assert before.shape[-1] == newest + 5
 
     def test_cropping_what_is_coded_is_refused(self, model, ids):
         cache = full(model, ids)
