@@ -5,7 +5,7 @@ the post-RoPE queries and the padding, and compresses its keys when the prompt i
 query norms, biases and scaling are those of the model.
 
 Decoding: the two-segment attention of :mod:`grace_opt.hf.pruned_attention`, by a kernel if one fits
-(:mod:`grace_opt.hf.decoding`). For many new tokens at once (another turn of a conversation), its logits would take as
+(:mod:`grace_opt.hf.decoding`); coded tokens (``bits=``) likewise (:mod:`grace_opt.hf.bits.in_place`). For many new tokens at once (another turn of a conversation), its logits would take as
 much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the keys are therefore widened with
 zeros, one layer at a time, and the base function computes the same result.
 
@@ -30,6 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..errors import CacheError
 from ..kernels.decode.reference import causal_mask
 from .bits.coded import CodedTokens
+from .bits.in_place import attention_in_place
 from .bits.importance import tail_attention
 from .decoding import fused_attention
 from .layer_context import LayerProtocol, context_of
@@ -170,9 +171,15 @@ def _decoded(
     if attention_mask is not None:
         check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
         attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
+    scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
+    if fused and isinstance(old, CodedTokens) and base_name != "eager":  # which returns weights
+        given = {**kwargs, "scaling": scaling}
+        found = attention_in_place(module, query, tail, value, attention_mask, old, **given)
+        if found is not None:
+            layer.receive(found[1])
+            return found[0], None
     keys, values = scatter_channels(old, tail, value)
     if isinstance(old, CodedTokens):
-        scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
         newest = old.waiting + tail.shape[2]
         layer.receive(tail_attention(query, keys, attention_mask, newest, scaling, softcap))
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)

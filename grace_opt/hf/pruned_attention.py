@@ -124,13 +124,17 @@ def gather_mask_columns(attention_mask: Tensor, old: Compressed | CodedTokens, q
 
 
 def decoding_mask(module: nn.Module, attention_mask: Tensor, old: Compressed, tail: int, query_heads: int) -> Tensor:
-    """`gather_mask_columns` for a mask of all tokens, for logits in float32.
+    """`gather_mask_columns` for a mask of all tokens, for logits in float32."""
+    check_mask_covers_cache(module, attention_mask, old, tail)
+    return float32_mask(gather_mask_columns(attention_mask, old, query_heads))
+
+
+def float32_mask(mask: Tensor) -> Tensor:
+    """Return a mask for logits in float32.
 
     A mask says "never" with the smallest number of its type. Next to float32 logits, float16's smallest number is not
     large, so it is replaced by that of float32.
     """
-    check_mask_covers_cache(module, attention_mask, old, tail)
-    mask = gather_mask_columns(attention_mask, old, query_heads)
     if mask.dtype == torch.bool or mask.dtype.itemsize >= 4:
         return mask
     return mask.float().masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    coded,
     coding,
     completion,
     decode,
@@ -27,7 +28,7 @@ from . import (
 OPERATIONS = tuple(
     door.OPERATION
     for door in (
-        *(interaction, gather, received, coding, heads, decode),
+        *(interaction, gather, received, coding, heads, decode, coded),
         *(greedy, completion, exchange, tabu),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices, steps),

@@ -8,12 +8,17 @@ Source: StreamingLLM (arXiv 2309.17453) for sink tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...kernels.coded.table import joined, units_of
 from ..plan import LayerPlan
 from .basis import Basis
 from .bitplanes import append_bits, unpack_bits
@@ -56,6 +61,7 @@ class CodedRow:
     key_decode: Tensor | None = None
     value_decode: Tensor | None = None
     bits: tuple[float, float] = (0.0, 0.0)
+    _table: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def tokens(self) -> int:
@@ -82,7 +88,7 @@ class CodedRow:
             parts.append(self.waiting_coordinates())
         found = []
         for number, (decode, sinks) in enumerate(
-            zip(self._decodes(bases), (self.sink_keys, self.sink_values), strict=True)
+            zip(self.decodes(bases), (self.sink_keys, self.sink_values), strict=True)
         ):
             together = sinks
             if parts:
@@ -146,10 +152,27 @@ class CodedRow:
         keys, values = (waiting_coordinates(codes, len(self.sink_keys)) for codes in self.waiting)
         return keys, values
 
-    def _decodes(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor | None, Tensor | None]:
+    def decodes(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return by what coordinates of keys and of values are multiplied, ``(H, d, d)``; None: they are as they are.
+
+        `bases` as in `dense`.
+        """
         if self.key_decode is not None or bases is None:
             return self.key_decode, self.value_decode
         return bases[0].decode, bases[1].decode
+
+    def units(self) -> npt.NDArray[np.int64]:
+        """Return the table of codes that `grace_opt.kernels.coded` reads; made anew where tensors lie elsewhere."""
+        parts = [(each.keys, each.values) for each in self.segments]
+        waiting = () if self.waiting is None else self.waiting
+        pointers = [t.data_ptr() for codes in (*itertools.chain(*parts), *waiting) for t in codes.tensors().values()]
+        if self._table.get("pointers") != pointers:
+            heads = len(self.sink_keys)
+            found = [units_of(keys, values, heads) for keys, values in parts]
+            found += [units_of(*self.waiting, heads, newest=True)] if self.waiting is not None else []
+            self._table.update(pointers=pointers, units=joined(found, heads))
+        table: npt.NDArray[np.int64] = self._table["units"]
+        return table
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that is stored, by name."""

@@ -163,7 +163,7 @@ def decode_attention(
     ]
     group = query_heads // heads
     sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
-    inner, outer = _scales(width**-0.5 if scaling is None else scaling, softcap)
+    inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
 
     items = pairs * runs
     largest, sums = np.full((items, rows), -np.inf, np.float32), np.zeros((items, rows), np.float32)
@@ -278,7 +278,7 @@ def _place(tensor: Tensor) -> list[int]:
     return [tensor.data_ptr(), *(size * step for step in tensor.stride())]
 
 
-def _scales(scaling: float, softcap: float | None) -> tuple[np.float32, np.float32]:
+def scales_of(scaling: float, softcap: float | None) -> tuple[np.float32, np.float32]:
     """What queries are multiplied by, so that logits are in powers of two (with softcap, of e²), and what follows."""
     to_powers_of_two = math.log2(math.e)
     if softcap is None:

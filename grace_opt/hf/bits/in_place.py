@@ -1,0 +1,97 @@
+"""Attention over coded tokens where they lie, if compiled loops fit; else the caller makes keys and values dense.
+
+Both compute the same, up to rounding: `grace_opt.hf.bits.coded.CodedTokens.full_width` defines the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels import coded as kernels
+from ..pruned_attention import float32_mask
+from .bitplanes import unpack_bits
+from .codebooks import codebook
+from .coded import CodedTokens
+from .importance import queries_that_saw
+
+
+def attention_in_place(
+    module: nn.Module,
+    query: Tensor,
+    tail: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    old: CodedTokens,
+    scaling: float,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor] | None:
+    """Compute attention of new tokens over the coded tokens and the dense tail, and what the newest tokens receive.
+
+    Parameters
+    ----------
+    module, query, tail, value, old, softcap, is_causal
+        As in `grace_opt.hf.pruned_attention.pruned_attention`.
+    attention_mask : Tensor or None
+        ``(B or 1, H_q or 1, L, stored)``: columns of the stored tokens.
+    scaling : float
+        Of the logits.
+    **others
+        Other arguments of the attention function; not all are possible.
+
+    Returns
+    -------
+    output : Tensor
+        ``(B, L, H_q, d_v)``.
+    received : Tensor
+        ``(B, H, 3, waiting tokens + S_t)``: see `grace_opt.hf.bits.importance.tail_attention`.
+    """
+    if others.get("s_aux") is not None or others.get("position_bias") is not None:
+        return None
+    if others.get("dropout") and module.training:
+        return None
+    attend = kernels.kernel_for(query, tail, value, old.coded)
+    if attend is None:
+        return None
+    recent = None
+    if attention_mask is not None:
+        older, recent = attention_mask[..., : old.stored], float32_mask(attention_mask[..., old.stored :])
+        if not _all_seen(older, old):
+            return None
+    waiting = old.waiting
+    sequences = [
+        kernels.CodedSequence(
+            row.units(),
+            row.sink_keys,
+            row.sink_values,
+            *row.decodes(old.bases),
+            # Without codes, tokens that others have waiting are dense.
+            dense_newest=tail.shape[2] + (waiting - row.waits),
+        )
+        for row in old.rows
+    ]
+    newest = waiting + tail.shape[2]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    output, sums = attend(
+        query, sequences, tail, value, codebook(query.device), newest, recent, scaling, softcap, causal
+    )
+    numbers = queries_that_saw(newest, query.shape[2], query.device).expand_as(sums[:, :, :1])
+    return output, torch.cat([sums, numbers], dim=2)
+
+
+def _all_seen(older: Tensor, old: CodedTokens) -> bool:
+    """Return whether a mask shows every stored token; padding is not stored."""
+    seen = older if older.dtype == torch.bool else older == 0
+    if all(row.present is None for row in old.rows):
+        return bool(seen.all())
+    padded = [
+        torch.zeros(old.stored, dtype=torch.bool, device=older.device)
+        if row.present is None
+        else ~unpack_bits(row.present, row.length).bool()
+        for row in old.rows
+    ]
+    return bool((seen | torch.stack(padded)[:, None, None]).all())

@@ -1,0 +1,80 @@
+"""The channels of one unit, a class of tokens of one head, as the loops over them want them: sorted by their widths."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .._shared.lanes import load_byte, load_one
+from .forms import LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, UNIT, WIDTHS
+from .levels import load_half
+from .products import PAIR, PAIR_STEP
+
+#: Bytes of a float16.
+HALF = 2
+
+
+@njit(nogil=True)
+def sort_channels(fields, stride, width, levels, order, places, scales, means, starts):
+    """Sort the channels of keys, or values, by their widths.
+
+    Parameters
+    ----------
+    fields : (7,) int64
+        What `grace_opt.kernels.coded.forms` lists.
+    stride, width : int
+        Bytes of a plane, and number of channels.
+    levels : (d,) int64
+        Room for the index of each channel's width.
+    order, places, scales : (d,)
+        Written: the channel, the address of its first plane and its scale, by widths.
+    means : (d,) float32
+        Written: of each channel, in their own order.
+    starts : (9,) int64
+        Written: where channels of each width begin.
+    """
+    bits, skip, first, unit = fields[LEVELS], fields[LEVEL_BYTES], fields[LEVEL], load_one(fields[UNIT])
+    starts[:] = 0
+    for c in range(width):
+        at, shift = bits + (first + c) // 8, (first + c) % 8
+        level = 0
+        for place in range(3):
+            level |= (np.int64(load_byte(at + place * skip)) >> shift & 1) << place
+        levels[c] = level
+        starts[level + 1] += 1
+        means[c] = load_half(fields[MEANS] + c * HALF) * unit
+    for level in range(8):
+        starts[level + 1] += starts[level]
+    plane, scale = fields[PLANES], fields[SCALES]
+    for c in range(width):
+        level = levels[c]
+        place = starts[level]
+        starts[level] += 1
+        order[place], places[place] = c, plane
+        if level > 0:
+            scales[place] = load_half(scale) * unit
+            scale += HALF
+        plane += WIDTHS[level] * stride
+    for level in range(8, 0, -1):
+        starts[level] = starts[level - 1]
+    starts[0] = 0
+
+
+@njit(nogil=True)
+def copy_rest(places, starts, offset, step, bytes_left, room, room_places):
+    """Copy the last tokens' bits, fewer than `PAIR`, to where reading a whole pair of vectors stays inside."""
+    at, room_at = 0, room.ctypes.data
+    for level in range(1, 8):
+        for i in range(starts[level], starts[level + 1]):
+            room_places[i] = room_at + at
+            for plane in range(WIDTHS[level]):
+                for byte in range(bytes_left):
+                    room[at + byte] = load_byte(places[i] + offset + plane * step + byte)
+                at += PAIR_STEP
+
+
+@njit(nogil=True)
+def part_of(column, count, start, stop):
+    """Which tokens of a unit, whose first column is `column`, belong to a run: from, up to; runs end at whole pairs."""
+    first, last = min(max(start - column, 0), count), min(max(stop - column, 0), count)
+    return first // PAIR * PAIR if first < count else count, last // PAIR * PAIR if last < count else count

@@ -1,0 +1,136 @@
+"""Read numbers of a few bits from bit planes into vectors: a plane's bits are the lanes' truths.
+
+Bit p of the code of every token stands in plane p, eight tokens to a byte (:mod:`grace_opt.hf.bits.bitplanes`), so
+sixteen tokens take two bytes per plane, which AVX-512 loads as a mask. Codes of 1, 2 and 8 bits stand for numbers that
+are sums over their bits: one masked addition per plane. The others (3 to 6 bits) are looked up: with AVX-512 by a
+permutation of registers, elsewhere number by number.
+
+When: :mod:`grace_opt.kernels.coded.cpu`. Source: BitWeaving (Li & Patel, SIGMOD 2013) for bits in planes.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .._shared.lanes import WIDEST, widest
+
+_NUMBER, _WHOLE = ir.FloatType(), ir.IntType(32)
+_VECTOR, _WHOLES = ir.VectorType(_NUMBER, WIDEST), ir.VectorType(_WHOLE, WIDEST)
+_BITS, _TRUTHS = ir.IntType(WIDEST), ir.VectorType(ir.IntType(1), WIDEST)
+#: Bytes of one plane that hold the bits of one vector's tokens.
+STEP = WIDEST // 8
+#: Widths whose numbers are sums over their bits, because they are symmetric or evenly spaced.
+_SUMS = (1, 2, 8)
+_FLOAT_BYTES = 4
+
+
+def _address(builder, start, offset):
+    return builder.add(start, ir.Constant(start.type, offset))
+
+
+def _number(builder, table, place):
+    """The number at a place of a table, in all lanes."""
+    pointer = builder.inttoptr(_address(builder, table, place * _FLOAT_BYTES), _NUMBER.as_pointer())
+    return _spread(builder, builder.load(pointer, align=4))
+
+
+def _spread(builder, value):
+    first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(_WHOLE, 0))
+    return builder.shuffle_vector(first, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_WHOLES, [0] * WIDEST))
+
+
+def _truths(builder, address, step, width):
+    """Whether each bit is set, plane by plane."""
+    found = []
+    for _ in range(width):
+        bits = builder.load(builder.inttoptr(address, _BITS.as_pointer()), align=1)
+        found.append(builder.bitcast(bits, _TRUTHS))
+        address = builder.add(address, step)
+    return found
+
+
+def _summed(builder, truths, table):
+    base = _number(builder, table, 0)
+    found = base
+    for place, truth in enumerate(truths):
+        more = builder.fsub(_number(builder, table, 1 << place), base)
+        found = builder.select(truth, builder.fadd(found, more), found)
+    return found
+
+
+def _codes(builder, truths):
+    found = ir.Constant(_WHOLES, [0] * WIDEST)
+    for place, truth in enumerate(truths):
+        found = builder.select(truth, builder.or_(found, ir.Constant(_WHOLES, [1 << place] * WIDEST)), found)
+    return found
+
+
+def _part(builder, table, number):
+    """One vector of a table."""
+    start = _address(builder, table, number * WIDEST * _FLOAT_BYTES)
+    return builder.load(builder.inttoptr(start, _VECTOR.as_pointer()), align=4)
+
+
+def _permuted(builder, truths, table):
+    """Two registers of sixteen numbers at a time are looked up in; a sixth bit chooses between two results."""
+
+    def call(name, *arguments):
+        kind = ir.FunctionType(_VECTOR, [argument.type for argument in arguments])
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        return builder.call(function, arguments)
+
+    def of_two(first):
+        parts = _part(builder, table, first), _part(builder, table, first + 1)
+        return call("llvm.x86.avx512.vpermi2var.ps.512", parts[0], codes, parts[1])
+
+    codes = _codes(builder, truths)
+    if len(truths) <= 4:
+        return call("llvm.x86.avx512.permvar.sf.512", _part(builder, table, 0), codes)
+    if len(truths) == 5:
+        return of_two(0)
+    return builder.select(truths[5], of_two(2), of_two(0))
+
+
+def _looked_up(builder, truths, table):
+    codes, found = _codes(builder, truths), ir.Constant(_VECTOR, ir.Undefined)
+    for lane in range(WIDEST):
+        place = ir.Constant(_WHOLE, lane)
+        code = builder.zext(builder.extract_element(codes, place), table.type)
+        start = builder.add(table, builder.mul(code, ir.Constant(table.type, _FLOAT_BYTES)))
+        number = builder.load(builder.inttoptr(start, _NUMBER.as_pointer()), align=4)
+        found = builder.insert_element(found, number, place)
+    return found
+
+
+def reading(width):
+    """Return a function that reads a vector of numbers: (address of the first plane's bits, bytes from one plane to the
+    next, address of the numbers that the codes stand for)."""
+    find = _summed if width in _SUMS else _permuted if WIDEST == 16 else _looked_up
+
+    @intrinsic
+    def read(typing_context, address, step, table):
+        def generate(context, builder, signature, arguments):
+            address, step, table = arguments
+            return find(builder, _truths(builder, address, step, width), table)
+
+        return widest(types.intp, types.intp, types.intp), generate
+
+    return read
+
+
+@intrinsic
+def load_half(typing_context, address):
+    """The float16 at an address, which is neither infinite nor NaN, as float32."""
+
+    def generate(context, builder, signature, arguments):
+        bits = builder.load(builder.inttoptr(arguments[0], ir.IntType(16).as_pointer()), align=2)
+        bits = builder.zext(bits, _WHOLE)
+        # Exponents of float16 are 112 too small, also where numbers are subnormal.
+        size = builder.shl(builder.and_(bits, ir.Constant(_WHOLE, 0x7FFF)), ir.Constant(_WHOLE, 13))
+        size = builder.fmul(builder.bitcast(size, _NUMBER), ir.Constant(_NUMBER, 2.0**112))
+        sign = builder.shl(builder.and_(bits, ir.Constant(_WHOLE, 0x8000)), ir.Constant(_WHOLE, 16))
+        return builder.bitcast(builder.or_(builder.bitcast(size, _WHOLE), sign), _NUMBER)
+
+    return types.float32(types.intp), generate

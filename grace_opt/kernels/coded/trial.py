@@ -1,0 +1,81 @@
+"""Check that attention over coded tokens agrees with float64 attention over what the codes stand for, on a small case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._shared.cases import draw
+from ..coding.reference import pack_bits
+from .forms import WIDTHS
+from .host import CodedSequence, coded_attention
+from .table import units_of
+
+COUNTS = (5, 43, 77)
+
+
+def cpu() -> bool:
+    """Compare output and attention received of two heads, with every width, to 1e-5."""
+    device = torch.device("cpu")
+    books = torch.zeros(9, 256, dtype=torch.float32, device=device)
+    for width in WIDTHS[1:]:
+        books[width, : 2**width] = torch.linspace(-2, 2, 2**width, device=device)
+    query, bases = draw(device, 1, 4, 2, 20), draw(device, 2, 2, 20, 20)
+    sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)
+    (keys, dense_keys), (values, dense_values) = (_codes(device, books, seed) for seed in (0, 1))
+    sequence = CodedSequence(units_of(keys, values, 2), sinks[0], sinks[1], bases[0], bases[1], 9)
+    output, received = coded_attention(query, [sequence], tails[0], tails[1], books, 9)
+    every = [
+        torch.cat([part.double(), dense @ basis.double(), tail[0].double()], dim=1)
+        for part, dense, basis, tail in zip(sinks, (dense_keys, dense_values), bases, tails, strict=True)
+    ]
+    logits = query.double().view(2, 4, 20) @ every[0].mT * 20**-0.5
+    last = torch.arange(2, device=device).repeat(2) + every[0].shape[1] - 2
+    logits.masked_fill_(torch.arange(every[0].shape[1], device=device) > last[:, None], -torch.inf)
+    weights = logits.softmax(-1)
+    expected = (weights @ every[1]).view(1, 4, 2, 20).transpose(1, 2)
+    newest = weights[..., -9:].view(2, 2, 2, 9)
+    sums = torch.stack([part.sum(2).mean(1) for part in (newest, newest.square())], dim=1)
+    near = [(output - expected).abs().max() <= 1e-5 * expected.abs().max(), (received[0] - sums).abs().max() <= 1e-5]
+    return all(bool(each) for each in near)
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """Codes of two heads with twenty channels."""
+
+    levels: Tensor
+    means: Tensor
+    scales: Tensor
+    unit: Tensor
+    planes: tuple[Tensor, ...]
+    counts: tuple[int, ...]
+    wide: Tensor
+
+    def widths(self) -> Tensor:
+        """Return the bits of every channel."""
+        return self.wide
+
+
+def _codes(device: torch.device, books: Tensor, seed: int) -> tuple[_Codes, Tensor]:
+    """Return codes, and what they stand for, ``(2, all tokens, 20)`` float64."""
+    shape = len(COUNTS), 2, 20
+    choice = (torch.arange(120, device=device) * 7 + seed).remainder(len(WIDTHS)).view(shape)
+    wide = torch.tensor(WIDTHS, dtype=torch.uint8, device=device)[choice]
+    means, unit = draw(device, 2, 20).half(), torch.tensor([1.0, 0.25], dtype=torch.float32, device=device)
+    scales = (draw(device, *shape).abs() + 0.1).half() * (wide > 0)
+    planes, found = [], []
+    for number, count in enumerate(COUNTS):
+        flat = wide[number].flatten().int()
+        noise = draw(device, 40, count).abs().mul(1e4).int()
+        codes = noise % (1 << flat)[:, None]
+        rows = [codes[row] >> place & 1 for row, width in enumerate(flat.tolist()) for place in range(width)]
+        planes.append(pack_bits(torch.stack(rows)))
+        numbers = books[flat.long()].gather(1, codes.long()).view(2, 20, count).double()
+        found.append((numbers * scales[number, ..., None] + means[..., None].double()) * unit[:, None, None])
+    bits = choice.flatten()
+    levels = pack_bits(torch.stack([bits & 1, bits >> 1 & 1, bits >> 2 & 1]))
+    stored = _Codes(levels, means, scales[wide > 0], unit, tuple(planes), COUNTS, wide)
+    return stored, torch.cat(found, dim=2).mT
