@@ -90,12 +90,8 @@ def tail_attention(
         weights = torch.softmax(logits, dim=-1)[..., length - tail :]
         weights = weights.view(batch, heads, group, -1, tail)
         sums += torch.stack([each.sum(3).mean(2) for each in (weights, weights.square())])
-    return torch.stack([*sums, queries_that_saw(tail, new, keys.device).expand_as(sums[0])], dim=2)
-
-
-def queries_that_saw(tail: int, new: int, device: torch.device) -> Tensor:
-    """Return how many of `new` queries came after each of the newest tokens, or with it, ``(tail,)`` float32."""
-    return (tail - torch.arange(tail, device=device)).clamp(max=new).float()
+    numbers = (tail - torch.arange(tail, device=keys.device)).clamp(max=new).float()
+    return torch.stack([*sums, numbers.expand_as(sums[0])], dim=2)
 
 
 def spread_queries(now: Observation, before: Observation | None) -> Observation:

@@ -15,7 +15,6 @@ from ..pruned_attention import float32_mask
 from .bitplanes import unpack_bits
 from .codebooks import codebook
 from .coded import CodedTokens
-from .importance import queries_that_saw
 
 
 def attention_in_place(
@@ -63,24 +62,20 @@ def attention_in_place(
         if not _all_seen(older, old):
             return None
     waiting = old.waiting
-    sequences = [
-        kernels.CodedSequence(
-            row.units(),
-            row.sink_keys,
-            row.sink_values,
-            *row.decodes(old.bases),
-            # Without codes, tokens that others have waiting are dense.
-            dense_newest=tail.shape[2] + (waiting - row.waits),
-        )
-        for row in old.rows
-    ]
-    newest = waiting + tail.shape[2]
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    output, sums = attend(
-        query, sequences, tail, value, codebook(query.device), newest, recent, scaling, softcap, causal
+    found: tuple[Tensor, Tensor] = attend(
+        query,
+        [row.by_address(old.bases) for row in old.rows],
+        tail,
+        value,
+        codebook(query.device),
+        waiting + tail.shape[2],
+        [waiting - row.waits for row in old.rows],  # without codes, tokens that others have waiting are dense
+        recent,
+        scaling,
+        softcap,
+        getattr(module, "is_causal", True) if is_causal is None else is_causal,
     )
-    numbers = queries_that_saw(newest, query.shape[2], query.device).expand_as(sums[:, :, :1])
-    return output, torch.cat([sums, numbers], dim=2)
+    return found
 
 
 def _all_seen(older: Tensor, old: CodedTokens) -> bool:

@@ -8,17 +8,14 @@ Source: StreamingLLM (arXiv 2309.17453) for sink tokens.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.coded.table import joined, units_of
+from ...kernels.coded.table import CodedSequence, sequence_of, units_of
 from ..plan import LayerPlan
 from .basis import Basis
 from .bitplanes import append_bits, unpack_bits
@@ -161,18 +158,27 @@ class CodedRow:
             return self.key_decode, self.value_decode
         return bases[0].decode, bases[1].decode
 
-    def units(self) -> npt.NDArray[np.int64]:
-        """Return the table of codes that `grace_opt.kernels.coded` reads; made anew where tensors lie elsewhere."""
-        parts = [(each.keys, each.values) for each in self.segments]
-        waiting = () if self.waiting is None else self.waiting
-        pointers = [t.data_ptr() for codes in (*itertools.chain(*parts), *waiting) for t in codes.tensors().values()]
-        if self._table.get("pointers") != pointers:
+    def by_address(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
+        """Return what `grace_opt.kernels.coded` reads; made once, and anew where tensors have moved since."""
+        where = self.sink_keys.data_ptr(), *(each.means.data_ptr() for each in self._first_codes())
+        if self._table.get("where") != where:
             heads = len(self.sink_keys)
-            found = [units_of(keys, values, heads) for keys, values in parts]
-            found += [units_of(*self.waiting, heads, newest=True)] if self.waiting is not None else []
-            self._table.update(pointers=pointers, units=joined(found, heads))
-        table: npt.NDArray[np.int64] = self._table["units"]
-        return table
+            units = [units_of(each.keys, each.values, heads) for each in self.segments]
+            units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
+            made = sequence_of(units, (self.sink_keys, self.sink_values), self.decodes(bases))
+            self._table.update(where=where, found=made)
+        found: CodedSequence = self._table["found"]
+        return found
+
+    def _first_codes(self) -> Iterator[Codes]:
+        if self.segments:
+            yield self.segments[0].keys
+        if self.waiting is not None:
+            yield self.waiting[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave addresses out of copies."""
+        return {**self.__dict__, "_table": {}}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that is stored, by name."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from .._shared.operation import Compiled, Operation, trial_of
-from .host import CodedSequence as CodedSequence
 from .host import coded_attention, unsupported_reason
 
 #: Fewer coded tokens are made dense in less time than compiling would take.

@@ -20,7 +20,7 @@ def sort_channels(fields, stride, width, levels, order, places, scales, means, s
 
     Parameters
     ----------
-    fields : (7,) int64
+    fields : (8,) int64
         What `grace_opt.kernels.coded.forms` lists.
     stride, width : int
         Bytes of a plane, and number of channels.
@@ -32,6 +32,11 @@ def sort_channels(fields, stride, width, levels, order, places, scales, means, s
         Written: of each channel, in their own order.
     starts : (9,) int64
         Written: where channels of each width begin.
+
+    Returns
+    -------
+    int
+        The address behind the unit's last plane.
     """
     bits, skip, first, unit = fields[LEVELS], fields[LEVEL_BYTES], fields[LEVEL], load_one(fields[UNIT])
     starts[:] = 0
@@ -58,17 +63,18 @@ def sort_channels(fields, stride, width, levels, order, places, scales, means, s
     for level in range(8, 0, -1):
         starts[level] = starts[level - 1]
     starts[0] = 0
+    return plane
 
 
 @njit(nogil=True)
-def copy_rest(places, starts, offset, step, bytes_left, room, room_places):
-    """Copy the last tokens' bits, fewer than `PAIR`, to where reading a whole pair of vectors stays inside."""
+def copy_rest(places, starts, offset, step, count, room, room_places):
+    """Copy bytes of every plane from an offset on, fewer than `PAIR_STEP`, to where as many may be read."""
     at, room_at = 0, room.ctypes.data
     for level in range(1, 8):
         for i in range(starts[level], starts[level + 1]):
             room_places[i] = room_at + at
             for plane in range(WIDTHS[level]):
-                for byte in range(bytes_left):
+                for byte in range(count):
                     room[at + byte] = load_byte(places[i] + offset + plane * step + byte)
                 at += PAIR_STEP
 

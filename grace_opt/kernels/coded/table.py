@@ -1,12 +1,12 @@
-"""Describe stored codes by address: the table that the loops of :mod:`grace_opt.kernels.coded` read.
+"""`CodedSequence`: what is stored of one sequence, by address, as the loops of :mod:`grace_opt.kernels.coded` read it.
 
-It has addresses, not numbers: who keeps it must keep the codes, which never change, alive.
+It has addresses, not numbers: who keeps it must keep the codes, which never change, alive. Made once for many steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .forms import (
     COUNT,
+    END,
     FIELDS,
     KEYS,
     LEVEL,
@@ -26,6 +27,43 @@ from .forms import (
     UNIT,
     VALUES,
 )
+
+
+#: Columns of an item: logits of four rows then stay in a processor's first cache.
+COLUMNS = 1024
+
+Numbers = npt.NDArray[np.int64]
+
+
+class CodedSequence(NamedTuple):
+    """The older tokens of one sequence of a batch, by address.
+
+    Attributes
+    ----------
+    units : array (H n, FIELDS)
+        Classes of tokens: those of the first head, then those of the next.
+    items : array (N, 5)
+        Runs of columns, those of a head side by side: the head, its first unit and the one after its last, the first
+        column and the one after the last. For dense tokens the first unit is -1.
+    most : int
+        Most units of a head.
+    numbers : int
+        Coded numbers of a head's keys and values.
+    dense : array (H, 5)
+        Number of sinks, address and step of their keys, of their values.
+    bases : array (H, 2)
+        Addresses of the bases of keys and values, or 0.
+    kept : tuple of Tensor
+        What was made for some of the addresses.
+    """
+
+    units: Numbers
+    items: Numbers
+    most: int
+    numbers: int
+    dense: Numbers
+    bases: Numbers
+    kept: tuple[Tensor, ...]
 
 
 class Stored(Protocol):
@@ -46,7 +84,72 @@ class Stored(Protocol):
     def widths(self) -> Tensor: ...  # noqa: D102
 
 
-def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> npt.NDArray[np.int64]:
+def sequence_of(
+    units: Sequence[Numbers], sinks: tuple[Tensor, Tensor], bases: tuple[Tensor | None, Tensor | None]
+) -> CodedSequence:
+    """Return what the loops read.
+
+    Parameters
+    ----------
+    units : sequence of arrays
+        What `units_of` makes, of each part of the sequence.
+    sinks : (Tensor, Tensor)
+        Keys ``(H, s, d)`` and values ``(H, s, d_v)``, dense.
+    bases : (Tensor or None, Tensor or None)
+        ``(H, d, d)`` and ``(H, d_v, d_v)``: coordinates times these are keys, and values; None if they are these.
+    """
+    heads = len(sinks[0])
+    every = np.concatenate([np.zeros((heads, 0, FIELDS), np.int64), *units], axis=1)
+    most = every.shape[1]
+    columns = int(every[0, :, COUNT].sum()) if most else 0
+    items = []
+    for h in range(heads):
+        items.append([h, -1, -1, 0, 0])
+        for start in range(0, columns, COLUMNS):
+            items.append([h, h * most, (h + 1) * most, start, min(start + COLUMNS, columns)])
+    rows = [rowwise(tensor) for tensor in sinks]
+    own = [None if basis is None else basis.float().contiguous() for basis in bases]
+    dense, addresses = np.empty((heads, 5), np.int64), np.zeros((heads, 2), np.int64)
+    dense[:, 0] = rows[0].shape[1]
+    for number, (tensor, basis) in enumerate(zip(rows, own, strict=True)):
+        dense[:, 1 + 2 * number] = tensor.data_ptr() + 4 * tensor.stride(0) * np.arange(heads)
+        dense[:, 2 + 2 * number] = 4 * tensor.stride(1)
+        if basis is not None:
+            addresses[:, number] = basis.data_ptr() + 4 * basis.stride(0) * np.arange(heads)
+    kept = (*rows, *(basis for basis in own if basis is not None))
+    width = sinks[0].shape[2] + sinks[1].shape[2]
+    return CodedSequence(
+        every.reshape(-1, FIELDS), np.array(items, np.int64), most, columns * width, dense, addresses, kept
+    )
+
+
+def batched(sequences: Sequence[CodedSequence]) -> CodedSequence:
+    """Return several sequences as one with so many times the heads."""
+    if len(sequences) == 1:
+        return sequences[0]
+    items, head, unit = [], 0, 0
+    for each in sequences:
+        of_units = np.where(each.items[:, 1:3] < 0, -1, each.items[:, 1:3] + unit)
+        items.append(np.concatenate([each.items[:, :1] + head, of_units, each.items[:, 3:]], axis=1))
+        head, unit = head + len(each.dense), unit + len(each.units)
+    return CodedSequence(
+        np.concatenate([each.units for each in sequences]),
+        np.concatenate(items),
+        max(each.most for each in sequences),
+        sum(each.numbers for each in sequences),
+        np.concatenate([each.dense for each in sequences]),
+        np.concatenate([each.bases for each in sequences]),
+        (),
+    )
+
+
+def rowwise(tensor: Tensor) -> Tensor:
+    """Return float32 numbers of which each row is contiguous."""
+    tensor = tensor.detach().float()
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> Numbers:
     """Return the units of each head, ``(heads, n, FIELDS)`` int64, without those that have no tokens.
 
     Parameters
@@ -68,8 +171,8 @@ def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> 
     return np.ascontiguousarray(found[:, found[0, :, COUNT] > 0])
 
 
-def _describe(fields: npt.NDArray[np.int64], codes: Stored, widths: npt.NDArray[np.uint8]) -> None:
-    """Fill ``(C, H, 7)`` fields, of codes with widths ``(C, H, d)``."""
+def _describe(fields: Numbers, codes: Stored, widths: npt.NDArray[np.uint8]) -> None:
+    """Fill ``(C, H, 8)`` fields, of codes with widths ``(C, H, d)``."""
     classes, heads, width = widths.shape
     numbers = np.arange(classes * heads).reshape(classes, heads)
     wide = np.cumsum((widths > 0).sum(2).ravel())
@@ -78,6 +181,7 @@ def _describe(fields: npt.NDArray[np.int64], codes: Stored, widths: npt.NDArray[
     for number, (of_class, count) in enumerate(zip(codes.planes, codes.counts, strict=True)):
         before = np.cumsum(planes[number]) - planes[number]
         fields[number, :, PLANES] = of_class.data_ptr() + before * -(-count // 8)
+        fields[number, :, END] = of_class.data_ptr() + of_class.nbytes
     fields[..., LEVELS] = codes.levels.data_ptr()
     fields[..., LEVEL_BYTES] = codes.levels.shape[1]
     fields[..., LEVEL] = numbers * width
@@ -85,6 +189,3 @@ def _describe(fields: npt.NDArray[np.int64], codes: Stored, widths: npt.NDArray[
     fields[..., UNIT] = codes.unit.data_ptr() + 4 * np.arange(heads)
 
 
-def joined(parts: Sequence[npt.NDArray[np.int64]], heads: int) -> npt.NDArray[np.int64]:
-    """Return the units of several codes of the same heads, one after the other."""
-    return np.concatenate([np.zeros((heads, 0, FIELDS), np.int64), *parts], axis=1)

@@ -10,8 +10,8 @@ from torch import Tensor
 from .._shared.cases import draw
 from ..coding.reference import pack_bits
 from .forms import WIDTHS
-from .host import CodedSequence, coded_attention
-from .table import units_of
+from .host import coded_attention
+from .table import sequence_of, units_of
 
 COUNTS = (5, 43, 77)
 
@@ -25,8 +25,8 @@ def cpu() -> bool:
     query, bases = draw(device, 1, 4, 2, 20), draw(device, 2, 2, 20, 20)
     sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)
     (keys, dense_keys), (values, dense_values) = (_codes(device, books, seed) for seed in (0, 1))
-    sequence = CodedSequence(units_of(keys, values, 2), sinks[0], sinks[1], bases[0], bases[1], 9)
-    output, received = coded_attention(query, [sequence], tails[0], tails[1], books, 9)
+    sequence = sequence_of([units_of(keys, values, 2)], (sinks[0], sinks[1]), (bases[0], bases[1]))
+    output, received = coded_attention(query, [sequence], tails[0], tails[1], books, 9, [0])
     every = [
         torch.cat([part.double(), dense @ basis.double(), tail[0].double()], dim=1)
         for part, dense, basis, tail in zip(sinks, (dense_keys, dense_values), bases, tails, strict=True)
@@ -38,7 +38,7 @@ def cpu() -> bool:
     expected = (weights @ every[1]).view(1, 4, 2, 20).transpose(1, 2)
     newest = weights[..., -9:].view(2, 2, 2, 9)
     sums = torch.stack([part.sum(2).mean(1) for part in (newest, newest.square())], dim=1)
-    near = [(output - expected).abs().max() <= 1e-5 * expected.abs().max(), (received[0] - sums).abs().max() <= 1e-5]
+    near = [(output - expected).abs().max() <= 1e-5 * expected.abs().max(), (received[0, :, :2] - sums).abs().max() <= 1e-5]
     return all(bool(each) for each in near)
 
 
