@@ -34,26 +34,74 @@ from .products import PAIR, PAIR_STEP, add_logits, add_values
 MOST_PLANES = 8
 #: Numbers in a row of the codebooks, in bytes.
 BOOK = 256 * BYTES
-#: Entries of `places`: address and four strides, in bytes, of the mask over the tail, the queries, and the tail.
-MASK, QUERY, TAIL_KEYS, TAIL_VALUES = 0, 5, 10, 15
+#: Entries of `sizes`: number of items taken; KV heads, query heads of each, new tokens, widths of keys and values, kind
+#: of mask, room for logits, newest tokens, the tail's tokens; address and four strides, in bytes, of the mask over the
+#: tail, of queries, of the tail's keys and values; and for each sequence, how many sinks are among the newest tokens.
+HEADS, GROUP, LENGTH, WIDTH, VALUE_WIDTH, KIND, SPACE, NEWS, IN_TAIL, MASK = range(1, 11)
+QUERY, TAIL_KEYS, TAIL_VALUES, IN_SINKS = 15, 20, 25, 30
 
 
+@njit(nogil=True)
+def integers(at, shape):
+    """An array of int64 at an address."""
+    return carray(pointer(at), shape, np.int64)
+
+
+@njit(nogil=True)
+def numbers(at, shape):
+    """An array of float32 at an address."""
+    return carray(pointer(at), shape, np.float32)
+
+
+@njit(nogil=True)
+def arrays_at(given):
+    """The arrays of `attend`, of whose addresses and lengths the host made a table: see `coded_attention`."""
+    pairs, batch, rows, wide, news, count, units, value_wide = (
+        given[0],
+        given[1],
+        given[2],
+        given[3],
+        given[4],
+        given[5],
+        given[6],
+        given[7],
+    )
+    return (
+        integers(given[8], (IN_SINKS + batch,)),
+        integers(given[9], (count, 5)),
+        integers(given[10], (units, FIELDS)),
+        integers(given[11], (pairs, 5)),
+        integers(given[12], (pairs, 2)),
+        numbers(given[13], (3,)),
+        numbers(given[14], (2, pairs, rows, wide)),
+        numbers(given[15], (pairs, rows, news)),
+        numbers(given[16], (2, count, rows)),
+        numbers(given[17], (count, rows, value_wide)),
+    )
+
+
+# Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
 @jit
-def prepare(places, sizes, bases, inner, queries):
-    """Scale the queries of each group, ``queries[0]``, and multiply them by the basis of the keys, ``queries[1]``."""
-    heads, group, length, width = sizes[0], sizes[1], sizes[2], sizes[3]
-    step = queries.shape[3] * BYTES
+def prepare(given):
+    """Scale the queries of each group, and multiply them by the basis of the keys; nothing newest is known yet."""
+    sizes, _, _, _, bases, scales, queries, newest, _, _ = arrays_at(given)
+    heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[WIDTH]
+    step, steps = queries.shape[3] * BYTES, (sizes[QUERY + 2], sizes[QUERY + 3], sizes[QUERY + 4])
     for pair in range(queries.shape[1]):
         full, turned, basis = queries[0, pair], queries[1, pair], bases[pair, 0]
-        at = places[QUERY] + pair // heads * places[QUERY + 1] + pair % heads * group * places[QUERY + 2]
-        steps = places[QUERY + 2], places[QUERY + 3], places[QUERY + 4]
-        read_queries(at, *steps, group * length, length, width, inner, full)
+        at = sizes[QUERY] + pair // heads * sizes[QUERY + 1] + pair % heads * group * sizes[QUERY + 2]
+        read_queries(at, *steps, group * length, length, width, scales[0], full)
         for row in range(0, full.shape[0], ROWS):
             if basis:
                 four, out = full[row].ctypes.data, turned[row].ctypes.data
                 logits_by_token(four, step, basis, width * BYTES, width, width, out, step)
             else:
-                turned[row : row + ROWS] = full[row : row + ROWS]
+                for other in range(row, row + ROWS):
+                    for i in range(width):
+                        turned[other, i] = full[other, i]
+        for row in range(newest.shape[1]):
+            for t in range(newest.shape[2]):
+                newest[pair, row, t] = NOTHING
 
 
 @njit(nogil=True)
@@ -167,15 +215,14 @@ def attend_dense(dense, of_tail, sizes, known, first, queries, hidden, softcap, 
     are among the newest; `hidden` has the kind of mask, the rows' addresses in it, its step, the rows' last columns.
     """
     largest, sums, products = state
-    sinks, tail = dense[0], sizes[8]
-    width, value_width, rows = sizes[3], sizes[4], sizes[1] * sizes[2]
+    sinks, tail, width, value_width = dense[0], sizes[IN_TAIL], sizes[WIDTH], sizes[VALUE_WIDTH]
     kind, masks, mask_step, last_columns = hidden
     to, four = logits.ctypes.data, queries.ctypes.data
     query_step, logit_step = queries.shape[1] * BYTES, logits.shape[1] * BYTES
     if sinks:
         logits_by_token(four, query_step, dense[1], dense[2], width, sinks, to, logit_step)
     logits_by_token(four, query_step, of_tail[0], of_tail[1], width, tail, to + sinks * BYTES, logit_step)
-    for row in range(min(ROWS, rows - first)):
+    for row in range(min(ROWS, sizes[GROUP] * sizes[LENGTH] - first)):
         line = logits[row]
         if softcap:
             cap(line[: (sinks + tail + LANES - 1) // LANES * LANES], outer)
@@ -187,7 +234,7 @@ def attend_dense(dense, of_tail, sizes, known, first, queries, hidden, softcap, 
         elif kind == ADDITIVE:
             add_mask(line[sinks:], tail, masks[first + row], mask_step)
         for t in range(known):
-            newest[row, sizes[7] - known + t] = line[sinks + tail - known + t]
+            newest[row, sizes[NEWS] - known + t] = line[sinks + tail - known + t]
         largest[row], _, sums[row] = turn_into_shares(line, sinks + tail, NOTHING)
     out, out_step = products.ctypes.data, products.shape[1] * BYTES
     if sinks:
@@ -213,138 +260,90 @@ def make_room(width):
     )
 
 
-# Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
 @jit
-def attend(
-    taken, places, sizes, items, units, dense, more, books, softcap, outer, queries, newest, ends, products
-):  # fmt: skip
+def attend(given):
     """Process the items not taken yet; write to their rows of maxima, sums and products.
 
-    Threads that call this on the same arrays share the items; a slow thread takes fewer.
+    Threads that call this with the same table share the items; a slow thread takes fewer. Its arrays are
 
-    Parameters
-    ----------
-    taken : (1,) int64
-        Number of items taken so far.
-    places : (20,) int64
-        See `MASK`.
-    sizes : (9,) int64
-        KV heads, query heads of each, new tokens, widths of keys and values, kind of mask, room for logits, newest
-        tokens, the tail's tokens.
-    items, units, dense : int64
-        See `grace_opt.kernels.coded.table.CodedSequence`.
-    more : (B,) int64
-        How many of the sinks are among the newest tokens.
-    books : (9, 256) float32
-    softcap, outer : bool, float32
-        As for `grace_opt.kernels.decode.cpu.attend`.
-    queries : (2, pairs, rows padded, width padded) float32
-        What `prepare` writes.
-    newest : (pairs, rows padded, newest tokens padded) float32
-        At first minus infinity; written: logits of the newest tokens.
-    ends : (2, items, rows padded) float32
-        Written: maxima and sums.
-    products : (items, rows padded, width of values padded) float32
-        At first zero.
+    - sizes: see `HEADS`; `items`, `units`, `dense`, `bases`: see `grace_opt.kernels.coded.table.CodedSequence`;
+    - scales ``(3,)``: of the queries, whether there is a softcap, and what `grace_opt.kernels.decode.cpu.cap` needs;
+    - queries ``(2, pairs, rows padded, width padded)``: what `prepare` writes; newest ``(pairs, rows padded, newest
+      tokens padded)``: logits of the newest tokens;
+    - ends ``(2, items, rows padded)``: maxima and sums; products ``(items, rows padded, width of values padded)``.
     """
-    heads, group, length, width, value_width, kind = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]
-    rows, tail, book = group * length, sizes[8], books.ctypes.data
-    logits, room = np.zeros((ROWS, sizes[6]), np.float32), make_room(max(width, value_width))
+    sizes, items, units, dense, _, scales, queries, newest, ends, products = arrays_at(given)
+    heads, group, length, tail, kind = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[IN_TAIL], sizes[KIND]
+    widths, rows, books = (sizes[WIDTH], sizes[VALUE_WIDTH]), group * length, given[18]
+    logits, room = np.zeros((ROWS, sizes[SPACE]), np.float32), make_room(max(widths))
     masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    softcap, outer = scales[1] != 0, scales[2]
     while True:
-        item = add_one(taken)
+        item = add_one(sizes)
         if item >= items.shape[0]:
             return
         pair, is_dense = items[item, 0], items[item, 1] < 0
         b, h = pair // heads, pair % heads
         for row in range(rows):
             head, new = h * group + row // length, row % length
-            masks[row] = places[MASK] + b * places[MASK + 1] + head * places[MASK + 2] + new * places[MASK + 3]
+            masks[row] = sizes[MASK] + b * sizes[MASK + 1] + head * sizes[MASK + 2] + new * sizes[MASK + 3]
             last_columns[row] = tail - length + new
         for row in range(0, rows, ROWS):
             upto = row + ROWS
             own = ends[0, item, row:upto], ends[1, item, row:upto], products[item, row:upto]
             written = newest[pair, row:upto]
             if is_dense:
-                hidden = kind, masks, places[MASK + 4], last_columns
+                hidden = kind, masks, sizes[MASK + 4], last_columns
                 of_tail = (
-                    places[TAIL_KEYS] + b * places[TAIL_KEYS + 1] + h * places[TAIL_KEYS + 2],
-                    places[TAIL_KEYS + 3],
-                    places[TAIL_VALUES] + b * places[TAIL_VALUES + 1] + h * places[TAIL_VALUES + 2],
-                    places[TAIL_VALUES + 3],
+                    sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2],
+                    sizes[TAIL_KEYS + 3],
+                    sizes[TAIL_VALUES] + b * sizes[TAIL_VALUES + 1] + h * sizes[TAIL_VALUES + 2],
+                    sizes[TAIL_VALUES + 3],
                 )
-                known = min(tail + more[b], sizes[7], tail + dense[pair, 0])
+                known = min(tail + sizes[IN_SINKS + b], sizes[NEWS], tail + dense[pair, 0])
                 four = queries[0, pair, row:upto]
                 attend_dense(
                     dense[pair], of_tail, sizes, known, row, four, hidden, softcap, outer, logits, written, own
                 )
             else:
                 limits = items[item, 1], items[item, 2], items[item, 3], items[item, 4]
-                four, widths = queries[1, pair, row:upto], (width, value_width)
-                attend_coded(units, limits, widths, four, book, softcap, outer, logits, written, own, room)
-
-
-@njit(nogil=True)
-def integers(at, shape):
-    """An array of int64 at an address."""
-    return carray(pointer(at), shape, np.int64)
-
-
-@njit(nogil=True)
-def numbers(at, shape):
-    """An array of float32 at an address."""
-    return carray(pointer(at), shape, np.float32)
+                four = queries[1, pair, row:upto]
+                attend_coded(units, limits, widths, four, books, softcap, outer, logits, written, own, room)
 
 
 @c_function("void(voidptr)")
 def attend_in_team(data):
-    """`attend`, as a team of threads calls it: with addresses of arrays, and numbers that say how large they are."""
-    given = carray(data, (21,), np.int64)
-    pairs, rows, wide, news, count = given[13], given[14], given[15], given[16], given[17]
-    scales = numbers(given[8], (2,))
-    attend(
-        integers(given[0], (1,)),
-        integers(given[1], (20,)),
-        integers(given[2], (9,)),
-        integers(given[3], (count, 5)),
-        integers(given[4], (given[18], FIELDS)),
-        integers(given[5], (pairs, 5)),
-        integers(given[6], (given[20],)),
-        numbers(given[7], (9, 256)),
-        scales[0] != 0,
-        scales[1],
-        numbers(given[9], (2, pairs, rows, wide)),
-        numbers(given[10], (pairs, rows, news)),
-        numbers(given[11], (2, count, rows)),
-        numbers(given[12], (count, rows, given[19])),
-    )
+    """`attend`, as a team of threads calls it."""
+    attend(carray(data, (21,), np.int64))
 
 
 @jit
-def join(sizes, items, bases, ends, products, newest, output, received):
+def join(given):
     """Combine the items of each pair; add up the attention that the newest tokens receive.
 
-    `output` is (B, L, H_q, d_v); `received` (pairs, 3, newest tokens padded): sums over queries of p and p², each the mean of
-    the group's heads, and the number of queries that saw the token. Parameters otherwise as in `attend`.
+    The output is (B, L, H_q, d_v); received (pairs, 3, newest tokens padded): sums over queries of p and p², each the
+    mean of the group's heads, and the number of queries that saw the token.
     """
-    heads, group, length, width = sizes[0], sizes[1], sizes[2], sizes[4]
-    rows, padded, step = group * length, products.shape[1], products.shape[2] * BYTES
-    tops, divisors = np.zeros(padded, np.float32), np.zeros(padded, np.float32)
-    coded, dense = np.zeros(products.shape[1:], np.float32), np.zeros(products.shape[1:], np.float32)
-    largest, sums, first = ends[0], ends[1], 0
+    sizes, items, _, _, bases, _, _, newest, ends, products = arrays_at(given)
+    heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[VALUE_WIDTH]
+    output = numbers(given[19], (given[1], length, heads * group, width))
+    received = numbers(given[20], (given[0], 3, given[4]))
+    rows, shape, step = group * length, (products.shape[1], products.shape[2]), products.shape[2] * BYTES
+    tops, divisors = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    coded, dense, first = np.zeros(shape, np.float32), np.zeros(shape, np.float32), 0
     for pair in range(newest.shape[0]):
         last = first
         while last < items.shape[0] and items[last, 0] == pair:
             last += 1
         for row in range(rows):
-            top, divisor = largest[first, row], ZERO
+            top, divisor = ends[0, first, row], ZERO
             for item in range(first + 1, last):
-                top = max(top, largest[item, row])
+                top = max(top, ends[0, item, row])
             for c in range(width):
                 coded[row, c] = dense[row, c] = ZERO
             for item in range(first, last):
-                weight = np.float32(2.0) ** (largest[item, row] - top)
-                divisor += weight * sums[item, row]
+                weight = np.float32(2.0) ** (ends[0, item, row] - top)
+                divisor += weight * ends[1, item, row]
                 of_kind = dense if items[item, 1] < 0 else coded
                 for c in range(width):
                     of_kind[row, c] += weight * products[item, row, c]
@@ -355,19 +354,21 @@ def join(sizes, items, bases, ends, products, newest, output, received):
                 at, out = coded[row].ctypes.data, dense[row].ctypes.data
                 add_dense_values(at, step, basis, width * BYTES, width, width, out, step)
             else:
-                dense[row : row + ROWS] += coded[row : row + ROWS]
-        b, share = pair // heads, np.float32(1.0) / np.float32(group)
+                for other in range(row, row + ROWS):
+                    for c in range(width):
+                        dense[other, c] += coded[other, c]
+        b, share = pair // heads, spread(np.float32(1.0) / np.float32(group))
         for row in range(rows):
             new, head = row % length, pair % heads * group + row // length
             for c in range(width):
                 output[b, new, head, c] = dense[row, c] / divisors[row]
-            at, to = newest[pair, row].ctypes.data, received[pair, 0].ctypes.data
-            top, factor, part = spread(tops[row]), spread(np.float32(1.0) / divisors[row]), spread(share)
-            squares = received[pair, 1].ctypes.data - to
+            at, of_p, of_squares = newest[pair, row].ctypes.data, received[pair, 0], received[pair, 1]
+            to, to_squares = of_p.ctypes.data, of_squares.ctypes.data
+            top, factor = spread(tops[row]), spread(np.float32(1.0) / divisors[row])
             for place in range(0, newest.shape[2] * BYTES, WHOLE):
                 p = exp2(load(at + place) - top) * factor
-                store(to + place, load(to + place) + part * p)
-                store(to + squares + place, load(to + squares + place) + part * p * p)
-        for t in range(sizes[7]):
-            received[pair, 2, t] = min(sizes[7] - t, length)
+                store(to + place, load(to + place) + share * p)
+                store(to_squares + place, load(to_squares + place) + share * p * p)
+        for t in range(sizes[NEWS]):
+            received[pair, 2, t] = min(sizes[NEWS] - t, length)
         first = last

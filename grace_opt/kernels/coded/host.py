@@ -118,39 +118,39 @@ def coded_attention(
     floats = [rowwise(tensor) for tensor in (query, tail_keys, tail_values)]
     kind, mask, mask_place = _read_mask(attention_mask, query, tail, causal)
     inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
-    places = np.array(
-        [*mask_place, *(n for tensor in floats for n in (tensor.data_ptr(), *(4 * step for step in tensor.stride())))],
-        np.int64,
-    )
-    room = max(COLUMNS + 2 * PAIR * every.most, int(every.dense[:, 0].max()) + tail + 2 * LANES)
-    sizes = np.array([heads, group, length, width, value_width, kind, room, newest, tail], np.int64)
-    more = np.array(dense_newest, np.int64)
+    room = max(COLUMNS + 2 * PAIR * every.most, every.sinks + tail + 2 * LANES)
+    padded, wide, value_wide = -(-group * length // ROWS) * ROWS, _rounded(width), _rounded(value_width)
+    count, news = len(every.items), _rounded(newest)
+    output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
+    received = torch.zeros(batch, heads, 3, news, dtype=torch.float32, device="cpu")
 
-    count, padded = len(every.items), -(-group * length // ROWS) * ROWS
-    queries = np.zeros((2, pairs, padded, -(-width // LANES) * LANES), np.float32)
-    ends = np.zeros((2, count, padded), np.float32)
-    products = np.zeros((count, padded, -(-value_width // (2 * LANES)) * 2 * LANES), np.float32)
-    logits = np.full((pairs, padded, -(-newest // LANES) * LANES), -np.inf, np.float32)
-    output = np.empty((batch, length, query_heads, value_width), np.float32)
-    received = np.zeros((pairs, 3, logits.shape[2]), np.float32)
-
-    prepare(places, sizes, every.bases, inner, queries)
-    taken, capped = np.zeros(1, np.int64), softcap is not None
-    given = places, sizes, every.items, every.units, every.dense, more, books.numpy()
-    alone = every.numbers * batch * heads < ALONE_BELOW
-    team = None if alone else torch_team()
+    numbers = [0, heads, group, length, width, value_width, kind, room, newest, tail, *mask_place]
+    for tensor in floats:
+        numbers += [tensor.data_ptr(), *(4 * step for step in tensor.stride())]
+    whole = np.array([*numbers, *dense_newest], np.int64)
+    parts = [3, 2 * pairs * padded * wide, pairs * padded * news, 2 * count * padded, count * padded * value_wide]
+    work = np.zeros(sum(_rounded(part) for part in parts), np.float32)
+    work[:3] = inner, softcap is not None, outer
+    starts = [work.ctypes.data]
+    for part in parts[:-1]:
+        starts.append(starts[-1] + 4 * _rounded(part))
+    shapes = [pairs, batch, padded, wide, news, count, len(every.units), value_wide]
+    ends = [books.data_ptr(), output.data_ptr(), received.data_ptr()]
+    given = np.array([*shapes, whole.ctypes.data, *every.addresses, *starts, *ends], np.int64)
+    prepare(given)
+    team = None if every.numbers < ALONE_BELOW else torch_team()
     if team is not None:
-        scales = np.array([capped, outer], np.float32)
-        arrays = taken, *given, scales, queries, logits, ends, products
-        shapes = pairs, padded, queries.shape[3], logits.shape[2], count, len(every.units), products.shape[2], batch
-        team(attend_in_team.address or 0, np.array([*(a.ctypes.data for a in arrays), *shapes], np.int64))
+        team(attend_in_team.address or 0, given)
     else:
-        state = capped, outer, queries, logits, ends, products
-        split_batch(lambda _: attend(taken, *given, *state), (np.arange(count),), alone)
-    join(sizes, every.items, every.bases, ends, products, logits, output, received)
-    del mask, floats
-    found = torch.from_numpy(received).view(batch, heads, 3, -1)[..., :newest]
-    return torch.from_numpy(output).to(query.dtype), found
+        split_batch(lambda _: attend(given), (np.arange(count),), every.numbers < ALONE_BELOW)
+    join(given)
+    del mask, floats, work, whole
+    return output.to(query.dtype), received[..., :newest]
+
+
+def _rounded(count: int) -> int:
+    """Round up to whole pairs of vectors."""
+    return -(-count // (2 * LANES)) * 2 * LANES
 
 
 def _check_shapes(query: Tensor, sequences: Sequence[CodedSequence], keys: Tensor, values: Tensor) -> None:

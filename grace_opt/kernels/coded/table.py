@@ -48,21 +48,27 @@ class CodedSequence(NamedTuple):
     most : int
         Most units of a head.
     numbers : int
-        Coded numbers of a head's keys and values.
+        Coded numbers of all heads' keys and values.
+    sinks : int
+        Most sinks of a head.
     dense : array (H, 5)
         Number of sinks, address and step of their keys, of their values.
     bases : array (H, 2)
         Addresses of the bases of keys and values, or 0.
+    addresses : tuple of int
+        Where `items`, `units`, `dense` and `bases` are.
     kept : tuple of Tensor
-        What was made for some of the addresses.
+        What was made for some of the addresses in them.
     """
 
     units: Numbers
     items: Numbers
     most: int
     numbers: int
+    sinks: int
     dense: Numbers
     bases: Numbers
+    addresses: tuple[int, ...]
     kept: tuple[Tensor, ...]
 
 
@@ -118,9 +124,8 @@ def sequence_of(
             addresses[:, number] = basis.data_ptr() + 4 * basis.stride(0) * np.arange(heads)
     kept = (*rows, *(basis for basis in own if basis is not None))
     width = sinks[0].shape[2] + sinks[1].shape[2]
-    return CodedSequence(
-        every.reshape(-1, FIELDS), np.array(items, np.int64), most, columns * width, dense, addresses, kept
-    )
+    arrays = np.array(items, np.int64), every.reshape(-1, FIELDS), dense, addresses
+    return _sequence(arrays, most, heads * columns * width, rows[0].shape[1], kept)
 
 
 def batched(sequences: Sequence[CodedSequence]) -> CodedSequence:
@@ -132,15 +137,17 @@ def batched(sequences: Sequence[CodedSequence]) -> CodedSequence:
         of_units = np.where(each.items[:, 1:3] < 0, -1, each.items[:, 1:3] + unit)
         items.append(np.concatenate([each.items[:, :1] + head, of_units, each.items[:, 3:]], axis=1))
         head, unit = head + len(each.dense), unit + len(each.units)
-    return CodedSequence(
-        np.concatenate([each.units for each in sequences]),
-        np.concatenate(items),
-        max(each.most for each in sequences),
-        sum(each.numbers for each in sequences),
-        np.concatenate([each.dense for each in sequences]),
-        np.concatenate([each.bases for each in sequences]),
-        (),
-    )
+    units, dense, bases = (np.concatenate(parts) for parts in zip(*((s.units, s.dense, s.bases) for s in sequences)))
+    most, sinks = (max(numbers) for numbers in zip(*((s.most, s.sinks) for s in sequences)))
+    return _sequence((np.concatenate(items), units, dense, bases), most, sum(s.numbers for s in sequences), sinks, ())
+
+
+def _sequence(
+    arrays: tuple[Numbers, Numbers, Numbers, Numbers], most: int, numbers: int, sinks: int, kept: tuple[Tensor, ...]
+) -> CodedSequence:
+    items, units, dense, bases = (np.ascontiguousarray(array) for array in arrays)
+    addresses = tuple(array.ctypes.data for array in (items, units, dense, bases))
+    return CodedSequence(units, items, most, numbers, sinks, dense, bases, addresses, kept)
 
 
 def rowwise(tensor: Tensor) -> Tensor:
@@ -187,5 +194,3 @@ def _describe(fields: Numbers, codes: Stored, widths: npt.NDArray[np.uint8]) -> 
     fields[..., LEVEL] = numbers * width
     fields[..., MEANS] = codes.means.data_ptr() + 2 * width * np.arange(heads)
     fields[..., UNIT] = codes.unit.data_ptr() + 4 * np.arange(heads)
-
-

@@ -38,7 +38,10 @@ def cpu() -> bool:
     expected = (weights @ every[1]).view(1, 4, 2, 20).transpose(1, 2)
     newest = weights[..., -9:].view(2, 2, 2, 9)
     sums = torch.stack([part.sum(2).mean(1) for part in (newest, newest.square())], dim=1)
-    near = [(output - expected).abs().max() <= 1e-5 * expected.abs().max(), (received[0, :, :2] - sums).abs().max() <= 1e-5]
+    near = [
+        (output - expected).abs().max() <= 1e-5 * expected.abs().max(),
+        (received[0, :, :2] - sums).abs().max() <= 1e-5,
+    ]
     return all(bool(each) for each in near)
 
 
