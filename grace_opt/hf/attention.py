@@ -5,9 +5,10 @@ the post-RoPE queries and the padding, and compresses its keys when the prompt i
 query norms, biases and scaling are those of the model.
 
 Decoding: the two-segment attention of :mod:`grace_opt.hf.pruned_attention`, by a kernel if one fits
-(:mod:`grace_opt.hf.decoding`); coded tokens (``bits=``) likewise (:mod:`grace_opt.hf.bits.in_place`). For many new tokens at once (another turn of a conversation), its logits would take as
-much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the keys are therefore widened with
-zeros, one layer at a time, and the base function computes the same result.
+(:mod:`grace_opt.hf.decoding`); coded tokens (``bits=``) are read where they lie if a kernel fits
+(:mod:`grace_opt.hf.bits.in_place`). For many new tokens at once (another turn of a conversation), its logits would take
+as much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the keys are therefore widened with
+zeros, or made dense, one layer at a time, and the base function computes the same result.
 
 Keys that do not come from a `PrunedKeyLayer` (another cache, a sliding layer, no cache) go straight to the base
 function. Soft-capped logits, which sdpa cannot compute, are refused with any cache.
@@ -30,8 +31,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..errors import CacheError
 from ..kernels.decode.reference import causal_mask
 from .bits.coded import CodedTokens
-from .bits.in_place import attention_in_place
 from .bits.importance import tail_attention
+from .bits.in_place import attention_in_place
 from .decoding import fused_attention
 from .layer_context import LayerProtocol, context_of
 from .observation import Observation

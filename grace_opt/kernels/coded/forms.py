@@ -9,8 +9,8 @@ WIDTHS = (0, 1, 2, 3, 4, 5, 6, 8)
 #: Fields of a unit, a class of tokens of one head: number of tokens, first place among the newest tokens (-1 if it has
 #: none there), and what `KEYS` and `VALUES` have each.
 COUNT, NEWEST, KEYS, VALUES = 0, 1, 2, 10
-#: Addresses of the unit's first bit plane, of what comes after all planes, of its widths' bits; bytes per plane of these,
-#: the first one's number; addresses of the first scale, the first mean, the unit of both.
+#: Addresses of the unit's first bit plane, of what comes after all planes, of its widths' bits; bytes per plane of
+#: these, the first one's number; addresses of the first scale, the first mean, the unit of both.
 PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = range(8)
 FIELDS = 18
 #: Number of query rows with sums in registers at the same time.

@@ -28,7 +28,6 @@ from .forms import (
     VALUES,
 )
 
-
 #: Columns of an item: logits of four rows then stay in a processor's first cache.
 COLUMNS = 1024
 
@@ -76,18 +75,38 @@ class Stored(Protocol):
     """Codes of H heads with d channels in C classes, as :class:`grace_opt.hf.bits.codes.Codes` describes them."""
 
     @property
-    def levels(self) -> Tensor: ...  # noqa: D102
+    def levels(self) -> Tensor:
+        """Bits of each channel's index into `WIDTHS`."""
+        ...
+
     @property
-    def means(self) -> Tensor: ...  # noqa: D102
+    def means(self) -> Tensor:
+        """``(H, d)``."""
+        ...
+
     @property
-    def scales(self) -> Tensor: ...  # noqa: D102
+    def scales(self) -> Tensor:
+        """Of channels that have bits."""
+        ...
+
     @property
-    def unit(self) -> Tensor: ...  # noqa: D102
+    def unit(self) -> Tensor:
+        """``(H,)``."""
+        ...
+
     @property
-    def planes(self) -> tuple[Tensor, ...]: ...  # noqa: D102
+    def planes(self) -> tuple[Tensor, ...]:
+        """Of each class."""
+        ...
+
     @property
-    def counts(self) -> tuple[int, ...]: ...  # noqa: D102
-    def widths(self) -> Tensor: ...  # noqa: D102
+    def counts(self) -> tuple[int, ...]:
+        """Number of tokens of each class."""
+        ...
+
+    def widths(self) -> Tensor:
+        """Return the bits of every channel, ``(C, H, d)``."""
+        ...
 
 
 def sequence_of(
@@ -137,8 +156,10 @@ def batched(sequences: Sequence[CodedSequence]) -> CodedSequence:
         of_units = np.where(each.items[:, 1:3] < 0, -1, each.items[:, 1:3] + unit)
         items.append(np.concatenate([each.items[:, :1] + head, of_units, each.items[:, 3:]], axis=1))
         head, unit = head + len(each.dense), unit + len(each.units)
-    units, dense, bases = (np.concatenate(parts) for parts in zip(*((s.units, s.dense, s.bases) for s in sequences)))
-    most, sinks = (max(numbers) for numbers in zip(*((s.most, s.sinks) for s in sequences)))
+    units, dense, bases = (
+        np.concatenate(parts) for parts in zip(*((s.units, s.dense, s.bases) for s in sequences), strict=True)
+    )
+    most, sinks = max(s.most for s in sequences), max(s.sinks for s in sequences)
     return _sequence((np.concatenate(items), units, dense, bases), most, sum(s.numbers for s in sequences), sinks, ())
 
 

@@ -1,4 +1,4 @@
-"""Check that attention over coded tokens agrees with float64 attention over what the codes stand for, on a small case."""
+"""Check that attention over coded tokens agrees with float64 attention over the same numbers, on a small case."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .._shared.lanes import WIDEST, load_one, load_place, load_widest, multiply_add, spread_widest, store_one, total
-from .._shared.lanes import store as store_vector
-from .forms import WIDTHS
+from ..._shared.lanes import WIDEST, load_one, load_place, load_widest, multiply_add, spread_widest, store_one, total
+from ..._shared.lanes import store as store_vector
+from ..forms import WIDTHS
 from .levels import STEP, reading
 
 #: Bytes of a float32, of an int64 and of a vector; tokens of two vectors, and the bytes of their bits in a plane.

@@ -19,15 +19,15 @@ import numpy as np
 from numba import njit
 from numba.np.numpy_support import carray
 
-from .._shared.jit import c_function, jit
-from .._shared.lanes import add_one, exp2, load, pointer, spread, store, total
-from ..decode.cpu import LEAST, NOTHING, ZERO, add_mask, cap, hide_bool, read_queries, turn_into_shares
-from ..decode.cpu.logits import logits_by_token
-from ..decode.cpu.rows import BYTES, WHOLE
-from ..decode.cpu.values import add_values as add_dense_values
-from ..decode.forms import ADDITIVE, BOOL, CAUSAL
+from ..._shared.jit import c_function, jit
+from ..._shared.lanes import add_one, exp2, load, pointer, spread, store, total
+from ...decode.cpu import LEAST, NOTHING, ZERO, add_mask, cap, hide_bool, read_queries, turn_into_shares
+from ...decode.cpu.logits import logits_by_token
+from ...decode.cpu.rows import BYTES, WHOLE
+from ...decode.cpu.values import add_values as add_dense_values
+from ...decode.forms import ADDITIVE, BOOL, CAUSAL
+from ..forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES
 from .channels import copy_rest, part_of, sort_channels
-from .forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES
 from .products import PAIR, PAIR_STEP, add_logits, add_values
 
 #: Most bits of a number: planes of a channel.
@@ -136,7 +136,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
     """
     largest, sums, products = state
     levels, order, addresses, scales, means, starts, bits, bits_at, scaled, totals = room
-    query_step, logit_step, total_step = scaled.shape[1] * BYTES, logits.shape[1] * BYTES, ROWS * BYTES
+    query_step, logit_step = scaled.shape[1] * BYTES, logits.shape[1] * BYTES
     (width, value_width), (first, last, start, stop) = widths, limits
     constants = np.zeros(ROWS, np.float32)
     column = place = 0
