@@ -230,7 +230,7 @@ _CODED = {
     "sink_keys": ("key sinks",),
     "pruned_keys": tuple(f"key {part}" for part in _COUNTED),
     "old_values": ("value sinks", *(f"value {part}" for part in _COUNTED)),
-    "kept_indices": ("classes",),
+    "kept_indices": ("classes", "tables"),
     "positions": ("positions",),
 }
 

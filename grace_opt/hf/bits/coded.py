@@ -104,7 +104,9 @@ class CodedTokens:
     def parts(self) -> dict[str, Tensor]:
         """Return all tensors kept alive, by name; the model's bases are not among them."""
         found = {
-            f"rows.{number}.{name}": t for number, row in enumerate(self.rows) for name, t in row.tensors().items()
+            f"rows.{number}.{name}": t
+            for number, row in enumerate(self.rows)
+            for name, t in (row.tensors() | row.table_tensors()).items()
         }
         return found if self.positions is None else {**found, "positions": self.positions}
 
@@ -125,6 +127,7 @@ class CodedTokens:
                 found[f"{name} elements"] += len(sinks) * sinks.shape[-1] * row.tokens
             found["classes"] += sum(each.classes.nbytes for each in row.segments)
             found["classes"] += 0 if row.present is None else row.present.nbytes
+            found["tables"] += sum(part.nbytes for part in row.table_tensors().values())
         found["positions"] = 0 if self.positions is None else self.positions.nbytes
         return found
 

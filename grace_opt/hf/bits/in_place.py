@@ -64,7 +64,10 @@ def attention_in_place(
     waiting = old.waiting
     found: tuple[Tensor, Tensor] = attend(
         query,
-        [row.by_address(old.bases) for row in old.rows],
+        [
+            kernels.CodedSequence(row.table(), row.sink_keys, row.sink_values, *row.decodes(old.bases))
+            for row in old.rows
+        ],
         tail,
         value,
         codebook(query.device),

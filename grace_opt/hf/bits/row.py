@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.coded.table import CodedSequence, sequence_of, units_of
+from ...kernels.coded.table import Table, table_of, units_of
 from ..plan import LayerPlan
 from .basis import Basis
 from .bitplanes import append_bits, unpack_bits
@@ -158,17 +158,23 @@ class CodedRow:
             return self.key_decode, self.value_decode
         return bases[0].decode, bases[1].decode
 
-    def by_address(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
-        """Return what `grace_opt.kernels.coded` reads; made once, and anew where tensors have moved since."""
-        where = self.sink_keys.data_ptr(), *(each.means.data_ptr() for each in self._first_codes())
+    def table(self) -> Table:
+        """Return where the codes are, for `grace_opt.kernels.coded`: made once, and anew where tensors have moved."""
+        where = [each.means.data_ptr() for each in self._first_codes()]
         if self._table.get("where") != where:
             heads = len(self.sink_keys)
             units = [units_of(each.keys, each.values, heads) for each in self.segments]
             units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
-            made = sequence_of(units, (self.sink_keys, self.sink_values), self.decodes(bases))
-            self._table.update(where=where, found=made)
-        found: CodedSequence = self._table["found"]
+            self._table.update(where=where, found=table_of(units, heads))
+        found: Table = self._table["found"]
         return found
+
+    def table_tensors(self) -> dict[str, Tensor]:
+        """Return what `table` has made, by name; nothing before the first step that reads codes where they lie."""
+        if not self._table:
+            return {}
+        found = self._table["found"]
+        return {"table.units": torch.from_numpy(found.units), "table.items": torch.from_numpy(found.items)}
 
     def _first_codes(self) -> Iterator[Codes]:
         if self.segments:

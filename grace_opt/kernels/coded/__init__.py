@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._shared.operation import Compiled, Operation, trial_of
 from .host import coded_attention, unsupported_reason
+from .table import CodedSequence as CodedSequence
 
 #: Fewer coded tokens are made dense in less time than compiling would take.
 CPU_MIN_TOKENS = 256

@@ -20,7 +20,7 @@ from .._shared.threads import split_batch, torch_team
 from ..decode.checks import kind_of_mask
 from ..decode.host import scales_of
 from .forms import LANES, PAIR, ROWS
-from .table import COLUMNS, CodedSequence, batched, rowwise
+from .table import COLUMNS, CodedSequence, batched
 
 #: Most query rows (query heads per KV head times new tokens): beyond, making keys and values dense is faster.
 MAX_ROWS = 256
@@ -113,39 +113,63 @@ def coded_attention(
     (batch, query_heads, length, width), (heads, tail) = query.shape, tail_keys.shape[1:3]
     value_width, pairs, group = tail_values.shape[3], batch * heads, query_heads // heads
     _check_shapes(query, sequences, tail_keys, tail_values)
-    every = batched(sequences)
+    table = batched([each.table for each in sequences], heads)
     # All tensors are kept alive until the loops are done: they get only addresses.
     floats = [rowwise(tensor) for tensor in (query, tail_keys, tail_values)]
     kind, mask, mask_place = _read_mask(attention_mask, query, tail, causal)
     inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
-    room = max(COLUMNS + 2 * PAIR * every.most, every.sinks + tail + 2 * LANES)
+    dense = [_dense(each) for each in sequences]
+    room = max(COLUMNS + 2 * PAIR * table.most, max(found[0] for _, found in dense) + tail + 2 * LANES)
     padded, wide, value_wide = -(-group * length // ROWS) * ROWS, _rounded(width), _rounded(value_width)
-    count, news = len(every.items), _rounded(newest)
+    count, news = len(table.items), _rounded(newest)
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.zeros(batch, heads, 3, news, dtype=torch.float32, device="cpu")
 
     numbers = [0, heads, group, length, width, value_width, kind, room, newest, tail, *mask_place]
     for tensor in floats:
         numbers += [tensor.data_ptr(), *(4 * step for step in tensor.stride())]
-    whole = np.array([*numbers, *dense_newest], np.int64)
+    for (_, found), more in zip(dense, dense_newest, strict=True):
+        numbers += [*found, more]
+    whole = np.array(numbers, np.int64)
     parts = [3, 2 * pairs * padded * wide, pairs * padded * news, 2 * count * padded, count * padded * value_wide]
     work = np.zeros(sum(_rounded(part) for part in parts), np.float32)
     work[:3] = inner, softcap is not None, outer
     starts = [work.ctypes.data]
     for part in parts[:-1]:
         starts.append(starts[-1] + 4 * _rounded(part))
-    shapes = [pairs, batch, padded, wide, news, count, len(every.units), value_wide]
+    shapes = [pairs, batch, padded, wide, news, count, len(table.units), value_wide]
     ends = [books.data_ptr(), output.data_ptr(), received.data_ptr()]
-    given = np.array([*shapes, whole.ctypes.data, *every.addresses, *starts, *ends], np.int64)
+    tables = [whole.ctypes.data, table.items.ctypes.data, table.units.ctypes.data]
+    given = np.array([*shapes, *tables, *starts, *ends], np.int64)
     prepare(given)
-    team = None if every.numbers < ALONE_BELOW else torch_team()
+    alone = table.numbers * (width + value_width) < ALONE_BELOW
+    team = None if alone else torch_team()
     if team is not None:
         team(attend_in_team.address or 0, given)
     else:
-        split_batch(lambda _: attend(given), (np.arange(count),), every.numbers < ALONE_BELOW)
+        split_batch(lambda _: attend(given), (np.arange(count),), alone)
     join(given)
-    del mask, floats, work, whole
+    del mask, floats, work, whole, dense, table
     return output.to(query.dtype), received[..., :newest]
+
+
+def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
+    """Return tensors to keep alive, and what is said of them: see `grace_opt.kernels.coded.cpu.SINKS`."""
+    sinks = [rowwise(tensor) for tensor in (sequence.sink_keys, sequence.sink_values)]
+    own = [basis.float().contiguous() for basis in (sequence.key_basis, sequence.value_basis) if basis is not None]
+    found = [sinks[0].shape[1]]
+    for tensor in sinks:
+        found += [tensor.data_ptr(), 4 * tensor.stride(0), 4 * tensor.stride(1)]
+    for basis in own:
+        found += [basis.data_ptr(), 4 * basis.stride(0)]
+    found += [0] * (4 - 2 * len(own))
+    return [*sinks, *own], found
+
+
+def rowwise(tensor: Tensor) -> Tensor:
+    """Return float32 numbers of which each row is contiguous."""
+    tensor = tensor.detach().float()
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _rounded(count: int) -> int:
@@ -157,10 +181,10 @@ def _check_shapes(query: Tensor, sequences: Sequence[CodedSequence], keys: Tenso
     """Check shapes: the loops read by address, so a tensor that is too small must not get there."""
     heads = keys.shape[1]
     fits = keys.shape[:3] == values.shape[:3] and keys.shape[3] == query.shape[3] and not query.shape[1] % heads
-    if not fits or len(sequences) != len(query) != 0 or any(len(each.dense) != heads for each in sequences):
+    if not fits or len(sequences) != len(query) != 0 or any(len(each.sink_keys) != heads for each in sequences):
         raise CacheError(
             f"queries {tuple(query.shape)}, the tail's keys {tuple(keys.shape)} and values {tuple(values.shape)}, and "
-            f"{len(sequences)} coded sequences with {[len(each.dense) for each in sequences]} heads do not go together"
+            f"{len(sequences)} coded sequences with {[len(each.sink_keys) for each in sequences]} heads do not fit"
         )
 
 

@@ -34,8 +34,8 @@ COLUMNS = 1024
 Numbers = npt.NDArray[np.int64]
 
 
-class CodedSequence(NamedTuple):
-    """The older tokens of one sequence of a batch, by address.
+class Table(NamedTuple):
+    """Where the codes of some heads are.
 
     Attributes
     ----------
@@ -47,28 +47,33 @@ class CodedSequence(NamedTuple):
     most : int
         Most units of a head.
     numbers : int
-        Coded numbers of all heads' keys and values.
-    sinks : int
-        Most sinks of a head.
-    dense : array (H, 5)
-        Number of sinks, address and step of their keys, of their values.
-    bases : array (H, 2)
-        Addresses of the bases of keys and values, or 0.
-    addresses : tuple of int
-        Where `items`, `units`, `dense` and `bases` are.
-    kept : tuple of Tensor
-        What was made for some of the addresses in them.
+        Coded tokens, of all heads together.
     """
 
     units: Numbers
     items: Numbers
     most: int
     numbers: int
-    sinks: int
-    dense: Numbers
-    bases: Numbers
-    addresses: tuple[int, ...]
-    kept: tuple[Tensor, ...]
+
+
+class CodedSequence(NamedTuple):
+    """The older tokens of one sequence of a batch.
+
+    Attributes
+    ----------
+    table : Table
+        Of its codes.
+    sink_keys, sink_values : Tensor
+        ``(H, s, d)`` and ``(H, s, d_v)``, dense.
+    key_basis, value_basis : Tensor or None
+        ``(H, d, d)`` and ``(H, d_v, d_v)``: coordinates times these are keys, and values; None if they are these.
+    """
+
+    table: Table
+    sink_keys: Tensor
+    sink_values: Tensor
+    key_basis: Tensor | None
+    value_basis: Tensor | None
 
 
 class Stored(Protocol):
@@ -109,21 +114,8 @@ class Stored(Protocol):
         ...
 
 
-def sequence_of(
-    units: Sequence[Numbers], sinks: tuple[Tensor, Tensor], bases: tuple[Tensor | None, Tensor | None]
-) -> CodedSequence:
-    """Return what the loops read.
-
-    Parameters
-    ----------
-    units : sequence of arrays
-        What `units_of` makes, of each part of the sequence.
-    sinks : (Tensor, Tensor)
-        Keys ``(H, s, d)`` and values ``(H, s, d_v)``, dense.
-    bases : (Tensor or None, Tensor or None)
-        ``(H, d, d)`` and ``(H, d_v, d_v)``: coordinates times these are keys, and values; None if they are these.
-    """
-    heads = len(sinks[0])
+def table_of(units: Sequence[Numbers], heads: int) -> Table:
+    """Return the table of what `units_of` makes of each part of a sequence."""
     every = np.concatenate([np.zeros((heads, 0, FIELDS), np.int64), *units], axis=1)
     most = every.shape[1]
     columns = int(every[0, :, COUNT].sum()) if most else 0
@@ -132,49 +124,20 @@ def sequence_of(
         items.append([h, -1, -1, 0, 0])
         for start in range(0, columns, COLUMNS):
             items.append([h, h * most, (h + 1) * most, start, min(start + COLUMNS, columns)])
-    rows = [rowwise(tensor) for tensor in sinks]
-    own = [None if basis is None else basis.float().contiguous() for basis in bases]
-    dense, addresses = np.empty((heads, 5), np.int64), np.zeros((heads, 2), np.int64)
-    dense[:, 0] = rows[0].shape[1]
-    for number, (tensor, basis) in enumerate(zip(rows, own, strict=True)):
-        dense[:, 1 + 2 * number] = tensor.data_ptr() + 4 * tensor.stride(0) * np.arange(heads)
-        dense[:, 2 + 2 * number] = 4 * tensor.stride(1)
-        if basis is not None:
-            addresses[:, number] = basis.data_ptr() + 4 * basis.stride(0) * np.arange(heads)
-    kept = (*rows, *(basis for basis in own if basis is not None))
-    width = sinks[0].shape[2] + sinks[1].shape[2]
-    arrays = np.array(items, np.int64), every.reshape(-1, FIELDS), dense, addresses
-    return _sequence(arrays, most, heads * columns * width, rows[0].shape[1], kept)
+    return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * columns)
 
 
-def batched(sequences: Sequence[CodedSequence]) -> CodedSequence:
-    """Return several sequences as one with so many times the heads."""
-    if len(sequences) == 1:
-        return sequences[0]
-    items, head, unit = [], 0, 0
-    for each in sequences:
+def batched(tables: Sequence[Table], heads: int) -> Table:
+    """Return several sequences' tables as one with so many times the heads."""
+    if len(tables) == 1:
+        return tables[0]
+    items, unit = [], 0
+    for number, each in enumerate(tables):
         of_units = np.where(each.items[:, 1:3] < 0, -1, each.items[:, 1:3] + unit)
-        items.append(np.concatenate([each.items[:, :1] + head, of_units, each.items[:, 3:]], axis=1))
-        head, unit = head + len(each.dense), unit + len(each.units)
-    units, dense, bases = (
-        np.concatenate(parts) for parts in zip(*((s.units, s.dense, s.bases) for s in sequences), strict=True)
-    )
-    most, sinks = max(s.most for s in sequences), max(s.sinks for s in sequences)
-    return _sequence((np.concatenate(items), units, dense, bases), most, sum(s.numbers for s in sequences), sinks, ())
-
-
-def _sequence(
-    arrays: tuple[Numbers, Numbers, Numbers, Numbers], most: int, numbers: int, sinks: int, kept: tuple[Tensor, ...]
-) -> CodedSequence:
-    items, units, dense, bases = (np.ascontiguousarray(array) for array in arrays)
-    addresses = tuple(array.ctypes.data for array in (items, units, dense, bases))
-    return CodedSequence(units, items, most, numbers, sinks, dense, bases, addresses, kept)
-
-
-def rowwise(tensor: Tensor) -> Tensor:
-    """Return float32 numbers of which each row is contiguous."""
-    tensor = tensor.detach().float()
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+        items.append(np.concatenate([each.items[:, :1] + number * heads, of_units, each.items[:, 3:]], axis=1))
+        unit += len(each.units)
+    units = np.concatenate([each.units for each in tables])
+    return Table(units, np.concatenate(items), max(t.most for t in tables), sum(t.numbers for t in tables))
 
 
 def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> Numbers:

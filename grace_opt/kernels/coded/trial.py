@@ -11,7 +11,7 @@ from .._shared.cases import draw
 from ..coding.reference import pack_bits
 from .forms import WIDTHS
 from .host import coded_attention
-from .table import sequence_of, units_of
+from .table import CodedSequence, table_of, units_of
 
 COUNTS = (5, 43, 77)
 
@@ -25,7 +25,8 @@ def cpu() -> bool:
     query, bases = draw(device, 1, 4, 2, 20), draw(device, 2, 2, 20, 20)
     sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)
     (keys, dense_keys), (values, dense_values) = (_codes(device, books, seed) for seed in (0, 1))
-    sequence = sequence_of([units_of(keys, values, 2)], (sinks[0], sinks[1]), (bases[0], bases[1]))
+    table = table_of([units_of(keys, values, 2)], 2)
+    sequence = CodedSequence(table, sinks[0], sinks[1], bases[0], bases[1])
     output, received = coded_attention(query, [sequence], tails[0], tails[1], books, 9, [0])
     every = [
         torch.cat([part.double(), dense @ basis.double(), tail[0].double()], dim=1)

@@ -36,9 +36,12 @@ MOST_PLANES = 8
 BOOK = 256 * BYTES
 #: Entries of `sizes`: number of items taken; KV heads, query heads of each, new tokens, widths of keys and values, kind
 #: of mask, room for logits, newest tokens, the tail's tokens; address and four strides, in bytes, of the mask over the
-#: tail, of queries, of the tail's keys and values; and for each sequence, how many sinks are among the newest tokens.
+#: tail, of queries, of the tail's keys and values.
 HEADS, GROUP, LENGTH, WIDTH, VALUE_WIDTH, KIND, SPACE, NEWS, IN_TAIL, MASK = range(1, 11)
-QUERY, TAIL_KEYS, TAIL_VALUES, IN_SINKS = 15, 20, 25, 30
+QUERY, TAIL_KEYS, TAIL_VALUES, SEQUENCES = 15, 20, 25, 30
+#: After these, of each sequence: number of sinks; address and steps (head, token) of their keys, and of their values;
+#: address and step of the basis of keys, and of values, or 0; how many of the sinks are among the newest tokens.
+SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, OF_SEQUENCE = 0, 1, 4, 7, 9, 11, 12
 
 
 @njit(nogil=True)
@@ -67,16 +70,14 @@ def arrays_at(given):
         given[7],
     )
     return (
-        integers(given[8], (IN_SINKS + batch,)),
+        integers(given[8], (SEQUENCES + batch * OF_SEQUENCE,)),
         integers(given[9], (count, 5)),
         integers(given[10], (units, FIELDS)),
-        integers(given[11], (pairs, 5)),
-        integers(given[12], (pairs, 2)),
-        numbers(given[13], (3,)),
-        numbers(given[14], (2, pairs, rows, wide)),
-        numbers(given[15], (pairs, rows, news)),
-        numbers(given[16], (2, count, rows)),
-        numbers(given[17], (count, rows, value_wide)),
+        numbers(given[11], (3,)),
+        numbers(given[12], (2, pairs, rows, wide)),
+        numbers(given[13], (pairs, rows, news)),
+        numbers(given[14], (2, count, rows)),
+        numbers(given[15], (count, rows, value_wide)),
     )
 
 
@@ -84,12 +85,14 @@ def arrays_at(given):
 @jit
 def prepare(given):
     """Scale the queries of each group, and multiply them by the basis of the keys; nothing newest is known yet."""
-    sizes, _, _, _, bases, scales, queries, newest, _, _ = arrays_at(given)
+    sizes, _, _, scales, queries, newest, _, _ = arrays_at(given)
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[WIDTH]
     step, steps = queries.shape[3] * BYTES, (sizes[QUERY + 2], sizes[QUERY + 3], sizes[QUERY + 4])
     for pair in range(queries.shape[1]):
-        full, turned, basis = queries[0, pair], queries[1, pair], bases[pair, 0]
-        at = sizes[QUERY] + pair // heads * sizes[QUERY + 1] + pair % heads * group * sizes[QUERY + 2]
+        full, turned, b, h = queries[0, pair], queries[1, pair], pair // heads, pair % heads
+        own = sizes[SEQUENCES + b * OF_SEQUENCE :]
+        basis = own[KEY_BASIS] + h * own[KEY_BASIS + 1]
+        at = sizes[QUERY] + b * sizes[QUERY + 1] + h * group * sizes[QUERY + 2]
         read_queries(at, *steps, group * length, length, width, scales[0], full)
         for row in range(0, full.shape[0], ROWS):
             if basis:
@@ -208,21 +211,22 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
 
 
 @njit(nogil=True)
-def attend_dense(dense, of_tail, sizes, known, first, queries, hidden, softcap, outer, logits, newest, state):
+def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, logits, newest, state):
     """Attend with four rows, of which `first` is the number, to one head's dense tokens: sinks, then the tail.
 
-    `of_tail` has address and step of the tail's keys and values; `known` is the number of the last dense tokens that
-    are among the newest; `hidden` has the kind of mask, the rows' addresses in it, its step, the rows' last columns.
+    `dense` has address and step of keys and values of the sinks, then of the tail; `counts` the numbers of both, and of
+    the last ones that are among the newest; `hidden` the kind of mask, the rows' addresses in it, its step, the rows'
+    last columns; `newest` ends with the last token.
     """
     largest, sums, products = state
-    sinks, tail, width, value_width = dense[0], sizes[IN_TAIL], sizes[WIDTH], sizes[VALUE_WIDTH]
+    (sinks, tail, known), (width, value_width) = counts, widths
     kind, masks, mask_step, last_columns = hidden
     to, four = logits.ctypes.data, queries.ctypes.data
     query_step, logit_step = queries.shape[1] * BYTES, logits.shape[1] * BYTES
     if sinks:
-        logits_by_token(four, query_step, dense[1], dense[2], width, sinks, to, logit_step)
-    logits_by_token(four, query_step, of_tail[0], of_tail[1], width, tail, to + sinks * BYTES, logit_step)
-    for row in range(min(ROWS, sizes[GROUP] * sizes[LENGTH] - first)):
+        logits_by_token(four, query_step, dense[0][0], dense[0][1], width, sinks, to, logit_step)
+    logits_by_token(four, query_step, dense[2][0], dense[2][1], width, tail, to + sinks * BYTES, logit_step)
+    for row in range(min(ROWS, last_columns.shape[0] - first)):
         line = logits[row]
         if softcap:
             cap(line[: (sinks + tail + LANES - 1) // LANES * LANES], outer)
@@ -234,12 +238,12 @@ def attend_dense(dense, of_tail, sizes, known, first, queries, hidden, softcap, 
         elif kind == ADDITIVE:
             add_mask(line[sinks:], tail, masks[first + row], mask_step)
         for t in range(known):
-            newest[row, sizes[NEWS] - known + t] = line[sinks + tail - known + t]
+            newest[row, newest.shape[1] - known + t] = line[sinks + tail - known + t]
         largest[row], _, sums[row] = turn_into_shares(line, sinks + tail, NOTHING)
     out, out_step = products.ctypes.data, products.shape[1] * BYTES
     if sinks:
-        add_dense_values(to, logit_step, dense[3], dense[4], value_width, sinks, out, out_step)
-    add_dense_values(to + sinks * BYTES, logit_step, of_tail[2], of_tail[3], value_width, tail, out, out_step)
+        add_dense_values(to, logit_step, dense[1][0], dense[1][1], value_width, sinks, out, out_step)
+    add_dense_values(to + sinks * BYTES, logit_step, dense[3][0], dense[3][1], value_width, tail, out, out_step)
 
 
 @njit(nogil=True)
@@ -266,15 +270,15 @@ def attend(given):
 
     Threads that call this with the same table share the items; a slow thread takes fewer. Its arrays are
 
-    - sizes: see `HEADS`; `items`, `units`, `dense`, `bases`: see `grace_opt.kernels.coded.table.CodedSequence`;
+    - sizes: see `HEADS`; items and units: see `grace_opt.kernels.coded.table.Table`;
     - scales ``(3,)``: of the queries, whether there is a softcap, and what `grace_opt.kernels.decode.cpu.cap` needs;
     - queries ``(2, pairs, rows padded, width padded)``: what `prepare` writes; newest ``(pairs, rows padded, newest
       tokens padded)``: logits of the newest tokens;
     - ends ``(2, items, rows padded)``: maxima and sums; products ``(items, rows padded, width of values padded)``.
     """
-    sizes, items, units, dense, _, scales, queries, newest, ends, products = arrays_at(given)
+    sizes, items, units, scales, queries, newest, ends, products = arrays_at(given)
     heads, group, length, tail, kind = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[IN_TAIL], sizes[KIND]
-    widths, rows, books = (sizes[WIDTH], sizes[VALUE_WIDTH]), group * length, given[18]
+    widths, rows, books = (sizes[WIDTH], sizes[VALUE_WIDTH]), group * length, given[16]
     logits, room = np.zeros((ROWS, sizes[SPACE]), np.float32), make_room(max(widths))
     masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     softcap, outer = scales[1] != 0, scales[2]
@@ -291,20 +295,22 @@ def attend(given):
         for row in range(0, rows, ROWS):
             upto = row + ROWS
             own = ends[0, item, row:upto], ends[1, item, row:upto], products[item, row:upto]
-            written = newest[pair, row:upto]
+            written = newest[pair, row:upto, : sizes[NEWS]]
             if is_dense:
                 hidden = kind, masks, sizes[MASK + 4], last_columns
-                of_tail = (
-                    sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2],
-                    sizes[TAIL_KEYS + 3],
-                    sizes[TAIL_VALUES] + b * sizes[TAIL_VALUES + 1] + h * sizes[TAIL_VALUES + 2],
-                    sizes[TAIL_VALUES + 3],
+                of = sizes[SEQUENCES + b * OF_SEQUENCE :]
+                dense = (
+                    (of[SINK_KEYS] + h * of[SINK_KEYS + 1], of[SINK_KEYS + 2]),
+                    (of[SINK_VALUES] + h * of[SINK_VALUES + 1], of[SINK_VALUES + 2]),
+                    (sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2], sizes[TAIL_KEYS + 3]),
+                    (
+                        sizes[TAIL_VALUES] + b * sizes[TAIL_VALUES + 1] + h * sizes[TAIL_VALUES + 2],
+                        sizes[TAIL_VALUES + 3],
+                    ),
                 )
-                known = min(tail + sizes[IN_SINKS + b], sizes[NEWS], tail + dense[pair, 0])
-                four = queries[0, pair, row:upto]
-                attend_dense(
-                    dense[pair], of_tail, sizes, known, row, four, hidden, softcap, outer, logits, written, own
-                )
+                known = tail + min(of[IN_SINKS], of[SINKS])
+                counts, four = (of[SINKS], tail, known), queries[0, pair, row:upto]
+                attend_dense(dense, counts, widths, row, four, hidden, softcap, outer, logits, written, own)
             else:
                 limits = items[item, 1], items[item, 2], items[item, 3], items[item, 4]
                 four = queries[1, pair, row:upto]
@@ -314,7 +320,7 @@ def attend(given):
 @c_function("void(voidptr)")
 def attend_in_team(data):
     """`attend`, as a team of threads calls it."""
-    attend(carray(data, (21,), np.int64))
+    attend(carray(data, (19,), np.int64))
 
 
 @jit
@@ -324,10 +330,10 @@ def join(given):
     The output is (B, L, H_q, d_v); received (pairs, 3, newest tokens padded): sums over queries of p and p², each the
     mean of the group's heads, and the number of queries that saw the token.
     """
-    sizes, items, _, _, bases, _, _, newest, ends, products = arrays_at(given)
+    sizes, items, _, _, _, newest, ends, products = arrays_at(given)
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[VALUE_WIDTH]
-    output = numbers(given[19], (given[1], length, heads * group, width))
-    received = numbers(given[20], (given[0], 3, given[4]))
+    output = numbers(given[17], (given[1], length, heads * group, width))
+    received = numbers(given[18], (given[0], 3, given[4]))
     rows, shape, step = group * length, (products.shape[1], products.shape[2]), products.shape[2] * BYTES
     tops, divisors = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
     coded, dense, first = np.zeros(shape, np.float32), np.zeros(shape, np.float32), 0
@@ -348,7 +354,9 @@ def join(given):
                 for c in range(width):
                     of_kind[row, c] += weight * products[item, row, c]
             tops[row], divisors[row] = top, divisor
-        basis = bases[pair, 1]
+        b, h = pair // heads, pair % heads
+        own = sizes[SEQUENCES + b * OF_SEQUENCE :]
+        basis = own[VALUE_BASIS] + h * own[VALUE_BASIS + 1]
         for row in range(0, rows, ROWS):
             if basis:
                 at, out = coded[row].ctypes.data, dense[row].ctypes.data
@@ -357,9 +365,9 @@ def join(given):
                 for other in range(row, row + ROWS):
                     for c in range(width):
                         dense[other, c] += coded[other, c]
-        b, share = pair // heads, spread(np.float32(1.0) / np.float32(group))
+        share = spread(np.float32(1.0) / np.float32(group))
         for row in range(rows):
-            new, head = row % length, pair % heads * group + row // length
+            new, head = row % length, h * group + row // length
             for c in range(width):
                 output[b, new, head, c] = dense[row, c] / divisors[row]
             at, of_p, of_squares = newest[pair, row].ctypes.data, received[pair, 0], received[pair, 1]
