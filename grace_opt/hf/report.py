@@ -32,7 +32,8 @@ class MemoryReport:
         Number of cached tokens per sequence, and how many of them are in the pruned segment.
     pruned_key_bytes, dense_key_bytes, index_bytes, value_bytes : int
         Bytes in the prunable layers: of pruned keys, of dense keys (sink tokens and tail), of the indices of kept
-        channels and, after eviction, of kept tokens, and of values.
+        channels and, after eviction, of kept tokens (with ``bits=``, of the tokens' classes, and of tables of addresses
+        once codes are read where they lie), and of values.
     spare_bytes : int
         Bytes of spare room, and of memory that only views keep alive.
     other_bytes : int

@@ -1,0 +1,374 @@
+"""Attention over coded tokens where they lie equals float64 attention over the numbers that the codes stand for.
+
+Outputs may be off by ``2e-5 max|V|``: float32's rounding of logits of some tens, and of sums of some hundred terms. The
+wrong versions at the end show that this notices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from grace_opt.errors import CacheError
+from grace_opt.hf.bits.codebooks import WIDTHS, codebook
+from grace_opt.hf.bits.codes import Codes, Part, encode, stacked
+from grace_opt.kernels._shared.switches import OPENMP
+from grace_opt.kernels.coded import CodedSequence, forms, host
+from grace_opt.kernels.coded.table import table_of, units_of
+
+BOOKS = codebook(torch.device("cpu"))
+
+
+@dataclass
+class Sequence:
+    """Codes of one sequence: those of segments, then of waiting blocks, with dense sinks and bases."""
+
+    segments: list[tuple[Codes, Codes]]
+    waiting: tuple[Codes, Codes] | None
+    sinks: tuple[Tensor, Tensor]
+    bases: tuple[Tensor | None, Tensor | None]
+
+    def stored(self) -> CodedSequence:
+        heads = len(self.sinks[0])
+        units = [units_of(keys, values, heads) for keys, values in self.segments]
+        units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
+        return CodedSequence(table_of(units, heads), *self.sinks, *self.bases)
+
+    def dense(self) -> list[Tensor]:
+        """Keys and values, float64: sinks, segments, waiting tokens."""
+        found, heads = [], len(self.sinks[0])
+        for number, (sinks, basis) in enumerate(zip(self.sinks, self.bases, strict=True)):
+            parts = [pair[number].decode() for pair in self.segments]
+            if self.waiting is not None:
+                blocks = self.waiting[number].decode()
+                parts.append(blocks.view(-1, heads, *blocks.shape[1:]).transpose(0, 1).flatten(1, 2))
+            coded = torch.cat([sinks.new_zeros(heads, 0, sinks.shape[2]), *parts], dim=1).double()
+            found.append(torch.cat([sinks.double(), coded if basis is None else coded @ basis.double()], dim=1))
+        return found
+
+    @property
+    def waits(self) -> int:
+        return 0 if self.waiting is None else len(self.waiting[0].means) // len(self.sinks[0]) * 8
+
+
+@dataclass
+class Case:
+    """One call."""
+
+    query: Tensor
+    sequences: list[Sequence]
+    tails: tuple[Tensor, Tensor]
+    mask: Tensor | None = None
+    softcap: float | None = None
+    causal: bool = True
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        waits = max(each.waits for each in self.sequences)
+        stored = [each.stored() for each in self.sequences]
+        dense_newest = [waits - each.waits for each in self.sequences]
+        newest = waits + self.tails[0].shape[2]
+        return host.coded_attention(
+            self.query, stored, *self.tails, BOOKS, newest, dense_newest, self.mask, None, self.softcap, self.causal
+        )
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        (_, query_heads, length, width), (heads, tail) = self.query.shape, self.tails[0].shape[1:3]
+        newest = max(each.waits for each in self.sequences) + tail
+        outputs, received = [], []
+        for b, sequence in enumerate(self.sequences):
+            keys, values = (
+                torch.cat([old, new[b].double()], 1) for old, new in zip(sequence.dense(), self.tails, strict=True)
+            )
+            queries = self.query[b].double().view(heads, -1, length, width)
+            logits = queries @ keys.mT[:, None] * width**-0.5
+            if self.softcap is not None:
+                logits = torch.tanh(logits / self.softcap) * self.softcap
+            if self.mask is not None:
+                mask = self.mask[b if len(self.mask) > 1 else 0].expand(query_heads, length, tail)
+                mask = mask.reshape(heads, -1, length, tail)
+                recent = logits[..., -tail:]
+                low = float(torch.finfo(torch.float32).min)
+                logits[..., -tail:] = recent.masked_fill(~mask, low) if mask.dtype == torch.bool else recent + mask
+            elif self.causal:
+                last = torch.arange(logits.shape[-1] - length, logits.shape[-1])[:, None]
+                logits = logits.masked_fill(torch.arange(logits.shape[-1]) > last, -torch.inf)
+            weights = logits.softmax(-1)
+            outputs.append((weights @ values[:, None]).flatten(0, 1).transpose(0, 1))
+            known = min(newest, weights.shape[-1])
+            last = torch.nn.functional.pad(weights[..., weights.shape[-1] - known :], (newest - known, 0))
+            received.append(torch.stack([part.sum(2).mean(1) for part in (last, last.square())], dim=1))
+        numbers = (newest - torch.arange(newest)).clamp(max=length).expand(len(received), heads, 1, newest)
+        return torch.stack(outputs), torch.cat([torch.stack(received), numbers], dim=2)
+
+    def error(self) -> float:
+        """The largest deviation, as a multiple of what is allowed."""
+        (found, received), (output, attention) = self.run(), self.expected()
+        assert found.shape == output.shape
+        assert received.shape == attention.shape
+        values = [self.tails[1], *(s.dense()[1] for s in self.sequences)]
+        largest = max(float(each.abs().max()) for each in values if each.numel())
+        errors = (found - output).abs().max() / (2e-5 * largest), (received - attention).abs().max() / 2e-5
+        return max(float("inf") if each.isnan() else float(each) for each in errors)
+
+
+def codes_of(counts: list[int], heads: int, width: int, levels: list[int], scale: float = 1.0) -> Codes:
+    """Codes of random numbers with the given widths, repeated over classes, heads and channels."""
+    x = torch.randn(heads, sum(counts), width) * scale
+    choice = torch.tensor(levels).repeat(-(-len(counts) * heads * width // len(levels)))
+    chosen = choice[: len(counts) * heads * width].view(len(counts), heads, width)
+    return encode([Part(x, chosen, x.abs().amax((1, 2)))], counts)
+
+
+LEVELS = st.lists(st.integers(0, len(WIDTHS) - 1), min_size=1, max_size=9)
+COUNTS = st.lists(st.sampled_from([0, 1, 7, 8, 9, 16, 31, 32, 33, 70]), min_size=1, max_size=4).filter(any)
+
+
+@st.composite
+def cases(draw) -> Case:
+    torch.manual_seed(draw(st.integers(0, 2**20)))
+    batch, heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 5))
+    width, value_width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    length, tail = draw(st.integers(1, 4)), draw(st.integers(0, 20))
+    tail += length
+    scale = draw(st.sampled_from([1.0, 1e-6, 1e6]))
+    sequences, blocks = [], draw(st.integers(0, 3))
+    for _ in range(batch):
+        segments, waiting = [], None
+        for _ in range(draw(st.integers(0, 2))):
+            counts = draw(COUNTS)
+            keys = codes_of(counts, heads, width, draw(LEVELS))
+            segments.append((keys, codes_of(counts, heads, value_width, draw(LEVELS), scale)))
+        if segments and blocks:  # those without codes keep tokens dense that wait in others
+            made = [
+                (codes_of([8], heads, width, [draw(st.integers(1, 7))]), codes_of([8], heads, value_width, [4], scale))
+                for _ in range(blocks)
+            ]
+            waiting = made[0]
+            for more in made[1:]:
+                waiting = stacked(waiting[0], more[0]), stacked(waiting[1], more[1])
+        sinks = draw(st.integers(0, 5))
+        stored = torch.randn(heads, sinks, width), scale * torch.randn(heads, sinks, value_width)
+        bases: tuple[Tensor | None, Tensor | None] = (None, None)
+        if draw(st.booleans()):
+            bases = torch.randn(heads, width, width) / width**0.5, torch.randn(heads, value_width, value_width)
+        sequences.append(Sequence(segments, waiting, stored, bases))
+    tails = torch.randn(batch, heads, tail, width), scale * torch.randn(batch, heads, tail, value_width)
+    kind = draw(st.sampled_from(["none", "causal", "bool", "additive"]))
+    mask = None
+    if kind in ("bool", "additive"):
+        shape = draw(st.sampled_from([1, batch])), draw(st.sampled_from([1, heads * group])), length, tail
+        mask = torch.rand(shape) < 0.6
+        mask[..., -1] = True
+        mask = mask if kind == "bool" else torch.where(mask, 0.5, -1e9)
+    query = torch.randn(batch, heads * group, length, width)
+    return Case(query, sequences, tails, mask, draw(st.sampled_from([None, 3.0])), kind == "causal")
+
+
+@settings(max_examples=120)
+@given(cases())
+def test_is_attention_over_the_numbers(case):
+    assert case.error() <= 1
+
+
+def one_case(count: int = 2500, threads: int = 1) -> Case:
+    """A sequence with all widths, several items, and a tail."""
+    torch.manual_seed(count)
+    segment = [codes_of([count // 10, 0, count - count // 10], 2, 24, list(range(8))) for _ in range(2)]
+    bases = torch.randn(2, 24, 24) / 5, torch.randn(2, 24, 24) / 5
+    sinks, tails = torch.randn(2, 2, 4, 24), torch.randn(2, 1, 2, 33, 24)
+    sequence = Sequence([(segment[0], segment[1])], None, (sinks[0], sinks[1]), bases)
+    return Case(torch.randn(1, 6, 1, 24), [sequence], (tails[0], tails[1]))
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+def test_each_width_alone(width):
+    level, counts = WIDTHS.index(width), [40, 33]
+    keys, values = codes_of(counts, 2, 16, [level]), codes_of(counts, 2, 16, [level])
+    sinks, tails = torch.randn(2, 2, 0, 16), torch.randn(2, 1, 2, 5, 16)
+    sequence = Sequence([(keys, values)], None, (sinks[0], sinks[1]), (None, None))
+    case = Case(torch.randn(1, 2, 1, 16), [sequence], (tails[0], tails[1]))
+    assert case.error() <= 1
+
+
+@pytest.mark.parametrize("team", [True, False])
+def test_threads_change_no_bit(team, monkeypatch):
+    if not team:
+        monkeypatch.setenv(OPENMP, "0")
+    case, before = one_case(12_000), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(case.run())
+    finally:
+        torch.set_num_threads(before)
+    assert case.error() <= 1
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_of_other_types(dtype):
+    """Computed in float32, returned in the type of the queries."""
+    case = one_case(600)
+    case.query, case.tails = case.query.to(dtype), (case.tails[0].to(dtype), case.tails[1].to(dtype))
+    (sequence,) = case.sequences
+    case.sequences = [replace(sequence, sinks=(sequence.sinks[0].to(dtype), sequence.sinks[1].to(dtype)))]
+    output, _ = case.run()
+    expected, _ = case.expected()
+    assert output.dtype == dtype
+    assert (output - expected).abs().max() <= torch.finfo(dtype).eps * expected.abs().max()
+
+
+def test_views_are_read_as_they_lie():
+    case = one_case(600)
+    expected, _ = case.run()
+    wide = torch.full((1, 6, 3, 26), torch.nan)
+    wide[:, :, 1:2, 1:25] = case.query
+    tails = [torch.full((1, 33, 2, 25), torch.nan) for _ in range(2)]
+    for room, tail in zip(tails, case.tails, strict=True):
+        room[..., :24] = tail.transpose(1, 2)
+    case.query, case.tails = wide[:, :, 1:2, 1:25], tuple(room.transpose(1, 2)[..., :24] for room in tails)
+    assert torch.equal(case.run()[0], expected)
+    case.query, case.tails = case.query.mT.contiguous().mT, tuple(t.mT.contiguous().mT for t in case.tails)
+    assert torch.equal(case.run()[0], expected)
+
+
+def test_codes_at_odd_addresses():
+    case = one_case(601)
+    expected, _ = case.run()
+
+    def moved(tensor: Tensor) -> Tensor:
+        room = torch.empty(tensor.nbytes + 8, dtype=torch.uint8)
+        odd = tensor.element_size() if tensor.dtype != torch.uint8 else 1
+        place = room[odd : odd + tensor.nbytes]
+        place.copy_(tensor.contiguous().view(torch.uint8).flatten())
+        return place.view(tensor.dtype).view(tensor.shape) if odd == 1 else tensor.clone()
+
+    (sequence,) = case.sequences
+    ((keys, values),) = sequence.segments
+    case.sequences = [replace(sequence, segments=[(keys.map(moved), values.map(moved))])]
+    assert torch.equal(case.run()[0], expected)
+
+
+def test_nan_is_not_lost():
+    case = one_case(600)
+    case.query[0, 1, 0, 3] = torch.nan
+    output, _ = case.run()
+    assert output[0, 0, 1].isnan().all()
+    assert not output[0, 0, [0, 2, 3, 4, 5]].isnan().any()
+
+
+def test_large_numbers_keep_the_others_finite():
+    case = one_case(600)
+    case.query *= 1e8
+    output, received = case.run()
+    assert output.isfinite().all()
+    assert received.isfinite().all()
+
+
+GUARDED = """
+from tests.test_coded import beside_a_guard
+for count in (1, 8, 9, 40, 64, 100):
+    assert beside_a_guard(count) <= 1, count
+"""
+
+
+def beside_a_guard(count: int) -> float:
+    """Run a case whose bit planes end where memory ends: one byte more, and the process dies."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    rooms = []
+
+    def at_the_end(tensor: Tensor) -> Tensor:
+        if not tensor.numel() or tensor.dtype != torch.uint8:
+            return tensor
+        size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        room = mmap.mmap(-1, size + mmap.PAGESIZE)
+        rooms.append(room)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        assert libc.mprotect(ctypes.c_void_p(start + size), mmap.PAGESIZE, 0) == 0
+        found = torch.frombuffer(room, dtype=torch.uint8, count=tensor.nbytes, offset=size - tensor.nbytes)
+        return found.view(tensor.shape).copy_(tensor)
+
+    torch.manual_seed(count)
+    counts, found = [count], []
+    for levels in ([3, 0, 1], [7], [0, 0, 2]):
+        made = tuple(codes_of(counts, 1, 5, levels).map(at_the_end) for _ in range(2))
+        sequence = Sequence([made], None, (torch.randn(1, 0, 5), torch.randn(1, 0, 5)), (None, None))
+        found.append(Case(torch.randn(1, 1, 1, 5), [sequence], tuple(torch.randn(2, 1, 1, 2, 5))).error())
+    return max(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="guards pages by mprotect")
+def test_nothing_behind_the_codes_is_read():
+    found = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr or "the process died"
+
+
+class TestRefused:
+    """What the loops cannot do is said before an address is read."""
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"query": torch.zeros(1, 6, 1, 24, dtype=torch.float64)}, "float64"),
+            ({"query": torch.zeros(1, 6, 1, 24, requires_grad=True)}, "gradients"),
+            ({"query": torch.zeros(1, 2 * 300, 1, 24)}, "300 query rows"),
+            ({"query": torch.zeros(1, 6, 1, 24, device="meta")}, "meta"),
+        ],
+    )
+    def test_with_a_reason(self, change, words):
+        case = replace(one_case(600), **change)
+        assert words in host.unsupported_reason(case.query, *case.tails)
+
+    def test_without_llvm(self, monkeypatch):
+        monkeypatch.setenv("GRACE_OPT_LLVM", "0")
+        case = one_case(600)
+        assert "GRACE_OPT_LLVM=0" in host.unsupported_reason(case.query, *case.tails)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"query": torch.zeros(1, 6, 1, 23)},
+            {"query": torch.zeros(1, 5, 1, 24)},
+            {"query": torch.zeros(2, 6, 1, 24)},
+            {"tails": (torch.zeros(1, 2, 33, 24), torch.zeros(1, 2, 32, 24))},
+            {"tails": (torch.zeros(1, 3, 33, 24), torch.zeros(1, 3, 33, 24))},
+        ],
+    )
+    def test_shapes_that_do_not_fit(self, change):
+        with pytest.raises(CacheError, match="do not fit"):
+            replace(one_case(600), **change).run()
+
+
+def test_as_many_widths_as_a_cache_has():
+    assert forms.WIDTHS == WIDTHS
+
+
+WRONG = {
+    "means of another head": (forms.MEANS, 0, 2 * 24),
+    "scales one further": (forms.SCALES, 1, 2),
+    "planes one further": (forms.PLANES, 1, 8),
+    "widths one further": (forms.LEVEL, 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("part", [forms.KEYS, forms.VALUES])
+def test_a_wrong_table_is_noticed(name, part):
+    field, unit, more = WRONG[name]
+    case = one_case(600)
+    (sequence,) = case.sequences
+    stored = sequence.stored()
+    stored.table.units[unit, part + field] += more
+    sequence.stored = lambda: stored
+    assert case.error() > 1
