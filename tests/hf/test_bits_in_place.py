@@ -14,6 +14,8 @@ from tests.hf.matrix import PADDING, pruning_attention
 from tests.hf.test_memory import storage_bytes
 
 LENGTH, STEPS = 150, 30
+#: Tokens until the first block is coded anew.
+BEFORE = 8
 SETTINGS = {"bits": 2.5, "basis": "none", "recent_window": 8, "tail_block": 16}
 
 
@@ -24,6 +26,7 @@ def whatever_the_length(monkeypatch):
 
 @pytest.fixture
 def model(tiny):
+    torch.manual_seed(0)
     return tiny()
 
 
@@ -71,9 +74,11 @@ def check_alike(monkeypatch, counted, model, ids, mask=None, **settings):
     )
     counted.found.clear()
     found = fed(model, PrunedKeyCache(model, **{**SETTINGS, **settings}), ids, mask, step, last)
-    assert (found[0] - expected[0]).abs().max() <= 1e-4 * expected[0].abs().max()
+    differences = (found[0] - expected[0]).abs().flatten(1).amax(1) / expected[0].abs().max()
+    assert differences[: BEFORE // step].max() <= 1e-4
+    assert differences.max() <= 5e-3  # a number on the edge between two codes may get either
     for one, two in zip(found[1], expected[1], strict=True):
-        assert torch.allclose(one, two, atol=1e-4), (one - two).abs().max()  # sums over many steps
+        assert torch.allclose(one, two, atol=5e-3)
     return list(counted.found)
 
 
