@@ -35,6 +35,7 @@ COMMANDS = {
     "growth": "python -m bench.growth",
     "arena": "python -m bench.arena",
     "decode_cpu": "python -m bench.decode",
+    "decode_bits": "python -m bench.decode_bits",
     "hand_made": "python -m bench.hand_made",
     "efficiency": "python -m bench.efficiency",
     "answers": "python -m bench.answers",

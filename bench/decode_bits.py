@@ -1,0 +1,330 @@
+"""Steps on a cache with bits for each channel: ``python -m bench.decode_bits``.
+
+*Whole steps*: a trained model reads a passage once; a dense cache, one with ``bits=2.25``, GRACE with keys and values
+in 4 bits and transformers' QuantizedCache in 4 bits are filled with it, and take turns step by step. *One layer*:
+attention of one new token over Llama-3-8B's shape, without its weights: keys and values are normal numbers with
+decaying spread, coded in 2.25 bits in a given basis; dense attention is the fastest of those of `bench.decode`. Each
+call uses another layer's tensors, so that none is in the processor's caches. *Memory*: the most bytes allocated at once
+while a prompt is read, by the profiler's events, besides the weights.
+
+Everything in float32 on the CPU. Ratios are medians over the rounds. Floors are the bytes of weights and caches at the
+rate of a large copy, which also writes: reading alone can be faster. Writes docs/results/decode_bits.{json,md,png}. If
+they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.progress import track
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from bench.caches import SINKS, dense_cache, filled
+from bench.caches import WINDOW as RECENT
+from bench.calibration import calibrated
+from bench.cost_model import MODELS, PROBES, probes, timed
+from bench.decode import dense_contenders
+from bench.efficiency.measure import peak
+from bench.efficiency.methods import int4, missing
+from bench.growth import of_texts
+from bench.material import MODEL, books, model_path, require_texts
+from bench.provenance import require_clean
+from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, Page, add_options, read_results, table, write_results
+from grace_opt.hf import CapturedAttention, PrunedKeyCache, Quantization, attention_implementation, capture
+from grace_opt.hf.bits.basis import Basis
+from grace_opt.hf.bits.in_place import attention_in_place
+from grace_opt.hf.models import disable_progress_bars, load_model
+
+ROOT = Path(__file__).parent.parent
+BITS = 2.25
+#: Tokens of a passage whose steps are measured, of one layer's context, and of a prompt whose memory is.
+PASSAGES, LAYER, READ = (2048, 8000), (2048, 16384), 7000
+DENSE, OURS, BEFORE, PEER = "dense", f"bits={BITS:g}", "GRACE, K and V in 4 bits", "QuantizedCache, 4 bits"
+COLOURS = {DENSE: BLACK, OURS: BLUE, BEFORE: GREY, PEER: ORANGE}
+#: Bytes that no processor's cache holds.
+COLD = 2**26
+
+
+def caches(model: PreTrainedModel, file: Path) -> dict[str, Callable[[], Any]]:
+    """Return how to make each empty cache."""
+    windows = {"recent_window": RECENT, "sink_tokens": SINKS}
+    few = Quantization(keys=4, values=4)
+    return {
+        DENSE: lambda: DynamicCache(config=model.config),
+        OURS: lambda: PrunedKeyCache(model, bits=BITS, basis=file, **windows),
+        BEFORE: lambda: PrunedKeyCache(model, ratio=0.5, quantize=few, recent_window=RECENT),
+        PEER: lambda: int4(model, 0.0, None).cache,
+    }
+
+
+@torch.inference_mode()
+def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, rounds: int) -> dict[str, Any]:
+    """Return milliseconds of each round's step, and bytes, of every cache after the same passage."""
+    captured = capture(model, ids[:, :tokens])
+    made: dict[str, Any] = {}
+    for name, make in caches(model, file).items():
+        cache = make()
+        if isinstance(cache, PrunedKeyCache):
+            filled(cache, captured)
+        elif name == DENSE:
+            cache = dense_cache(model, captured)
+        else:
+            for index, layer in captured.items():
+                cache.update(layer.keys, layer.values, index)
+        made[name] = cache
+    del captured
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for turn in track(range(rounds + 2), description=f"whole steps after {tokens:,} tokens"):
+        for name, cache in made.items():
+            kind = "grace_sdpa" if isinstance(cache, PrunedKeyCache) else "sdpa"
+            with attention_implementation(model, kind):
+                began = time.perf_counter()
+                model(ids[:, tokens + turn : tokens + turn + 1], past_key_values=cache)
+                taken = time.perf_counter() - began
+            if turn > 1:  # the first ones compile, and wake threads
+                times[name].append(1000 * taken)
+    sizes = {name: c.memory_report().total_bytes for name, c in made.items() if isinstance(c, PrunedKeyCache)}
+    weights = sum(part.nbytes for part in model.parameters())
+    return {"tokens": tokens, "ms": times, "bytes": sizes, "weight_bytes": weights}
+
+
+def coded_layer(tokens: int) -> tuple[Any, Tensor, Tensor, Tensor]:
+    """Return coded tokens of Llama-3-8B's shape, a query, and the dense tail."""
+    sizes = MODELS["llama3-8b"]
+    heads, width = sizes.kv_heads, sizes.head_dim
+    spread = 4.0 ** -torch.linspace(0, 2, width)
+    keys, values = (torch.randn(1, heads, tokens, width) * spread for _ in range(2))
+    queries = torch.randn(1, sizes.query_heads, RECENT, width) * spread
+    config = LlamaConfig(
+        hidden_size=sizes.query_heads * width,
+        num_hidden_layers=1,
+        num_attention_heads=sizes.query_heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=tokens + 1,
+    )
+    cache = PrunedKeyCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS)
+    seen = CapturedAttention(0, queries, keys, values, None, width**-0.5)
+    layer = filled(cache, {0: seen}).layers[0]
+    turn = torch.linalg.qr(torch.randn(heads, width, width)).Q.contiguous()
+    basis = Basis(turn.mT.contiguous(), turn, torch.ones(heads, width))
+    # As with a calibrated basis: the step has to multiply by it.
+    old = replace(layer.compressed, bases=(basis, basis))
+    return old, queries[:, :, -1:], layer.tail.keys, layer.tail.values
+
+
+@torch.inference_mode()
+def one_layer(tokens: int, rounds: int) -> dict[str, Any]:
+    """Return milliseconds of each round, of attention alone."""
+    torch.manual_seed(0)
+    sizes, module = MODELS["llama3-8b"], nn.Identity()
+    coded = [coded_layer(tokens)]
+    held = coded[0][0].sizes()
+    while len(coded) * (held["key codes"] + held["value codes"]) < COLD and len(coded) < 30:
+        coded.append(coded_layer(tokens))
+    shape = 1, sizes.kv_heads, tokens, sizes.head_dim
+    layers = [(torch.randn(shape), torch.randn(shape)) for _ in range(min(len(coded), 5))]
+    ways = dense_contenders(sizes, layers, torch.randn(1, sizes.query_heads, 1, sizes.head_dim))
+    ways = {name: run for name, run in ways.items() if name not in ("eager, transformers", "sdpa, expanded")}
+
+    def ours(number: int) -> Any:
+        old, query, keys, values = coded[number % len(coded)]
+        return attention_in_place(module, query, keys, values, None, old, sizes.head_dim**-0.5)
+
+    check(coded[0])
+    left, right = torch.randn(2, 256, 256)
+    times: dict[str, list[float]] = {name: [] for name in (*ways, OURS)}
+    for turn in track(range(rounds + 1), description=f"one layer of Llama-3-8B, {tokens:,} tokens"):
+        for name, run in {**ways, OURS: ours}.items():
+            taken = 0.0
+            for number in range(len(layers)):
+                left @ right
+                began = time.perf_counter()
+                run((turn * len(layers) + number) % len(coded) if name == OURS else number)
+                taken += time.perf_counter() - began
+            if turn:
+                times[name].append(1000 * taken / len(layers))
+    plain = sum(part.nbytes for part in layers[0])
+    return {"tokens": tokens, "ms": times, "dense_bytes": plain, "bytes": held["key codes"] + held["value codes"]}
+
+
+def check(layer: tuple[Any, Tensor, Tensor, Tensor]) -> None:
+    """Stop unless reading in place gives what dense copies give."""
+    old, query, tail, values = layer
+    found = attention_in_place(nn.Identity(), query, tail, values, None, old, query.shape[3] ** -0.5)
+    keys, values = old.full_width(tail, values)
+    expected = nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True).transpose(1, 2)
+    if found is None or not torch.allclose(found[0], expected, atol=1e-5):
+        raise SystemExit("reading codes in place gives other numbers than dense copies: nothing is worth timing")
+
+
+def reading(model: PreTrainedModel, ids: Tensor, file: Path) -> dict[str, int]:
+    """Return the most bytes allocated at once while a prompt is read, by cache."""
+    found = {}
+    for name, make in track(caches(model, file).items(), description=f"memory, {READ:,} tokens"):
+        cache = make()
+        kind = "grace_sdpa" if isinstance(cache, PrunedKeyCache) else "sdpa"
+        with attention_implementation(model, kind), torch.inference_mode():
+            found[name] = peak(lambda c=cache: model(ids[:, :READ], past_key_values=c, logits_to_keep=1), "cpu")
+        del cache
+    return found
+
+
+def ratio(times: Mapping[str, Sequence[float]], one: str, other: str) -> float:
+    """Return the median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
+
+
+def best_dense(times: Mapping[str, Sequence[float]]) -> str:
+    """Return the fastest dense way."""
+    return min((name for name in times if name != OURS), key=lambda name: statistics.median(times[name]))
+
+
+def page(value: dict[str, Any]) -> Page:
+    """What the page says of the numbers."""
+    steps, layers, rate = value["steps"], value["layers"], value["copy_bandwidth"]
+    rows = []
+    for cell in steps:
+        for name, times in cell["ms"].items():
+            size = cell["bytes"].get(name) if name != DENSE else value["dense_bytes"][str(cell["tokens"])]
+            floor = "" if size is None else f"{1000 * (cell['weight_bytes'] + size) / rate:.1f}"
+            rows.append(
+                [
+                    f"{cell['tokens']:,}",
+                    name,
+                    f"{statistics.median(times):.1f}",
+                    f"{ratio(cell['ms'], name, DENSE):.2f}",
+                    f"{ratio(cell['ms'], OURS, name):.2f}",
+                    "" if size is None else f"{size / 1e6:.1f}",
+                    floor,
+                ]
+            )
+    alone = []
+    for cell in layers:
+        best, times = best_dense(cell["ms"]), cell["ms"]
+        alone.append(
+            [
+                f"{cell['tokens']:,}",
+                f"{statistics.median(times[best]):.2f} ({best})",
+                f"{statistics.median(times[OURS]):.2f}",
+                f"{ratio(times, best, OURS):.2f}",
+                f"{cell['dense_bytes'] / cell['bytes']:.1f}",
+            ]
+        )
+    last, most = steps[-1], layers[-1]
+    return Page(
+        title="Steps on 2.25 bits",
+        picture="Bars: time of a whole decoding step as a share of the dense cache's, by cache, after two passages",
+        draw=lambda figure: _draw(figure, steps),
+        asked=f"How long does a decoding step take on a cache with `bits={BITS:g}`, read where it lies, on "
+        f"{value['model']} and a CPU?",
+        found=f"After {last['tokens']:,} tokens a whole step takes {ratio(last['ms'], OURS, DENSE):.2f} of the dense "
+        f"cache's time, and {ratio(last['ms'], OURS, PEER):.2f} of QuantizedCache's; after {steps[0]['tokens']:,}, "
+        f"{ratio(steps[0]['ms'], OURS, DENSE):.2f} of the dense cache's. Attention alone, of Llama-3-8B's shape and "
+        f"{most['tokens']:,} tokens, is {ratio(most['ms'], best_dense(most['ms']), OURS):.1f} times as fast as the "
+        "fastest dense one.",
+        sure=f"These are medians of {value['rounds']} rounds on one machine with {value['threads']} threads, in "
+        "float32, all caches taking turns. Reading the weights takes most of a short step, whatever the cache is.",
+        tables=[
+            *table(
+                ["tokens", "cache", "step, ms", "/ dense", f"{OURS} / this", "cache, MB", "floor, ms"],
+                rows,
+            ),
+            "",
+            *table(
+                ["one layer, tokens", "best dense, ms", f"{OURS}, ms", "times faster", "times fewer bytes"],
+                alone,
+            ),
+            "",
+            *table(
+                ["cache", f"most bytes while {READ:,} tokens are read, MB"],
+                [[name, f"{size / 1e6:.0f}"] for name, size in value["peak"].items()],
+            ),
+        ],
+        details=[
+            (
+                "How it is measured",
+                [
+                    f"*Floor*: bytes of the weights and of the cache at {rate / 1e9:.1f} GB/s, the rate of a large "
+                    "copy (reading alone can be faster). The one layer's codes are of normal numbers with decaying spread "
+                    "in a random basis. Bytes of the one layer are those of codes.",
+                ],
+            )
+        ],
+    )
+
+
+def _draw(figure: Figure, steps: Sequence[Mapping[str, Any]]) -> None:
+    axes = figure.subplots()
+    names = list(steps[0]["ms"])
+    for number, cell in enumerate(steps):
+        for place, name in enumerate(names):
+            x = number * (len(names) + 1) + place
+            share = ratio(cell["ms"], name, DENSE)
+            axes.bar(x, share, color=COLOURS[name], label=name if not number else None)
+            axes.text(x, share, f"{share:.2f}", ha="center", va="bottom", fontsize=8)
+    middle = (len(names) - 1) / 2
+    axes.set_xticks(
+        [number * (len(names) + 1) + middle for number in range(len(steps))],
+        [f"{cell['tokens']:,} tokens" for cell in steps],
+    )
+    axes.axhline(1, color=GREEN, linewidth=0.8)
+    axes.set_ylabel("time of a step / dense")
+    axes.legend(fontsize=8)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.decode_bits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
+    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
+    parser.add_argument("--text", type=Path, nargs="+", help="a book as plain text (default: the first of four)")
+    parser.add_argument("--rounds", type=int, default=25, help="steps per cache (default %(default)s)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "decode_bits", help="folder of the basis")
+    add_options(parser, "decode_bits")
+    args = parser.parse_args(given)
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    require_texts(args.text)
+    reason = missing("grace+int4-kv")
+    if reason is not None:
+        raise SystemExit(reason)
+    source = require_clean(args.allow_dirty)
+    disable_progress_bars()
+    where = model_path(args.model)
+    model, tokenizer = load_model(where)
+    ((_, ids),) = of_texts((args.text or books())[:1], tokenizer, max(PASSAGES) + args.rounds + 2)
+    file = args.runs / "basis.safetensors"
+    calibrated(model, tokenizer, file, source)
+    copy = timed({"copy": probes(MODELS["smollm2-135m"], 64, "cpu")["copy"]}, "cpu", 9)["copy"]
+    layers = [one_layer(tokens, args.rounds) for tokens in LAYER]
+    steps = [whole_steps(model, ids, tokens, file, args.rounds) for tokens in PASSAGES]
+    config = model.config
+    width = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    value = {
+        "provenance": {**source, "command": "python -m bench.decode_bits"},
+        "model": args.name or Path(args.model).name,
+        "rounds": args.rounds,
+        "threads": torch.get_num_threads(),
+        "copy_bandwidth": 2 * 4 * PROBES["cpu"][2] / statistics.median(copy),
+        "layers": layers,
+        "steps": steps,
+        "dense_bytes": {str(tokens): width * tokens for tokens in PASSAGES},
+        "peak": reading(model, ids, file),
+    }
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+
+if __name__ == "__main__":
+    main()
