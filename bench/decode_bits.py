@@ -255,8 +255,8 @@ def page(value: dict[str, Any]) -> Page:
                 "How it is measured",
                 [
                     f"*Floor*: bytes of the weights and of the cache at {rate / 1e9:.1f} GB/s, the rate of a large "
-                    "copy (reading alone can be faster). The one layer's codes are of normal numbers with decaying spread "
-                    "in a random basis. Bytes of the one layer are those of codes.",
+                    "copy (reading alone can be faster). The one layer's codes are of normal numbers with decaying "
+                    "spread in a random basis. Bytes of the one layer are those of codes.",
                 ],
             )
         ],
