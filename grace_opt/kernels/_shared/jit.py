@@ -15,14 +15,17 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import config
+from numba.core import compiler, config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.dispatcher import _FunctionCompiler
+from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
 
 from .switches import LLVM, is_off
@@ -38,9 +41,21 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """
     if function is None:
         return lambda later: jit(later, **options)
-    compiled = numba.njit(nogil=True, **options)(function)
+    # What C would call is made for `c_function` alone.
+    compiled = numba.njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
     compiled._cache = _cache_of(function)
     return compiled
+
+
+def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Compile a function as a part of the compiled loops that call it.
+
+    It is optimised, and turned into machine code, only there, which makes the first call of a loop with many parts
+    several times shorter. If Python calls it, as tests do, it is compiled once more, by `jit`.
+    """
+    if function is None:
+        return lambda later: part(later, **options)
+    return jit(function, **options) if config.DISABLE_JIT else _Part(function, options)
 
 
 def c_function(signature: str) -> Callable[[Callable[..., Any]], Any]:
@@ -65,6 +80,66 @@ def cache_folder() -> Path | None:
     if folder.parent == own:
         return own.parent / "*" / folder.name
     return folder.parent if folder.name.startswith(f"{own.name}_") else folder  # one folder per module
+
+
+class _PartLibrary(JITCodeLibrary):
+    """Code that is optimised, and turned into machine code, only in the libraries that it is linked into."""
+
+    class _NoEnvironment:
+        @staticmethod
+        def set_env(name: str, env: Any) -> None:
+            """Nothing: the code has no address."""
+
+    @property
+    def codegen(self) -> Any:
+        return self._NoEnvironment
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _PartCompiler(_FunctionCompiler):
+    def _compile_core(self, args: Any, return_type: Any) -> Any:
+        target, flags = self.targetdescr.target_context, compiler.Flags()
+        self.targetdescr.options.parse_as_flags(flags, self.targetoptions)
+        return compiler.compile_extra(
+            self.targetdescr.typing_context,
+            target,
+            self.py_func,
+            args=args,
+            return_type=return_type,
+            flags=flags,
+            locals=self.locals,
+            library=_PartLibrary(target.codegen(), self.py_func.__qualname__),
+            pipeline_class=self.pipeline_class,
+        )
+
+
+class _Part(CPUDispatcher):
+    """What `part` returns."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        uncalled = {"nopython": True, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        super().__init__(function, targetoptions=uncalled | options)
+        made = self._compiler
+        self._compiler = _PartCompiler(
+            function, made.targetdescr, made.targetoptions, made.locals, made.pipeline_class
+        )
+        self._options = options
+
+    def add_overload(self, cres: Any) -> None:
+        self.overloads[tuple(cres.signature.args)] = cres  # not among those that Python may call: it has no address
+
+    def _compile_for_args(self, *arguments: Any, **named: Any) -> Any:
+        return self._alone
+
+    @cached_property
+    def _alone(self) -> Any:
+        return jit(self.py_func, **self._options)
 
 
 class _Files(CompileResultCacheImpl):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
-from .._shared.jit import c_function, jit
+from .._shared.jit import c_function, jit, part
 from .._shared.lanes import add_one, load_one, pointer
 from .._shared.products import BYTES, ROWS, TILE, multiply
 from ..coding.cpu import code, fit, largest_bits, mean, weighted
@@ -131,7 +130,7 @@ def code_head(block, weights, energy, bits, tables, outputs):
     return unit
 
 
-@njit(nogil=True)
+@part
 def array(at, shape, kind):
     """An array at an address."""
     return carray(pointer(at), shape, kind)

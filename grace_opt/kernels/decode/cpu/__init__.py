@@ -19,10 +19,9 @@ Gimelshein (arXiv 1805.02867) for the running softmax.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
-from ..._shared.jit import c_function, jit
+from ..._shared.jit import c_function, jit, part
 from ..._shared.lanes import (
     add_one,
     exp2,
@@ -54,7 +53,7 @@ NOTHING, NAN, ZERO = np.float32(-np.inf), np.float32(np.nan), np.float32(0.0)
 QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
 
 
-@njit(nogil=True)
+@part
 def cap(logits, outer):
     """Soft-cap logits given in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
     at, one, two, scale = logits.ctypes.data, spread(np.float32(1)), spread(np.float32(2)), spread(outer)
@@ -62,7 +61,7 @@ def cap(logits, outer):
         store(place, scale * (one - two / (exp2(load(place)) + one)))
 
 
-@njit(nogil=True)
+@part
 def hide_bool(logits, count, mask, step):
     """Write the smallest number where the mask is False."""
     for t in range(count):
@@ -70,7 +69,7 @@ def hide_bool(logits, count, mask, step):
             logits[t] = LEAST
 
 
-@njit(nogil=True)
+@part
 def add_mask(logits, count, mask, step):
     """Add the mask; minus infinity becomes the smallest number, NaN is kept."""
     for t in range(count):
@@ -78,7 +77,7 @@ def add_mask(logits, count, mask, step):
         logits[t] = LEAST if x < LEAST else x
 
 
-@njit(nogil=True)
+@part
 def turn_into_shares(logits, count, largest):
     """Replace the logits of one row by its shares.
 
@@ -100,7 +99,7 @@ def turn_into_shares(logits, count, largest):
     return now, total(exp2(spread(largest) - shift)) / np.float32(LANES), total(sums)
 
 
-@njit(nogil=True)
+@part
 def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state):
     """Attend to columns `start` to `stop` of a segment.
 
@@ -172,7 +171,7 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
         t += count
 
 
-@njit(nogil=True)
+@part
 def read_queries(at, head_step, row_step, channel_step, rows, length, width, scale, full):
     """Write one group's scaled queries as rows of `full`; its other entries are not touched."""
     for row in range(rows):
@@ -181,7 +180,7 @@ def read_queries(at, head_step, row_step, channel_step, rows, length, width, sca
             full[row, c] = load_one(start + c * channel_step) * scale
 
 
-@njit(nogil=True)
+@part
 def gather(full, rows, width, at, step, kept, narrow):
     """Gather the kept channels of queries; an index out of range gives NaN instead of reading other memory."""
     for i in range(kept):
@@ -191,7 +190,7 @@ def gather(full, rows, width, at, step, kept, narrow):
             narrow[row, i] = full[row, c] if exists else NAN
 
 
-@njit(nogil=True)
+@part
 def address(places, tensor, b, h):
     """Return the address of one head's part of a tensor."""
     return places[tensor, 0] + b * places[tensor, 1] + h * places[tensor, 2]
@@ -275,13 +274,13 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
             )
 
 
-@njit(nogil=True)
+@part
 def integers(at, shape):
     """An array of int64 at an address."""
     return carray(pointer(at), shape, np.int64)
 
 
-@njit(nogil=True)
+@part
 def numbers(at, shape):
     """An array of float32 at an address."""
     return carray(pointer(at), shape, np.float32)
