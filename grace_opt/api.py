@@ -23,6 +23,7 @@ from ._util.parameters import number, plain, shown
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
+from .kernels._shared.limits import SMALL
 from .problem import Problem
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
@@ -256,7 +257,7 @@ def compare(
         for at, (spec, made) in enumerate(plan):
             try:
                 show(spec.name, at)
-                if stopping.timed:
+                if stopping.timed and not (cap and problem.n**2 <= SMALL):
                     _prepare(spec, level, problem.W.dtype)
                 run = stopping.run(seed, cap=cap)
                 with run.heeding_ctrl_c():

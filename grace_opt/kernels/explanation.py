@@ -134,7 +134,7 @@ def explain() -> Explanation:
 
 
 def _cache_folder() -> CacheFolder:
-    from ._shared.jit import cache_folder  # numba takes a while
+    from ._shared.kept import cache_folder  # numba takes a while
 
     found = cache_folder()
     if found is None:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import jit
+from .jit import part
 
 SIDE = 8
 
 
-@jit
+@part
 def ask_for(array, place):
     """Do nothing: the processor prefetches on its own."""
 
 
-@jit
+@part
 def add_twice(scores, row):
     """``scores += 2 * row``, exactly rounded; returns the least score."""
     two, low = scores.dtype.type(2), scores.dtype.type(np.inf)
@@ -29,7 +29,7 @@ def add_twice(scores, row):
     return low
 
 
-@jit
+@part
 def least(scores):
     """Return the smallest score."""
     low = scores.dtype.type(np.inf)
@@ -39,7 +39,7 @@ def least(scores):
     return low
 
 
-@jit
+@part
 def least_exchange(row, enter, leave):
     """Return the least of ``(leave + enter) - 2 * row``, in the precision of `enter` and in exactly this order."""
     two, low = enter.dtype.type(2), enter.dtype.type(np.inf)
@@ -50,7 +50,7 @@ def least_exchange(row, enter, leave):
     return low
 
 
-@jit
+@part
 def first_place(scores, value):
     """Return the lowest index of `value`; the last index if there is none (`value` is NaN)."""
     for i in range(len(scores)):
@@ -59,7 +59,7 @@ def first_place(scores, value):
     return len(scores) - 1
 
 
-@jit
+@part
 def largest_bits(row):
     """Return max |w|, infinite if a number is not finite: ordered like the bits that `vectors` compares."""
     most = row.dtype.type(0)
@@ -70,7 +70,7 @@ def largest_bits(row):
     return most
 
 
-@jit
+@part
 def differ(W, row, column):
     """Return whether the square of side ``SIDE`` at (row, column) of W differs from its mirror image."""
     for i in range(SIDE):

@@ -52,6 +52,11 @@ def always_compiled() -> Iterator[None]:
         _always = False
 
 
+def always() -> bool:
+    """Return whether an `always_compiled` block is open."""
+    return _always
+
+
 def worth_one_pass(W: Tensor) -> bool:
     """Return whether a compiled loop reads W: torch finishes smaller ones before numba would be imported."""
     return W.device.type == "cpu" and W.dtype in (torch.float32, torch.float64) and enough_steps(W.numel())

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._shared.jit import jit, part
+from .._shared.jit import SMALL, jit, part
 
 _EPS = float(np.finfo(np.float64).eps)
 
 
-@jit
+@jit(small=SMALL)
 def advance(W, c, best, best_value, budget):
     """Visit up to `budget` subsets from `c` on; return how many, and whether these were the last.
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 
 from .._shared.inner import least_exchange
-from .._shared.jit import jit, part
+from .._shared.jit import SMALL, jit, part
 from .rounding import REFRESH
 
 
-@jit
+@jit(small=SMALL)
 def improve(steps, tolerance, W, mask, candidates, done):
     """Make up to `steps` exchanges per instance, in `mask`; `done` counts them, and does not change at a local optimum.
 

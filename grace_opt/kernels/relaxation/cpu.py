@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._shared.jit import jit, part
+from .._shared.jit import SMALL, jit, part
 from .._shared.whole import copy, largest, sort, total
 
 
-@jit
+@jit(small=SMALL)
 def repair(x, k):
     """Move x into the box and onto the plane ``sum x = k``, in place."""
     m = x.shape[0]
@@ -30,7 +30,7 @@ def repair(x, k):
             x[p] += share * (1.0 - x[p])
 
 
-@jit
+@jit(small=SMALL)
 def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     """Improve x in place until the dual value reaches `target`, cannot reach it, or the relaxation is solved.
 
@@ -124,7 +124,7 @@ def restricted(A, c, k, v, inside, B, b, y, x):
     return rest, (A[v, v] + c[v] if inside else 0.0)
 
 
-@jit
+@jit(small=SMALL)
 def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
     """Fix each vertex from `first` to `last` against its value in x, and test whether the dual value reaches `target`.
 
@@ -153,7 +153,7 @@ def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
     return decided
 
 
-@jit
+@jit(small=SMALL)
 def add_sizes(A, sums):
     """Add the sums of |A|'s columns to `sums`, in place; returns the largest entry of |A|."""
     m = A.shape[0]
@@ -168,7 +168,7 @@ def add_sizes(A, sums):
     return largest(most) if m else 0.0
 
 
-@jit(error_model="numpy")
+@jit(small=SMALL, error_model="numpy")
 def scaled_form(W, a, scale, C):
     """Fill C with ``W + Diag a``, rows and columns divided by `scale`.
 
@@ -181,14 +181,14 @@ def scaled_form(W, a, scale, C):
     for p in range(m):
         for q in range(m):
             C[p, q] = W[p, q] / scale[q] / scale[p]
-        C[p, p] += a[p] / scale[p] ** 2
+        C[p, p] += a[p] / (scale[p] * scale[p])
         for q in range(m):
             squares[q] += C[p, q] * C[p, q]
             sums[q] += abs(C[p, q])
     return np.sqrt(total(squares)), largest(sums)
 
 
-@jit
+@jit(small=SMALL)
 def add_square(C, u, weight):
     """Add ``weight u uᵀ`` to C, in place."""
     m = C.shape[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._shared.jit import jit, part
+from .._shared.jit import SMALL, jit, part
 from .._shared.whole import copy
 from ..relaxation.cpu import minimise, repair
 
@@ -82,7 +82,7 @@ def leaf(W, status, C, const, chosen):
     return np.inf, False
 
 
-@jit
+@jit(small=SMALL)
 def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack, weight, budget):
     """Process the stack for at most `budget` nodes, or until a better set is found.
 

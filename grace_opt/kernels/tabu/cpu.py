@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from .._shared.jit import jit, part
+from .._shared.jit import SMALL, jit, part
 from .._shared.whole import copy, equal
 
 #: Rows of the integer state: iteration, restarts done, iterations since the run improved, elites held.
@@ -31,7 +31,7 @@ def draw(rng, bound):
     return int(((x * uint64(0x2545F4914F6CDD1D)) >> uint64(33)) % uint64(bound))
 
 
-@jit
+@jit(small=SMALL)
 def fill_sums(W, x, g):
     """Set g = W x; return f(x) and the sum of |W_ij| over x, by compensated sums."""
     n = W.shape[0]
@@ -59,7 +59,7 @@ def fill_sums(W, x, g):
     return total + lost, size
 
 
-@jit
+@jit(small=SMALL)
 def row_maxima(W):
     """Return the largest off-diagonal entry of each row."""
     n = W.shape[0]
@@ -72,7 +72,7 @@ def row_maxima(W):
     return top
 
 
-@jit
+@jit(small=SMALL)
 def scales(W):
     """Return the largest |W_ij| of each row, and the smallest nonzero one of all (infinite if all are 0).
 
@@ -165,7 +165,7 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     return best, bi, bj
 
 
-@jit
+@jit(small=SMALL)
 def run(
     W, top, heavy, grain, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure
 ):
