@@ -109,7 +109,7 @@ def test_decoding_is_the_same_in_threads_of_ours(monkeypatch):
     """Bit for bit, as the result does not depend on who computes what."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     calls, original = [], threads.split_batch
-    monkeypatch.setattr(host, "split_batch", lambda *a, **kw: (calls.append(1), original(*a, **kw))[1])
+    monkeypatch.setattr(threads, "split_batch", lambda *a, **kw: (calls.append(1), original(*a, **kw))[1])
     there = host.decode_attention(*case())
     in_team = not calls
     monkeypatch.setenv("GRACE_OPT_OPENMP", "0")

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 from numba.core import compiler, config
-from numba.core.ccallback import CFunc
+from numba.core.ccallback import CFunc, _CFuncCompiler
 from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import _FunctionCompiler
 from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
@@ -63,23 +64,34 @@ def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return function if config.DISABLE_JIT else _Part(function, options)
 
 
-def c_function(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """As ``numba.cfunc``: compile at once, with an ``address`` for C to call; keep it on disk if possible."""
+def c_function(signature: str) -> Callable[[Callable[..., Any]], CFunction]:
+    """As ``numba.cfunc``, but compile at first use; keep it on disk if possible."""
+    return lambda function: CFunction(function, signature)
 
-    def compiled(function: Callable[..., Any]) -> Any:
-        made: Any = CFunc(function, normalize_signature(signature), locals={}, options={})
-        made._cache = cache_of(function)
-        inner = made._compile_uncached
 
-        def compile_uncached() -> Any:
-            with compiling():
-                return inner()
+class CFunction:
+    """A compiled function for C to call.
 
-        made._compile_uncached = compile_uncached
-        made.compile()
-        return made
+    Parameters
+    ----------
+    function : callable
+    signature : str
+        Types of its result and arguments.
+    """
 
-    return compiled
+    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+        self._function, self._signature, self._compiled = function, signature, None
+
+    @property
+    def address(self) -> int:
+        """Where it is; compiles it, or loads it from disk, at first."""
+        with global_compiler_lock:
+            if self._compiled is None:
+                made: Any = CFunc(self._function, normalize_signature(self._signature), locals={}, options={})
+                made._cache, made._compiler = cache_of(self._function), _CFunctionCompiler(made._compiler)
+                made.compile()
+                self._compiled = made
+        return int(self._compiled.address)
 
 
 class _Compiler(_FunctionCompiler):
@@ -90,6 +102,12 @@ class _Compiler(_FunctionCompiler):
 
 
 class _LoopCompiler(_Compiler):
+    def _compile_core(self, args: Any, return_type: Any) -> Any:
+        with compiling():
+            return super()._compile_core(args, return_type)
+
+
+class _CFunctionCompiler(_Compiler, _CFuncCompiler):
     def _compile_core(self, args: Any, return_type: Any) -> Any:
         with compiling():
             return super()._compile_core(args, return_type)

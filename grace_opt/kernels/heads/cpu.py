@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba.np.numpy_support import carray
 
-from .._shared.jit import c_function, jit, part
+from .._shared.jit import c_function, part
 from .._shared.lanes import add_one, load_one, pointer
 from .._shared.products import BYTES, ROWS, TILE, multiply
 from ..coding.cpu import code, fit, largest_bits, mean, weighted
@@ -24,7 +24,7 @@ MOST_LEVELS = 256
 SPARE, HALF = np.int32(13), np.int32(0xFFF)
 
 
-@jit
+@part
 def round_to_half(numbers):
     """Round to the nearest float16, ties to even; what is too large becomes the largest."""
     bits = numbers.view(np.int32)
@@ -38,7 +38,7 @@ def round_to_half(numbers):
             bits[i] = (rounded >> SPARE) << SPARE
 
 
-@jit
+@part
 def make_coordinates(tensor, token_step, order, encode, block, tile):
     """Fill ``block`` (d, …), by channel, with the tokens at an address in an order, times ``encode`` (…, d)."""
     width, step = encode.shape[1], block.shape[1] * BYTES
@@ -54,7 +54,7 @@ def make_coordinates(tensor, token_step, order, encode, block, tile):
             multiply(encode[row].ctypes.data, width * BYTES, tile.ctypes.data, width, at, step)
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def divide(squares, energy, distortions, costs, bits, levels):
     """Fill the levels (C, d) of a head that may cost so many bits."""
     classes, width = squares.shape
@@ -77,7 +77,7 @@ def divide(squares, energy, distortions, costs, bits, levels):
     levels[:] = found.reshape(classes, width)
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def unit_of(largest, small, large, lowest):
     """Return 1, or the power of two that brings numbers that are too large or too small into float16."""
     if small <= largest <= large:
@@ -88,7 +88,7 @@ def unit_of(largest, small, large, lowest):
     return np.float32(2.0 ** max(beyond, np.float32(lowest)))
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def code_head(block, weights, energy, bits, tables, outputs):
     """Code the coordinates of a head; return its unit."""
     counts, costs, widths, distortions, small, large, lowest, books, edges, even = tables
@@ -136,7 +136,7 @@ def array(at, shape, kind):
     return carray(pointer(at), shape, kind)
 
 
-@jit
+@part
 def code_heads(taken, records, shared):
     """Code the heads not taken yet; threads that call this on the same arrays share them.
 
@@ -199,8 +199,8 @@ def code_heads(taken, records, shared):
 
 
 @c_function("void(voidptr)")
-def code_heads_in_team(data):
-    """`code_heads`, as a team of threads calls it: with the addresses of the arrays, and the number of records."""
+def code_heads_at(data):
+    """`code_heads`, as threads call it: with the addresses of the arrays, and the number of records."""
     given = carray(data, (4,), np.int64)
     code_heads(
         array(given[0], (2,), np.int64), array(given[1], (given[3], 17), np.int64), array(given[2], (12,), np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba.np.numpy_support import carray
 
-from .._shared.jit import c_function, jit, part
+from .._shared.jit import c_function, part
 from .._shared.lanes import (
     WIDEST,
     add_one,
@@ -55,7 +55,7 @@ def add_four(at, step, size, weights, inverse, first, second):
         store(second + place, multiply_add(q2, p2, multiply_add(q3, p3, sums)))
 
 
-@jit
+@part
 def add_received(taken, queries, weights, tiles, sums, length, share):
     """Process the items not taken yet; threads that call this on the same arrays share them.
 
@@ -109,8 +109,8 @@ def numbers(at, shape):
 
 
 @c_function("void(voidptr)")
-def add_received_in_team(data):
-    """`add_received`, as a team of threads calls it: with the addresses of the arrays, and their sizes."""
+def add_received_at(data):
+    """`add_received`, as threads call it: with the addresses of the arrays, and their sizes."""
     given = carray(data, (11,), np.int64)
     rows, width, tiles, items = given[5], given[6], given[7], given[8]
     add_received(

@@ -100,10 +100,12 @@ def turn_into_shares(logits, count, largest):
 
 
 @part
-def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state):
+def attend_segment(
+    queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state, packs
+):
     """Attend to columns `start` to `stop` of a segment.
 
-    `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
+    `packs` is None where nothing is packed. `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
     width, form, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
     segment's first column), `state` (maxima, sums and products of the rows so far).
     """
@@ -118,7 +120,7 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
         count = min(BLOCK - t % BLOCK, stop - t)  # start at multiples of BLOCK: most groups of packed keys stay whole
         for first in range(0, rows, ROWS):
             four, place = queries.ctypes.data + first * query_step, out + first * out_step
-            if lies == PACKED:
+            if packs is not None and lies == PACKED:
                 logits_packed(
                     four, query_step, room, keys_at, key_step, head, key_form, t, width, count, to, logit_step
                 )
@@ -142,7 +144,7 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
                 if shrink != 1:
                     for c in range(products.shape[1]):
                         products[row, c] *= shrink
-            if packed:
+            if packs is not None and packed:
                 add_packed_values(
                     to,
                     logit_step,
@@ -191,14 +193,14 @@ def gather(full, rows, width, at, step, kept, narrow):
 
 
 @part
-def address(places, tensor, b, h):
-    """Return the address of one head's part of a tensor."""
-    return places[tensor, 0] + b * places[tensor, 1] + h * places[tensor, 2]
+def address(place, b, h):
+    """Return the address of one head's part of a tensor; `place` is its row of `places`."""
+    return place[0] + b * place[1] + h * place[2]
 
 
 # Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
-@jit
-def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products):
+@part
+def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products, packs):
     """Process the items not taken yet; write to their rows of `largest`, `sums` and `products`.
 
     An item is a pair of sequence and KV head times the number of runs, plus the run. Threads that call this on the same
@@ -221,6 +223,8 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
         At first minus infinity and zero.
     products : (all items, rows padded, width of values padded) float32
         At first zero.
+    packs : None or bool
+        None where neither keys nor values are packed: a third less to compile.
     """
     heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind = sizes[:13]
     key_form = sizes[13], sizes[14], sizes[15] != 0, sizes[16] != 0
@@ -238,11 +242,11 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
         pair, run = item // runs, item % runs
         b, h = pair // heads, pair % heads
         start, stop = run * columns, min((run + 1) * columns, every)
-        first = address(places, QUERY, b, h * group)
+        first = address(places[QUERY], b, h * group)
         read_queries(first, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, length, width, inner, full)
-        gather(full, rows, width, address(places, KEPT, b, h), places[KEPT, 4], kept, narrow)
+        gather(full, rows, width, address(places[KEPT], b, h), places[KEPT, 4], kept, narrow)
         for row in range(rows):
-            masks[row] = address(places, MASK, b, h * group + row // length) + row % length * places[MASK, 3]
+            masks[row] = address(places[MASK], b, h * group + row // length) + row % length * places[MASK, 3]
             last_columns[row] = every - length + row % length
         for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
             pruned_part, newest = segment == PRUNED_KEYS, segment == TAIL_KEYS
@@ -260,8 +264,8 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
             attend_segment(
                 queries,
                 h,
-                (address(places, segment, b, h), key_step, lies, key_width, key_form),
-                (address(places, stored, b, h), places[stored, 3], packed, value_width, value_form, before),
+                (address(places[segment], b, h), key_step, lies, key_width, key_form),
+                (address(places[stored], b, h), places[stored, 3], packed, value_width, value_form, before),
                 max(start - column, 0),
                 min(stop - column, count),
                 rows,
@@ -271,6 +275,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
                 logits,
                 scaled,
                 (largest[item], sums[item], products[item]),
+                packs,
             )
 
 
@@ -286,9 +291,9 @@ def numbers(at, shape):
     return carray(pointer(at), shape, np.float32)
 
 
-@c_function("void(voidptr)")
-def attend_in_team(data):
-    """`attend`, as a team of threads calls it: with the address of addresses, sizes and `softcap`."""
+@part
+def attend_to(data, packs):
+    """`attend`, with the address of addresses, sizes and `softcap`."""
     given = carray(data, (11,), np.int64)
     taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (22,))
     items, rows, room, width = given[7], given[8], given[9], given[10]
@@ -303,7 +308,20 @@ def attend_in_team(data):
         numbers(given[4], (items, rows)),
         numbers(given[5], (items, rows)),
         numbers(given[6], (items, room, width)),
+        packs,
     )
+
+
+@c_function("void(voidptr)")
+def attend_at(data):
+    """`attend_to`, for threads to call, where neither keys nor values are packed."""
+    attend_to(data, None)
+
+
+@c_function("void(voidptr)")
+def attend_packed_at(data):
+    """`attend_to`, for threads to call, where keys or values are packed."""
+    attend_to(data, True)
 
 
 @jit
