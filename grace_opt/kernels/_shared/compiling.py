@@ -52,4 +52,5 @@ def _say() -> None:
     global _said
     if not _said and not is_quiet() and sys.stderr is not None:
         _said = True
-        print(LINE, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{LINE}\n")
+        sys.stderr.flush()

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 from numba.core import compiler, config
-from numba.core.ccallback import CFunc, _CFuncCompiler
+from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.dispatcher import _FunctionCompiler
 from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
 
@@ -50,7 +49,7 @@ def jit(function: Callable[..., Any] | None = None, *, small: int = 0, **options
     """
     if function is None:
         return lambda later: jit(later, small=small, **options)
-    return function if config.DISABLE_JIT else _Loop(function, options, small)
+    return function if _off() else _Loop(function, options, small)
 
 
 def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -61,7 +60,7 @@ def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """
     if function is None:
         return lambda later: part(later, **options)
-    return function if config.DISABLE_JIT else _Part(function, options)
+    return function if _off() else _Part(function, options)
 
 
 def c_function(signature: str) -> Callable[[Callable[..., Any]], CFunction]:
@@ -80,7 +79,8 @@ class CFunction:
     """
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
-        self._function, self._signature, self._compiled = function, signature, None
+        self._function, self._signature = function, signature
+        self._compiled: Any = None
 
     @property
     def address(self) -> int:
@@ -88,55 +88,54 @@ class CFunction:
         with global_compiler_lock:
             if self._compiled is None:
                 made: Any = CFunc(self._function, normalize_signature(self._signature), locals={}, options={})
-                made._cache, made._compiler = cache_of(self._function), _CFunctionCompiler(made._compiler)
+                made._cache = cache_of(self._function)
+                _timed(made._compiler)
                 made.compile()
                 self._compiled = made
         return int(self._compiled.address)
 
 
-class _Compiler(_FunctionCompiler):
-    """numba's, given what it needs of the one that a dispatcher has made for itself."""
-
-    def __init__(self, made: _FunctionCompiler) -> None:
-        super().__init__(made.py_func, made.targetdescr, made.targetoptions, made.locals, made.pipeline_class)
+def _off() -> bool:
+    """Return whether numba itself is turned off, to debug."""
+    return bool(getattr(config, "DISABLE_JIT", False))
 
 
-class _LoopCompiler(_Compiler):
-    def _compile_core(self, args: Any, return_type: Any) -> Any:
+def _timed(made: Any) -> None:
+    """Have a compiler of numba's say what it does, if that takes long."""
+    compile_core = made._compile_core
+
+    def compile_and_say(args: Any, return_type: Any) -> Any:
         with compiling():
-            return super()._compile_core(args, return_type)
+            return compile_core(args, return_type)
 
-
-class _CFunctionCompiler(_Compiler, _CFuncCompiler):
-    def _compile_core(self, args: Any, return_type: Any) -> Any:
-        with compiling():
-            return super()._compile_core(args, return_type)
+    made._compile_core = compile_and_say
 
 
 class _Loop(CPUDispatcher):
     """What `jit` returns."""
 
+    _compiler: Any
+
     def __init__(self, function: Callable[..., Any], options: dict[str, Any], small: int) -> None:
         super().__init__(function, targetoptions=_LOOP | options)
-        self._cache, self._compiler = cache_of(function), _LoopCompiler(self._compiler)
-        self._small, self._plain_seconds = small, 0.0
+        self._cache, self._small, self._plain_seconds = cache_of(function), small, 0.0
+        _timed(self._compiler)
 
     def _compile_for_args(self, *arguments: Any, **named: Any) -> Any:
         """Return what runs; called if no compiled code that was loaded or made so far fits the arguments."""
         if self._small and self._plain_seconds < PLAIN_SECONDS and not always() and self._is_little(arguments):
             return self._run_plainly
-        return super()._compile_for_args(*arguments, **named)
+        return super()._compile_for_args(*arguments, **named)  # type: ignore[misc]
 
     def _is_little(self, arguments: tuple[Any, ...]) -> bool:
         arrays = [each for each in arguments if isinstance(each, np.ndarray)]
         numbers = (each for each in arrays if each.dtype.kind == "f")
-        return (
-            arrays[0].size <= self._small and all(each.dtype == np.float64 for each in numbers) and not self._is_on_disk
-        )
+        little = arrays[0].size <= self._small and all(each.dtype == np.float64 for each in numbers)
+        return little and not self._is_on_disk
 
     @cached_property
     def _is_on_disk(self) -> bool:
-        return self._cache.is_on_disk()
+        return bool(self._cache.is_on_disk())
 
     def _run_plainly(self, *arguments: Any) -> Any:
         began = time.perf_counter()
@@ -166,32 +165,36 @@ class _PartLibrary(JITCodeLibrary):
         self._finalized = True
 
 
-class _PartCompiler(_Compiler):
+class _Part(CPUDispatcher):
+    """What `part` returns."""
+
+    _compiler: Any
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        super().__init__(function, targetoptions=_LOOP | {"no_cpython_wrapper": True} | options)
+        self._compiler._compile_core = self._compile_core
+        self._options = options
+
     def _compile_core(self, args: Any, return_type: Any) -> Any:
-        target, flags = self.targetdescr.target_context, compiler.Flags()
-        self.targetdescr.options.parse_as_flags(flags, self.targetoptions)
+        """As numba's, into a library of ours."""
+        made = self._compiler
+        target, flags = made.targetdescr.target_context, compiler.Flags()
+        made.targetdescr.options.parse_as_flags(flags, made.targetoptions)
         return compiler.compile_extra(
-            self.targetdescr.typing_context,
+            made.targetdescr.typing_context,
             target,
             self.py_func,
             args=args,
             return_type=return_type,
             flags=flags,
-            locals=self.locals,
+            locals=made.locals,
             library=_PartLibrary(target.codegen(), self.py_func.__qualname__),
-            pipeline_class=self.pipeline_class,
+            pipeline_class=made.pipeline_class,
         )
 
-
-class _Part(CPUDispatcher):
-    """What `part` returns."""
-
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        super().__init__(function, targetoptions=_LOOP | {"no_cpython_wrapper": True} | options)
-        self._compiler, self._options = _PartCompiler(self._compiler), options
-
     def add_overload(self, cres: Any) -> None:
-        self.overloads[tuple(cres.signature.args)] = cres  # not among those that Python may call: it has no address
+        """Keep it from Python, which has no address to call."""
+        self.overloads[tuple(cres.signature.args)] = cres
 
     def _compile_for_args(self, *arguments: Any, **named: Any) -> Any:
         return self._alone

@@ -17,6 +17,8 @@ from numba.core.extending import _Intrinsic
 from numba.core.registry import CPUDispatcher
 from numba.np.numpy_support import as_dtype
 
+from . import plain
+
 
 @cache
 def plain_version(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +39,5 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, CPUDispatcher):
         return plain_version(value.py_func)
     if isinstance(value, _Intrinsic):
-        from . import plain
-
-        return plain_version(getattr(plain, name).py_func)
+        return getattr(plain, name)
     return as_dtype(value).type if isinstance(value, types.Number) else value

@@ -23,10 +23,10 @@ def copy(to, given):
 @part
 def equal(a, b):
     """Whether two arrays of one dimension and the same length have the same entries."""
+    same = True
     for i in range(len(a)):
-        if a[i] != b[i]:
-            return False
-    return True
+        same &= a[i] == b[i]
+    return same
 
 
 @part

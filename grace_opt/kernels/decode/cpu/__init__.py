@@ -105,9 +105,10 @@ def attend_segment(
 ):
     """Attend to columns `start` to `stop` of a segment.
 
-    `packs` is None where nothing is packed. `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
+    `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
     width, form, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
-    segment's first column), `state` (maxima, sums and products of the rows so far).
+    segment's first column), `state` (maxima, sums and products of the rows so far); `packs` is None where nothing is
+    packed.
     """
     keys_at, key_step, lies, width, key_form = keys
     values_at, value_step, packed, value_width, value_form, before = values

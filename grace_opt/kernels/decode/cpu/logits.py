@@ -12,8 +12,8 @@ levels, the last sum has :math:`q_c s_c` in place of :math:`q_c`.
 from __future__ import annotations
 
 import numpy as np
-from ..._shared.jit import part
 
+from ..._shared.jit import part
 from ..._shared.lanes import (
     ask_for,
     load,

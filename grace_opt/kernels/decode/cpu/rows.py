@@ -7,7 +7,6 @@ bytes.
 from __future__ import annotations
 
 from ..._shared.jit import part
-
 from ..._shared.lanes import load, load_one, multiply_add, spread, store, store_one, store_some, total
 from ..forms import LANES
 

@@ -8,8 +8,8 @@ group once, and the zero points are summed separately.
 from __future__ import annotations
 
 import numpy as np
-from ..._shared.jit import part
 
+from ..._shared.jit import part
 from ..._shared.lanes import (
     ask_for,
     load,
