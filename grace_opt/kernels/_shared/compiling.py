@@ -21,36 +21,40 @@ LINE = (
     "grace_opt: compiling loops for this processor, which takes some seconds, once "
     "(`grace-opt doctor` says where they are kept)"
 )
-_lock = threading.RLock()
+#: Seconds, without those whose caller wants to hear nothing; and whether a block is open, and the line written.
 _spent = 0.0
-_said = False
+_inside = _said = False
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Compile within this block; blocks within it are part of it."""
-    global _spent
-    with _lock:  # numba compiles in one thread at a time, too
-        began, collected = time.perf_counter(), gc.isenabled()
-        waiting = None if _said else threading.Timer(max(SECONDS_BEFORE_LINE - _spent, 0.0), _say)
-        if waiting is not None:
-            waiting.daemon = True
-            waiting.start()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collected:
-                gc.enable()
-            if waiting is not None:
-                waiting.cancel()
+    """Compile within this block, which is entered with numba's lock; blocks within it are part of it."""
+    global _spent, _inside
+    if _inside:
+        yield
+        return
+    began, collects = time.perf_counter(), gc.isenabled()
+    line = threading.Timer(max(SECONDS_BEFORE_LINE - _spent, 0.0), _say)
+    line.daemon = True
+    if not _said:
+        line.start()
+    _inside = True
+    gc.disable()
+    try:
+        yield
+    finally:
+        _inside = False
+        if collects:
+            gc.enable()
+        line.cancel()
+        if not is_quiet():
             _spent += time.perf_counter() - began
 
 
 def _say() -> None:
     """Write the line, unless the caller of what compiles wants to hear nothing."""
     global _said
-    if not _said and not is_quiet() and sys.stderr is not None:
+    if not is_quiet() and sys.stderr is not None:
         _said = True
         sys.stderr.write(f"{LINE}\n")
         sys.stderr.flush()

@@ -26,6 +26,7 @@ from .compiling import compiling
 from .kept import cache_of
 from .limits import SMALL as SMALL
 from .plainly import plain_values, plain_version
+from .switches import PLAIN, is_off
 from .threads import always
 
 #: Seconds that a loop may run in Python, all calls together: about half of what compiling it takes.
@@ -123,7 +124,8 @@ class _Loop(CPUDispatcher):
 
     def _compile_for_args(self, *arguments: Any, **named: Any) -> Any:
         """Return what runs; called if no compiled code that was loaded or made so far fits the arguments."""
-        if self._small and self._plain_seconds < PLAIN_SECONDS and not always() and self._is_little(arguments):
+        may = self._small and self._plain_seconds < PLAIN_SECONDS and not always() and not is_off(PLAIN)
+        if may and self._is_little(arguments):
             return self._run_plainly
         return super()._compile_for_args(*arguments, **named)  # type: ignore[misc]
 
