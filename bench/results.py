@@ -36,6 +36,7 @@ COMMANDS = {
     "arena": "python -m bench.arena",
     "decode_cpu": "python -m bench.decode",
     "hand_made": "python -m bench.hand_made",
+    "first_call": "python -m bench.first_call",
     "efficiency": "python -m bench.efficiency",
     "answers": "python -m bench.answers",
     "real_model": "python -m bench.real_model",

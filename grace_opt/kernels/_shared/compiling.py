@@ -1,7 +1,7 @@
 """`compiling`: a block that compiles. It says so on stderr, once per process, if that takes long.
 
 numba makes millions of short-lived objects, and Python's search for unreachable ones would go through all of torch's
-again and again: it waits until the block is over, which saves a tenth of the time.
+again and again: it waits until the block is over.
 """
 
 from __future__ import annotations

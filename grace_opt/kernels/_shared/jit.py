@@ -29,7 +29,7 @@ from .plainly import plain_values, plain_version
 from .switches import PLAIN, is_off
 from .threads import always
 
-#: Seconds that a loop may run in Python, all calls together: about half of what compiling it takes.
+#: Seconds that a loop may run in Python, all calls together: less than compiling most of them takes.
 PLAIN_SECONDS = 0.2
 #: No loop needs what C would call but those of `c_function`.
 _LOOP = {"nopython": True, "nogil": True, "no_cfunc_wrapper": True}
@@ -57,7 +57,7 @@ def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile a function as a part of the compiled loops that call it.
 
     It is optimised, and turned into machine code, only there, which makes the first call of a loop with many parts
-    several times shorter. If Python calls it, as tests do, it is compiled once more, by `jit`.
+    much shorter. If Python calls it, as tests do, it is compiled once more, by `jit`.
     """
     if function is None:
         return lambda later: part(later, **options)

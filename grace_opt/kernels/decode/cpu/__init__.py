@@ -225,7 +225,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
     products : (all items, rows padded, width of values padded) float32
         At first zero.
     packs : None or bool
-        None where neither keys nor values are packed: a third less to compile.
+        None where neither keys nor values are packed: there is less to compile.
     """
     heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind = sizes[:13]
     key_form = sizes[13], sizes[14], sizes[15] != 0, sizes[16] != 0
