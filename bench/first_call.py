@@ -79,7 +79,7 @@ with torch.inference_mode():
     began = time.perf_counter()
     model.generate(prompt, **given)
     dense = time.perf_counter() - began
-    with attach(model, bits=3, basis=None):
+    with attach(model, bits=3, basis="prompt"):
         began = time.perf_counter()
         model.generate(prompt, **given)
         print("{MARK} {PACKED} took", time.perf_counter() - began - dense, flush=True)

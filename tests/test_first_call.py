@@ -139,6 +139,7 @@ def test_whole_arrays_are_as_numpy_s(numbers: list[float]) -> None:
     given_, ordered = np.array(numbers), np.array(numbers)
     whole.sort(ordered)
     assert np.array_equal(ordered, np.sort(given_))
+    assert np.array_equal(whole.sorted_places(given_), np.argsort(given_, kind="stable"))
     assert whole.largest(given_) == max(numbers, default=-np.inf)
     with np.errstate(all="ignore"):
         assert np.array_equal(whole.total(given_), sum(numbers), equal_nan=True)
@@ -158,6 +159,7 @@ def test_long_arrays_are_sorted_too() -> None:
         ordered = numbers.copy()
         whole.sort(ordered)
         assert np.array_equal(ordered, np.sort(numbers))
+        assert np.array_equal(whole.sorted_places(numbers), np.argsort(numbers, kind="stable"))
 
 
 # When a loop is compiled

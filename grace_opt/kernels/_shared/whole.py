@@ -84,3 +84,32 @@ def sort(values):
                 values[j] = values[j - 1]
                 j -= 1
             values[j] = value
+
+
+@part
+def sorted_places(values):
+    """The places of numbers in ascending order; equal ones stay in order. By insertion, and then by merging."""
+    n = len(values)
+    places, merged = np.empty(n, np.int64), np.empty(n, np.int64)
+    for start in range(0, n, SHORT):
+        for i in range(start, min(start + SHORT, n)):
+            j = i
+            while j > start and values[places[j - 1]] > values[i]:
+                places[j] = places[j - 1]
+                j -= 1
+            places[j] = i
+    size = SHORT
+    while size < n:
+        for start in range(0, n, 2 * size):
+            middle, stop = min(start + size, n), min(start + 2 * size, n)
+            i, j = start, middle
+            for k in range(start, stop):
+                if j >= stop or (i < middle and not values[places[j]] < values[places[i]]):
+                    merged[k] = places[i]
+                    i += 1
+                else:
+                    merged[k] = places[j]
+                    j += 1
+        places, merged = merged, places
+        size *= 2
+    return places

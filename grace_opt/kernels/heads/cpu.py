@@ -8,11 +8,16 @@ from numba.np.numpy_support import carray
 from .._shared.jit import c_function, part
 from .._shared.lanes import add_one, load_one, pointer
 from .._shared.products import BYTES, ROWS, TILE, multiply
-from ..coding.cpu import code, fit, largest_bits, mean, weighted
+from .._shared.whole import sorted_places
+from ..coding import cpu as coding
+from ..coding.cpu import largest_bits, mean, weighted
 from ..coding.reference import LARGEST
-from ..steps.cpu import hulls, spend
+from ..steps import cpu as steps
 from . import forms
 
+code, fit, hulls, spend = (
+    part(each.py_func, error_model="numpy") for each in (coding.code, coding.fit, steps.hulls, steps.spend)
+)
 #: Below, float16 has fewer digits: a multiple of its smallest number.
 LEAST_NORMAL = np.float32(2.0**-14)
 #: Adding this to a smaller number, and taking it away, rounds to a multiple of float16's smallest number.
@@ -60,21 +65,30 @@ def divide(squares, energy, distortions, costs, bits, levels):
     classes, width = squares.shape
     groups, count = classes * width, distortions.shape[0]
     losses, prices = np.empty((1, groups, count)), np.empty((1, groups, count))
+    admissible = np.empty((1, groups, count), np.bool_)
     for c in range(classes):
         for j in range(width):
             loss = squares[c, j] * energy[j]
             for b in range(count):
                 losses[0, c * width + j, b] = loss * distortions[b]
                 prices[0, c * width + j, b] = costs[c, b]
-    admissible = np.ones(losses.shape, np.bool_)
+                admissible[0, c * width + j, b] = True
     along = np.zeros((1, groups, count), np.int64)
     added, slopes = np.zeros((1, groups, count - 1)), np.zeros((1, groups, count - 1))
     hulls(losses, prices, admissible, along, added, slopes)
-    order = np.argsort(-slopes.reshape(groups * (count - 1)), kind="mergesort").reshape(1, groups * (count - 1))
-    limits, price = np.full(1, bits), np.zeros(1)
+    falling = slopes.reshape(groups * (count - 1))
+    for place in range(len(falling)):
+        falling[place] = -falling[place]
+    order = sorted_places(falling).reshape(1, groups * (count - 1))
+    for place in range(len(falling)):
+        falling[place] = -falling[place]
+    limits, price = np.empty(1), np.zeros(1)
+    limits[0] = bits
     found = np.zeros((1, groups), np.int64)
     spend(losses, prices, admissible, limits, along, added, slopes, order, found, price)
-    levels[:] = found.reshape(classes, width)
+    for c in range(classes):
+        for j in range(width):
+            levels[c, j] = found[0, c * width + j]
 
 
 @part(error_model="numpy")
