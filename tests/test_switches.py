@@ -35,7 +35,8 @@ def both(name, *parameters):
     scope = {}
     for module in (vectors, plain):
         code = f"def call({names}):\n    return function({names})"
-        space = {"function": getattr(module, name)}
+        function = getattr(module, name)
+        space = {"function": numba.njit(function) if module is plain else function}
         exec(code, space)
         scope[module] = numba.njit(space["call"])
     return scope[vectors], scope[plain]
