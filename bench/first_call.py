@@ -160,7 +160,10 @@ def page(value: dict[str, Any]) -> Page:
     block, step = middle[BLOCK]["now, empty"], middle[STEP]["now, empty"]
     slower = max(one["now, kept"] / one["before, kept"] for one in middle.values()) if before else None
     columns = [name for name in ("before, empty", "now, empty", "before, kept", "now, kept") if name in middle[BLOCK]]
-    earlier = f", where it took {middle[BLOCK]['before, empty']:.1f} and {middle[STEP]['before, empty']:.1f} before"
+    earlier = ""
+    if before:
+        was = [middle[case]["before, empty"] for case in (BLOCK, STEP)]
+        earlier = f", where it took {was[0]:.1f} and {was[1]:.1f} before"
     busy = f"; the machine was busy (load {load:.0f}), so these numbers are too high" if (load or 0) > 2 else ""
     compared = (
         "" if slower is None else f" Once compiled, no case takes more than {slower:.2f} times what it took before."
@@ -171,7 +174,7 @@ def page(value: dict[str, Any]) -> Page:
         draw=lambda figure: draw(figure, middle, columns),
         asked="How long does the first call take on a machine where no loop is compiled yet?",
         found=f"The README's first block takes {block:.1f} s, and a first decoding step {step:.1f} s"
-        f"{earlier if before else ''}.{compared}",
+        f"{earlier}.{compared}",
         sure=f"These are medians of {value['rounds']} rounds, all processes taking turns{busy}.",
         tables=[
             "Seconds, and the least and the most of all rounds. *Empty*: a folder without compiled loops; *kept*: the "
@@ -219,7 +222,7 @@ def draw(figure: Any, middle: dict[str, dict[str, float]], columns: list[str]) -
 def main(given: list[str] | None = None) -> None:
     """Measure, or form the page again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each case (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default %(default)s)")
     parser.add_argument("--before", default=BEFORE, help="commit to compare with (default %(default)s); '' for none")
     add_options(parser, "first_call")
     args = parser.parse_args(given)
