@@ -111,8 +111,8 @@ def _say(why: str) -> None:
         first, _said = not _said, True
     if first:
         warnings.warn(
-            f"compiled loops cannot be kept: {why}. Everything works, but each process compiles what it needs, in some "
-            f"seconds: set NUMBA_CACHE_DIR in the environment to a folder that can be written to.",
+            f"compiled loops cannot be kept: {why}. Everything works, but each process compiles what it needs, which "
+            f"takes some seconds: set NUMBA_CACHE_DIR in the environment to a folder that can be written to.",
             RuntimeWarning,
             stacklevel=2,
         )
