@@ -37,6 +37,7 @@ COMMANDS = {
     "decode_cpu": "python -m bench.decode",
     "decode_bits": "python -m bench.decode_bits",
     "hand_made": "python -m bench.hand_made",
+    "first_call": "python -m bench.first_call",
     "efficiency": "python -m bench.efficiency",
     "answers": "python -m bench.answers",
     "real_model": "python -m bench.real_model",

@@ -23,6 +23,7 @@ from ._util.parameters import number, plain, shown
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
+from .kernels._shared.limits import SMALL
 from .problem import Problem
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
@@ -70,8 +71,8 @@ def solve(
     time_limit : float, optional
         Seconds after which the method stops with the best choice so far (Status.LIMIT). Includes the certificate, which
         gets at most half of the time and is skipped if it does not fit. Does not include the checks, nor compiling:
-        some methods compile their loops at the first use on a machine, which takes about ten seconds once, and load
-        them at the first use in a process.
+        some methods compile their loops at the first use on a machine, which takes some seconds once, and load them at
+        the first use in a process.
     target : float, or array broadcastable to (...), optional
         Stop searching an instance as soon as its f is at most this; Status.FEASIBLE, unless it is proved optimal. A
         target never makes a method search longer.
@@ -191,7 +192,8 @@ def compare(
         As in `solve`, for each method, and again for the certificate. Default: none if `methods` is given, else
         `DEFAULT_COMPARE_SECONDS` each, since some methods would search for hours.
     progress : bool, optional
-        Show a progress bar on stderr; default: if stderr is a terminal and it takes longer than a second or two.
+        Show a progress bar on stderr; default: if stderr is a terminal and it takes longer than a second or two. False
+        also leaves out the line that says that loops are being compiled.
 
     Returns
     -------
@@ -256,7 +258,7 @@ def compare(
         for at, (spec, made) in enumerate(plan):
             try:
                 show(spec.name, at)
-                if stopping.timed:
+                if stopping.timed and not (cap and problem.n**2 <= SMALL):
                     _prepare(spec, level, problem.W.dtype)
                 run = stopping.run(seed, cap=cap)
                 with run.heeding_ctrl_c():

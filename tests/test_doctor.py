@@ -70,7 +70,7 @@ def test_no_kernel_imports_what_imports_it():
 
 
 def test_switches_and_machines_are_named(monkeypatch):
-    for name in ("GRACE_OPT_LLVM", "GRACE_OPT_OPENMP", "GRACE_OPT_TRITON"):
+    for name in ("GRACE_OPT_LLVM", "GRACE_OPT_OPENMP", "GRACE_OPT_TRITON", "GRACE_OPT_PLAIN"):
         monkeypatch.delenv(name, raising=False)
     plain = kernels.explain()
     assert choice(plain, "decode").code == choice(plain, "greedy").code == "compiled loop"

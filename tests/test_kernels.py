@@ -202,7 +202,7 @@ class TestPasses:
 def test_compiled_sums_of_attention_are_the_reference_s(team, dtype, monkeypatch):
     """For numbers of queries and keys that fill their blocks, and those that do not; whatever the threads are."""
     if not team:
-        monkeypatch.setattr(host, "torch_team", lambda: None)
+        monkeypatch.setattr(threads, "torch_team", lambda: None)
     g = torch.Generator().manual_seed(1)
     for heads, rows, length, width in ((1, 1, 1, 1), (2, 4, 24, 8), (1, 17, 25, 3), (3, 261, 95, 16), (1, 515, 49, 20)):
         queries, keys = (torch.randn(heads, n, width, generator=g).to(dtype) for n in (rows, length))

@@ -35,7 +35,8 @@ def both(name, *parameters):
     scope = {}
     for module in (vectors, plain):
         code = f"def call({names}):\n    return function({names})"
-        space = {"function": getattr(module, name)}
+        function = getattr(module, name)
+        space = {"function": numba.njit(function) if module is plain else function}
         exec(code, space)
         scope[module] = numba.njit(space["call"])
     return scope[vectors], scope[plain]
@@ -109,7 +110,7 @@ def test_decoding_is_the_same_in_threads_of_ours(monkeypatch):
     """Bit for bit, as the result does not depend on who computes what."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     calls, original = [], threads.split_batch
-    monkeypatch.setattr(host, "split_batch", lambda *a, **kw: (calls.append(1), original(*a, **kw))[1])
+    monkeypatch.setattr(threads, "split_batch", lambda *a, **kw: (calls.append(1), original(*a, **kw))[1])
     there = host.decode_attention(*case())
     in_team = not calls
     monkeypatch.setenv("GRACE_OPT_OPENMP", "0")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import OptionError
+from .quiet import quietly
 
 #: Seconds after which a bar appears.
 SECONDS_BEFORE_BAR = 1.5
@@ -25,7 +26,7 @@ def progress_bar(wanted: bool | None, total: int) -> Iterator[Callable[[str, int
     ----------
     wanted : bool or None
         None shows the bar if the block takes longer than `SECONDS_BEFORE_BAR` and stderr is a terminal. True shows it
-        at once, wherever stderr goes.
+        at once, wherever stderr goes. False keeps the whole library quiet within the block.
     total : int
         Number of steps.
 
@@ -41,7 +42,11 @@ def progress_bar(wanted: bool | None, total: int) -> Iterator[Callable[[str, int
     """
     if not (wanted is None or isinstance(wanted, bool)):
         raise OptionError(f"progress={wanted!r}: give True, False, or None for a bar where somebody is waiting.")
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+    if wanted is False:
+        with quietly():
+            yield lambda description, completed: None
+        return
+    if wanted is None and not sys.stderr.isatty():
         yield lambda description, completed: None
         return
     from rich.console import Console

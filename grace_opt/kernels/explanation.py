@@ -10,7 +10,7 @@ import torch
 
 from ._shared.dispatch import DEVICE_TYPE, unsupported_machine
 from ._shared.operation import Operation
-from ._shared.switches import LLVM, OPENMP, TRITON, is_off
+from ._shared.switches import LLVM, OPENMP, PLAIN, TRITON, is_off
 from ._shared.threads import no_team_reason
 from .operations import OPERATIONS
 
@@ -129,12 +129,12 @@ def explain() -> Explanation:
         torch.get_num_threads(),
         "torch's own threads" if reason is None else f"threads of ours ({reason})",
         _cache_folder(),
-        tuple(f"{name}=0" for name in (TRITON, LLVM, OPENMP) if is_off(name)),
+        tuple(f"{name}=0" for name in (TRITON, LLVM, OPENMP, PLAIN) if is_off(name)),
     )
 
 
 def _cache_folder() -> CacheFolder:
-    from ._shared.jit import cache_folder  # numba takes a while
+    from ._shared.kept import cache_folder  # numba takes a while
 
     found = cache_folder()
     if found is None:

@@ -8,8 +8,8 @@ from grace_opt.hf.bits import heads as bits_heads
 from grace_opt.hf.bits.classes import class_sizes
 from grace_opt.hf.bits.heads import StoredHeads, code_heads
 from grace_opt.kernels import heads
+from grace_opt.kernels._shared import threads
 from grace_opt.kernels._shared.threads import always_compiled
-from grace_opt.kernels.heads import host
 
 
 def stored(count, shape, mean, seed, encode=True):
@@ -52,7 +52,7 @@ def check_same(found, expected):
 def test_codes_are_those_of_the_steps(team, count, mean, monkeypatch):
     """For keys and values of different widths, in numbers that fill no block, in torch's threads and in ours."""
     if not team:
-        monkeypatch.setattr(host, "torch_team", lambda: None)
+        monkeypatch.setattr(threads, "torch_team", lambda: None)
     parts = [stored(count, (3, 64), mean, 1), stored(count, (3, 18), mean, 2, encode=False)]
     check_same(*both(parts, monkeypatch))
 

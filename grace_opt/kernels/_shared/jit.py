@@ -1,133 +1,206 @@
-"""`jit` and `c_function`: numba's compilers, with one cache for all our loops that can never make a call fail.
+"""`jit`, `part` and `c_function`: numba's compilers for all our loops.
 
-With its own cache, numba refuses to compile if no folder can be written to, and fails if a cached file is damaged or
-the disk is full. These compilers compile anyway; one warning per process says what is wrong. The names of cached files
-contain a hash of all sources that may be compiled into a function, so files of another version are never used. Numba
-itself checks only the file that defines the function, not the files of the functions it calls.
+Compiled loops are kept on disk (`kept`), say so if compiling takes long (`compiling`), and may run as plain Python
+while they are not compiled and have little to do (`plainly`). What is made of each function, and why, is in
+docs/adr/0015-the-first-call.md.
 
-When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``. Built on numba's own cache.
+When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``; ``@part`` for functions that only such loops call.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import threading
-import warnings
+import time
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-import numba
-from numba.core import config
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache
+import numpy as np
+from numba.core import compiler, config
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
 
-from .switches import LLVM, is_off
+from .compiling import compiling
+from .kept import cache_of
+from .limits import SMALL as SMALL
+from .plainly import plain_values, plain_version
+from .switches import PLAIN, is_off
+from .threads import always
 
-_lock = threading.Lock()
-_said = False
+#: Seconds that a loop may run in Python, all calls together: less than compiling most of them takes.
+PLAIN_SECONDS = 0.2
+#: No loop needs what C would call but those of `c_function`.
+_LOOP = {"nopython": True, "nogil": True, "no_cfunc_wrapper": True}
 
 
-def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+def jit(function: Callable[..., Any] | None = None, *, small: int = 0, **options: Any) -> Any:
     """Compile a function that releases the interpreter; keep it on disk if possible.
 
-    Options are those of ``numba.njit``.
+    Parameters
+    ----------
+    function : callable
+    small : int
+        If its first array has no more entries than this (`SMALL`, or none), and its numbers are float64, Python itself
+        may run it, until that has taken `PLAIN_SECONDS`, unless compiled code is on disk. Only for loops that give the
+        same results then, bit for bit: without ``fastmath``.
+    **options
+        Those of ``numba.njit``.
     """
     if function is None:
-        return lambda later: jit(later, **options)
-    compiled = numba.njit(nogil=True, **options)(function)
-    compiled._cache = _cache_of(function)
-    return compiled
+        return lambda later: jit(later, small=small, **options)
+    return function if _off() else _Loop(function, options, small)
 
 
-def c_function(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """As ``numba.cfunc``: compile at once, with an ``address`` for C to call; keep it on disk if possible."""
+def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Compile a function as a part of the compiled loops that call it.
 
-    def compiled(function: Callable[..., Any]) -> Any:
-        made: Any = CFunc(function, normalize_signature(signature), locals={}, options={})
-        made._cache = _cache_of(function)
-        made.compile()
-        return made
-
-    return compiled
-
-
-def cache_folder() -> Path | None:
-    """Return where compiled loops are kept, or None; ``*`` stands for the operation if next to each module."""
-    try:
-        folder = Path(_Cache(cache_folder).cache_path)
-    except (RuntimeError, OSError):
-        return None
-    own = Path(__file__).parent
-    if folder.parent == own:
-        return own.parent / "*" / folder.name
-    return folder.parent if folder.name.startswith(f"{own.name}_") else folder  # one folder per module
+    It is optimised, and turned into machine code, only there, which makes the first call of a loop with many parts
+    much shorter. If Python calls it, as tests do, it is compiled once more, by `jit`.
+    """
+    if function is None:
+        return lambda later: part(later, **options)
+    return function if _off() else _Part(function, options)
 
 
-class _Files(CompileResultCacheImpl):
-    def get_filename_base(self, fullname: str, abiflags: str) -> str:
-        own = Path(self.locator._py_file)
-        return f"{super().get_filename_base(fullname, abiflags)}-{_stamp(own)}"
+def c_function(signature: str) -> Callable[[Callable[..., Any]], CFunction]:
+    """As ``numba.cfunc``, but compile at first use; keep it on disk if possible."""
+    return lambda function: CFunction(function, signature)
 
 
-class _Cache(FunctionCache):
-    """numba's cache, except that no file problem raises."""
+class CFunction:
+    """A compiled function for C to call.
 
-    _impl_class = _Files
+    Parameters
+    ----------
+    function : callable
+    signature : str
+        Types of its result and arguments.
+    """
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            found = super().load_overload(sig, target_context)
-        except Exception:  # unpickling or linking a damaged file may raise anything: it is replaced
-            self._guarded(self.flush)
-            return None
-        # Two processes that save at the same time can assign one file to two signatures.
-        fits = found is None or tuple(found.signature.args) == tuple(normalize_signature(sig)[0])
-        return found if fits else None
+    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+        self._function, self._signature = function, signature
+        self._compiled: Any = None
 
-    def save_overload(self, sig: Any, data: Any) -> None:
-        self._guarded(super().save_overload, sig, data)
-
-    def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
-        try:
-            write(*arguments)
-        except Exception as error:  # full, now read-only, or gone: the function itself is compiled
-            self.disable()
-            _say(f"{self.cache_path} cannot be written to ({error})")
-
-
-def _cache_of(function: Callable[..., Any]) -> Any:
-    try:
-        return _Cache(function)
-    except (RuntimeError, OSError):  # numba found no folder, or we found no source
-        beside = Path(inspect.getfile(function)).parent / "__pycache__"
-        folder = getattr(config, "CACHE_DIR", "")
-        given = f"NUMBA_CACHE_DIR={folder}, " if folder else ""
-        _say(f"neither {given}{beside} nor the user's cache folder can be written to")
-        return NullCache()
+    @property
+    def address(self) -> int:
+        """Where it is; compiles it, or loads it from disk, at first."""
+        with global_compiler_lock:
+            if self._compiled is None:
+                made: Any = CFunc(self._function, normalize_signature(self._signature), locals={}, options={})
+                made._cache = cache_of(self._function)
+                _timed(made._compiler)
+                made.compile()
+                self._compiled = made
+        return int(self._compiled.address)
 
 
-@cache
-def _stamp(own: Path) -> str:
-    """Return a hash of numba's version, the switch, the sources of all kernels and the function's own file."""
-    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
-    versions = f"{numba.__version__} {is_off(LLVM)}".encode()
-    texts = [versions, *(file.read_bytes() for file in (own, *sources))]
-    return hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()[:12]
+def _off() -> bool:
+    """Return whether numba itself is turned off, to debug."""
+    return bool(getattr(config, "DISABLE_JIT", False))
 
 
-def _say(why: str) -> None:
-    """Warn once per process."""
-    global _said
-    with _lock:
-        first, _said = not _said, True
-    if first:
-        warnings.warn(
-            f"compiled loops cannot be kept: {why}. Everything works, but each process compiles what it needs, about "
-            f"ten seconds: set NUMBA_CACHE_DIR in the environment to a folder that can be written to.",
-            RuntimeWarning,
-            stacklevel=2,
+def _timed(made: Any) -> None:
+    """Have a compiler of numba's say what it does, if that takes long."""
+    compile_core = made._compile_core
+
+    def compile_and_say(args: Any, return_type: Any) -> Any:
+        with compiling():
+            return compile_core(args, return_type)
+
+    made._compile_core = compile_and_say
+
+
+class _Loop(CPUDispatcher):
+    """What `jit` returns."""
+
+    _compiler: Any
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any], small: int) -> None:
+        super().__init__(function, targetoptions=_LOOP | options)
+        self._cache, self._small, self._plain_seconds = cache_of(function), small, 0.0
+        _timed(self._compiler)
+
+    def _compile_for_args(self, *arguments: Any, **named: Any) -> Any:
+        """Return what runs; called if no compiled code that was loaded or made so far fits the arguments."""
+        may = self._small and self._plain_seconds < PLAIN_SECONDS and not always() and not is_off(PLAIN)
+        if may and self._is_little(arguments):
+            return self._run_plainly
+        return super()._compile_for_args(*arguments, **named)  # type: ignore[misc]
+
+    def _is_little(self, arguments: tuple[Any, ...]) -> bool:
+        arrays = [each for each in arguments if isinstance(each, np.ndarray)]
+        numbers = (each for each in arrays if each.dtype.kind == "f")
+        little = arrays[0].size <= self._small and all(each.dtype == np.float64 for each in numbers)
+        return little and not self._is_on_disk
+
+    @cached_property
+    def _is_on_disk(self) -> bool:
+        return bool(self._cache.is_on_disk())
+
+    def _run_plainly(self, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        with np.errstate(all="ignore"):
+            found = plain_values(plain_version(self.py_func)(*arguments))
+        self._plain_seconds += time.perf_counter() - began
+        return found
+
+
+class _PartLibrary(JITCodeLibrary):
+    """Code that is optimised, and turned into machine code, only in the libraries that it is linked into."""
+
+    class _NoEnvironment:
+        @staticmethod
+        def set_env(name: str, env: Any) -> None:
+            """Do nothing: the code has no address."""
+
+    @property
+    def codegen(self) -> Any:
+        return self._NoEnvironment
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _Part(CPUDispatcher):
+    """What `part` returns."""
+
+    _compiler: Any
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        super().__init__(function, targetoptions=_LOOP | {"no_cpython_wrapper": True} | options)
+        self._compiler._compile_core = self._compile_core
+        self._options = options
+
+    def _compile_core(self, args: Any, return_type: Any) -> Any:
+        """As numba's, into a library of ours."""
+        made = self._compiler
+        target, flags = made.targetdescr.target_context, compiler.Flags()
+        made.targetdescr.options.parse_as_flags(flags, made.targetoptions)
+        return compiler.compile_extra(
+            made.targetdescr.typing_context,
+            target,
+            self.py_func,
+            args=args,
+            return_type=return_type,
+            flags=flags,
+            locals=made.locals,
+            library=_PartLibrary(target.codegen(), self.py_func.__qualname__),
+            pipeline_class=made.pipeline_class,
         )
+
+    def add_overload(self, cres: Any) -> None:
+        """Keep it from Python, which has no address to call."""
+        self.overloads[tuple(cres.signature.args)] = cres
+
+    def _compile_for_args(self, *arguments: Any, **named: Any) -> Any:
+        return self._alone
+
+    @cached_property
+    def _alone(self) -> Any:
+        return jit(self.py_func, **self._options)

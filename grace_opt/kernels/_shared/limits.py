@@ -6,3 +6,5 @@ from __future__ import annotations
 LARGEST_ON_CHIP = 256
 #: float32 numbers in a vector of `grace_opt.kernels._shared.lanes`, on the CPU.
 LANES = 8
+#: Entries of W up to which a loop that is not compiled yet may run as plain Python.
+SMALL = 14 * 14

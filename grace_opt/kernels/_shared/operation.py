@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
+from .threads import always_compiled
+
 
 def trial_of(package: str, kind: str) -> Callable[..., bool]:
     """Return the trial `kind` (``cpu`` or ``gpu``), imported only when called: it imports numba or triton."""
 
     def trial(*arguments: Any) -> bool:
-        return bool(getattr(import_module(f"{package}.trial"), kind)(*arguments))
+        with always_compiled():  # small cases must not run in Python
+            return bool(getattr(import_module(f"{package}.trial"), kind)(*arguments))
 
     return trial
 

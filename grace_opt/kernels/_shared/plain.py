@@ -1,23 +1,20 @@
-"""The functions of `vectors` as plain loops for numba: the same results, bit for bit, several times slower.
+"""The functions of `vectors` as plain loops: the same results, bit for bit, several times slower when compiled.
 
-When: with ``GRACE_OPT_LLVM=0``, or with a version of llvmlite that does not accept the hand-written instructions.
+When: with ``GRACE_OPT_LLVM=0``, or with a version of llvmlite that does not accept the hand-written instructions; and
+where loops run as plain Python (`plainly`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .jit import jit
-
 SIDE = 8
 
 
-@jit
 def ask_for(array, place):
     """Do nothing: the processor prefetches on its own."""
 
 
-@jit
 def add_twice(scores, row):
     """``scores += 2 * row``, exactly rounded; returns the least score."""
     two, low = scores.dtype.type(2), scores.dtype.type(np.inf)
@@ -29,7 +26,6 @@ def add_twice(scores, row):
     return low
 
 
-@jit
 def least(scores):
     """Return the smallest score."""
     low = scores.dtype.type(np.inf)
@@ -39,7 +35,6 @@ def least(scores):
     return low
 
 
-@jit
 def least_exchange(row, enter, leave):
     """Return the least of ``(leave + enter) - 2 * row``, in the precision of `enter` and in exactly this order."""
     two, low = enter.dtype.type(2), enter.dtype.type(np.inf)
@@ -50,7 +45,6 @@ def least_exchange(row, enter, leave):
     return low
 
 
-@jit
 def first_place(scores, value):
     """Return the lowest index of `value`; the last index if there is none (`value` is NaN)."""
     for i in range(len(scores)):
@@ -59,7 +53,6 @@ def first_place(scores, value):
     return len(scores) - 1
 
 
-@jit
 def largest_bits(row):
     """Return max |w|, infinite if a number is not finite: ordered like the bits that `vectors` compares."""
     most = row.dtype.type(0)
@@ -70,7 +63,6 @@ def largest_bits(row):
     return most
 
 
-@jit
 def differ(W, row, column):
     """Return whether the square of side ``SIDE`` at (row, column) of W differs from its mirror image."""
     for i in range(SIDE):

@@ -6,8 +6,8 @@ Faster than torch's where the shared dimension is short and the result is used a
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from .jit import part
 from .lanes import WIDEST, load_one, load_widest, multiply_add, spread_widest, store
 
 load, spread = load_widest, spread_widest
@@ -19,7 +19,7 @@ ROWS, TILE = 4, 3 * WIDEST
 ZERO = np.float32(0.0)
 
 
-@njit(nogil=True)
+@part
 def multiply(rows, row_step, columns, width, out, out_step):
     """Products of four rows of `width` numbers with `TILE` columns, whose first numbers come first, then the second."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = spread(ZERO)

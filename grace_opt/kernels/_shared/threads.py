@@ -22,6 +22,7 @@ from .switches import OPENMP, is_off
 COMPILE_FROM = 200_000
 #: With fewer numbers, waking another thread takes longer than it saves.
 ALONE_BELOW = 100_000
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _steps = 0
 _always = False
 
@@ -50,6 +51,11 @@ def always_compiled() -> Iterator[None]:
         yield
     finally:
         _always = False
+
+
+def always() -> bool:
+    """Return whether an `always_compiled` block is open."""
+    return _always
 
 
 def worth_one_pass(W: Tensor) -> bool:
@@ -92,6 +98,28 @@ def torch_team() -> Callable[[int, npt.NDArray[np.int64]], None] | None:
 def no_team_reason() -> str | None:
     """Return why `torch_team` returns None, or None if it does not."""
     return f"{OPENMP}=0" if is_off(OPENMP) else _gnu_openmp()[1]
+
+
+def call_in_threads(function: Any, data: npt.NDArray[np.int64], most: int, alone: bool = False) -> None:
+    """Call a `c_function` with the address of `data`: in torch's threads, or in ours, which share the work.
+
+    Parameters
+    ----------
+    function : CFunction
+        Takes what no other thread has taken yet, until nothing is left; so the result does not depend on the threads.
+    data : (m,) int64
+        Mostly addresses. What they point to is kept alive by the caller.
+    most : int
+        The most threads that can find something to do.
+    alone : bool
+        Call it in this thread, which is faster for little work.
+    """
+    address = function.address
+    if not alone and (team := torch_team()) is not None:
+        team(address, data)
+        return
+    call = _FUNCTION(address)  # releases the interpreter
+    split_batch(lambda _: call(data.ctypes.data), (np.arange(most),), alone)
 
 
 @cache

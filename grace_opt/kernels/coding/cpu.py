@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._shared.jit import jit
+from .._shared.jit import jit, part
 from .reference import FITTED, LARGEST, PER_BYTE, Codebooks, positive
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
@@ -70,7 +70,7 @@ def weighted(row, centre, weights):
     return total
 
 
-@jit
+@part
 def largest_bits(row):
     """Return the bits of the largest absolute value: as integers, they are in the same order, and fit vectors."""
     bits, found = row.view(np.int32), np.int32(0)
@@ -115,14 +115,14 @@ def least_squares(row, step, codes, levels):
     return np.float32(products / squares)
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def centre(row, mean, out):
     """Write the differences from the mean."""
     for t in range(row.shape[0]):
         out[t] = row[t] - mean
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def nearest(row, scale, step, edges, bits, scaled, codes):
     """Write the code of every `step`-th number of a row, divided by the scale."""
     for t in range(codes.shape[0]):
@@ -143,10 +143,19 @@ def nearest(row, scale, step, edges, bits, scaled, codes):
         codes[t] = below
 
 
+@part
+def longest_of(counts):
+    """The largest of some sizes."""
+    longest = 0
+    for count in counts:
+        longest = max(longest, count)
+    return longest
+
+
 @jit(error_model="numpy")
 def fit(rows, means, widths, counts, levels, edges, even, scales):
     """Fill the scales (C, R) of rows that have bits."""
-    longest, bits_of_scales = counts.max(), scales.view(np.int32)
+    longest, bits_of_scales = longest_of(counts), scales.view(np.int32)
     centred, scaled, codes = np.empty(longest, np.float32), np.empty(longest, np.float32), np.empty(longest, np.uint8)
     for r in range(rows.shape[0]):
         first = 0
@@ -170,9 +179,9 @@ def fit(rows, means, widths, counts, levels, edges, even, scales):
 @jit(error_model="numpy")
 def code(rows, means, widths, counts, edges, scales, planes):
     """Fill the planes of all classes, one class after the other."""
-    longest = (counts.max() + PER_BYTE - 1) // PER_BYTE
-    centred, scaled = np.empty(counts.max(), np.float32), np.empty(counts.max(), np.float32)
-    eights = np.zeros(longest, np.uint64)
+    longest = longest_of(counts)
+    centred, scaled = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    eights = np.zeros((longest + PER_BYTE - 1) // PER_BYTE, np.uint64)
     codes = eights.view(np.uint8)
     at, first = 0, 0
     for c in range(counts.shape[0]):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...errors import CacheError
 from .._shared.switches import LLVM, is_off
-from .._shared.threads import split_batch, torch_team
+from .._shared.threads import call_in_threads
 from .checks import check_lengths, kind_of_mask
 from .forms import BOOL, BY_CHANNEL, BY_TOKEN, LANES, PACKED, ROWS
 from .packed import ENTRIES, Packed, PackedKeys, PackedValues
@@ -168,25 +168,15 @@ def decode_attention(
     items = pairs * runs
     largest, sums = np.full((items, rows), -np.inf, np.float32), np.zeros((items, rows), np.float32)
     products = np.zeros((items, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES), np.float32)
-    constants = (
-        np.array(places, np.int64),
-        np.array(sizes + key_form + value_form, np.int64),
-        inner,
-        softcap is not None,
-        outer,
-    )
-    from .cpu import attend, attend_in_team, join
+    from .cpu import attend_at, attend_packed_at, join
 
-    taken = np.zeros(1, np.int64)
-    if pairs * total * (width + value_width) < ALONE_BELOW:
-        attend(taken, *constants, largest, sums, products)
-    elif (team := torch_team()) is not None:
-        scales = np.array([inner, outer, softcap is not None], np.float32)
-        arrays = taken, *constants[:2], scales, largest, sums, products
-        data = np.array([*(a.ctypes.data for a in arrays), items, rows, *products.shape[1:]], np.int64)
-        team(attend_in_team.address or 0, data)
-    else:
-        split_batch(lambda share: attend(taken, *constants, largest, sums, products), (np.arange(items),))
+    scales = np.array([inner, outer, softcap is not None], np.float32)
+    whole = np.array(places, np.int64), np.array(sizes + key_form + value_form, np.int64)
+    arrays = np.zeros(1, np.int64), *whole, scales, largest, sums, products
+    data = np.array([*(a.ctypes.data for a in arrays), items, rows, *products.shape[1:]], np.int64)
+    in_few_bits = isinstance(pruned_keys, Packed) or isinstance(old_values, Packed)
+    attend = attend_packed_at if in_few_bits else attend_at
+    call_in_threads(attend, data, items, alone=pairs * total * (width + value_width) < ALONE_BELOW)
     join(largest, sums, products, runs, length, output.numpy())
     del mask, narrow, old, stored
     return output

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._shared.jit import jit
+from .._shared.jit import SMALL, jit, part
 
 _EPS = float(np.finfo(np.float64).eps)
 
 
-@jit
+@jit(small=SMALL)
 def advance(W, c, best, best_value, budget):
     """Visit up to `budget` subsets from `c` on; return how many, and whether these were the last.
 
@@ -27,14 +27,15 @@ def advance(W, c, best, best_value, budget):
     budget : int
     """
     n, k = W.shape[0], c.shape[0] - 1
-    sums, errors = np.zeros(n), np.zeros(n)  # W 1_S, and an error bound for each
+    sums, errors = np.empty(n), np.empty(n)  # W 1_S, and an error bound for each
     value, error = _afresh(W, c, sums, errors)
     for seen in range(budget):
         if not value - error > best_value[0]:
             high, low = pair_sum(W, c[:k])
             if high < best_value[0] or (high == best_value[0] and low < best_value[1]):
                 best_value[0], best_value[1] = high, low
-                best[:] = c[:k]
+                for a in range(k):
+                    best[a] = c[a]
             elif high > best_value[0]:  # a false alarm
                 value, error = _afresh(W, c, sums, errors)
         out, new = _next(c)
@@ -50,7 +51,7 @@ def advance(W, c, best, best_value, budget):
     return budget, False
 
 
-@jit
+@part
 def pair_sum(W, subset):
     """f of a subset as a pair, high and low, of which the first is f rounded once."""
     total, lost = 0.0, 0.0
@@ -64,7 +65,7 @@ def pair_sum(W, subset):
     return high, lost - (high - total)
 
 
-@jit
+@part
 def _afresh(W, c, sums, errors):
     """Compute f of the current subset and a bound on its error; `sums` and `errors` too."""
     n, k = W.shape[0], c.shape[0] - 1
@@ -81,7 +82,7 @@ def _afresh(W, c, sums, errors):
     return high, 2.0 * _EPS * (abs(high) + size)
 
 
-@jit
+@part
 def _next(c):
     """Algorithm R with 0-based positions: the exchange that leads to the next subset, ``out`` for ``new``; -1 at the
     end."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 
 from .._shared.inner import least_exchange
-from .._shared.jit import jit
+from .._shared.jit import SMALL, jit, part
 from .rounding import REFRESH
 
 
-@jit
+@jit(small=SMALL)
 def improve(steps, tolerance, W, mask, candidates, done):
     """Make up to `steps` exchanges per instance, in `mask`; `done` counts them, and does not change at a local optimum.
 
@@ -58,11 +58,11 @@ def improve(steps, tolerance, W, mask, candidates, done):
                 size[v] += 2.0 * (abs(more) + abs(less))  # count a vertex that has left: its rounding error remains
 
 
-@jit
+@part
 def _sum_afresh(W, mask, sums, size):
     n = len(sums)
-    sums[:] = 0.0
     for v in range(n):
+        sums[v] = 0.0
         size[v] = abs(np.float64(W[v, v]))
     for i in range(n):
         if mask[i]:
@@ -72,7 +72,7 @@ def _sum_afresh(W, mask, sums, size):
                 size[v] += 2.0 * abs(w)
 
 
-@jit
+@part
 def _best_exchange(W, mask, candidates, sums, size, margin, enter):
     """Return the least change of f (infinite if no exchange is possible), the leaving and the entering vertex.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._shared.inner import SIDE, differ, largest_bits
-from .._shared.jit import jit
+from .._shared.jit import jit, part
 from .._shared.threads import split_batch
 from .reference import Extremes
 
@@ -40,8 +40,12 @@ def extremes(W, finite, largest, asymmetry):
     for b in range(W.shape[0]):
         here = W[b]
         row = largest_row(here)
-        largest[b] = np.abs(row).max()
-        finite[b] = np.isfinite(row).all()
+        most, usual = 0.0, True
+        for j in range(n):
+            size = np.float64(abs(row[j]))
+            most = max(most, size)
+            usual &= size < np.inf  # nor is it if not a number
+        largest[b], finite[b] = most, usual
         if not finite[b]:
             continue
         worst = 0.0
@@ -52,7 +56,7 @@ def extremes(W, finite, largest, asymmetry):
         asymmetry[b] = max(worst, _largest_difference(here, whole, n, 0, n))
 
 
-@jit
+@part
 def _largest_difference(W, top, bottom, left, right):
     worst = 0.0
     for i in range(top, bottom):

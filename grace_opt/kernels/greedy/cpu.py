@@ -45,7 +45,7 @@ def greedy(W, given, candidates, k, order, mask, rise):
     size, n = candidates.shape
     line = CACHE_LINE // W.itemsize
     diagonal = given.shape[1] == 0
-    scores, lowest = np.empty((TOGETHER, n), given.dtype), np.zeros(TOGETHER, given.dtype)
+    scores, lowest = np.empty((TOGETHER, n), given.dtype), np.empty(TOGETHER, given.dtype)
     for start in range(0, size, TOGETHER):
         stop = min(start + TOGETHER, size)
         for b in range(start, stop):
@@ -54,7 +54,10 @@ def greedy(W, given, candidates, k, order, mask, rise):
                 here[i] = (W[b, i, i] if candidates[b, i] else np.inf) if diagonal else given[b, i]
             rise[b] = 0.0
             lowest[b - start] = least(here)
-        for step in range(k[start:stop].max()):
+        steps = 0
+        for b in range(start, stop):
+            steps = max(steps, k[b])
+        for step in range(steps):
             for b in range(start, stop):
                 if diagonal and b + TOGETHER < size and step < n:
                     ask_for(W[b + TOGETHER, step], step)  # the next diagonals: every entry is in another cache line

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
-from .._shared.jit import c_function, jit
+from .._shared.jit import c_function, part
 from .._shared.lanes import add_one, load_one, pointer
 from .._shared.products import BYTES, ROWS, TILE, multiply
-from ..coding.cpu import code, fit, largest_bits, mean, weighted
+from .._shared.whole import sorted_places
+from ..coding import cpu as coding
+from ..coding.cpu import largest_bits, mean, weighted
 from ..coding.reference import LARGEST
-from ..steps.cpu import hulls, spend
+from ..steps import cpu as steps
 from . import forms
 
+code, fit, hulls, spend = (
+    part(each.py_func, error_model="numpy") for each in (coding.code, coding.fit, steps.hulls, steps.spend)
+)
 #: Below, float16 has fewer digits: a multiple of its smallest number.
 LEAST_NORMAL = np.float32(2.0**-14)
 #: Adding this to a smaller number, and taking it away, rounds to a multiple of float16's smallest number.
@@ -25,7 +29,7 @@ MOST_LEVELS = 256
 SPARE, HALF = np.int32(13), np.int32(0xFFF)
 
 
-@jit
+@part
 def round_to_half(numbers):
     """Round to the nearest float16, ties to even; what is too large becomes the largest."""
     bits = numbers.view(np.int32)
@@ -39,7 +43,7 @@ def round_to_half(numbers):
             bits[i] = (rounded >> SPARE) << SPARE
 
 
-@jit
+@part
 def make_coordinates(tensor, token_step, order, encode, block, tile):
     """Fill ``block`` (d, …), by channel, with the tokens at an address in an order, times ``encode`` (…, d)."""
     width, step = encode.shape[1], block.shape[1] * BYTES
@@ -55,30 +59,39 @@ def make_coordinates(tensor, token_step, order, encode, block, tile):
             multiply(encode[row].ctypes.data, width * BYTES, tile.ctypes.data, width, at, step)
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def divide(squares, energy, distortions, costs, bits, levels):
     """Fill the levels (C, d) of a head that may cost so many bits."""
     classes, width = squares.shape
     groups, count = classes * width, distortions.shape[0]
     losses, prices = np.empty((1, groups, count)), np.empty((1, groups, count))
+    admissible = np.empty((1, groups, count), np.bool_)
     for c in range(classes):
         for j in range(width):
             loss = squares[c, j] * energy[j]
             for b in range(count):
                 losses[0, c * width + j, b] = loss * distortions[b]
                 prices[0, c * width + j, b] = costs[c, b]
-    admissible = np.ones(losses.shape, np.bool_)
+                admissible[0, c * width + j, b] = True
     along = np.zeros((1, groups, count), np.int64)
     added, slopes = np.zeros((1, groups, count - 1)), np.zeros((1, groups, count - 1))
     hulls(losses, prices, admissible, along, added, slopes)
-    order = np.argsort(-slopes.reshape(groups * (count - 1)), kind="mergesort").reshape(1, groups * (count - 1))
-    limits, price = np.full(1, bits), np.zeros(1)
+    falling = slopes.reshape(groups * (count - 1))
+    for place in range(len(falling)):
+        falling[place] = -falling[place]
+    order = sorted_places(falling).reshape(1, groups * (count - 1))
+    for place in range(len(falling)):
+        falling[place] = -falling[place]
+    limits, price = np.empty(1), np.zeros(1)
+    limits[0] = bits
     found = np.zeros((1, groups), np.int64)
     spend(losses, prices, admissible, limits, along, added, slopes, order, found, price)
-    levels[:] = found.reshape(classes, width)
+    for c in range(classes):
+        for j in range(width):
+            levels[c, j] = found[0, c * width + j]
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def unit_of(largest, small, large, lowest):
     """Return 1, or the power of two that brings numbers that are too large or too small into float16."""
     if small <= largest <= large:
@@ -89,7 +102,7 @@ def unit_of(largest, small, large, lowest):
     return np.float32(2.0 ** max(beyond, np.float32(lowest)))
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def code_head(block, weights, energy, bits, tables, outputs):
     """Code the coordinates of a head; return its unit."""
     counts, costs, widths, distortions, small, large, lowest, books, edges, even = tables
@@ -131,13 +144,13 @@ def code_head(block, weights, energy, bits, tables, outputs):
     return unit
 
 
-@njit(nogil=True)
+@part
 def array(at, shape, kind):
     """An array at an address."""
     return carray(pointer(at), shape, kind)
 
 
-@jit
+@part
 def code_heads(taken, records, shared):
     """Code the heads not taken yet; threads that call this on the same arrays share them.
 
@@ -200,8 +213,8 @@ def code_heads(taken, records, shared):
 
 
 @c_function("void(voidptr)")
-def code_heads_in_team(data):
-    """`code_heads`, as a team of threads calls it: with the addresses of the arrays, and the number of records."""
+def code_heads_at(data):
+    """`code_heads`, as threads call it: with the addresses of the arrays, and the number of records."""
     given = carray(data, (4,), np.int64)
     code_heads(
         array(given[0], (2,), np.int64), array(given[1], (given[3], 17), np.int64), array(given[2], (12,), np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._shared.threads import split_batch, torch_team
+from .._shared.threads import call_in_threads
 from ..coding.reference import PER_BYTE, Codebooks
 from . import forms
 from .parts import Coded, Heads, Tables
@@ -26,8 +26,7 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
     books : Codebooks
     """
     from .._shared.products import ROWS
-    from .cpu import code_heads as compiled
-    from .cpu import code_heads_in_team
+    from .cpu import code_heads_at
 
     here = torch.device("cpu")
     classes, counts = len(tables.counts), tables.counts.tolist()
@@ -60,13 +59,9 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
         records[number, [forms.HEADS, forms.TOKENS, forms.WIDTH, forms.ROOM]] = heads, tokens, width, room
         outer = [forms.LEVELS, forms.MEANS, forms.SCALES, forms.UNIT, forms.PLANES]
         records[number, outer] = [part.data_ptr() for part in found]
-    taken, team = np.zeros(2, np.int64), torch_team()
-    if team is None:
-        threads = np.arange(forms.AT_ONCE)
-        split_batch(lambda _: compiled(taken, records, shared), (threads,))
-    else:
-        arrays = [array.ctypes.data for array in (taken, records, shared)]
-        team(code_heads_in_team.address or 0, np.array([*arrays, len(kinds)], np.int64))
+    taken = np.zeros(2, np.int64)
+    addresses = [array.ctypes.data for array in (taken, records, shared)]
+    call_in_threads(code_heads_at, np.array([*addresses, len(kinds)], np.int64), forms.AT_ONCE)
     return [_coded(tables, counts, *found) for found in outputs]
 
 

@@ -30,7 +30,8 @@ def objective(W, mask, value, size):
     n = W.shape[1]
     high, low, sizes = np.empty(n), np.empty(n), np.empty(n)
     for b in range(W.shape[0]):
-        high[:], low[:], sizes[:] = 0.0, 0.0, 0.0
+        for j in range(n):
+            high[j], low[j], sizes[j] = 0.0, 0.0, 0.0
         for i in range(n):
             if mask[b, i]:
                 for j in range(n):

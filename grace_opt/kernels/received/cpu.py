@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
-from .._shared.jit import c_function, jit
+from .._shared.jit import c_function, part
 from .._shared.lanes import (
     WIDEST,
     add_one,
@@ -27,7 +26,7 @@ load, spread = load_widest, spread_widest
 NOTHING, ZERO = np.float32(-np.inf), np.float32(0.0)
 
 
-@njit(nogil=True)
+@part
 def exponentials(at, size):
     """Replace a row of logits by powers of two, at most 1, and return their sum."""
     best = spread(NOTHING)
@@ -41,7 +40,7 @@ def exponentials(at, size):
     return total(sums)
 
 
-@njit(nogil=True)
+@part
 def add_four(at, step, size, weights, inverse, first, second):
     """Add the four rows' p and p², times their weights, to the sums."""
     i0, i1, i2, i3 = spread(inverse[0]), spread(inverse[1]), spread(inverse[2]), spread(inverse[3])
@@ -56,7 +55,7 @@ def add_four(at, step, size, weights, inverse, first, second):
         store(second + place, multiply_add(q2, p2, multiply_add(q3, p3, sums)))
 
 
-@jit
+@part
 def add_received(taken, queries, weights, tiles, sums, length, share):
     """Process the items not taken yet; threads that call this on the same arrays share them.
 
@@ -103,15 +102,15 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
                 add_four(room + row * step, step, size, weights[start + row :], inverse, first, second)
 
 
-@njit(nogil=True)
+@part
 def numbers(at, shape):
     """An array of float32 at an address."""
     return carray(pointer(at), shape, np.float32)
 
 
 @c_function("void(voidptr)")
-def add_received_in_team(data):
-    """`add_received`, as a team of threads calls it: with the addresses of the arrays, and their sizes."""
+def add_received_at(data):
+    """`add_received`, as threads call it: with the addresses of the arrays, and their sizes."""
     given = carray(data, (11,), np.int64)
     rows, width, tiles, items = given[5], given[6], given[7], given[8]
     add_received(

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._shared.jit import jit
+from .._shared.jit import SMALL, jit, part
+from .._shared.whole import copy, largest, sort, total
 
 
-@jit
+@jit(small=SMALL)
 def repair(x, k):
     """Move x into the box and onto the plane ``sum x = k``, in place."""
     m = x.shape[0]
-    total = 0.0
+    weight = 0.0
     for p in range(m):
         x[p] = min(1.0, max(0.0, x[p]))
-        total += x[p]
-    if total > k:
+        weight += x[p]
+    if weight > k:
         for p in range(m):
-            x[p] *= k / total
-    elif total < k:
-        share = (k - total) / (m - total)
+            x[p] *= k / weight
+    elif weight < k:
+        share = (k - weight) / (m - weight)
         for p in range(m):
             x[p] += share * (1.0 - x[p])
 
 
-@jit
+@jit(small=SMALL)
 def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     """Improve x in place until the dual value reaches `target`, cannot reach it, or the relaxation is solved.
 
@@ -48,7 +49,7 @@ def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     value : the relaxation's value at the final x
     """
     m = A.shape[0]
-    g[:] = c
+    copy(g, c)
     for p in range(m):
         if x[p] > 0.0:
             twice = 2.0 * x[p]
@@ -81,7 +82,8 @@ def minimise(A, c, k, x, g, ordered, target, rtol, steps):
                 linear += x[p] * c[p]
             quadratic *= 0.5
             value = quadratic + linear
-            ordered[:] = np.sort(g)
+            copy(ordered, g)
+            sort(ordered)
             last = -quadratic
             for p in range(k):
                 last += ordered[p]
@@ -101,7 +103,7 @@ def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     return best, last, value
 
 
-@jit
+@part
 def restricted(A, c, k, v, inside, B, b, y, x):
     """Build the relaxation with x_v fixed: fill B, b and the start y (m - 1); return its k and constant."""
     m = A.shape[0]
@@ -122,7 +124,7 @@ def restricted(A, c, k, v, inside, B, b, y, x):
     return rest, (A[v, v] + c[v] if inside else 0.0)
 
 
-@jit
+@jit(small=SMALL)
 def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
     """Fix each vertex from `first` to `last` against its value in x, and test whether the dual value reaches `target`.
 
@@ -141,7 +143,7 @@ def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
         elif rest == 0:
             reached = base >= target
         elif rest == r:
-            value = base + b.sum() + B.sum()
+            value = base + total(b) + total(B.reshape(r * r))
             reached = value >= target
         else:
             reached = minimise(B, b, rest, y, g, ordered, target - base, rtol, steps)[0] + base >= target
@@ -151,38 +153,42 @@ def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
     return decided
 
 
-@jit
+@jit(small=SMALL)
 def add_sizes(A, sums):
     """Add the sums of |A|'s columns to `sums`, in place; returns the largest entry of |A|."""
     m = A.shape[0]
-    largest = np.zeros(m)  # of each column: one number for all would keep the loop from being vectorised
+    most = np.empty(m)  # of each column: one number for all would keep the loop from being vectorised
+    for q in range(m):
+        most[q] = 0.0
     for p in range(m):
         for q in range(m):
             size = abs(A[p, q])
             sums[q] += size
-            largest[q] = max(largest[q], size)
-    return largest.max() if m else 0.0
+            most[q] = max(most[q], size)
+    return largest(most) if m else 0.0
 
 
-@jit(error_model="numpy")
+@jit(small=SMALL, error_model="numpy")
 def scaled_form(W, a, scale, C):
     """Fill C with ``W + Diag a``, rows and columns divided by `scale`.
 
     Returns its Frobenius norm and the largest sum of a row's absolute values.
     """
     m = W.shape[0]
-    squares, sums = np.zeros(m), np.zeros(m)
+    squares, sums = np.empty(m), np.empty(m)
+    for q in range(m):
+        squares[q], sums[q] = 0.0, 0.0
     for p in range(m):
         for q in range(m):
             C[p, q] = W[p, q] / scale[q] / scale[p]
-        C[p, p] += a[p] / scale[p] ** 2
+        C[p, p] += a[p] / (scale[p] * scale[p])
         for q in range(m):
             squares[q] += C[p, q] * C[p, q]
             sums[q] += abs(C[p, q])
-    return np.sqrt(squares.sum()), sums.max()
+    return np.sqrt(total(squares)), largest(sums)
 
 
-@jit
+@jit(small=SMALL)
 def add_square(C, u, weight):
     """Add ``weight u uᵀ`` to C, in place."""
     m = C.shape[0]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._shared.jit import jit
+from .._shared.jit import SMALL, jit, part
+from .._shared.whole import copy
 from ..relaxation.cpu import minimise, repair
 
 FREE, IN, OUT = 0, 1, 2
@@ -19,7 +20,7 @@ FREE, IN, OUT = 0, 1, 2
 RTOL, STEPS_PER_VERTEX = 1e-6, 60
 
 
-@jit
+@part
 def fix(v, inside, W, F, H, status, C, E, const):
     """Fix vertex v in one node. const: true constant, constant of the pair terms, how many are still to choose."""
     m = W.shape[0]
@@ -37,7 +38,7 @@ def fix(v, inside, W, F, H, status, C, E, const):
     const[1] += 2.0 * freed
 
 
-@jit
+@part
 def leaf(W, status, C, const, chosen):
     """Complete a leaf optimally and fill `chosen`; return its value, or inf if the node is not a leaf.
 
@@ -81,7 +82,7 @@ def leaf(W, status, C, const, chosen):
     return np.inf, False
 
 
-@jit
+@jit(small=SMALL)
 def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack, weight, budget):
     """Process the stack for at most `budget` nodes, or until a better set is found.
 
@@ -118,7 +119,7 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
                     least = min(least, value)
                 if value < best:
                     best = value
-                    best_x[:] = chosen
+                    copy(best_x, chosen)
                 break
             free = 0
             for p in range(m):
@@ -148,22 +149,24 @@ def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack
             below, above = ordered[rest - 1], ordered[rest]
             fixed = 0
             for r in range(free):
-                if g[r] >= above and g[r] - below >= room:
-                    fix(index[r], False, W, F, H, s, C_, E_, const)
-                    fixed += 1
-                elif g[r] <= below and above - g[r] >= room:
-                    fix(index[r], True, W, F, H, s, C_, E_, const)
+                out = g[r] >= above and g[r] - below >= room
+                if out or (g[r] <= below and above - g[r] >= room):
+                    fix(index[r], not out, W, F, H, s, C_, E_, const)
                     fixed += 1
             if fixed > 0:
                 continue
-            v, most = -1, -1.0
+            branch, most = 0, -1.0
             for r in range(free):
                 score = x[r] * (1.0 - x[r]) * weight[index[r]]
                 if score > most:
-                    most, v = score, index[r]
+                    most, branch = score, r
+            v = index[branch]
             inside = X[top, v] >= 0.5
-            status[top + 1] = s
-            X[top + 1], C[top + 1], E[top + 1], consts[top + 1] = X[top], C_, E_, const
+            copy(status[top + 1], s)
+            copy(X[top + 1], X[top])
+            copy(C[top + 1], C_)
+            copy(E[top + 1], E_)
+            copy(consts[top + 1], const)
             bounds[top + 1] = bounds[top]
             fix(v, not inside, W, F, H, s, C_, E_, const)
             fix(v, inside, W, F, H, status[top + 1], C[top + 1], E[top + 1], consts[top + 1])

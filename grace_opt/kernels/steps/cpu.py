@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._shared.jit import jit
 from .._shared.threads import ALONE_BELOW, split_batch
+from .._shared.whole import sorted_places
 from .reference import LARGEST_SLOPE, SMALLEST_SLOPE
 
 
@@ -118,7 +119,7 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
                             gain, level = value, to
                 best[i], proposed[i] = -gain, level
             end, moved = 0.0, False
-            for i in np.argsort(best, kind="mergesort"):
+            for i in sorted_places(best):
                 if best[i] == 0:
                     break
                 end += max(cost[i, proposed[i]] - cost[i, chosen[i]], 0.0)

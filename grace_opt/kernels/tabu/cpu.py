@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from .._shared.jit import jit
+from .._shared.jit import SMALL, jit, part
+from .._shared.whole import copy, equal
 
 #: Rows of the integer state: iteration, restarts done, iterations since the run improved, elites held.
 CLOCK, RESTARTS, STALE, ELITES = 0, 1, 2, 3
@@ -19,7 +20,7 @@ CLOCK, RESTARTS, STALE, ELITES = 0, 1, 2, 3
 SLACK, DWARFS = 64 * 2.0**-52, 2.0**36
 
 
-@jit
+@part
 def draw(rng, bound):
     """Draw a whole number below `bound` by xorshift64*; the state is rng[0]."""
     x = rng[0]
@@ -30,12 +31,13 @@ def draw(rng, bound):
     return int(((x * uint64(0x2545F4914F6CDD1D)) >> uint64(33)) % uint64(bound))
 
 
-@jit
+@jit(small=SMALL)
 def fill_sums(W, x, g):
     """Set g = W x; return f(x) and the sum of |W_ij| over x, by compensated sums."""
     n = W.shape[0]
-    low, sizes = np.zeros(n), np.zeros(n)
-    g[:] = 0.0
+    low, sizes = np.empty(n), np.empty(n)
+    for j in range(n):
+        g[j], low[j], sizes[j] = 0.0, 0.0, 0.0
     for i in range(n):
         if x[i]:
             for j in range(n):
@@ -57,19 +59,20 @@ def fill_sums(W, x, g):
     return total + lost, size
 
 
-@jit
+@jit(small=SMALL)
 def row_maxima(W):
     """Return the largest off-diagonal entry of each row."""
     n = W.shape[0]
-    top = np.full(n, -np.inf)
+    top = np.empty(n)
     for i in range(n):
+        top[i] = -np.inf
         for j in range(n):
             if j != i and W[i, j] > top[i]:
                 top[i] = W[i, j]
     return top
 
 
-@jit
+@jit(small=SMALL)
 def scales(W):
     """Return the largest |W_ij| of each row, and the smallest nonzero one of all (infinite if all are 0).
 
@@ -83,11 +86,13 @@ def scales(W):
             size = row[j] & sign
             most, least = max(most, size), min(least, size - uint64(1))
         heavy[i], grain = most, min(grain, least)
-    smallest = np.full(1, grain + uint64(1)).view(np.float64)[0]
+    one = np.empty(1, np.uint64)
+    one[0] = grain + uint64(1)
+    smallest = one.view(np.float64)[0]
     return heavy.view(np.float64), smallest if smallest > 0.0 else np.inf
 
 
-@jit
+@part
 def forgotten(row, g, grain):
     """Return whether a leaving weight is so large that a remaining sum is mere rounding error."""
     found = False
@@ -96,7 +101,7 @@ def forgotten(row, g, grain):
     return found
 
 
-@jit(fastmath={"nnan", "nsz", "reassoc"})
+@part(fastmath={"nnan", "nsz", "reassoc"})
 def least_entry(price, row):
     """min over j of ``price[j] - 2 row[j]``; the flags let the compiler take the minimum in parts."""
     low = np.inf
@@ -107,7 +112,7 @@ def least_entry(price, row):
     return low
 
 
-@jit
+@part
 def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     """Return the best exchange of vertices not tabu, or one that changes f by less than `wish`; ties at random.
 
@@ -160,7 +165,7 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     return best, bi, bj
 
 
-@jit
+@jit(small=SMALL)
 def run(
     W, top, heavy, grain, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure
 ):
@@ -182,8 +187,8 @@ def run(
     prices, weight = np.empty((4, n)), np.empty(n)
     for i in range(n):
         weight[i] = W[i, i]
-    run_x = np.zeros(n, np.bool_)
-    run_x[:] = x
+    run_x = np.empty(n, np.bool_)
+    copy(run_x, x)
     for _ in range(budget):
         state[CLOCK] += 1
         now = state[CLOCK]
@@ -203,7 +208,7 @@ def run(
             until[j] = now + tenure // 2 + 1 + draw(rng, tenure // 2 + 1)
         if values[0] < values[2] - slack:
             values[2] = values[0]
-            run_x[:] = x
+            copy(run_x, x)
             state[STALE] = 0
         else:
             state[STALE] += 1
@@ -213,29 +218,30 @@ def run(
             restart(W, k, x, best_x, elites, state, rng)
             values[0], values[3] = fill_sums(W, x, g)
             values[2] = values[0]
-            run_x[:] = x
-            until[:] = 0
+            copy(run_x, x)
+            for v in range(n):
+                until[v] = 0
             state[STALE] = 0
             state[RESTARTS] += 1
     note_best(W, x, g, best_x, values)
 
 
-@jit
+@part
 def note_best(W, x, g, best_x, values):
     """Keep x as the best set if its recomputed f is best; called when f stops falling, not at every step."""
     if values[0] < values[1] - SLACK * values[3]:
         values[0], values[3] = fill_sums(W, x, g)
         if values[0] < values[1]:
             values[1] = values[0]
-            best_x[:] = x
+            copy(best_x, x)
 
 
-@jit
+@part
 def keep_elite(x, value, elites, elite_values, state):
     """Add x to the elites unless it is already there or worse than all of them."""
     held, worst = state[ELITES], 0
     for e in range(held):
-        if (elites[e] == x).all():
+        if equal(elites[e], x):
             return
         if elite_values[e] > elite_values[worst]:
             worst = e
@@ -244,11 +250,11 @@ def keep_elite(x, value, elites, elite_values, state):
         state[ELITES] += 1
     elif value >= elite_values[worst]:
         return
-    elites[worst] = x
+    copy(elites[worst], x)
     elite_values[worst] = value
 
 
-@jit
+@part
 def restart(W, k, x, best_x, elites, state, rng):
     """Put a new set in x: alternately two combined elites, or the perturbed best set."""
     n = W.shape[0]
@@ -273,7 +279,7 @@ def restart(W, k, x, best_x, elites, state, rng):
             size += 1
         shakes = max(1, min(k, n - k) // 16)
     else:
-        x[:] = best_x
+        copy(x, best_x)
         strength = 2 + draw(rng, 3)
         shakes = max(1, min(k, n - k) * strength // 16)
     for _ in range(shakes):

@@ -19,10 +19,9 @@ Gimelshein (arXiv 1805.02867) for the running softmax.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
-from ..._shared.jit import c_function, jit
+from ..._shared.jit import c_function, jit, part
 from ..._shared.lanes import (
     add_one,
     exp2,
@@ -54,7 +53,7 @@ NOTHING, NAN, ZERO = np.float32(-np.inf), np.float32(np.nan), np.float32(0.0)
 QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = range(8)
 
 
-@njit(nogil=True)
+@part
 def cap(logits, outer):
     """Soft-cap logits given in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
     at, one, two, scale = logits.ctypes.data, spread(np.float32(1)), spread(np.float32(2)), spread(outer)
@@ -62,7 +61,7 @@ def cap(logits, outer):
         store(place, scale * (one - two / (exp2(load(place)) + one)))
 
 
-@njit(nogil=True)
+@part
 def hide_bool(logits, count, mask, step):
     """Write the smallest number where the mask is False."""
     for t in range(count):
@@ -70,7 +69,7 @@ def hide_bool(logits, count, mask, step):
             logits[t] = LEAST
 
 
-@njit(nogil=True)
+@part
 def add_mask(logits, count, mask, step):
     """Add the mask; minus infinity becomes the smallest number, NaN is kept."""
     for t in range(count):
@@ -78,7 +77,7 @@ def add_mask(logits, count, mask, step):
         logits[t] = LEAST if x < LEAST else x
 
 
-@njit(nogil=True)
+@part
 def turn_into_shares(logits, count, largest):
     """Replace the logits of one row by its shares.
 
@@ -100,13 +99,16 @@ def turn_into_shares(logits, count, largest):
     return now, total(exp2(spread(largest) - shift)) / np.float32(LANES), total(sums)
 
 
-@njit(nogil=True)
-def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state):
+@part
+def attend_segment(
+    queries, head, keys, values, start, stop, rows, hidden, softcap, outer, logits, scaled, state, packs
+):
     """Attend to columns `start` to `stop` of a segment.
 
     `keys` are (address, step or owners, how they lie, width, form), `values` (address, step or owners, whether packed,
     width, form, tokens before this segment's), `hidden` (kind of mask, rows' addresses, step, rows' last columns, the
-    segment's first column), `state` (maxima, sums and products of the rows so far).
+    segment's first column), `state` (maxima, sums and products of the rows so far); `packs` is None where nothing is
+    packed.
     """
     keys_at, key_step, lies, width, key_form = keys
     values_at, value_step, packed, value_width, value_form, before = values
@@ -119,7 +121,7 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
         count = min(BLOCK - t % BLOCK, stop - t)  # start at multiples of BLOCK: most groups of packed keys stay whole
         for first in range(0, rows, ROWS):
             four, place = queries.ctypes.data + first * query_step, out + first * out_step
-            if lies == PACKED:
+            if packs is not None and lies == PACKED:
                 logits_packed(
                     four, query_step, room, keys_at, key_step, head, key_form, t, width, count, to, logit_step
                 )
@@ -143,7 +145,7 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
                 if shrink != 1:
                     for c in range(products.shape[1]):
                         products[row, c] *= shrink
-            if packed:
+            if packs is not None and packed:
                 add_packed_values(
                     to,
                     logit_step,
@@ -172,7 +174,7 @@ def attend_segment(queries, head, keys, values, start, stop, rows, hidden, softc
         t += count
 
 
-@njit(nogil=True)
+@part
 def read_queries(at, head_step, row_step, channel_step, rows, length, width, scale, full):
     """Write one group's scaled queries as rows of `full`; its other entries are not touched."""
     for row in range(rows):
@@ -181,7 +183,7 @@ def read_queries(at, head_step, row_step, channel_step, rows, length, width, sca
             full[row, c] = load_one(start + c * channel_step) * scale
 
 
-@njit(nogil=True)
+@part
 def gather(full, rows, width, at, step, kept, narrow):
     """Gather the kept channels of queries; an index out of range gives NaN instead of reading other memory."""
     for i in range(kept):
@@ -191,15 +193,15 @@ def gather(full, rows, width, at, step, kept, narrow):
             narrow[row, i] = full[row, c] if exists else NAN
 
 
-@njit(nogil=True)
-def address(places, tensor, b, h):
-    """Return the address of one head's part of a tensor."""
-    return places[tensor, 0] + b * places[tensor, 1] + h * places[tensor, 2]
+@part
+def address(place, b, h):
+    """Return the address of one head's part of a tensor; `place` is its row of `places`."""
+    return place[0] + b * place[1] + h * place[2]
 
 
 # Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
-@jit
-def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products):
+@part
+def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products, packs):
     """Process the items not taken yet; write to their rows of `largest`, `sums` and `products`.
 
     An item is a pair of sequence and KV head times the number of runs, plus the run. Threads that call this on the same
@@ -222,6 +224,8 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
         At first minus infinity and zero.
     products : (all items, rows padded, width of values padded) float32
         At first zero.
+    packs : None or bool
+        None where neither keys nor values are packed: there is less to compile.
     """
     heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind = sizes[:13]
     key_form = sizes[13], sizes[14], sizes[15] != 0, sizes[16] != 0
@@ -239,11 +243,11 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
         pair, run = item // runs, item % runs
         b, h = pair // heads, pair % heads
         start, stop = run * columns, min((run + 1) * columns, every)
-        first = address(places, QUERY, b, h * group)
+        first = address(places[QUERY], b, h * group)
         read_queries(first, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, length, width, inner, full)
-        gather(full, rows, width, address(places, KEPT, b, h), places[KEPT, 4], kept, narrow)
+        gather(full, rows, width, address(places[KEPT], b, h), places[KEPT, 4], kept, narrow)
         for row in range(rows):
-            masks[row] = address(places, MASK, b, h * group + row // length) + row % length * places[MASK, 3]
+            masks[row] = address(places[MASK], b, h * group + row // length) + row % length * places[MASK, 3]
             last_columns[row] = every - length + row % length
         for segment in (SINK_KEYS, PRUNED_KEYS, TAIL_KEYS):
             pruned_part, newest = segment == PRUNED_KEYS, segment == TAIL_KEYS
@@ -261,8 +265,8 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
             attend_segment(
                 queries,
                 h,
-                (address(places, segment, b, h), key_step, lies, key_width, key_form),
-                (address(places, stored, b, h), places[stored, 3], packed, value_width, value_form, before),
+                (address(places[segment], b, h), key_step, lies, key_width, key_form),
+                (address(places[stored], b, h), places[stored, 3], packed, value_width, value_form, before),
                 max(start - column, 0),
                 min(stop - column, count),
                 rows,
@@ -272,24 +276,25 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products)
                 logits,
                 scaled,
                 (largest[item], sums[item], products[item]),
+                packs,
             )
 
 
-@njit(nogil=True)
+@part
 def integers(at, shape):
     """An array of int64 at an address."""
     return carray(pointer(at), shape, np.int64)
 
 
-@njit(nogil=True)
+@part
 def numbers(at, shape):
     """An array of float32 at an address."""
     return carray(pointer(at), shape, np.float32)
 
 
-@c_function("void(voidptr)")
-def attend_in_team(data):
-    """`attend`, as a team of threads calls it: with the address of addresses, sizes and `softcap`."""
+@part
+def attend_to(data, packs):
+    """`attend`, with the address of addresses, sizes and `softcap`."""
     given = carray(data, (11,), np.int64)
     taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (22,))
     items, rows, room, width = given[7], given[8], given[9], given[10]
@@ -304,7 +309,20 @@ def attend_in_team(data):
         numbers(given[4], (items, rows)),
         numbers(given[5], (items, rows)),
         numbers(given[6], (items, room, width)),
+        packs,
     )
+
+
+@c_function("void(voidptr)")
+def attend_at(data):
+    """`attend_to`, for threads to call, where neither keys nor values are packed."""
+    attend_to(data, None)
+
+
+@c_function("void(voidptr)")
+def attend_packed_at(data):
+    """`attend_to`, for threads to call, where keys or values are packed."""
+    attend_to(data, True)
 
 
 @jit

@@ -12,8 +12,8 @@ levels, the last sum has :math:`q_c s_c` in place of :math:`q_c`.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..._shared.jit import part
 from ..._shared.lanes import (
     ask_for,
     load,
@@ -36,7 +36,7 @@ CACHE_LINE = 64
 NOTHING = np.float32(0.0)
 
 
-@njit(nogil=True)
+@part
 def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_step):
     """Logits of four rows with `count` keys whose channels lie side by side, two keys at a time."""
     full, rest = width - width % LANES, width % LANES
@@ -60,7 +60,7 @@ def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_
         store_pair(place + 3 * out_step, a3, b3)
 
 
-@njit(nogil=True)
+@part
 def logits_by_channel(queries, query_step, keys, channel_step, width, count, out, out_step):
     """Logits of four rows with `count` keys of which each channel's numbers lie side by side, eight keys at a time."""
     for t in range(0, count, LANES):
@@ -81,7 +81,7 @@ def logits_by_channel(queries, query_step, keys, channel_step, width, count, out
         store(place + 3 * out_step, a3)
 
 
-@njit(nogil=True)
+@part
 def logits_packed(queries, query_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Logits of four rows with `count` keys from token `start` on, one group of tokens after the other.
 
@@ -131,7 +131,7 @@ def logits_packed(queries, query_step, scaled, table, owners, head, form, start,
         t += piece
 
 
-@njit(nogil=True)
+@part
 def scale_queries(queries, step, scale, zero, width, zero_in_levels, scaled):
     """Four rows of queries times the scales, into `scaled`; returns minus their products with the zero points."""
     a0 = a1 = a2 = a3 = spread(NOTHING)

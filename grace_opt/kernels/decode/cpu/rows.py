@@ -6,8 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-from numba import njit
-
+from ..._shared.jit import part
 from ..._shared.lanes import load, load_one, multiply_add, spread, store, store_one, store_some, total
 from ..forms import LANES
 
@@ -16,7 +15,7 @@ BYTES, PLACE = 4, 8
 WHOLE = LANES * BYTES
 
 
-@njit(nogil=True)
+@part
 def add_products(at, step, x, a, b, c, d):
     """Four rows of eight numbers each, from `at` on and `step` apart, times `x`, added to the four sums."""
     return (
@@ -27,7 +26,7 @@ def add_products(at, step, x, a, b, c, d):
     )
 
 
-@njit(nogil=True)
+@part
 def add_multiples(at, step, x, a, b, c, d):
     """Four single numbers, from `at` on and `step` apart, times `x`, added to the four sums."""
     return (
@@ -38,13 +37,13 @@ def add_multiples(at, step, x, a, b, c, d):
     )
 
 
-@njit(nogil=True)
+@part
 def load_four(at, step):
     """Eight numbers of each of four rows."""
     return load(at), load(at + step), load(at + 2 * step), load(at + 3 * step)
 
 
-@njit(nogil=True)
+@part
 def store_four(at, step, a, b, c, d):
     """Eight numbers of each of four rows."""
     store(at, a)
@@ -53,7 +52,7 @@ def store_four(at, step, a, b, c, d):
     store(at + 3 * step, d)
 
 
-@njit(nogil=True)
+@part
 def store_some_of_four(at, step, count, a, b, c, d):
     """The first `count` of eight numbers of each of four rows."""
     store_some(at, a, count)
@@ -62,7 +61,7 @@ def store_some_of_four(at, step, count, a, b, c, d):
     store_some(at + 3 * step, d, count)
 
 
-@njit(nogil=True)
+@part
 def store_pair(place, a, b):
     """The sums of two vectors, side by side."""
     store_one(place, total(a))

@@ -8,8 +8,8 @@ group once, and the zero points are summed separately.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..._shared.jit import part
 from ..._shared.lanes import (
     ask_for,
     load,
@@ -31,7 +31,7 @@ GROUP, AHEAD = 8, 16
 NOTHING = np.float32(0.0)
 
 
-@njit(nogil=True)
+@part
 def add_values(shares, share_step, values, value_step, width, count, out, out_step):
     """Add to four rows of `out` their shares times `count` values, sixteen channels at a time."""
     for start in range(0, count, GROUP):
@@ -57,7 +57,7 @@ def add_values(shares, share_step, values, value_step, width, count, out, out_st
             store_four(place + WHOLE, out_step, b0, b1, b2, b3)
 
 
-@njit(nogil=True)
+@part
 def add_packed_values(shares, share_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Add to four rows of `out` their shares times `count` values from token `start` on, group by group.
 
@@ -102,7 +102,7 @@ def add_packed_values(shares, share_step, scaled, table, owners, head, form, sta
         t = until
 
 
-@njit(nogil=True)
+@part
 def scale_shares(shares, share_step, scale, zero, step, count, zero_in_levels, scaled):
     """Shares of four rows times the scales of `count` tokens, into `scaled`; minus their products with the zeros."""
     a0 = a1 = a2 = a3 = NOTHING
@@ -121,7 +121,7 @@ def scale_shares(shares, share_step, scale, zero, step, count, zero_in_levels, s
     return spread(a0), spread(a1), spread(a2), spread(a3)
 
 
-@njit(nogil=True)
+@part
 def add_levels(scaled, share_step, levels, step, size, count, shift, bits, zeros, out, out_step):
     """Add the levels of one group of channels, times the scaled shares of `count` tokens, and `zeros`."""
     z0, z1, z2, z3 = zeros

@@ -1,0 +1,240 @@
+"""How long the first call on a machine takes, where no loop is compiled yet, and every later process.
+
+``python -m bench.first_call`` writes docs/results/first_call.{json,md,png}. Each case is a process of its own that
+starts with an empty folder for compiled loops (Python's own compiled files are there), and a second one that finds what
+the first has left. Processes of this version take turns with those of an older commit (``--before``; ``--before ''``
+measures this one alone), which ``git archive`` extracts into a temporary folder. Seconds are counted from the start of
+the process, imports included, except where the case says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from bench.provenance import require_clean
+from bench.report import BLUE, ORANGE, SKY, Page, add_options, bars, read_results, table, write_results
+
+ROOT = Path(__file__).resolve().parent.parent
+#: The last commit that compiled everything at once.
+BEFORE = "4364e2a"
+#: What a child prints to have the time taken.
+MARK = "first_call:"
+FIRST, BLOCK, LIMITED, STEP, PACKED = (
+    "README's first block, to its first output",
+    "README's first block, `compare` included",
+    "branch and bound, n = 64, `time_limit=1`",
+    "first decoding step, pruned keys, 2,300 tokens, alone",
+    "a prompt of 1,000 tokens coded with `bits=3`, alone",
+)
+#: Seconds that the first call should take at most, where somebody has said so.
+GOALS = {BLOCK: 5.0, STEP: 3.0}
+_LIMITED = f"""
+import grace_opt
+from grace_opt.instances import generators
+grace_opt.solve(generators.attention(64, seed=1).W, 32, "branch_and_bound", time_limit=1)
+print("{MARK} {LIMITED}", flush=True)
+"""
+#: Reads the prompt before the clock starts, and takes the time of one new token after the other.
+_STEP = f"""
+import time, torch
+from grace_opt.hf import attach
+from grace_opt.hf.models import load_pocket
+model, _ = load_pocket()
+seconds = []
+class Tokens:
+    def put(self, tokens):
+        seconds.append(time.perf_counter())
+    def end(self):
+        pass
+prompt = torch.randint(5, model.config.vocab_size, (1, 2300), generator=torch.Generator().manual_seed(0))
+with torch.inference_mode(), attach(model, method="mies", ratio=0.6):
+    two = dict(max_new_tokens=2, min_new_tokens=2, streamer=Tokens())
+    model.generate(prompt, attention_mask=torch.ones_like(prompt), **two)
+print("{MARK} {STEP} took", seconds[-1] - seconds[-2], flush=True)
+"""
+#: Beside the same prompt on a dense cache, which is read first.
+_PACKED = f"""
+import time, torch
+from grace_opt.hf import attach
+from grace_opt.hf.models import load_pocket
+model, _ = load_pocket()
+prompt = torch.randint(5, model.config.vocab_size, (1, 1000), generator=torch.Generator().manual_seed(0))
+given = dict(attention_mask=torch.ones_like(prompt), max_new_tokens=1)
+with torch.inference_mode():
+    model.generate(prompt, **given)
+    began = time.perf_counter()
+    model.generate(prompt, **given)
+    dense = time.perf_counter() - began
+    with attach(model, bits=3, basis="prompt"):
+        began = time.perf_counter()
+        model.generate(prompt, **given)
+        print("{MARK} {PACKED} took", time.perf_counter() - began - dense, flush=True)
+"""
+
+
+def readme_block() -> str:
+    """Return the README's first block of Python."""
+    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    if found is None:
+        raise SystemExit("README.md has no block of Python")
+    return found[1]
+
+
+def children() -> list[str]:
+    """Return what each process runs."""
+    return [readme_block() + f'\nprint("{MARK} {BLOCK}", flush=True)\n', _LIMITED, _STEP, _PACKED]
+
+
+def run(code: str, library: Path, folder: Path) -> dict[str, float]:
+    """Run a process, and return the seconds of each case that it is about."""
+    env = {name: text for name, text in os.environ.items() if not name.startswith("GRACE_OPT_")}
+    env |= {"PYTHONPATH": str(library), "NUMBA_CACHE_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    found: dict[str, float] = {}
+    began = time.perf_counter()
+    command = [sys.executable, "-c", code]
+    with tempfile.TemporaryFile("w+") as said:
+        with subprocess.Popen(command, env=env, cwd=library, text=True, stdout=subprocess.PIPE, stderr=said) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                seconds = time.perf_counter() - began
+                if line.startswith(MARK):
+                    name, _, own = line.removeprefix(MARK).strip().partition(" took ")
+                    found[name] = float(own) if own else seconds
+                elif not found and code.startswith(readme_block()):
+                    found[FIRST] = seconds
+        if child.returncode:
+            said.seek(0)
+            raise SystemExit(f"a process failed:\n{said.read()}")
+    return found
+
+
+@contextmanager
+def libraries(before: str) -> Iterator[dict[str, Path]]:
+    """Yield the folders of what is measured, by name."""
+    if not before:
+        yield {"now": ROOT}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(["git", "archive", before], cwd=ROOT, check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        yield {"before": Path(folder), "now": ROOT}
+
+
+def measure(rounds: int, before: str) -> dict[str, dict[str, list[float]]]:
+    """Return the seconds of each round, by case and by library and folder, as in ``now, empty``."""
+    found: dict[str, dict[str, list[float]]] = {case: {} for case in (FIRST, BLOCK, LIMITED, STEP, PACKED)}
+    with libraries(before) as measured:
+        codes = children()
+        for turn in track(range(-1, rounds), description="rounds"):  # the first writes Python's own compiled files
+            for code in codes:
+                for name, library in list(measured.items())[:: 1 if turn % 2 else -1]:
+                    folder = Path(tempfile.mkdtemp())
+                    try:
+                        for state in ("empty", "kept"):
+                            for case, seconds in run(code, library, folder).items():
+                                if turn >= 0:
+                                    found[case].setdefault(f"{name}, {state}", []).append(seconds)
+                    finally:
+                        shutil.rmtree(folder)
+    return found
+
+
+def page(value: dict[str, Any]) -> Page:
+    """Return what docs/results/first_call.md says of the numbers."""
+    rows, before, load = value["seconds"], value["before"], value["load"]
+    middle = {case: {name: statistics.median(each) for name, each in found.items()} for case, found in rows.items()}
+    block, step = middle[BLOCK]["now, empty"], middle[STEP]["now, empty"]
+    slower = max(one["now, kept"] / one["before, kept"] for one in middle.values()) if before else None
+    columns = [name for name in ("before, empty", "now, empty", "before, kept", "now, kept") if name in middle[BLOCK]]
+    earlier = ""
+    if before:
+        was = [middle[case]["before, empty"] for case in (BLOCK, STEP)]
+        earlier = f", where it took {was[0]:.1f} and {was[1]:.1f} before"
+    busy = f"; the machine was busy (load {load:.0f}), so these numbers are too high" if (load or 0) > 2 else ""
+    compared = (
+        "" if slower is None else f" Once compiled, no case takes more than {slower:.2f} times what it took before."
+    )
+    return Page(
+        title="The first call",
+        picture="Bars: seconds of each case where nothing is compiled yet, and where everything is",
+        draw=lambda figure: draw(figure, middle, columns),
+        asked="How long does the first call take on a machine where no loop is compiled yet?",
+        found=f"The README's first block takes {block:.1f} s, and a first decoding step {step:.1f} s"
+        f"{earlier}.{compared}",
+        sure=f"These are medians of {value['rounds']} rounds, all processes taking turns{busy}.",
+        tables=[
+            "Seconds, and the least and the most of all rounds. *Empty*: a folder without compiled loops; *kept*: the "
+            "next process.",
+            "",
+            *table(
+                ["what", *columns, "goal"],
+                [
+                    [
+                        case,
+                        *(
+                            f"{middle[case][name]:.2f} ({min(found[name]):.2f}–{max(found[name]):.2f})"
+                            for name in columns
+                        ),
+                        f"≤ {GOALS[case]:.0f}" if case in GOALS else "",
+                    ]
+                    for case, found in rows.items()
+                ],
+            ),
+        ],
+        details=[
+            (
+                "How it is counted",
+                [
+                    "From the start of the process, imports included; *alone*: without reading the prompt. "
+                    + (f"*Before* is commit {before}." if before else ""),
+                ],
+            )
+        ],
+    )
+
+
+def draw(figure: Any, middle: dict[str, dict[str, float]], columns: list[str]) -> None:
+    """Draw a bar for each case and column."""
+    colours = {"before, empty": ORANGE, "now, empty": BLUE, "before, kept": ORANGE, "now, kept": SKY}
+    shown = [(case, name) for case in middle for name in columns]
+    values = [middle[case][name] for case, name in shown]
+    axes = figure.subplots()
+    names = [f"{case.replace('`', '')}: {name}" for case, name in shown]
+    bars(axes, names, values, [f"{seconds:.1f} s" for seconds in values], [colours[name] for _, name in shown])
+    axes.set_xlim(0, 1.15 * max(values))
+    axes.set_xlabel("seconds")
+
+
+def main(given: list[str] | None = None) -> None:
+    """Measure, or form the page again."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default %(default)s)")
+    parser.add_argument("--before", default=BEFORE, help="commit to compare with (default %(default)s); '' for none")
+    add_options(parser, "first_call")
+    args = parser.parse_args(given)
+    if args.report_only:
+        value = read_results(args.out)
+    else:
+        source = require_clean(args.allow_dirty)
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        value = {"provenance": source, "rounds": args.rounds, "before": args.before, "load": load}
+        value["seconds"] = measure(args.rounds, args.before)
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Keep compiled loops on disk, in one cache for all of ours that can never make a call fail.
+
+With its own cache, numba refuses to compile if no folder can be written to, and fails if a cached file is damaged or
+the disk is full. Ours compiles anyway; one warning per process says what is wrong. The names of cached files contain a
+hash of all sources that may be compiled into a function, so files of another version are never used. Numba itself
+checks only the file that defines the function, not the files of the functions it calls.
+
+When: `grace_opt.kernels._shared.jit` uses it. Built on numba's own cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import config
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache
+from numba.core.sigutils import normalize_signature
+
+from .switches import LLVM, is_off
+
+_lock = threading.Lock()
+_said = False
+
+
+def cache_folder() -> Path | None:
+    """Return where compiled loops are kept, or None; ``*`` stands for the operation if next to each module."""
+    try:
+        folder = Path(_Cache(cache_folder).cache_path)
+    except (RuntimeError, OSError):
+        return None
+    own = Path(__file__).parent
+    if folder.parent == own:
+        return own.parent / "*" / folder.name
+    return folder.parent if folder.name.startswith(f"{own.name}_") else folder  # one folder per module
+
+
+class _Nowhere(NullCache):
+    def is_on_disk(self) -> bool:
+        """Return False."""
+        return False
+
+
+class _Files(CompileResultCacheImpl):
+    def get_filename_base(self, fullname: str, abiflags: str) -> str:
+        own = Path(self.locator._py_file)
+        return f"{super().get_filename_base(fullname, abiflags)}-{_stamp(own)}"
+
+
+class _Cache(FunctionCache):
+    """numba's cache, except that no file problem raises."""
+
+    _impl_class = _Files
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            found = super().load_overload(sig, target_context)
+        except Exception:  # unpickling or linking a damaged file may raise anything: it is replaced
+            self._guarded(self.flush)
+            return None
+        # Two processes that save at the same time can assign one file to two signatures.
+        fits = found is None or tuple(found.signature.args) == tuple(normalize_signature(sig)[0])
+        return found if fits else None
+
+    def is_on_disk(self) -> bool:
+        """Return whether the function has been compiled before, for whatever types."""
+        return Path(self._cache_file._index_path).exists()
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        self._guarded(super().save_overload, sig, data)
+
+    def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except Exception as error:  # full, now read-only, or gone: the function itself is compiled
+            self.disable()
+            _say(f"{self.cache_path} cannot be written to ({error})")
+
+
+def cache_of(function: Callable[..., Any]) -> Any:
+    try:
+        return _Cache(function)
+    except (RuntimeError, OSError):  # numba found no folder, or we found no source
+        beside = Path(inspect.getfile(function)).parent / "__pycache__"
+        folder = getattr(config, "CACHE_DIR", "")
+        given = f"NUMBA_CACHE_DIR={folder}, " if folder else ""
+        _say(f"neither {given}{beside} nor the user's cache folder can be written to")
+        return _Nowhere()
+
+
+@cache
+def _stamp(own: Path) -> str:
+    """Return a hash of numba's version, the switch, the sources of all kernels and the function's own file."""
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+    versions = f"{numba.__version__} {is_off(LLVM)}".encode()
+    texts = [versions, *(file.read_bytes() for file in (own, *sources))]
+    return hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()[:12]
+
+
+def _say(why: str) -> None:
+    """Warn once per process."""
+    global _said
+    with _lock:
+        first, _said = not _said, True
+    if first:
+        warnings.warn(
+            f"compiled loops cannot be kept: {why}. Everything works, but each process compiles what it needs, which "
+            f"takes some seconds: set NUMBA_CACHE_DIR in the environment to a folder that can be written to.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
