@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import CacheError
 from .._shared.switches import LLVM, is_off
-from .._shared.threads import split_batch, torch_team
+from .._shared.threads import call_in_threads
 from ..decode.checks import kind_of_mask
 from ..decode.host import scales_of
 from .forms import LANES, PAIR, ROWS
@@ -108,7 +108,7 @@ def coded_attention(
     CacheError
         If shapes do not go together. What `unsupported_reason` says must have been asked before.
     """
-    from .cpu import attend, attend_in_team, join, prepare
+    from .cpu import attend_at, join, prepare
 
     (batch, query_heads, length, width), (heads, tail) = query.shape, tail_keys.shape[1:3]
     value_width, pairs, group = tail_values.shape[3], batch * heads, query_heads // heads
@@ -142,12 +142,7 @@ def coded_attention(
     tables = [whole.ctypes.data, table.items.ctypes.data, table.units.ctypes.data]
     given = np.array([*shapes, *tables, *starts, *ends], np.int64)
     prepare(given)
-    alone = table.numbers * (width + value_width) < ALONE_BELOW
-    team = None if alone else torch_team()
-    if team is not None:
-        team(attend_in_team.address or 0, given)
-    else:
-        split_batch(lambda _: attend(given), (np.arange(count),), alone)
+    call_in_threads(attend_at, given, count, alone=table.numbers * (width + value_width) < ALONE_BELOW)
     join(given)
     del mask, floats, work, whole, dense, table
     return output.to(query.dtype), received[..., :newest]

@@ -16,10 +16,9 @@ Source: Dao et al., "Flash-Decoding for long-context inference" (2023), for spli
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numba.np.numpy_support import carray
 
-from ..._shared.jit import c_function, jit
+from ..._shared.jit import c_function, jit, part
 from ..._shared.lanes import add_one, exp2, load, pointer, spread, store, total
 from ...decode.cpu import LEAST, NOTHING, ZERO, add_mask, cap, hide_bool, read_queries, turn_into_shares
 from ...decode.cpu.logits import logits_by_token
@@ -44,19 +43,19 @@ QUERY, TAIL_KEYS, TAIL_VALUES, SEQUENCES = 15, 20, 25, 30
 SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, OF_SEQUENCE = 0, 1, 4, 7, 9, 11, 12
 
 
-@njit(nogil=True)
+@part
 def integers(at, shape):
     """An array of int64 at an address."""
     return carray(pointer(at), shape, np.int64)
 
 
-@njit(nogil=True)
+@part
 def numbers(at, shape):
     """An array of float32 at an address."""
     return carray(pointer(at), shape, np.float32)
 
 
-@njit(nogil=True)
+@part
 def arrays_at(given):
     """The arrays of `attend`, of whose addresses and lengths the host made a table: see `coded_attention`."""
     pairs, batch, rows, wide, news, count, units, value_wide = (
@@ -81,7 +80,6 @@ def arrays_at(given):
     )
 
 
-# Plain loops instead of operations on whole arrays, here and below: numba takes seconds to compile each of those.
 @jit
 def prepare(given):
     """Scale the queries of each group, and multiply them by the basis of the keys; nothing newest is known yet."""
@@ -107,7 +105,7 @@ def prepare(given):
                 newest[pair, row, t] = NOTHING
 
 
-@njit(nogil=True)
+@part
 def safe_part(count, offset, stride, behind, end):
     """How many of `count` tokens, from a byte of each plane on, are read in pairs of vectors without leaving memory.
 
@@ -117,7 +115,7 @@ def safe_part(count, offset, stride, behind, end):
     return (count + PAIR - 1) // PAIR * PAIR if behind + beyond <= end else count // PAIR * PAIR
 
 
-@njit(nogil=True)
+@part
 def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, newest, state, room):
     """Attend with four rows to a run of one head's columns.
 
@@ -143,6 +141,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
     (width, value_width), (first, last, start, stop) = widths, limits
     constants = np.zeros(ROWS, np.float32)
     column = place = 0
+    book_step = books * 0 + BOOK  # no literal, for which the parts would be compiled again
     for unit in range(first, last):
         count = units[unit, COUNT]
         a, b = part_of(column, count, start, stop)
@@ -158,13 +157,15 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
             for i in range(width):
                 constants[row] += turned[row, i] * means[i]
                 scaled[row, i] = turned[row, order[i]] * scales[i]
-        to = logits.ctypes.data + place * BYTES
-        four = scaled.ctypes.data, query_step, constants, books, BOOK
-        if whole:
-            add_logits(addresses.ctypes.data, starts, a // 8, stride, whole, *four, to, logit_step)
-        if whole < b - a:
-            copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, bits, bits_at)
-            add_logits(bits_at.ctypes.data, starts, 0, PAIR_STEP, PAIR, *four, to + whole * BYTES, logit_step)
+        to, four = logits.ctypes.data + place * BYTES, (scaled.ctypes.data, query_step, constants, books, book_step)
+        at, offset, step, some = addresses.ctypes.data, a // 8, stride, whole
+        for rest in range(2):  # one call is one copy of the loops
+            if rest and whole < b - a:
+                copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, bits, bits_at)
+                at, offset, step, some, to = bits_at.ctypes.data, 0, PAIR_STEP, PAIR, to + whole * BYTES
+            elif rest:
+                break
+            add_logits(at, starts, offset, step, some, *four, to, logit_step)
         for row in range(ROWS):
             line = logits[row]
             if softcap:
@@ -189,14 +190,18 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         given = units[unit, VALUES:], stride, value_width
         behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
         whole = safe_part(b - a, a // 8, stride, behind, units[unit, VALUES + END])
-        totals[:] = ZERO
-        four = logit_step, books, BOOK, totals.ctypes.data
-        shares = logits.ctypes.data + place * BYTES
-        if whole:
-            add_values(addresses.ctypes.data, starts, a // 8, stride, whole, shares, *four)
-        if whole < b - a:
-            copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, bits, bits_at)
-            add_values(bits_at.ctypes.data, starts, 0, PAIR_STEP, PAIR, shares + whole * BYTES, *four)
+        for i in range(value_width):
+            for row in range(ROWS):
+                totals[i, row] = ZERO
+        shares, four = logits.ctypes.data + place * BYTES, (logit_step, books, book_step, totals.ctypes.data)
+        at, offset, step, some = addresses.ctypes.data, a // 8, stride, whole
+        for rest in range(2):
+            if rest and whole < b - a:
+                copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, bits, bits_at)
+                at, offset, step, some, shares = bits_at.ctypes.data, 0, PAIR_STEP, PAIR, shares + whole * BYTES
+            elif rest:
+                break
+            add_values(at, starts, offset, step, some, shares, *four)
         for row in range(ROWS):
             every = spread(ZERO)
             at = logits[row].ctypes.data
@@ -210,7 +215,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         place = end
 
 
-@njit(nogil=True)
+@part
 def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, logits, newest, state):
     """Attend with four rows, of which `first` is the number, to one head's dense tokens: sinks, then the tail.
 
@@ -223,9 +228,11 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
     kind, masks, mask_step, last_columns = hidden
     to, four = logits.ctypes.data, queries.ctypes.data
     query_step, logit_step = queries.shape[1] * BYTES, logits.shape[1] * BYTES
-    if sinks:
-        logits_by_token(four, query_step, dense[0][0], dense[0][1], width, sinks, to, logit_step)
-    logits_by_token(four, query_step, dense[2][0], dense[2][1], width, tail, to + sinks * BYTES, logit_step)
+    keys, key_step, count, at = dense[0][0], dense[0][1], sinks, to
+    for in_tail in range(2):  # one call is one copy of the loops
+        if in_tail:
+            keys, key_step, count, at = dense[2][0], dense[2][1], tail, to + sinks * BYTES
+        logits_by_token(four, query_step, keys, key_step, width, count, at, logit_step)
     for row in range(min(ROWS, last_columns.shape[0] - first)):
         line = logits[row]
         if softcap:
@@ -241,12 +248,14 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
             newest[row, newest.shape[1] - known + t] = line[sinks + tail - known + t]
         largest[row], _, sums[row] = turn_into_shares(line, sinks + tail, NOTHING)
     out, out_step = products.ctypes.data, products.shape[1] * BYTES
-    if sinks:
-        add_dense_values(to, logit_step, dense[1][0], dense[1][1], value_width, sinks, out, out_step)
-    add_dense_values(to + sinks * BYTES, logit_step, dense[3][0], dense[3][1], value_width, tail, out, out_step)
+    values, value_step, count, at = dense[1][0], dense[1][1], sinks, to
+    for in_tail in range(2):
+        if in_tail:
+            values, value_step, count, at = dense[3][0], dense[3][1], tail, to + sinks * BYTES
+        add_dense_values(at, logit_step, values, value_step, value_width, count, out, out_step)
 
 
-@njit(nogil=True)
+@part
 def make_room(width):
     """What `attend_coded` needs besides: for each channel, index of its width, channel and address by widths, scale,
     mean; starts of widths; a copy of the last tokens' bits, and its addresses; scaled queries; sums of four rows."""
@@ -264,7 +273,7 @@ def make_room(width):
     )
 
 
-@jit
+@part
 def attend(given):
     """Process the items not taken yet; write to their rows of maxima, sums and products.
 
@@ -318,8 +327,8 @@ def attend(given):
 
 
 @c_function("void(voidptr)")
-def attend_in_team(data):
-    """`attend`, as a team of threads calls it."""
+def attend_at(data):
+    """`attend`, as threads call it."""
     attend(carray(data, (19,), np.int64))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..._shared.jit import part
 from ..._shared.lanes import load_byte, load_one
 from ..forms import LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, UNIT, WIDTHS
 from .levels import load_half
@@ -14,7 +14,7 @@ from .products import PAIR, PAIR_STEP
 HALF = 2
 
 
-@njit(nogil=True)
+@part
 def sort_channels(fields, stride, width, levels, order, places, scales, means, starts):
     """Sort the channels of keys, or values, by their widths.
 
@@ -39,7 +39,8 @@ def sort_channels(fields, stride, width, levels, order, places, scales, means, s
         The address behind the unit's last plane.
     """
     bits, skip, first, unit = fields[LEVELS], fields[LEVEL_BYTES], fields[LEVEL], load_one(fields[UNIT])
-    starts[:] = 0
+    for level in range(9):
+        starts[level] = 0
     for c in range(width):
         at, shift = bits + (first + c) // 8, (first + c) % 8
         level = 0
@@ -66,7 +67,7 @@ def sort_channels(fields, stride, width, levels, order, places, scales, means, s
     return plane
 
 
-@njit(nogil=True)
+@part
 def copy_rest(places, starts, offset, step, count, room, room_places):
     """Copy bytes of every plane from an offset on, fewer than `PAIR_STEP`, to where as many may be read."""
     at, room_at = 0, room.ctypes.data
@@ -79,7 +80,7 @@ def copy_rest(places, starts, offset, step, count, room, room_places):
                 at += PAIR_STEP
 
 
-@njit(nogil=True)
+@part
 def part_of(column, count, start, stop):
     """Which tokens of a unit, whose first column is `column`, belong to a run: from, up to; runs end at whole pairs."""
     first, last = min(max(start - column, 0), count), min(max(stop - column, 0), count)

@@ -7,8 +7,8 @@ four rows, and the sums stay in registers.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_one, load_place, load_widest, multiply_add, spread_widest, store_one, total
 from ..._shared.lanes import store as store_vector
 from ..forms import WIDTHS
@@ -23,7 +23,7 @@ NOTHING = np.float32(0.0)
 def _logits_of(width):
     read = reading(width)
 
-    @njit(nogil=True)
+    @part
     def add(places, first, last, offset, step, queries, query_step, table, sums):
         a0, a1, a2, a3, b0, b1, b2, b3 = sums
         for i in range(first, last):
@@ -45,7 +45,7 @@ def _logits_of(width):
 def _values_of(width):
     read = reading(width)
 
-    @njit(nogil=True)
+    @part
     def add(places, first, last, offset, step, count, shares, share_step, table, sums):
         for i in range(first, last):
             at, share = load_place(places + i * PLACE) + offset, shares
@@ -74,7 +74,7 @@ _logits1, _logits2, _logits3, _logits4, _logits5, _logits6, _logits8 = (_logits_
 _values1, _values2, _values3, _values4, _values5, _values6, _values8 = (_values_of(width) for width in WIDTHS[1:])
 
 
-@njit(nogil=True)
+@part
 def add_logits(places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step):
     """Write the logits of four rows with `count` keys, a multiple of `PAIR`: their constants, and products with codes.
 
@@ -107,7 +107,7 @@ def add_logits(places, starts, offset, step, count, queries, query_step, constan
             store_vector(place + row * out_step + WHOLE, sums[row + 4])
 
 
-@njit(nogil=True)
+@part
 def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums):
     """Add to four sums per channel the shares of four rows times `count` numbers, a multiple of `PAIR`.
 
