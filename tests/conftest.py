@@ -17,14 +17,15 @@ import gc
 import os
 import random
 import signal
-import sys
 from collections.abc import Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests import children, quanto
 
 gc.disable()  # until the tests begin
 gc.set_threshold(10_000, 20, 20)
@@ -80,14 +81,20 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def quanto_without_a_compiler() -> None:
-    """Quanto compiles its way to unpack bits at first use, which takes most of a minute."""
-    kernels = sys.modules.get("optimum.quanto.library.extensions.cpp")
-    if kernels is not None and kernels.ext._lib is None:
-        kernels.ext._lib = SimpleNamespace(unpack=_unpacked)
+    """Once more for each test, as a test may be the first to import quanto."""
+    quanto.use_no_compiler()
 
 
-def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    return torch.cat([packed >> place & 2**bits - 1 for place in range(0, 8, bits)])
+@pytest.fixture(scope="session")
+def forks() -> BaseContext:
+    """Starts processes that have everything imported; `tests.children` says when not to use it."""
+    return children.context()
+
+
+@pytest.fixture
+def forked_pools(forks: BaseContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of `grace_opt.sweep` begin as such forks."""
+    monkeypatch.setattr("grace_opt.sweep.pool.CONTEXT", forks)
 
 
 @pytest.fixture
