@@ -49,11 +49,11 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result(timeout=300)
 
 
-def program(main: Callable[..., Any], arguments: list[str], output: Path) -> None:
-    """What a fork does for ``python -m``: `main`, its exit code, and a file for both streams."""
-    file = os.open(output, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    code = main(arguments)
-    sys.stdout.flush()
-    sys.exit(code)
+def program(main: Callable[..., Any], arguments: tuple[Any, ...], out: Path, err: Path) -> None:
+    """What a fork does for ``python -m``: `main`, with files for its streams, and what it returns as exit code."""
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY), number)
+    try:
+        sys.exit(main(*arguments))
+    finally:
+        sys.stdout.flush()

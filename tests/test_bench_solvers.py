@@ -194,7 +194,8 @@ def test_ctrl_c_keeps_what_is_there(data: Path, tmp_path: Path, forks: BaseConte
     arguments = ["run", "--data", str(data), "--out", str(tmp_path)]
     # Two methods: the second one's process is still to be started when the first one's record appears.
     arguments += ["--size", "smoke", "--suite", "clusters", "--method", "branch_and_bound", "tabu"]
-    process = forks.Process(target=children.program, args=(command.main, arguments, tmp_path / "said"))
+    out, err = tmp_path / "out", tmp_path / "err"
+    process = forks.Process(target=children.program, args=(command.main, (arguments,), out, err))
     process.start()
     try:
         deadline = time.monotonic() + 100
@@ -207,7 +208,7 @@ def test_ctrl_c_keeps_what_is_there(data: Path, tmp_path: Path, forks: BaseConte
     finally:
         process.kill()
     assert process.exitcode == 130
-    assert "stopped: finished cells are kept" in (tmp_path / "said").read_text()
+    assert "stopped: finished cells are kept" in err.read_text()
     kept = evidence.read_all(tmp_path)
     assert 1 <= len(kept) < 18
     assert {record.rows[0]["status"] for record in kept} <= {"proved", "feasible", "limit"}
