@@ -22,7 +22,7 @@ from grace_opt.hf.bits.coded import CodedTokens
 from tests import children
 from tests.hf.conftest import build
 from tests.hf.test_saving import MIXED, same_tensors
-from tests.hf.test_tampering import VALUES, changed_at, fields, no_waiting_for_the_disk, tensors_changed  # noqa: F401
+from tests.hf.test_tampering import VALUES, changed_at, fields, tensors_changed
 
 PROMPT, ALL = 120, 176
 SETTINGS = {"bits": 3.0, "basis": "none", "recent_window": 8, "observation_window": 6, "tail_block": 16}
@@ -259,10 +259,10 @@ def saved(filled, path, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", ["evicted"], indirect=True)
-def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
+def test_every_field_edited_by_somebody_who_knows_the_digest(saved, digest_known):
     model, padding, path = saved
-    about, tensors = saving.FILE_FORMAT.read(path)
     assert usable(path, model, padding, "nothing") is None
+    about, tensors = digest_known(path)
     places = [at for at in fields(about) if at[0] in ("basis", "layers") and at[1:2] in ((), (0,))]
     refused = 0
     for at in places:
@@ -277,9 +277,9 @@ def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", ["evicted", "a basis of the prompt"], indirect=True)
-def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved):
+def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved, digest_known):
     model, padding, path = saved
-    about, tensors = saving.FILE_FORMAT.read(path)
+    about, tensors = digest_known(path)
     # Those of one layer; of its rows, the padded one; of the other file, what the first one has not.
     bases = any("decode" in name for name in tensors)
     first = {n: t for n, t in tensors.items() if n.startswith("0.") and not n.startswith("0.rows.0")}
