@@ -63,7 +63,7 @@ class TestGeneration:
     def test_moves_blocks_behind_the_codes_where_they_wait(self, model, ids, more):
         cache, lengths, bits = full(model, ids), [], {}
         old = LENGTH - RECENT - SINKS
-        for count, step in enumerate(more[:, :210].split(1, dim=1)):
+        for count, step in enumerate(more[:, :300].split(1, dim=1)):
             feed(model, cache, step)
             layer = cache.layers[0]
             lengths.append(layer.tail.length)
