@@ -33,11 +33,12 @@ EXTRAS := demo,quant,gpu,bench,docs,dev
 OLDEST := .venv-oldest
 PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 # Files of tests/hf that do not run a second time, as what they test sees nothing of transformers: packed bits, codes,
-# scores of tokens and the checks of damaged files are ours, or belong to libraries of which both environments have one
-# version (a file's way into a model and back is in test_saving). Nor do kernels run in Triton's interpreter again: the compiled
-# ones get the same tensors. What the versions differ in (caches, masks, generate, the choice of attention, chunks,
-# candidates, compiling, device maps, pipelines) runs in both.
-ONCE := quantization eviction_scores tampering bits_classes bits_codes bits_drift bits_heads
+# their budgets and files, scores of tokens and the checks of damaged files are ours, or belong to libraries of which both
+# environments have one version (a file's way into a model and back is in test_saving, bits in every family and way of
+# generating in test_matrix). Nor do kernels run in Triton's interpreter again: the compiled ones get the same tensors. What
+# the versions differ in (caches, masks, generate, the choice of attention, chunks, candidates, compiling, device maps,
+# pipelines) runs in both.
+ONCE := quantization eviction_scores tampering bits_budget bits_classes bits_codes bits_heads bits_saving
 # What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.
 NEWER := transformers|huggingface_hub|tokenizers|pandas
 OLDEST_WANTS := ".[hf,kvpress,quant]" pytest pytest-benchmark pytest-xdist hypothesis
@@ -48,7 +49,7 @@ RESOLVE_PYTHONS := 3.11.0 3.11.2 3.11.9 3.12.0 3.13.0
 UV_COMPILE := $(UV) pip compile - --quiet --no-config --output-file /dev/null --python-platform x86_64-manylinux_2_28
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 
-# Tests start some two hundred processes, each of which would compile our sources anew. .pyc files are in .gitignore.
+# Tests start some fifty processes, each of which would compile our sources anew. .pyc files are in .gitignore.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -126,7 +127,7 @@ test: lint contracts ## Everything that CI checks: lint, types, import contracts
 
 beside: types docs $(OLDEST)/.installed
 
-test-fast: $(STAMP) ## While editing, under two minutes: lint, and all tests but those marked slow
+test-fast: $(STAMP) ## While editing, a minute and a half: lint, and all tests but those marked slow
 	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST_IN_PARALLEL)
 
@@ -141,7 +142,11 @@ contracts: $(STAMP) ## Who may import whom, by import-linter; rooms, floors and 
 	$(BIN)/lint-imports
 	$(BIN)/python tests/rooms.py
 
+# The two largest of the loops that are compiled when they are imported, before every test process does so for itself.
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
+	@ls grace_opt/kernels/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
+		$(BIN)/python -c "import grace_opt.kernels.heads.cpu" & \
+		$(BIN)/python -c "import grace_opt.kernels.decode.cpu"; wait; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)
 
 test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, a quarter of an hour; page in docs/results

@@ -8,19 +8,27 @@ No test outlives a power cut, so nothing here waits for the disk; tests/test_fil
 CPython 3.11 keeps the frames of Python functions in pieces of 16 KiB, and a function called again and again at the end
 of one gets and returns memory at each call. That took up to three quarters of a test's time, depending on how deep its
 calls are. So the whole session runs inside a function that asks for more room than one piece has.
+
+The garbage collector never looks through what was imported before the tests began, which stays anyway and would take it
+half a second each time, and starts less often than by default.
 """
 
+import gc
 import os
 import random
 import signal
-import sys
 from collections.abc import Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests import children, quanto
+
+gc.disable()  # until the tests begin
+gc.set_threshold(10_000, 20, 20)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -52,6 +60,11 @@ def pytest_cmdline_main(config):
     return _with_room(lambda: config.hook.pytest_cmdline_main(config=config))
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two texts in the words of the pocket model."""
@@ -68,14 +81,20 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def quanto_without_a_compiler() -> None:
-    """Quanto compiles its way to unpack bits at first use, which takes most of a minute."""
-    kernels = sys.modules.get("optimum.quanto.library.extensions.cpp")
-    if kernels is not None and kernels.ext._lib is None:
-        kernels.ext._lib = SimpleNamespace(unpack=_unpacked)
+    """Once more for each test, as a test may be the first to import quanto."""
+    quanto.use_no_compiler()
 
 
-def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    return torch.cat([packed >> place & 2**bits - 1 for place in range(0, 8, bits)])
+@pytest.fixture(scope="session")
+def forks() -> BaseContext:
+    """Starts processes that have everything imported; `tests.children` says when not to use it."""
+    return children.context()
+
+
+@pytest.fixture
+def forked_pools(forks: BaseContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of `grace_opt.sweep` begin as such forks."""
+    monkeypatch.setattr("grace_opt.sweep.pool.CONTEXT", forks)
 
 
 @pytest.fixture

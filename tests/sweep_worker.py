@@ -1,11 +1,10 @@
-"""What test_sweep.py measures in other processes: functions that can be sent by name, and two programs to be killed."""
+"""What test_sweep.py measures in other processes: functions that can be sent by name, and programs to be killed."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -111,11 +110,12 @@ def killed_again_and_again(directory: str, seed: int) -> int:
         deaths += 1
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "warm":
-        with warm_processes(logs=Path(sys.argv[2]) / "logs") as made:
-            run_sweep(warm_cells("a", "hangs", count=2), timed, sys.argv[2], processes=made, progress=False)
-    elif sys.argv[1] == "kill":
-        print(killed_again_and_again(sys.argv[2], int(sys.argv[3])))
-    else:
-        print(run_sweep(cells(), slow, sys.argv[2], workers=int(sys.argv[1]), progress=False))
+def two_workers(directory: str) -> None:
+    """A program to be killed, with its workers."""
+    run_sweep(cells(), slow, directory, workers=2, progress=False)
+
+
+def warm_program(directory: str) -> None:
+    """A program to be killed or interrupted, with its warm processes."""
+    with warm_processes(logs=Path(directory) / "logs") as made:
+        run_sweep(warm_cells("a", "hangs", count=2), timed, directory, processes=made, progress=False)

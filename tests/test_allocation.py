@@ -253,6 +253,7 @@ def test_a_single_budget_takes_the_general_steps_compiled_or_not(seed):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=SEEDS)
 def test_every_point_of_the_path_is_optimal_at_its_budget(seed):

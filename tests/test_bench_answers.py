@@ -182,6 +182,7 @@ def test_bytes_of_caches_that_are_not_ours(name: str, asked: Path) -> None:
     assert sum(answers.stored_bytes(cache, 2)) <= 2 * dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "grace-0.5", "grace-0.3-4bit"])
 def test_reading_a_text_once_changes_no_answer(name: str, asked: Path) -> None:
     model, tokenizer = load_pocket()

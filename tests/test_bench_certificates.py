@@ -32,6 +32,7 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_row_has_gaps_times_and_what_is_below() -> None:
     heads, both = (measure(case, rounds=2) for case in CASES)
     assert heads["instances"] == heads["not below"] == 3

@@ -19,6 +19,7 @@ def text(seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor
     return {name: q.mT @ q for name, q in queries.items()}, centred.mT @ centred, keys.float()
 
 
+@pytest.mark.slow
 def test_the_quantiser_is_lloyd_and_maxs():
     assert bench.lloyd_max(1).tolist() == pytest.approx([-0.7979, 0.7979], abs=1e-4)
     assert bench.lloyd_max(2).tolist() == pytest.approx([-1.5104, -0.4528, 0.4528, 1.5104], abs=1e-4)  # Max (1960)

@@ -8,12 +8,12 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from bench.solvers import __main__ as command
 from bench.solvers import checks, evidence, fetch, measure, report, run, sets, suites, tables
 from bench.solvers.evidence import Evidence
 from grace_opt.errors import GraceError, OptionError
-from grace_opt.sweep import Cell, ProcessLostError, Record, SweepError, read_cell, write_cell
+from grace_opt.sweep import Cell, ProcessLostError, Record, SweepError, pool, read_cell, write_cell
 from grace_opt.testing import instance
+from tests import children
 
 ROOT = Path(__file__).resolve().parent.parent
 WANTED: dict[str, Any] = {
@@ -61,13 +62,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def a_clean_commit_and_a_small_list(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def a_clean_commit_and_a_small_list(tmp_path_factory: pytest.TempPathFactory, forks: BaseContext) -> Iterator[None]:
     listed = tmp_path_factory.mktemp("published") / "published.csv"
     digest = sets.lines_digest(PATH_OF_SIX.encode())
     listed.write_text(f"set,file,n,k,best,sha256\nkcluster,{GRAPH},6,3,2,{digest}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sets, "PUBLISHED", listed)
         patch.setattr(run, "provenance", lambda: dict(SOURCE))
+        patch.setattr(pool, "CONTEXT", forks)
         sets.published.cache_clear()
         yield
     sets.published.cache_clear()
@@ -188,23 +190,25 @@ def test_what_fails_is_on_record_and_may_be_tried_again(data: Path, tmp_path: Pa
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_there(data: Path, tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "bench.solvers", "run", "--data", str(data), "--out", str(tmp_path)]
+def test_ctrl_c_keeps_what_is_there(data: Path, tmp_path: Path, forks: BaseContext) -> None:
+    arguments = ["run", "--data", str(data), "--out", str(tmp_path)]
     # Two methods: the second one's process is still to be started when the first one's record appears.
-    program += ["--size", "smoke", "--suite", "clusters", "--method", "branch_and_bound", "tabu"]
-    process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    arguments += ["--size", "smoke", "--suite", "clusters", "--method", "branch_and_bound", "tabu"]
+    out, err = tmp_path / "out", tmp_path / "err"
+    process = forks.Process(target=children.program, args=(command.main, (arguments,), out, err))
+    process.start()
     try:
         deadline = time.monotonic() + 100
         while not (tmp_path / "clusters").exists() or not files(tmp_path):
             assert time.monotonic() < deadline
-            assert process.poll() is None
+            assert process.is_alive()
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert "stopped: finished cells are kept" in errors
+    assert process.exitcode == 130
+    assert "stopped: finished cells are kept" in err.read_text()
     kept = evidence.read_all(tmp_path)
     assert 1 <= len(kept) < 18
     assert {record.rows[0]["status"] for record in kept} <= {"proved", "feasible", "limit"}

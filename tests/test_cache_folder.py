@@ -1,19 +1,27 @@
 """Where compiled loops are kept: no folder, damaged files, a full disk, other versions, two processes at once.
 
-Each case runs in a process of its own, on a copy of the library, as users have it. Root may write anywhere: what can
-not be written to is a file where a folder should be.
+Each case runs in a process of its own, on a copy of the library, as users have it. Where numba finds its folder is
+tested in processes that start from nothing, what happens in the folder in forks that have torch and numba already. Root
+may write anywhere: what can not be written to is a file where a folder should be.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
+import numba
 import pytest
+
+from tests import children
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Compiles one small loop, in less than a second.
@@ -30,6 +38,15 @@ from grace_opt.kernels.extremes.cpu import largest_row
 print("row", largest_row(np.diag(np.arange(3.0))))
 """
 FOUND = "row [0. 0. 2.]"
+
+
+#: Of the three functions that C calls, compiles the one that takes one second; the others take seventeen.
+ONE_OF_THREE = """
+from numba.core.ccallback import CFunc
+compiled = CFunc.compile
+CFunc.compile = lambda self: compiled(self) if self.__name__ == "add_received_in_team" else None
+from grace_opt.kernels.received.cpu import add_received_in_team as team
+"""
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +72,32 @@ def environment(library: Path, **more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(library), "OMP_NUM_THREADS": "1"} | more
 
 
-def start(code: str, env: dict[str, str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code]
-    return subprocess.Popen(
-        command, env=env, cwd=env["PYTHONPATH"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
 def python(code: str, env: dict[str, str]) -> tuple[str, str]:
-    process = start(code, env)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return out, err
+    """What a new process writes."""
+    command, cwd = [sys.executable, "-c", code], env["PYTHONPATH"]
+    done = subprocess.run(command, env=env, cwd=cwd, text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def executed(code: str, env: dict[str, str]) -> tuple[str, str]:
+    """The same in a fork (see `tests.children`), which imports this library and reads numba's settings anew."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "grace_opt"]:
+        del sys.modules[name]
+    sys.path.insert(0, env["PYTHONPATH"])
+    os.environ.clear()
+    os.environ.update(env)
+    numba.config.reload_config()
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        exec(code, {"__name__": "__main__"})
+    import grace_opt
+
+    assert grace_opt.__file__.startswith(env["PYTHONPATH"])
+    return out.getvalue(), err.getvalue()
+
+
+def fork(code: str, env: dict[str, str]) -> tuple[str, str]:
+    return children.run(executed, code, env)
 
 
 @pytest.mark.slow
@@ -75,7 +106,7 @@ def test_without_a_folder_everything_works_and_says_so_once(locked: dict[str, st
     loops = (ROOT / "grace_opt" / "kernels").glob("*/cpu*")
     modules = [f"grace_opt.kernels.{loop.parent.name}.cpu" for loop in loops]
     loading = f"import importlib\nfor m in {modules}: importlib.import_module(m)"
-    out, err = python(f"{EVALUATE}\n{LARGEST}\n{loading}", env)
+    out, err = python(f"{EVALUATE}\n{LARGEST}\n{ONE_OF_THREE}\n{loading}\nassert team.address", env)
     assert ANSWER in out
     assert FOUND in out
     assert err.count("Warning") == 1, err
@@ -96,7 +127,7 @@ def test_the_folder_is_the_one_that_numba_cache_dir_names(locked: dict[str, str]
 def kept(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The loop of `EVALUATE`, on disk."""
     folder = tmp_path_factory.mktemp("kept")
-    python(EVALUATE, environment(sources, NUMBA_CACHE_DIR=str(folder)))
+    fork(EVALUATE, environment(sources, NUMBA_CACHE_DIR=str(folder)))
     return folder
 
 
@@ -107,7 +138,7 @@ def test_damaged_files_are_replaced(sources: Path, kept: Path, tmp_path: Path, s
     (file,) = tmp_path.rglob(f"*objective*.{suffix}")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    out, err = python(EVALUATE, environment(sources, NUMBA_CACHE_DIR=str(tmp_path)))
+    out, err = fork(EVALUATE, environment(sources, NUMBA_CACHE_DIR=str(tmp_path)))
     assert ANSWER in out
     assert err == ""
     (again,) = tmp_path.rglob(f"*objective*.{suffix}")
@@ -124,7 +155,7 @@ def fails(*arguments):
     raise OSError(errno.ENOSPC, "planted")
 IndexDataCacheFile._save_index = fails
 """
-    out, err = python(full + EVALUATE + LARGEST, environment(sources, NUMBA_CACHE_DIR=str(tmp_path)))
+    out, err = fork(full + EVALUATE + LARGEST, environment(sources, NUMBA_CACHE_DIR=str(tmp_path)))
     assert ANSWER in out
     assert err.count("Warning") == 1, err
     assert "planted" in err
@@ -137,14 +168,16 @@ def test_a_change_in_one_file_is_seen_by_the_loops_that_call_into_it(sources: Pa
     shutil.copytree(sources / "grace_opt", tmp_path / "grace_opt")
     code = f"import numpy as np\n{LARGEST}\nprint(sum(largest_row.stats.cache_hits.values()))"
     env = environment(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "kept"))
-    assert [python(code, env)[0].split()[-1] for _ in range(2)] == ["0", "1"]
+    assert [fork(code, env)[0].split()[-1] for _ in range(2)] == ["0", "1"]
     called = tmp_path / "grace_opt" / "kernels" / "_shared" / "vectors.py"
     called.write_text(called.read_text(encoding="utf-8") + "\n# another version\n", encoding="utf-8")
-    assert python(code, env)[0].split()[-1] == "0"
+    assert fork(code, env)[0].split()[-1] == "0"
 
 
 @pytest.mark.slow
-def test_two_processes_at_once_and_files_that_took_each_others_names(sources: Path, tmp_path: Path) -> None:
+def test_two_processes_at_once_and_files_that_took_each_others_names(
+    sources: Path, tmp_path: Path, forks: BaseContext
+) -> None:
     env = environment(sources, NUMBA_CACHE_DIR=str(tmp_path))
     code = """
 import sys, numpy as np
@@ -155,14 +188,13 @@ print(f[0])
 """
     codes = [code.replace("sys.argv[1]", repr(name)) for name in ("float32", "float64")]
     both = "\n".join(codes)
-    for process in [start(each, env) for each in codes]:
-        out, err = process.communicate(timeout=300)
-        assert (process.returncode, out, err) == (0, "36.0\n", "")
+    with ProcessPoolExecutor(2, mp_context=forks) as pool:
+        assert list(pool.map(executed, codes, [env, env])) == [("36.0\n", "")] * 2
     # What a race can leave: the index promises a loop for one type, the file holds the one for the other.
-    python(both, env)
+    fork(both, env)
     files = sorted(tmp_path.rglob("cpu.objective*.nbc"))
     files[-1].write_bytes(files[0].read_bytes())
-    assert python(both, env) == ("36.0\n36.0\n", "")
+    assert fork(both, env) == ("36.0\n36.0\n", "")
 
 
 def test_every_loop_that_is_kept_is_kept_in_one_way() -> None:

@@ -74,6 +74,7 @@ def test_solve_passes_options_protection_and_seed(run, file):
     assert not {0, 1} & set(answer["indices"])
 
 
+@pytest.mark.slow
 def test_k_comes_from_the_file(run, tmp_path):
     instances.write(tmp_path / "w.npz", np.stack([instance("wishart", 5, s) for s in range(25)]), np.full(25, 2))
     shown = run("compare", tmp_path / "w.npz")
@@ -96,6 +97,7 @@ def test_exit_codes(run, file, tmp_path):
     assert run("nonsense").exit_code == 2
 
 
+@pytest.mark.slow
 def test_compare_says_what_it_leaves_out(run, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "grace_opt.bounds.sdp_primal.free_memory", lambda: 0.0

@@ -7,117 +7,87 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
-import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
 
 import grace_opt
-from grace_opt import Status, compare, instances, registry, solve
-from grace_opt.run import Run
+from grace_opt import Status, api, compare, instances, registry, solve
+from grace_opt.cli.app import app
+from grace_opt.run import Run, _Stop
 from grace_opt.solution import Result
+from tests import children
 
-ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
-
-#: Works on one case after the other, as long as there are any: each is a line of JSON, and so is what was found.
-RANDOM_MOMENTS = """
-import json, os, random, signal, sys, threading, time
-import numpy as np
-from grace_opt import Status, api, registry, solve
-from grace_opt.run import _Stop
-signal.signal(signal.SIGINT, signal.default_int_handler)
-stops = []
-_Stop.__init__ = (lambda old: lambda self: (stops.append(self), old(self))[1])(_Stop.__init__)
 
 
 def interrupted(method, n, batch, longest, options):
-    rng = np.random.default_rng(1)
-    W = rng.normal(size=(batch, n, n))
-    W = W + W.swapaxes(1, 2)
-    small = np.cos(np.arange(576.0).reshape(24, 24))
-    solve(small + small.T, 12, method)  # compiled
-    api._prepare(registry.get(method), "tight")
-    solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
-    moments, found = random.Random(0), []
-    for _ in range(4):
-        stops.clear()
-        sent = threading.Event()
-        delay = longest * moments.random() ** 2
-        def send():
-            sent.set()
-            os.kill(os.getpid(), signal.SIGINT)
-        timer, began = threading.Timer(delay, send), time.monotonic()
-        try:
-            timer.start()
-            solution = solve(W, n // 2, method, **options)
-        except KeyboardInterrupt:
-            assert not stops or not any(stop.has_choice for stop in stops), (delay, "had a choice")
-            found.append("nothing yet")
-        else:
-            assert sent.is_set(), (delay, time.monotonic() - began, "over before the signal")
-            assert time.monotonic() - began < delay + 10, "did not stop"
-            solution.verify()
-            assert (solution.lower_bound <= solution.objective).all()
-            assert set(solution.status.flat) <= {Status.INTERRUPTED, Status.OPTIMAL}
-            found.append(sorted({s.name for s in solution.status.flat}))
-        timer.join()
+    """Interrupt calls at random moments, and return what each had found."""
+    stops = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Stop, "__init__", lambda self, old=_Stop.__init__: (stops.append(self), old(self))[1])
+        rng = np.random.default_rng(1)
+        W = rng.normal(size=(batch, n, n))
+        W = W + W.swapaxes(1, 2)
+        small = np.cos(np.arange(576.0).reshape(24, 24))
+        solve(small + small.T, 12, method)  # compiled
+        api._prepare(registry.get(method), "tight")
+        solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
+        moments, found = random.Random(0), []
+        for _ in range(4):
+            stops.clear()
+            sent = threading.Event()
+            delay = longest * moments.random() ** 2
+
+            def send(sent=sent):
+                sent.set()
+                os.kill(os.getpid(), signal.SIGINT)
+
+            timer, began = threading.Timer(delay, send), time.monotonic()
+            try:
+                timer.start()
+                solution = solve(W, n // 2, method, **options)
+            except KeyboardInterrupt:
+                assert not stops or not any(stop.has_choice for stop in stops), (delay, "had a choice")
+                found.append("nothing yet")
+            else:
+                assert sent.is_set(), (delay, time.monotonic() - began, "over before the signal")
+                assert time.monotonic() - began < delay + 10, "did not stop"
+                solution.verify()
+                assert (solution.lower_bound <= solution.objective).all()
+                assert set(solution.status.flat) <= {Status.INTERRUPTED, Status.OPTIMAL}
+                found.append(sorted({s.name for s in solution.status.flat}))
+            timer.join()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return found
 
 
-for line in sys.stdin:
-    print("found", json.dumps(interrupted(*json.loads(line))), flush=True)
-"""
-
-
 @pytest.fixture(scope="module")
-def process():
+def process(forks):
     """`process(*case)`: interrupts a process of its own; the next case finds it with everything loaded."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command, pipe, running = [sys.executable, "-c", RANDOM_MOMENTS], subprocess.PIPE, []
-
-    def run(*case):
-        if not running:
-            running.append(subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe, stderr=pipe))
-        (child,) = running
-        child.stdin.write(json.dumps(case) + "\n")
-        child.stdin.flush()
-        hangs = threading.Timer(300, child.kill)
-        hangs.start()
-        said = next((line for line in child.stdout if line.startswith("found ")), None)  # libraries print, too
-        hangs.cancel()
-        if said is None:
-            pytest.fail(running.pop().communicate()[1] or "no answer within 300 seconds")
-        return json.loads(said.removeprefix("found "))
-
-    yield run
-    for child in running:
-        child.stdin.close()
-        try:
-            assert child.wait(60) == 0
-        finally:
-            child.kill()
+    with ProcessPoolExecutor(1, mp_context=forks) as pool:
+        yield lambda *case: pool.submit(interrupted, *case).result(timeout=300)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "n", "batch", "longest", "options"),
     [
-        ("tabu", 120, 1, 0.5, {"time_limit": 60}),
-        ("tabu", 120, 3, 0.5, {"time_limit": 60}),
-        ("branch_and_bound", 120, 1, 1.0, {}),
-        ("branch_and_bound", 120, 3, 1.0, {}),
-        ("portfolio", 90, 2, 1.5, {"time_limit": 60}),
-        ("exhaustive", 40, 2, 0.5, {"max_subsets": 10**15}),
+        ("tabu", 120, 1, 0.25, {"time_limit": 60}),
+        ("tabu", 120, 3, 0.25, {"time_limit": 60}),
+        ("branch_and_bound", 120, 1, 0.5, {}),
+        ("branch_and_bound", 120, 3, 0.5, {}),
+        ("portfolio", 90, 2, 0.8, {"time_limit": 60}),
+        ("exhaustive", 40, 2, 0.25, {"max_subsets": 10**15}),
         ("local_search", 2000, 1, 0.1, {"start": "random"}),
-        ("beam", 400, 1, 0.5, {"width": 64}),
-        ("sdp", 60, 2, 2.0, {"eps": 1e-14, "max_iters": 10**6, "max_memory": 64.0}),
+        ("beam", 400, 1, 0.25, {"width": 64}),
+        ("sdp", 60, 2, 1.0, {"eps": 1e-14, "max_iters": 10**6, "max_memory": 64.0}),
     ],
 )
 def test_at_random_moments(method, n, batch, longest, options, process):
@@ -285,32 +255,32 @@ def test_local_search_answers_the_same_in_stretches(monkeypatch):
     assert (once.mask == again.mask).all()
 
 
+def command_line(arguments, has_choice):
+    """The program, which says when there is a choice."""
+    stops = Run.ctrl_c_stops
+    Run.ctrl_c_stops = lambda run: (stops(run), run.limited and has_choice.set())
+    sys.argv[1:] = arguments
+    app()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["solve", "compare"])
-def test_the_command_line_prints_the_choice(command, tmp_path):
+def test_the_command_line_prints_the_choice(command, tmp_path, forks):
     rng = np.random.default_rng(0)
     W = rng.normal(size=(120, 120))
     instances.write(tmp_path / "w.npy", W + W.T)
-    arguments = [command, "w.npy", "-k", "60", "--method", "tabu", "--time-limit", "120", "--json"]
-    child = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom grace_opt.run import Run\n"
-    )
-    child += "old = Run.ctrl_c_stops\n"
-    child += "Run.ctrl_c_stops = lambda run: (old(run), run.limited and print('go', file=sys.stderr, flush=True))\n"
-    child += f"sys.argv[1:] = {arguments}\nfrom grace_opt.cli.app import app\napp()"
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", child], env=env, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    while process.stderr.readline().strip() != "go":
-        assert process.poll() is None
+    arguments = [command, str(tmp_path / "w.npy"), "-k", "60", "--method", "tabu", "--time-limit", "120", "--json"]
+    has_choice, out, err = forks.Event(), tmp_path / "out", tmp_path / "err"
+    process = forks.Process(target=children.program, args=(command_line, (arguments, has_choice), out, err))
+    process.start()
+    assert has_choice.wait(60)
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    (answer,) = json.loads(out)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130, err.read_text()
+    (answer,) = json.loads(out.read_text())
     assert answer["status"] == "INTERRUPTED"
-    assert "Traceback" not in err
+    assert "Traceback" not in err.read_text()
 
 
 def test_statuses_are_sentences():

@@ -2,7 +2,7 @@
 
 import ast
 import hashlib
-import subprocess
+import importlib
 import sys
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 import grace_opt
 from grace_opt import MaskProvider, Problem, bounds, compare, interaction_matrix, salient_channels, solve, symmetrize
 from grace_opt.bounds.fixing import fixed_vertices
+from tests import children
 
 ROOT = Path(grace_opt.__file__).parent
 #: What makes a tensor on the default device.
@@ -69,9 +70,13 @@ def others():
     ]
 
 
+def everything():
+    return {name: answers(name) for name in METHODS} | {"others": others()}
+
+
 @pytest.fixture(scope="module")
 def usual():
-    return {name: answers(name) for name in METHODS} | {"others": others()}
+    return everything()
 
 
 @pytest.mark.slow
@@ -80,22 +85,23 @@ def test_the_default_dtype_changes_no_bit(dtype, usual):
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        found = {name: answers(name) for name in METHODS} | {"others": others()}
+        found = everything()
     finally:
         torch.set_default_dtype(before)
     assert [name for name in usual if found[name] != usual[name]] == []
 
 
+def on_the_default_device(device):
+    """`everything` in a fork that imports the library anew, with this default device from before."""
+    for name in [name for name in sys.modules if name == __name__ or name.partition(".")[0] == "grace_opt"]:
+        del sys.modules[name]
+    torch.set_default_device(device)
+    return importlib.import_module(__name__).everything()
+
+
 @pytest.mark.slow
 def test_numpy_input_needs_no_default_device(usual):
-    code = (
-        "import torch; torch.set_default_device('meta')\n"
-        "from tests.test_defaults import METHODS, answers, others\n"
-        "print({name: answers(name) for name in METHODS} | {'others': others()})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=False)
-    assert done.returncode == 0, done.stderr
-    found = ast.literal_eval(done.stdout)
+    found = children.run(on_the_default_device, "meta")
     assert [name for name in usual if found[name] != usual[name]] == []
 
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -185,15 +186,23 @@ def test_special_files_are_never_replaced(suffix: str, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} <= {"fifo", "link", "socket"}
 
 
+def write_opened(name: str, output: Path) -> None:
+    """Write to `name`, with `output` for what a shell has opened as the first stream."""
+    os.dup2(os.open(output, os.O_CREAT | os.O_WRONLY), 1)
+    os.write(1, b"before\n")
+    with pytest.raises(FileError, match="a file cannot replace"):
+        files.write_file(name, "x")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-def test_what_the_shell_has_opened_is_not_replaced(name: str, tmp_path: Path) -> None:
+def test_what_the_shell_has_opened_is_not_replaced(name: str, tmp_path: Path, forks: BaseContext) -> None:
     if not os.path.exists(name):
         pytest.skip("there is none here")
-    code = f"from grace_opt._util import files; print('before', flush=True); files.write_file({name!r}, 'x')"
-    with (tmp_path / "out").open("w") as out:
-        run = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    assert "a file cannot replace" in run.stderr
+    process = forks.Process(target=write_opened, args=(name, tmp_path / "out"))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
     assert (tmp_path / "out").read_text() == "before\n"
 
 
@@ -301,29 +310,28 @@ def test_interrupts_and_errors_at_every_step(
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+def write_on(path: Path) -> None:
+    """Write a file again and again, until this process is killed."""
+    at = 0
+    while True:
+        files.write_file(path, f"{at}\n" * 50_000)
+        at += 1
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills")
 @pytest.mark.slow
-def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path) -> None:
+def test_a_kill_leaves_one_file_or_the_other(tmp_path: Path, forks: BaseContext) -> None:
     path = tmp_path / "x"
-    code = """if True:
-        import sys
-        from grace_opt._util import files
-        print("ready", flush=True)
-        at = 0
-        while True:
-            files.write_file(sys.argv[1], f"{at}\\n" * 50_000)
-            at += 1
-    """
     for delay in (0.0, 0.003, 0.02):
-        with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, cwd=ROOT) as run:
-            assert run.stdout is not None
-            run.stdout.readline()
-            while not path.exists():
-                assert run.poll() is None, "the writer ended before it wrote"
-                time.sleep(0.0005)
-            with pytest.raises(subprocess.TimeoutExpired):
-                run.wait(delay)
-            run.kill()
+        writer = forks.Process(target=write_on, args=(path,))
+        writer.start()
+        while not path.exists():
+            assert writer.is_alive(), "the writer ended before it wrote"
+            time.sleep(0.0005)
+        writer.join(delay)
+        assert writer.is_alive()
+        writer.kill()
+        writer.join()
         lines = path.read_text().splitlines()
         assert (len(lines), len(set(lines))) == (50_000, 1)
 

@@ -9,10 +9,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import warnings
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,9 +44,8 @@ from grace_opt.sweep import (
 )
 from grace_opt.sweep import cells as cells_module
 from grace_opt.sweep.report import MOST_NAMED, _found
+from tests import children
 from tests import sweep_worker as worker
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def results(directory: Path, experiment: str = "work") -> dict[str, Any]:
@@ -68,16 +67,14 @@ def texts(directory: Path) -> dict[str, str]:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     run_sweep(worker.cells(), worker.work, tmp_path / "whole", progress=False)
-    program = [sys.executable, "-m", "tests.sweep_worker", "kill", str(tmp_path / "killed"), "3"]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout) >= 5
+    assert children.run(worker.killed_again_and_again, str(tmp_path / "killed"), 3) >= 5
     assert texts(tmp_path / "killed") == texts(tmp_path / "whole")
     assert set(texts(tmp_path / "killed")) == {cell.key for cell in worker.cells()}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them")
-def test_killed_with_two_workers(tmp_path: Path) -> None:
+def test_killed_with_two_workers(tmp_path: Path, forks: BaseContext) -> None:
     """First a worker, whose cell is made again; then the sweep, whose workers must end as well."""
     import psutil
 
@@ -88,21 +85,21 @@ def test_killed_with_two_workers(tmp_path: Path) -> None:
         wanted = more + (len(list(folder.glob("[!.]*.json"))) if folder.exists() else 0)
         while not folder.exists() or len(list(folder.glob("[!.]*.json"))) < wanted:
             assert time.monotonic() < until
-            assert process.poll() is None
+            assert process.is_alive()
             time.sleep(rng.uniform(0.001, 0.02))
 
-    program = [sys.executable, "-m", "tests.sweep_worker", "2", str(tmp_path)]
-    process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = forks.Process(target=worker.two_workers, args=(str(tmp_path),))
+    process.start()
     try:
         wait_for(rng.randint(2, 6))
         started = psutil.Process(process.pid).children()  # one is multiprocessing's resource tracker
         next(child for child in started if "spawn_main" in " ".join(child.cmdline())).kill()
         wait_for(rng.randint(6, 9))  # more than the other worker can have had under way
-        children = psutil.Process(process.pid).children()
+        workers = psutil.Process(process.pid).children()
     finally:
         process.kill()
-        process.wait(10)
-    _, alive = psutil.wait_procs(children, timeout=10)
+        process.join(10)
+    _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive, "workers are left behind"
     before = len(list(folder.glob("[!.]*.json")))
     assert 8 <= before < worker.COUNT
@@ -113,6 +110,7 @@ def test_killed_with_two_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_pools")
 def test_a_cell_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
     done = run_sweep(worker.cells(4), worker.dies, tmp_path, workers=2, progress=False, retries=1)
     assert (done.made, [failure.config["n"] for failure in done.failures]) == (3, [2])
@@ -121,10 +119,12 @@ def test_a_cell_that_kills_its_worker_fails_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_a_dask_cluster_that_loses_a_worker(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
+    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     cells = [Cell("work", {"n": n}) for n in range(24)]
     with (
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
         distributed.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
@@ -194,6 +194,7 @@ def test_each_method_has_a_process_that_stays_warm_and_methods_take_turns(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_pools")
 def test_a_process_that_hangs_or_dies_is_a_record_and_is_started_anew(tmp_path: Path) -> None:
     cells = worker.warm_cells("a", "hangs", "dies", count=2)
     with worker.warm_processes(lost=worker.lost) as processes:
@@ -214,6 +215,7 @@ def test_a_process_that_hangs_or_dies_is_a_record_and_is_started_anew(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_pools")
 def test_a_lost_process_is_a_failure_where_nothing_says_what_its_record_is(tmp_path: Path) -> None:
     with worker.warm_processes() as processes:
         done = run_sweep(worker.warm_cells("dies", "a"), worker.timed, tmp_path, processes=processes, progress=False)
@@ -222,6 +224,7 @@ def test_a_lost_process_is_a_failure_where_nothing_says_what_its_record_is(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_pools")
 def test_what_a_call_raises_comes_back_and_the_process_stays() -> None:
     with worker.warm_processes() as processes:
         pid = processes.call("a", os.getpid)
@@ -233,25 +236,28 @@ def test_what_a_call_raises_comes_back_and_the_process_stays() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux has them")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.slow
-def test_ctrl_c_and_a_kill_leave_no_warm_process_and_keep_what_is_finished(how: signal.Signals, tmp_path: Path) -> None:
+def test_ctrl_c_and_a_kill_leave_no_warm_process_and_keep_what_is_finished(
+    how: signal.Signals, tmp_path: Path, forks: BaseContext
+) -> None:
     import psutil
 
-    program = [sys.executable, "-m", "tests.sweep_worker", "warm", str(tmp_path)]
-    process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = forks.Process(target=worker.warm_program, args=(str(tmp_path),))
+    process.start()
     log = tmp_path / "logs" / "hangs.log"
     try:
         until = time.monotonic() + 60
         while not log.exists() or "cell 0 of hangs" not in log.read_text():  # `a` is done, and this one is busy
             assert time.monotonic() < until
-            assert process.poll() is None
+            assert process.is_alive()
             time.sleep(0.02)
-        children = psutil.Process(process.pid).children()
-        assert children
-        process.send_signal(how)
-        process.wait(20)
+        started = psutil.Process(process.pid).children()
+        assert started
+        os.kill(process.pid, how)
+        process.join(20)
+        assert process.exitcode
     finally:
         process.kill()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=20)
     assert not alive, "processes are left behind"
     assert len(results(tmp_path, "warm")) >= 1
 

@@ -6,6 +6,7 @@ All offline: weights are drawn, not loaded, wide enough (`initializer_range`) th
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import transformers
 from transformers import DynamicCache
 
 import grace_opt.hf
-from grace_opt.hf import PrunedKeyCache
+from grace_opt.hf import PrunedKeyCache, saving
 
 FAMILIES = {
     "llama": ("Llama", {}),
@@ -70,6 +71,28 @@ def tiny():
         return model
 
     return make
+
+
+class Written:
+    """Stands for a file whose digest is right: what was written last is read, as JSON and safetensors give it back."""
+
+    def write(self, path, tensors, about):
+        self.about, self.tensors = json.dumps(about), tensors
+
+    def read(self, path):
+        return json.loads(self.about), {name: t.contiguous().clone() for name, t in self.tensors.items()}
+
+
+@pytest.fixture
+def digest_known(monkeypatch):
+    """`digest_known(path)`: what is in the file; thousands of edits of it need no file, only the right digest."""
+
+    def read(path):
+        found = saving.FILE_FORMAT.read(path)
+        monkeypatch.setattr(saving, "FILE_FORMAT", Written())
+        return found
+
+    return read
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 """What every rank of a tensor-parallel run does; `tests/hf/test_parallel.py` does the same in one process.
 
-::
-
-    python -m torch.distributed.run --standalone --nproc-per-node 2 tests/hf/parallel_worker.py FOLDER
-
-reads a model, static masks and a basis from the folder, and every rank writes ``rank<r>.json`` with what it saw there.
+Each rank reads a model, static masks and a basis from a folder, and writes ``rank<r>.json`` with what it saw there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -119,11 +116,16 @@ def saved(model, folder, rank):
     return {"equal": torch.equal(*logits), "refused": refused}
 
 
-def main(folder):
-    """Run on one rank."""
+def main(folder: Path, rank: int, ranks: int, port: int) -> None:
+    """Run on one rank, with the environment that ``torch.distributed.run`` gives to those that it starts."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "tests", "CUDA_VISIBLE_DEVICES": ""}
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     model = load(folder / "model")
-    rank = dist.get_rank()
+    assert rank == dist.get_rank()
     found = {
         "outcomes": outcomes(model, ChannelMask.load(folder / "masks.safetensors"), folder / "basis.safetensors"),
         "fingerprint": PrunedKeyCache(model).fingerprint(),
@@ -132,7 +134,3 @@ def main(folder):
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

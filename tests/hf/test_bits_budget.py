@@ -200,6 +200,7 @@ class TestTotalBytes:
 
 
 class TestReport:
+    @pytest.mark.slow
     def test_is_the_storages_to_the_byte(self, basis, tiny, ids, read):
         mask = torch.ones_like(ids)
         mask[1, :PADDING] = 0
@@ -213,6 +214,7 @@ class TestReport:
             parts = report.pruned_key_bytes, report.dense_key_bytes, report.index_bytes, report.value_bytes
             assert sum(parts) + report.spare_bytes + report.other_bytes == report.total_bytes
 
+    @pytest.mark.slow
     def test_counts_rows_that_beams_share_once(self, tiny, ids, read):
         cache = read(tiny(), ids, bits=2)
         before = cache.memory_report()

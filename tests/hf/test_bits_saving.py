@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, SnapKV, calibrate_basis, saving
 from grace_opt.hf import layer as layers
 from grace_opt.hf.bits.calibrated import CalibratedBasis
 from grace_opt.hf.bits.coded import CodedTokens
+from tests import children
 from tests.hf.conftest import build
-from tests.hf.test_saving import MIXED, run_elsewhere, same_tensors
-from tests.hf.test_tampering import VALUES, changed_at, fields, no_waiting_for_the_disk, tensors_changed  # noqa: F401
+from tests.hf.test_saving import MIXED, same_tensors
+from tests.hf.test_tampering import VALUES, changed_at, fields, tensors_changed
 
 PROMPT, ALL = 120, 176
 SETTINGS = {"bits": 3.0, "basis": "none", "recent_window": 8, "observation_window": 6, "tail_block": 16}
@@ -40,22 +42,18 @@ KINDS = {
     "empty": ({}, 0, 0, {}),
     "in few bytes": ({"bits": None, "total_bytes": 60_000}, 124, 0, {}),
 }
-OTHER_PROCESS = """
-import sys
-from pathlib import Path
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
-from grace_opt.hf import PrunedKeyCache
-from tests.hf.test_bits_saving import KINDS, go_on
-folder = Path(sys.argv[1])
-model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="grace_sdpa").eval()
-for number, (_, _, padding, _) in enumerate(KINDS.values()):
-    path = folder / f"{number}.safetensors"
-    if path.exists():
-        cache = PrunedKeyCache.load(path, model)
-        cache.save(folder / f"{number} again.safetensors")
-        save_file({"logits": go_on(model, cache, padding)}, folder / f"{number} logits.safetensors")
-"""
+
+
+def go_on_elsewhere(folder) -> None:
+    """Load a model and caches from a folder, go on with each, and write logits and new saves beside."""
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="grace_sdpa").eval()
+    for number, (_, _, padding, _) in enumerate(KINDS.values()):
+        path = folder / f"{number}.safetensors"
+        if path.exists():
+            cache = PrunedKeyCache.load(path, model)
+            cache.save(folder / f"{number} again.safetensors")
+            save_file({"logits": go_on(model, cache, padding)}, folder / f"{number} logits.safetensors")
 
 
 @functools.cache
@@ -162,7 +160,7 @@ def test_in_another_process(filled, tmp_path, close):
         cache.save(tmp_path / f"{number}.safetensors")
         expected[number] = name, go_on(model, cache, padding)
     model.save_pretrained(tmp_path / "model")
-    run_elsewhere(OTHER_PROCESS, tmp_path)
+    children.run(go_on_elsewhere, tmp_path)
     for number, (name, logits) in expected.items():
         found = load_file(tmp_path / f"{number} logits.safetensors")["logits"]
         assert torch.equal(found.argmax(-1), logits.argmax(-1)), name
@@ -261,10 +259,10 @@ def saved(filled, path, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", ["evicted"], indirect=True)
-def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
+def test_every_field_edited_by_somebody_who_knows_the_digest(saved, digest_known):
     model, padding, path = saved
-    about, tensors = saving.FILE_FORMAT.read(path)
     assert usable(path, model, padding, "nothing") is None
+    about, tensors = digest_known(path)
     places = [at for at in fields(about) if at[0] in ("basis", "layers") and at[1:2] in ((), (0,))]
     refused = 0
     for at in places:
@@ -279,9 +277,9 @@ def test_every_field_edited_by_somebody_who_knows_the_digest(saved):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", ["evicted", "a basis of the prompt"], indirect=True)
-def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved):
+def test_every_tensor_edited_by_somebody_who_knows_the_digest(saved, digest_known):
     model, padding, path = saved
-    about, tensors = saving.FILE_FORMAT.read(path)
+    about, tensors = digest_known(path)
     # Those of one layer; of its rows, the padded one; of the other file, what the first one has not.
     bases = any("decode" in name for name in tensors)
     first = {n: t for n, t in tensors.items() if n.startswith("0.") and not n.startswith("0.rows.0")}

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import types
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -45,23 +42,14 @@ def saved_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ranks(saved_model):
+def ranks(saved_model, forks):
     """What each of two processes saw, the heads divided among them."""
     random_masks(**fingerprint(build("Llama"))).save(saved_model / "masks.safetensors")
-    here = Path(parallel_worker.__file__).resolve()
-    path = os.pathsep.join(filter(None, [str(here.parents[2]), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    if sys.platform == "linux":
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = subprocess.run(
-        [*launcher, "--local-addr", "127.0.0.1", str(here), str(saved_model)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr[-5000:]
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    with ProcessPoolExecutor(2, mp_context=forks) as pool:
+        running = [pool.submit(parallel_worker.main, saved_model, rank, 2, store.port) for rank in range(2)]
+        for each in running:
+            each.result(timeout=120)
     return [json.loads((saved_model / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

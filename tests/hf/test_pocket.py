@@ -130,6 +130,7 @@ def test_the_demo_command_writes_its_files(tmp_path):
     assert sorted(p.name for p in out.iterdir()) == ["demo.json", "demo.png"]
 
 
+@pytest.mark.slow
 def test_demo_errors(tmp_path):
     pytest.importorskip("matplotlib")
     run = CliRunner().invoke

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 from grace_opt._util import tensor_files
@@ -23,6 +22,7 @@ from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, attach, saving
 from grace_opt.hf.layer import PrunedKeyLayer
 from grace_opt.hf.quantization import QuantizedTokens
+from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).parent / "data"
@@ -45,35 +45,17 @@ KINDS = {
     "empty": ({}, 0, {}),
     "short and dense": ({"recent_window": 40}, 40, {}),
 }
-#: Loads a model and caches from a folder, goes on with each, and writes logits and new saves beside.
-OTHER_PROCESS = """
-import sys
-from pathlib import Path
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
-from grace_opt.hf import PrunedKeyCache
-from tests.hf.test_saving import go_on
-folder = Path(sys.argv[1])
-for which in ("full", "mixed"):
-    model = AutoModelForCausalLM.from_pretrained(folder / which, attn_implementation="grace_sdpa").eval()
-    for path in sorted(folder.glob(f"{which} *.safetensors")):
-        cache = PrunedKeyCache.load(path, model)
-        cache.save(folder / f"again {path.name}")
-        save_file({"logits": go_on(model, cache)}, folder / f"logits {path.name}")
-"""
 
 
-def run_elsewhere(code, folder):
-    """Run Python code in another process, which gets the folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def go_on_elsewhere(folder):
+    """Load models and caches from a folder, go on with each, and write logits and new saves beside."""
+    torch.set_num_threads(1)
+    for which in ("full", "mixed"):
+        model = AutoModelForCausalLM.from_pretrained(folder / which, attn_implementation="grace_sdpa").eval()
+        for path in sorted(folder.glob(f"{which} *.safetensors")):
+            cache = PrunedKeyCache.load(path, model)
+            cache.save(folder / f"again {path.name}")
+            save_file({"logits": go_on(model, cache)}, folder / f"logits {path.name}")
 
 
 def same_tensors(path, other):
@@ -189,7 +171,7 @@ class TestRoundTrip:
             file = f"{which} {number}.safetensors"
             cache.save(tmp_path / file)
             expected[file] = name, go_on(model, cache)
-        run_elsewhere(OTHER_PROCESS, tmp_path)
+        children.run(go_on_elsewhere, tmp_path)
         for file, (name, logits) in expected.items():
             found = load_file(tmp_path / f"logits {file}")["logits"]
             assert torch.equal(found.argmax(-1), logits.argmax(-1)), name
