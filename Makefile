@@ -142,11 +142,11 @@ contracts: $(STAMP) ## Who may import whom, by import-linter; rooms, floors and 
 	$(BIN)/lint-imports
 	$(BIN)/python tests/rooms.py
 
-# The two largest of the loops that are compiled when they are imported, before every test process does so for itself.
+# The largest loops are compiled before every test process does so for itself.
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	@ls grace_opt/kernels/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
-		$(BIN)/python -c "import grace_opt.kernels.heads.cpu" & \
-		$(BIN)/python -c "import grace_opt.kernels.decode.cpu"; wait; }
+		$(BIN)/python -c "from grace_opt.kernels.heads import trial; trial.cpu()" & \
+		$(BIN)/python -c "from grace_opt.kernels import coded, decode; [o.OPERATION.cpu.trial() for o in (coded, decode)]"; wait; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)
 
 test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, a quarter of an hour; page in docs/results

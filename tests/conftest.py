@@ -36,6 +36,8 @@ if not torch.cuda.is_available():
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ.setdefault("GRACE_OPT_PLAIN", "0")  # the loops themselves, also where nothing was compiled yet
+
 os.fsync = lambda file: None
 
 settings.register_profile("local", deadline=None)
