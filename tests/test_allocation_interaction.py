@@ -116,6 +116,13 @@ def test_both_methods_beside_the_oracle(seed):
         assert exact.objective[b] == pytest.approx(optimum, rel=1e-9, abs=slack)
 
 
+def test_an_optimum_of_zero_beside_large_losses_is_proved():
+    """The bound's rounding counts what was chosen, not what could have been."""
+    exact = drawn_case(8722).solve(method="exact")
+    assert exact.objective[2] == 0
+    assert exact.status[2] is Status.OPTIMAL
+
+
 @pytest.mark.slow
 @settings(max_examples=WANTED)
 @given(seed=SEEDS)

@@ -70,14 +70,18 @@ def _instance(problem: AllocationProblem, levels: Tensor, deadline: float) -> tu
             continue
         solved = lagrangian.solve(apart, deadline)
         bounds = dual_bound(apart, solved.levels, solved.prices)
-        between = exact_sum(weights)
-        below = 4.0 * EPS * (between.abs() + apart.losses.abs().amax(-1).sum(-1))
-        solved, bounds = exact.improve(apart, solved, bounds, bounds + between - below < value, deadline)
+        solved, bounds = exact.improve(apart, solved, bounds, _together(bounds, weights) < value, deadline)
         if bool(solved.limit.any()):
             return levels, lowest, True
-        lowest = torch.minimum(lowest, (bounds + between - below).amin())
+        lowest = torch.minimum(lowest, _together(bounds, weights).amin())
         objectives = problem.rows(torch.zeros(len(weights), dtype=torch.int64, device="cpu")).objective(solved.levels)
         if bool((objectives < value).any()):
             best = objectives.argmin()
             levels, value = solved.levels[best], objectives[best]
     return levels, lowest, False
+
+
+def _together(bounds: Tensor, weights: Tensor) -> Tensor:
+    """Certified bounds plus the weights between channels without bits, rounded down: the sum is exact, then rounded."""
+    total = exact_sum(torch.cat([weights, bounds[:, None]], dim=1))
+    return total - 2.0 * EPS * total.abs()
