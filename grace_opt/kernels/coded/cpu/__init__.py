@@ -149,7 +149,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         if a == b:
             continue
         stride, end = (count + 7) // 8, place + (b - a + PAIR - 1) // PAIR * PAIR
-        given = units[unit, KEYS:], stride, width
+        given = units[unit, KEYS:], stride, width, a // 8, (b - a + 7) // 8
         behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
         whole = safe_part(b - a, a // 8, stride, behind, units[unit, KEYS + END])
         for row in range(ROWS):
@@ -187,7 +187,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         if a == b:
             continue
         stride, end = (count + 7) // 8, place + (b - a + PAIR - 1) // PAIR * PAIR
-        given = units[unit, VALUES:], stride, value_width
+        given = units[unit, VALUES:], stride, value_width, a // 8, (b - a + 7) // 8
         behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
         whole = safe_part(b - a, a // 8, stride, behind, units[unit, VALUES + END])
         for i in range(value_width):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import part
-from ..._shared.lanes import load_byte, load_one
+from ..._shared.lanes import ask_for, load_byte, load_one
 from ..forms import LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, UNIT, WIDTHS
 from .levels import load_half
 from .products import PAIR, PAIR_STEP
 
-#: Bytes of a float16.
-HALF = 2
+#: Bytes of a float16, and of a line of the processor's caches.
+HALF, CACHE_LINE = 2, 64
 
 
 @part
-def sort_channels(fields, stride, width, levels, order, places, scales, means, starts):
-    """Sort the channels of keys, or values, by their widths.
+def sort_channels(fields, stride, width, offset, size, levels, order, places, scales, means, starts):
+    """Sort the channels of keys, or values, by their widths; have the processor fetch the bits that are read next.
 
     Parameters
     ----------
@@ -24,6 +24,8 @@ def sort_channels(fields, stride, width, levels, order, places, scales, means, s
         What `grace_opt.kernels.coded.forms` lists.
     stride, width : int
         Bytes of a plane, and number of channels.
+    offset, size : int
+        Where in each plane reading begins, and how many bytes are read.
     levels : (d,) int64
         Room for the index of each channel's width.
     order, places, scales : (d,)
@@ -60,7 +62,10 @@ def sort_channels(fields, stride, width, levels, order, places, scales, means, s
         if level > 0:
             scales[place] = load_half(scale) * unit
             scale += HALF
-        plane += WIDTHS[level] * stride
+        for _ in range(WIDTHS[level]):  # hundreds of streams: more than the processor would foresee
+            for line in range(offset, offset + size, CACHE_LINE):
+                ask_for(plane + line)
+            plane += stride
     for level in range(8, 0, -1):
         starts[level] = starts[level - 1]
     starts[0] = 0
