@@ -28,8 +28,9 @@ from .forms import (
     VALUES,
 )
 
-#: Columns of an item: logits of four rows then stay in a processor's first cache.
-COLUMNS = 1024
+#: Approximate number of items to share among threads, and the fewest and most columns of one: sorting its channels
+#: takes about as long as two hundred columns, and logits of four rows should stay in a processor's caches.
+ITEMS, FEWEST, COLUMNS = 24, 768, 4096
 
 Numbers = npt.NDArray[np.int64]
 
@@ -119,11 +120,12 @@ def table_of(units: Sequence[Numbers], heads: int) -> Table:
     every = np.concatenate([np.zeros((heads, 0, FIELDS), np.int64), *units], axis=1)
     most = every.shape[1]
     columns = int(every[0, :, COUNT].sum()) if most else 0
+    some = min(max(-(-columns * heads // ITEMS), FEWEST), COLUMNS)
     items = []
     for h in range(heads):
         items.append([h, -1, -1, 0, 0])
-        for start in range(0, columns, COLUMNS):
-            items.append([h, h * most, (h + 1) * most, start, min(start + COLUMNS, columns)])
+        for start in range(0, columns, some):
+            items.append([h, h * most, (h + 1) * most, start, min(start + some, columns)])
     return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * columns)
 
 

@@ -44,10 +44,7 @@ def sort_channels(fields, stride, width, offset, size, levels, order, places, sc
     for level in range(9):
         starts[level] = 0
     for c in range(width):
-        at, shift = bits + (first + c) // 8, (first + c) % 8
-        level = 0
-        for place in range(3):
-            level |= (np.int64(load_byte(at + place * skip)) >> shift & 1) << place
+        level = level_of(bits, skip, first + c)
         levels[c] = level
         starts[level + 1] += 1
         means[c] = load_half(fields[MEANS] + c * HALF) * unit
@@ -70,6 +67,14 @@ def sort_channels(fields, stride, width, offset, size, levels, order, places, sc
         starts[level] = starts[level - 1]
     starts[0] = 0
     return plane
+
+
+@part
+def level_of(bits, skip, number):
+    """The index of a channel's width."""
+    at, shift = bits + number // 8, number % 8
+    low, middle, high = np.int64(load_byte(at)), np.int64(load_byte(at + skip)), np.int64(load_byte(at + 2 * skip))
+    return (low >> shift & 1) | (middle >> shift & 1) << 1 | (high >> shift & 1) << 2
 
 
 @part
