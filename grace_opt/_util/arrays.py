@@ -7,6 +7,7 @@ numbers, and `backend_of` says which kind it was, so that `Backend.export` can r
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,3 +138,9 @@ def least_eigenvalue(W: np.ndarray[Any, Any]) -> float:
     except np.linalg.LinAlgError:
         diagonal = W.diagonal()
         return float((diagonal + np.abs(diagonal) - np.abs(W).sum(1)).min())
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[None]:
+    """Return a block in which operations on the tensor's device keep their types, inside ``torch.autocast`` too."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

@@ -28,6 +28,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .._util.arrays import without_autocast
 from ..errors import CacheError
 from ..kernels.decode.reference import causal_mask
 from .bits.coded import CodedTokens
@@ -182,7 +183,8 @@ def _decoded(
     keys, values = scatter_channels(old, tail, value)
     if isinstance(old, CodedTokens):
         newest = old.waiting + tail.shape[2]
-        layer.receive(tail_attention(query, keys, attention_mask, newest, scaling, softcap))
+        with without_autocast(keys):
+            layer.receive(tail_attention(query, keys, attention_mask, newest, scaling, softcap))
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
 
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from .._util.arrays import without_autocast
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
 from .bits.code_prompt import MIN_TOKENS
@@ -138,8 +139,9 @@ class PrunedKeyLayer(DynamicLayer):
         spare = tail.length - unsure - self.plan.config.recent_window
         if spare >= block:
             moved = spare // block * block
-            for first in range(0, moved, block):
-                self._move_block(tail.cut(first, first + block))
+            with without_autocast(tail.keys):
+                for first in range(0, moved, block):
+                    self._move_block(tail.cut(first, first + block))
             self.tail = tail.cut(moved, tail.length)
 
     def _move_block(self, block: Tail) -> None:
@@ -229,7 +231,8 @@ class PrunedKeyLayer(DynamicLayer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compress(self, over: Observation, keys: Tensor, values: Tensor) -> Tail:
         self._verdict = check_numbers(self.plan, over, keys, values)
-        found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
+        with without_autocast(keys):
+            found = compress(self.plan, over, keys[:, :, : over.length], values[:, :, : over.length])
         if found is None:
             self._announce_short(over.length)
             return self._stored()

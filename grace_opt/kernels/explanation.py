@@ -146,8 +146,8 @@ def _on_cpu(operation: Operation) -> Choice:
     loop, about = operation.cpu, (operation.name, operation.what, "cpu")
     if loop is None:
         return Choice(*about, REFERENCE, "there is no compiled loop")
-    if is_off(LLVM) and loop.without_llvm == REFERENCE:
-        return Choice(*about, REFERENCE, f"{LLVM}=0")
+    if is_off(LLVM) and loop.without_llvm.split(",")[0] == REFERENCE:
+        return Choice(*about, REFERENCE, f"{LLVM}=0{loop.without_llvm.removeprefix(REFERENCE)}")
     why = loop.when if not operation.reference or loop.when == "always" else f"{loop.when}; torch below"
     if is_off(LLVM) and loop.without_llvm:
         why += f"; {loop.without_llvm} ({LLVM}=0)"

@@ -184,3 +184,14 @@ def test_attention_weights_are_made_on_copies(tiny, counted, monkeypatch):
         out = model(ids[:, LENGTH:], past_key_values=cache, output_attentions=True)
     assert out.attentions[0].shape[-1] == LENGTH + 1
     assert not counted.found
+
+
+@pytest.mark.parametrize("least", [0, 10**9])
+def test_inside_autocast(least, model, monkeypatch):
+    """Coding and counting attention keep their types; the model's own products are rounded to bfloat16."""
+    monkeypatch.setattr(kernels, "CPU_MIN_TOKENS", least)
+    ids = torch.randint(0, model.config.vocab_size, (1, 320))
+    expected = fed(model, PrunedKeyCache(model, **{**SETTINGS, "bits": 8}), ids)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = fed(model, PrunedKeyCache(model, **{**SETTINGS, "bits": 8}), ids)[0]
+    assert (found - expected).abs().mean() <= 0.05 * expected.abs().mean()
