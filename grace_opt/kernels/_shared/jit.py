@@ -86,6 +86,11 @@ class CFunction:
     @property
     def address(self) -> int:
         """Where it is; compiles it, or loads it from disk, at first."""
+        if self._compiled is None:
+            self._compile()
+        return int(self._compiled.address)
+
+    def _compile(self) -> None:
         with global_compiler_lock:
             if self._compiled is None:
                 made: Any = CFunc(self._function, normalize_signature(self._signature), locals={}, options={})
@@ -93,7 +98,6 @@ class CFunction:
                 _timed(made._compiler)
                 made.compile()
                 self._compiled = made
-        return int(self._compiled.address)
 
 
 def _off() -> bool:
