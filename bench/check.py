@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import decode, selection
+from bench import decode, decode_bits, selection
 from bench.cost_model import MODELS
 from bench.efficiency.measure import WARM_UP, contenders, measure
 from bench.efficiency.subject import random_weights
@@ -189,6 +189,12 @@ def decoding(rounds: int) -> float:
     return found
 
 
+def decoding_bits(rounds: int) -> float:
+    """The same on 2.25 bits for each number."""
+    times = decode_bits.one_layer(CONTEXT, rounds)["ms"]
+    return decode_bits.ratio(times, decode_bits.best_dense(times), decode_bits.OURS)
+
+
 def selection_share(rounds: int) -> float:
     """Choosing channels by GRACE, as a share of the time to first token: two layers of SmolLM2-135M, 2,048 tokens."""
     model = random_weights("smollm2-135m", 2, "cpu", "float32").model
@@ -203,6 +209,7 @@ RATIOS = (
     # Not beside mies: a faster mies would make it look worse.
     Ratio("plain Python / local_search, check=False", functools.partial(by_plain_python, "local_search, check=False")),
     Ratio(f"decoding step, dense / pruned, {CONTEXT:,} tokens", decoding),
+    Ratio(f"decoding step, dense / 2.25 bits, {CONTEXT:,} tokens", decoding_bits),
     Ratio("selection / time to first token", selection_share, up_is_better=False),
 )
 

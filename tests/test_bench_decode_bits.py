@@ -1,0 +1,54 @@
+"""`bench.decode_bits` measures what it says, on small sizes; that its page is made from its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench import decode_bits
+from bench.decode_bits import BEFORE, DENSE, OURS, PEER
+from grace_opt.hf import calibrate_basis
+from grace_opt.hf.models import load_pocket
+
+
+@pytest.fixture(scope="module")
+def pocket(tmp_path_factory, books):
+    model, tokenizer = load_pocket()
+    file = tmp_path_factory.mktemp("basis") / "pocket.safetensors"
+    calibrate_basis(model, tokenizer).save(file)
+    ids = tokenizer(books[0].read_text(), return_tensors="pt").input_ids[:, :600]
+    return model, ids, file
+
+
+@pytest.mark.slow
+def test_whole_steps_and_memory(pocket, monkeypatch):
+    pytest.importorskip("optimum.quanto")
+    monkeypatch.setattr(decode_bits, "READ", 500)
+    model, ids, file = pocket
+    found = decode_bits.whole_steps(model, ids, 500, file, rounds=2)
+    assert set(found["ms"]) == {DENSE, OURS, BEFORE, PEER}
+    assert all(len(times) == 2 for times in found["ms"].values())
+    assert found["bytes"][OURS] < found["bytes"][BEFORE]
+    most = decode_bits.reading(model, ids, file)
+    assert set(most) == set(found["ms"])
+    assert most[OURS] < most[DENSE]
+
+
+@pytest.mark.slow
+def test_one_layer():
+    found = decode_bits.one_layer(400, rounds=1)
+    assert found["dense_bytes"] > 10 * found["bytes"]
+    assert OURS in found["ms"]
+    assert decode_bits.best_dense(found["ms"]) != OURS
+
+
+def test_wrong_numbers_are_not_timed():
+    old, query, keys, values = decode_bits.coded_layer(300)
+    (row,) = old.rows
+    row.table().units[0, 0] -= 8  # tokens of the first class
+    with pytest.raises(SystemExit, match="nothing is worth timing"):
+        decode_bits.check((old, query, keys, values))
+    decode_bits.check((replace(old, rows=(replace(row),)), query, keys, values))
+    assert torch.is_tensor(keys)
