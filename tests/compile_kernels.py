@@ -31,11 +31,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from grace_opt.kernels.coded import gpu as coded
 from grace_opt.kernels.decode import gpu as decode
 from grace_opt.kernels.exchange import gpu as exchange
 from grace_opt.kernels.gather import gpu as gather
 from grace_opt.kernels.greedy import gpu as greedy
 from grace_opt.kernels.interaction import gpu as interaction
+from tests.coded import Coded
 from tests.packed import packed_keys, packed_values
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -68,7 +70,8 @@ def compile_only() -> dict[str, dict[str, Any]]:
         found.setdefault(kernel.hash, {"kernel": self.__name__, **resources(kernel.asm["cubin"]), "shared": shared})
 
     JITFunction.run = run
-    decode.unsupported_reason = lambda *tensors: None  # of which one is that the tensors are on the CPU
+    for host in (decode, coded):
+        host.unsupported_reason = lambda *tensors: None  # of which one is that the tensors are on the CPU
     return found
 
 
@@ -114,6 +117,26 @@ def attend(dtype, d, length=1, mask=None, softcap=None, packing=None, values=Fal
     decode.decode_attention(draw(1, 4 * heads, length, d), keys, index, *rest, shown, softcap=softcap)
 
 
+def in_place(every: bool) -> None:
+    """Coded tokens: head widths and types of models, all kinds of masks, one new token and several."""
+    half, bfloat16 = torch.float16, torch.bfloat16
+    read_codes(half, 64, length=2, mask=torch.bool, softcap=30.0)
+    read_codes(bfloat16, 128)
+    read_codes(torch.float32, 256, mask=torch.float32)
+    if every:
+        for d, dtype in product((32, 64, 128, 256), decode._DTYPES):
+            read_codes(dtype, d)
+            read_codes(dtype, d, length=8, mask=dtype)
+
+
+def read_codes(dtype, d, length=1, mask=None, softcap=None):
+    stored = Coded(torch.Generator(), 2, d, d, ((100, 400),), dtype)
+    tails = torch.zeros(2, 1, 2, 33, d, dtype=dtype)
+    shown = None if mask is None else torch.ones(1, 1, length, 33, dtype=mask)
+    query = torch.zeros(1, 8, length, d, dtype=dtype)
+    coded.coded_attention(query, [stored.sequence], *tails, stored.books, 33, [0], shown, softcap=softcap)
+
+
 def selecting(every: bool) -> None:
     """Interaction matrices, MIES, exchanges and gathering."""
     for d, dtype in product((64, 128, 256) if every else (128,), (torch.float32, torch.bfloat16)):
@@ -131,7 +154,7 @@ def main() -> None:
     every, found = "--all" in sys.argv, compile_only()
     for capability in (int(argument) for argument in sys.argv[1:] if argument != "--all"):
         driver.set_active(Absent(capability))
-        for part in (selecting, decoding):
+        for part in (selecting, decoding, in_place):
             part(every)
             for entry in found.values():
                 print(json.dumps({"capability": capability, **entry}), flush=True)

@@ -22,6 +22,7 @@ from grace_opt.kernels.operations import OPERATIONS
 from grace_opt.testing import instance
 
 triton = pytest.importorskip("triton")
+from grace_opt.kernels.coded import gpu as coded  # noqa: E402
 from grace_opt.kernels.decode import gpu as decode  # noqa: E402
 from grace_opt.kernels.exchange import gpu as exchange  # noqa: E402
 from grace_opt.kernels.gather import gpu as gather  # noqa: E402
@@ -209,6 +210,8 @@ def test_trials_pass(kernel):
         ("weights", interaction, "interaction_matrix", lambda W: W * 1.0001),
         ("decoding", decode, "decode_attention", lambda output: output * 1.01),
         ("decoding in few bits", decode, "decode_attention", lambda output: output * 1.01),
+        ("decoding on coded tokens", coded, "coded_attention", lambda found: (found[0] * 1.01, found[1])),
+        ("decoding on coded tokens", coded, "coded_attention", lambda found: (found[0], found[1] * 1.01)),
     ],
 )
 def test_trials_notice(kernel, module, name, spoil, monkeypatch):

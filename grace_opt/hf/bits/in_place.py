@@ -1,4 +1,4 @@
-"""Attention over coded tokens where they lie, if compiled loops fit; else the caller makes keys and values dense.
+"""Attention over coded tokens where they lie, if a kernel fits; else the caller makes keys and values dense.
 
 Both compute the same, up to rounding: `grace_opt.hf.bits.coded.CodedTokens.full_width` defines the result.
 """

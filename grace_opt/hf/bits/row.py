@@ -173,8 +173,10 @@ class CodedRow:
         """Return what `table` has made, by name; nothing before the first step that reads codes where they lie."""
         if not self._table:
             return {}
-        found = self._table["found"]
-        return {"table.units": torch.from_numpy(found.units), "table.items": torch.from_numpy(found.items)}
+        found: Table = self._table["found"]
+        named = {"table.units": torch.from_numpy(found.units), "table.items": torch.from_numpy(found.items)}
+        of_gpu = (each.tensors() for each in found.on_device)
+        return named | {f"table.gpu.{name}": tensor for each in of_gpu for name, tensor in each.items()}
 
     def _first_codes(self) -> Iterator[Codes]:
         if self.segments:

@@ -112,7 +112,7 @@ def coded_attention(
 
     (batch, query_heads, length, width), (heads, tail) = query.shape, tail_keys.shape[1:3]
     value_width, pairs, group = tail_values.shape[3], batch * heads, query_heads // heads
-    _check_shapes(query, sequences, tail_keys, tail_values)
+    check_shapes(query, sequences, tail_keys, tail_values)
     table = batched([each.table for each in sequences], heads)
     # All tensors are kept alive until the loops are done: they get only addresses.
     floats = [rowwise(tensor) for tensor in (query, tail_keys, tail_values)]
@@ -172,8 +172,8 @@ def _rounded(count: int) -> int:
     return -(-count // (2 * LANES)) * 2 * LANES
 
 
-def _check_shapes(query: Tensor, sequences: Sequence[CodedSequence], keys: Tensor, values: Tensor) -> None:
-    """Check shapes: the loops read by address, so a tensor that is too small must not get there."""
+def check_shapes(query: Tensor, sequences: Sequence[CodedSequence], keys: Tensor, values: Tensor) -> None:
+    """Raise unless shapes go together: what reads by address must not get a tensor that is too small."""
     heads = keys.shape[1]
     fits = keys.shape[:3] == values.shape[:3] and keys.shape[3] == query.shape[3] and not query.shape[1] % heads
     if not fits or len(sequences) != len(query) != 0 or any(len(each.sink_keys) != heads for each in sequences):

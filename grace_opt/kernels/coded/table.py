@@ -6,7 +6,7 @@ It has addresses, not numbers: who keeps it must keep the codes, which never cha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,12 +49,15 @@ class Table(NamedTuple):
         Most units of a head.
     numbers : int
         Coded tokens, of all heads together.
+    on_device : list
+        On a GPU, what :mod:`grace_opt.kernels.coded.gpu` has copied there; empty before.
     """
 
     units: Numbers
     items: Numbers
     most: int
     numbers: int
+    on_device: list[Any]
 
 
 class CodedSequence(NamedTuple):
@@ -126,7 +129,7 @@ def table_of(units: Sequence[Numbers], heads: int) -> Table:
         items.append([h, -1, -1, 0, 0])
         for start in range(0, columns, some):
             items.append([h, h * most, (h + 1) * most, start, min(start + some, columns)])
-    return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * columns)
+    return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * columns, [])
 
 
 def batched(tables: Sequence[Table], heads: int) -> Table:
@@ -139,7 +142,7 @@ def batched(tables: Sequence[Table], heads: int) -> Table:
         items.append(np.concatenate([each.items[:, :1] + number * heads, of_units, each.items[:, 3:]], axis=1))
         unit += len(each.units)
     units = np.concatenate([each.units for each in tables])
-    return Table(units, np.concatenate(items), max(t.most for t in tables), sum(t.numbers for t in tables))
+    return Table(units, np.concatenate(items), max(t.most for t in tables), sum(t.numbers for t in tables), [])
 
 
 def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> Numbers:
@@ -158,7 +161,7 @@ def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> 
     found[..., COUNT] = np.array(keys.counts)[:, None]
     found[..., NEWEST] = np.arange(blocks * heads) // heads * keys.counts[0] if newest else -1
     for first, codes in ((KEYS, keys), (VALUES, values)):
-        widths = codes.widths().numpy()
+        widths = codes.widths().cpu().numpy()
         _describe(found[..., first : first + UNIT + 1], codes, widths)
     found = found.reshape(classes, blocks, heads, FIELDS).transpose(2, 0, 1, 3).reshape(heads, -1, FIELDS)
     return np.ascontiguousarray(found[:, found[0, :, COUNT] > 0])

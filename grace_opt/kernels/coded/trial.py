@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,17 +18,32 @@ COUNTS = (5, 43, 77)
 
 
 def cpu() -> bool:
-    """Compare output and attention received of two heads, with every width, to 1e-5."""
-    device = torch.device("cpu")
+    """Compare the compiled loops, to 1e-5."""
+    return _agrees(coded_attention, torch.device("cpu"), torch.float32, 1e-5)
+
+
+def gpu(device: torch.device) -> bool:
+    """Compare Triton's kernels, to 1e-5 in float32 and 5e-3 in float16, where factors have ten digits."""
+    from . import gpu as on_chip
+
+    cases = ((torch.float32, 1e-5), (torch.float16, 5e-3))
+    return all(_agrees(on_chip.coded_attention, device, *case) for case in cases)
+
+
+def _agrees(
+    attend: Callable[..., tuple[Tensor, Tensor]], device: torch.device, dtype: torch.dtype, tolerance: float
+) -> bool:
+    """Compare output and attention received of two heads, with every width."""
     books = torch.zeros(9, 256, dtype=torch.float32, device=device)
     for width in WIDTHS[1:]:
         books[width, : 2**width] = torch.linspace(-2, 2, 2**width, device=device)
     query, bases = draw(device, 1, 4, 2, 20), draw(device, 2, 2, 20, 20)
     sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)
+    query, sinks, tails = query.to(dtype), sinks.to(dtype), tails.to(dtype)
     (keys, dense_keys), (values, dense_values) = (_codes(device, books, seed) for seed in (0, 1))
     table = table_of([units_of(keys, values, 2)], 2)
     sequence = CodedSequence(table, sinks[0], sinks[1], bases[0], bases[1])
-    output, received = coded_attention(query, [sequence], tails[0], tails[1], books, 9, [0])
+    output, received = attend(query, [sequence], tails[0], tails[1], books, 9, [0])
     every = [
         torch.cat([part.double(), dense @ basis.double(), tail[0].double()], dim=1)
         for part, dense, basis, tail in zip(sinks, (dense_keys, dense_values), bases, tails, strict=True)
@@ -40,8 +56,8 @@ def cpu() -> bool:
     newest = weights[..., -9:].view(2, 2, 2, 9)
     sums = torch.stack([part.sum(2).mean(1) for part in (newest, newest.square())], dim=1)
     near = [
-        (output - expected).abs().max() <= 1e-5 * expected.abs().max(),
-        (received[0, :, :2] - sums).abs().max() <= 1e-5,
+        (output - expected).abs().max() <= tolerance * expected.abs().max(),
+        (received[0, :, :2] - sums).abs().max() <= tolerance,
     ]
     return all(bool(each) for each in near)
 

@@ -81,7 +81,7 @@ def unsupported_reason(
         return f"heads are {width} wide, values {value_width}; at most {MAX_WIDTH} is possible"
     if rows > MAX_ROWS:
         return f"{rows} query rows share a KV head; at most {MAX_ROWS} is possible"
-    if (held := _padded(rows) * _padded(width) * query.element_size()) > QUERY_BYTES:
+    if (held := padded(rows) * padded(width) * query.element_size()) > QUERY_BYTES:
         return (
             f"{rows} query rows of width {width} take {held} bytes of {query.dtype}; at most {QUERY_BYTES} is possible"
         )
@@ -159,13 +159,13 @@ def decode_attention(
     output = query.new_empty(batch, length, query_heads, value_width)
     if output.numel() == 0:
         return output
-    kind, mask, mask_strides = _read_mask(attention_mask, query, total, causal)
+    kind, mask, mask_strides = read_mask(attention_mask, query, total, causal)
 
-    kept_block, block_width, value_block = (_padded(n) for n in (kept, width, value_width))
+    kept_block, block_width, value_block = (padded(n) for n in (kept, width, value_width))
     if block is None:
         block = _block_size(max(block_width, kept_block) + value_block, query.element_size())
         if isinstance(pruned_keys, PackedKeys):
-            block = min(block, _padded(pruned_keys.group_size))
+            block = min(block, padded(pruned_keys.group_size))
     pruned_blocks, blocks_per_group = triton.cdiv(pruned, block), 1
     if isinstance(pruned_keys, PackedKeys):
         blocks_per_group = triton.cdiv(pruned_keys.group_size, block)
@@ -185,7 +185,7 @@ def decode_attention(
     rows = group * length
     largest, sums = query.new_empty(2, batch * heads, runs, rows, dtype=torch.float32)
     products = query.new_empty(batch * heads, runs, rows, value_width, dtype=torch.float32)
-    row_block = _padded(rows)
+    row_block = padded(rows)
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
         attend_run[(batch * heads, runs)](
             query, *query.stride(), *_read(pruned_keys), kept_indices, *kept_indices.stride(),
@@ -224,7 +224,7 @@ def _form(name: str, stored: Tensor | Packed) -> dict[str, Any]:
     return {f"PACKED_{name}S": isinstance(stored, Packed), **constants}
 
 
-def _read_mask(
+def read_mask(
     attention_mask: Tensor | None, query: Tensor, total: int, causal: bool
 ) -> tuple[int, Tensor, tuple[int, ...]]:
     """Kind of mask, the tensor to read (any, if none is) and its strides, zero where it is broadcast."""
@@ -236,7 +236,7 @@ def _read_mask(
     return kind, read, tuple(0 if n == 1 else step for n, step in sizes)
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
     """The next power of two from 16 on: what a matrix product of Triton takes."""
     return max(16, 1 << (width - 1).bit_length())
 

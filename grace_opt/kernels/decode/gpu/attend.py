@@ -109,16 +109,11 @@ def load_old_values(
 
 
 @triton.jit
-def attend_block(
-    largest, sums, products, queries, k, v, columns, exists, mask, mask_column, row_exists, last_column, inner, outer,
-    MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr,
+def seen_logits(
+    x, columns, exists, mask, mask_column, row_exists, last_column, outer,
+    MASK: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """One more block: keys `k`, (channels, tokens), and values `v`, (tokens, channels), of `columns` among all."""
-    if WIDEN:
-        x = tl.dot(queries.to(tl.float32), k.to(tl.float32), input_precision="ieee")
-    else:
-        x = tl.dot(queries, k, input_precision="ieee")
-    x = x * inner
+    """Logits in powers of two from scaled products `x`, (rows, tokens): capped, and hidden where a mask says so."""
     if SOFTCAP:
         x = outer * (1.0 - 2.0 / (tl.exp2(x) + 1.0))
     if MASK == CAUSAL:
@@ -135,7 +130,20 @@ def attend_block(
             x = x + seen.to(tl.float32) * LOG2E
             x = tl.where(x < LEAST, LEAST, x)  # not a maximum: NaN stays NaN
     # Minus infinity only here: tokens that do not exist get no share even in a row that sees nothing.
-    x = tl.where(exists[None, :], x, float("-inf"))
+    return tl.where(exists[None, :], x, float("-inf"))
+
+
+@triton.jit
+def attend_block(
+    largest, sums, products, queries, k, v, columns, exists, mask, mask_column, row_exists, last_column, inner, outer,
+    MASK: tl.constexpr, SOFTCAP: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """One more block: keys `k`, (channels, tokens), and values `v`, (tokens, channels), of `columns` among all."""
+    if WIDEN:
+        x = tl.dot(queries.to(tl.float32), k.to(tl.float32), input_precision="ieee")
+    else:
+        x = tl.dot(queries, k, input_precision="ieee")
+    x = seen_logits(x * inner, columns, exists, mask, mask_column, row_exists, last_column, outer, MASK, SOFTCAP)
 
     new_largest = tl.maximum(largest, tl.max(x, axis=1))
     shrink = tl.exp2(largest - new_largest)

@@ -1,0 +1,157 @@
+r"""Attention of a few new queries over coded tokens on the GPU: keys and values are read where they lie.
+
+The parameters and the result are those of `grace_opt.kernels.coded.host.coded_attention`. A number of a coded key is
+:math:`s_j\, l(c_j) + m_j`, with a scale and a mean per channel of each unit, a class of tokens of one head, so that
+
+.. math:: q \cdot k = q' \cdot x = \sum_j q'_j m_j + \sum_j q'_j s_j\, l(c_j)
+
+where :math:`q'` is the query in the coordinates of the keys. Small programs after one another:
+
+1. `turn_queries` multiplies the queries by the basis of the keys.
+2. `attend_coded_run`: the blocks of each head's tokens are divided into equal runs, those of coded tokens and those of
+   dense ones apart, and each run has a program for all query heads of its group. Blocks never span two units. Of coded
+   tokens, it stores the logits, which take far less room than keys would; of dense ones, it makes all of 3.
+3. `add_coded_values`: a program for each run of coded tokens and some channels of the values. Each run has its own
+   maximum, sum and products.
+4. `join_coded_runs` combines the runs; values of coded tokens are still in coordinates.
+5. `turn_values` multiplies these by the basis of the values, and adds those of the dense tokens.
+6. `receive` adds up the attention that the newest tokens receive, from their logits.
+
+Each byte of codes is read once for up to 32 query rows. What is read of coded tokens is read some channels at a time:
+registers suffice for heads of any width.
+
+A column that a mask hides has the smallest float32 instead of minus infinity, as in
+:mod:`grace_opt.kernels.decode.gpu`. Sums are float32; in float16 and bfloat16, factors are rounded to the ten digits of
+tensor cores (TF32), means are not.
+
+When: on a GPU, while decoding, if no gradients, dropout or attention weights are needed; `unsupported_reason` says why
+not. Nothing waits for the device, except to make the table of sequences that have changed; the division of work
+depends only on shapes.
+
+Source: Dao et al., "Flash-Decoding for long-context inference" (2023), for splitting along the tokens; Milakov and
+Gimelshein (arXiv 1805.02867) for the running softmax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from ....errors import CacheError
+from ...decode.gpu import read_mask
+from ...decode.host import scales_of
+from ..host import MAX_ROWS, check_shapes
+from ..table import CodedSequence
+from .attend import attend_coded_run
+from .batch import TYPES, batch_of
+from .launching import launch
+
+#: Widest head, of keys and of values, that one program holds.
+MAX_WIDTH = 256
+
+
+def unsupported_reason(query: Tensor, tail_keys: Tensor, tail_values: Tensor) -> str | None:
+    """Return why :func:`coded_attention` does not support these tensors, or None if it does.
+
+    Parameters
+    ----------
+    query, tail_keys, tail_values : Tensor
+        As there.
+    """
+    tensors = (query, tail_keys, tail_values)
+    rows = query.shape[1] // tail_keys.shape[1] * query.shape[2]
+    width, value_width = query.shape[3], tail_values.shape[3]
+    if query.dtype not in TYPES or any(t.dtype != query.dtype for t in tensors):
+        types = ", ".join(sorted({str(t.dtype) for t in tensors}))
+        return f"queries, keys and values are {types}; they must all be float16, bfloat16 or float32"
+    if max(width, value_width) > MAX_WIDTH:
+        return f"heads are {width} wide, values {value_width}; at most {MAX_WIDTH} is possible"
+    if rows > MAX_ROWS:
+        return f"{rows} query rows share a KV head; at most {MAX_ROWS} is possible"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "gradients are asked for, and the kernels have none"
+    if not query.is_cuda and not _INTERPRETED:
+        return f"tensors are on {query.device}; a GPU is needed, or TRITON_INTERPRET=1 before triton is imported"
+    return None
+
+
+def coded_attention(
+    query: Tensor,
+    sequences: Sequence[CodedSequence],
+    tail_keys: Tensor,
+    tail_values: Tensor,
+    books: Tensor,
+    newest: int,
+    dense_newest: Sequence[int],
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    causal: bool = True,
+    *,
+    block: int | None = None,
+    runs: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute attention over sinks, coded tokens and a dense tail.
+
+    Parameters
+    ----------
+    query, sequences, tail_keys, tail_values, books, newest, dense_newest, attention_mask, scaling, softcap, causal
+        As for `grace_opt.kernels.coded.host.coded_attention`; all on one device.
+    block, runs : int or None
+        Tokens per block (a power of two, at least 16) and runs per head, of coded tokens and of dense ones, for
+        measurements; None chooses from the shapes.
+
+    Returns
+    -------
+    output : Tensor
+        ``(B, L, H_q, d_v)``, of the query's type.
+    received : Tensor
+        ``(B, H, 3, newest)`` float32, as there.
+
+    Raises
+    ------
+    CacheError
+        If there is an `unsupported_reason`, or shapes or devices do not go together.
+    """
+    reason = unsupported_reason(query, tail_keys, tail_values)
+    if reason is not None:
+        raise CacheError(f"the kernel for coded tokens cannot be used: {reason}; make keys and values dense")
+    _check(query, sequences, tail_keys, tail_values, books)
+    if not len(query) or not query.shape[2]:
+        shape = len(query), query.shape[2], query.shape[1], tail_values.shape[3]
+        return query.new_empty(shape), query.new_zeros(len(query), tail_keys.shape[1], 3, newest, dtype=torch.float32)
+    mask = read_mask(attention_mask, query, tail_keys.shape[2], causal)
+    inner, outer = scales_of(query.shape[3] ** -0.5 if scaling is None else scaling, softcap)
+    factors, capped = (float(inner), float(outer)), softcap is not None
+    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+        batch = batch_of(sequences, dense_newest)
+        return launch(query, batch, tail_keys, tail_values, books, newest, mask, factors, capped, block, runs)
+
+
+def _check(
+    query: Tensor, sequences: Sequence[CodedSequence], tail_keys: Tensor, tail_values: Tensor, books: Tensor
+) -> None:
+    """Check what the kernel reads by address."""
+    check_shapes(query, sequences, tail_keys, tail_values)
+    widths = query.shape[3], tail_values.shape[3]
+    found = [(each.sink_keys.shape[2], each.sink_values.shape[2]) for each in sequences]
+    if any(each != widths for each in found):
+        raise CacheError(f"keys and values of new tokens are {widths} wide, those of the sequences {found}")
+    devices = {t.device for t in (query, tail_keys, tail_values, books)} | {
+        part.device for each in sequences for part in each[1:] if part is not None
+    }
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise CacheError(f"queries, sequences, tail and codebooks are on {names}; move them to one device")
+    if tuple(books.shape) != (9, 256) or books.dtype != torch.float32 or not books.is_contiguous():
+        raise CacheError(f"codebooks are {books.dtype} of shape {tuple(books.shape)}; (9, 256) float32 is needed")
+    if not tail_keys.shape[2] and any(not each.table.most and not each.sink_keys.shape[1] for each in sequences):
+        raise CacheError("a sequence has no tokens at all; there must be at least the new ones")
+
+
+#: Whether triton was imported with TRITON_INTERPRET=1: numpy does the work, on the CPU.
+_INTERPRETED = not isinstance(attend_coded_run, triton.JITFunction)
