@@ -40,8 +40,6 @@ FIRST, BLOCK, LIMITED, STEP, PACKED = (
     "first decoding step, pruned keys, 2,300 tokens, alone",
     "a prompt of 1,000 tokens coded with `bits=3`, alone",
 )
-#: Seconds that the first call should take at most, where somebody has said so.
-GOALS = {BLOCK: 5.0, STEP: 3.0}
 _LIMITED = f"""
 import grace_opt
 from grace_opt.instances import generators
@@ -181,7 +179,7 @@ def page(value: dict[str, Any]) -> Page:
             "next process.",
             "",
             *table(
-                ["what", *columns, "goal"],
+                ["what", *columns],
                 [
                     [
                         case,
@@ -189,7 +187,6 @@ def page(value: dict[str, Any]) -> Page:
                             f"{middle[case][name]:.2f} ({min(found[name]):.2f}–{max(found[name]):.2f})"
                             for name in columns
                         ),
-                        f"≤ {GOALS[case]:.0f}" if case in GOALS else "",
                     ]
                     for case, found in rows.items()
                 ],
