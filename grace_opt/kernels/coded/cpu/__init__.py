@@ -19,8 +19,19 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, jit, part
-from ..._shared.lanes import add_one, exp2, load, pointer, spread, store, total
-from ...decode.cpu import LEAST, NOTHING, ZERO, add_mask, cap, hide_bool, read_queries, turn_into_shares
+from ..._shared.lanes import add_one, exp2, load, spread, store, total
+from ...decode.cpu import (
+    LEAST,
+    NOTHING,
+    ZERO,
+    add_mask,
+    cap,
+    hide_bool,
+    integers,
+    numbers,
+    read_queries,
+    turn_into_shares,
+)
 from ...decode.cpu.logits import logits_by_token
 from ...decode.cpu.rows import BYTES, WHOLE
 from ...decode.cpu.values import add_values as add_dense_values
@@ -41,18 +52,6 @@ QUERY, TAIL_KEYS, TAIL_VALUES, SEQUENCES = 15, 20, 25, 30
 #: After these, of each sequence: number of sinks; address and steps (head, token) of their keys, and of their values;
 #: address and step of the basis of keys, and of values, or 0; how many of the sinks are among the newest tokens.
 SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, OF_SEQUENCE = 0, 1, 4, 7, 9, 11, 12
-
-
-@part
-def integers(at, shape):
-    """An array of int64 at an address."""
-    return carray(pointer(at), shape, np.int64)
-
-
-@part
-def numbers(at, shape):
-    """An array of float32 at an address."""
-    return carray(pointer(at), shape, np.float32)
 
 
 @part
