@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import numba  # noqa: F401 - before its modules: threads that begin with different ones block each other
 import numpy as np
 from numba.core import compiler, config
 from numba.core.ccallback import CFunc

@@ -11,6 +11,7 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
+import numba  # noqa: F401 - before its modules: threads that begin with different ones block each other
 import numpy as np
 from numba.core import types
 from numba.core.extending import _Intrinsic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 from numba.np.numpy_support import carray
 

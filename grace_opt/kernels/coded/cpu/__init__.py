@@ -15,6 +15,7 @@ Source: Dao et al., "Flash-Decoding for long-context inference" (2023), for spli
 
 from __future__ import annotations
 
+import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 from numba.np.numpy_support import carray
 

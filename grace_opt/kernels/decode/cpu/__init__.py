@@ -18,6 +18,7 @@ Gimelshein (arXiv 1805.02867) for the running softmax.
 
 from __future__ import annotations
 
+import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 from numba.np.numpy_support import carray
 
