@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -123,6 +124,27 @@ def test_import_is_quiet_and_light(module: str) -> None:
     """
     run = python(code)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", ""), f"import {module} loads or prints: {run.stderr}"
+
+
+def test_numba_is_imported_before_its_modules() -> None:
+    """Threads that begin with different modules of numba wait for each other's import locks, and one import fails."""
+    seen = 0
+    for name in tree():
+        if not name.endswith(".py"):
+            continue
+        path = name.removeprefix("grace_opt/") if name.startswith("grace_opt/solvers/") else name
+        first: dict[ast.AST, str] = {}
+        source = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        for place in ast.walk(source):
+            for line in getattr(place, "body", []) if isinstance(place, (ast.Module, ast.FunctionDef)) else []:
+                found = [line.module or ""] if isinstance(line, ast.ImportFrom) and not line.level else []
+                found += [alias.name for alias in line.names] if isinstance(line, ast.Import) else []
+                for module in found:
+                    if module.split(".")[0] == "numba":
+                        first.setdefault(place, module)
+        seen += len(first)
+        assert set(first.values()) <= {"numba"}, f"{path}: write `import numba` before {sorted(first.values())}"
+    assert seen > 5
 
 
 @pytest.mark.slow
