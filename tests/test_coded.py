@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -277,7 +278,10 @@ def test_large_numbers_keep_the_others_finite():
 
 
 GUARDED = """
+import sys
+from grace_opt.kernels._shared.lanes import WIDEST
 from tests.test_coded import beside_a_guard
+assert WIDEST <= int(sys.argv[1]), WIDEST
 for count in (1, 8, 9, 40, 64, 100):
     assert beside_a_guard(count) <= 1, count
 """
@@ -309,8 +313,14 @@ def beside_a_guard(count: int) -> float:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="guards pages by mprotect")
-def test_nothing_behind_the_codes_is_read():
-    found = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("processor", "lanes"), [({}, 16), pytest.param({"NUMBA_CPU_NAME": "generic"}, 8, marks=pytest.mark.slow)]
+)
+def test_nothing_behind_the_codes_is_read(processor, lanes, tmp_path):
+    """And all is right, also with loops as they are compiled for processors without AVX-512."""
+    folder = {"NUMBA_CACHE_DIR": str(tmp_path)} if processor else {}
+    command, variables = [sys.executable, "-c", GUARDED, str(lanes)], {**os.environ, **processor, **folder}
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     assert found.returncode == 0, found.stderr or "the process died"
 
 
