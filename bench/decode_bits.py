@@ -1,7 +1,8 @@
 """Steps on a cache with bits for each channel: ``python -m bench.decode_bits``.
 
-*Whole steps*: a trained model reads a passage once; a dense cache, one with ``bits=2.25``, GRACE with keys and values
-in 4 bits and transformers' QuantizedCache in 4 bits are filled with it, and take turns step by step. *One layer*:
+*Whole steps*: a trained model reads a passage once; a dense cache, one with ``bits=2.25``, the same with one layer at a
+time made dense instead of being read where it lies, GRACE with keys and values in 4 bits and transformers'
+QuantizedCache in 4 bits are filled with it, and take turns step by step. *One layer*:
 attention of one new token over Llama-3-8B's shape, without its weights: keys and values are normal numbers with
 decaying spread, coded in 2.25 bits in a given basis; dense attention is the fastest of those of `bench.decode`. Each
 call uses another layer's tensors, so that none is in the processor's caches. *Memory*: the most bytes allocated at once
@@ -15,12 +16,14 @@ they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the texts are 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from matplotlib.figure import Figure
@@ -44,13 +47,16 @@ from grace_opt.hf import CapturedAttention, PrunedKeyCache, Quantization, attent
 from grace_opt.hf.bits.basis import Basis
 from grace_opt.hf.bits.in_place import attention_in_place
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.kernels._shared.switches import LLVM
 
 ROOT = Path(__file__).parent.parent
 BITS = 2.25
 #: Tokens of a passage whose steps are measured, of one layer's context, and of a prompt whose memory is.
 PASSAGES, LAYER, READ = (2048, 8000), (2048, 16384), 7000
 DENSE, OURS, BEFORE, PEER = "dense", f"bits={BITS:g}", "GRACE, K and V in 4 bits", "QuantizedCache, 4 bits"
-COLOURS = {DENSE: BLACK, OURS: BLUE, BEFORE: GREY, PEER: ORANGE}
+#: Steps of `OURS` without reading in place.
+COPIES = f"bits={BITS:g}, dense copies"
+COLOURS = {DENSE: BLACK, OURS: BLUE, COPIES: GREEN, BEFORE: GREY, PEER: ORANGE}
 #: Bytes that no processor's cache holds.
 COLD = 2**26
 
@@ -72,7 +78,8 @@ def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, ro
     """Return milliseconds of each round's step, and bytes, of every cache after the same passage."""
     captured = capture(model, ids[:, :tokens])
     made: dict[str, Any] = {}
-    for name, make in caches(model, file).items():
+    every = caches(model, file)
+    for name, make in {**every, COPIES: every[OURS]}.items():
         cache = make()
         if isinstance(cache, PrunedKeyCache):
             filled(cache, captured)
@@ -87,7 +94,8 @@ def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, ro
     for turn in track(range(rounds + 2), description=f"whole steps after {tokens:,} tokens"):
         for name, cache in made.items():
             kind = "grace_sdpa" if isinstance(cache, PrunedKeyCache) else "sdpa"
-            with attention_implementation(model, kind):
+            in_place = mock.patch.dict(os.environ, {LLVM: "0"} if name == COPIES else {})
+            with in_place, attention_implementation(model, kind):
                 began = time.perf_counter()
                 model(ids[:, tokens + turn : tokens + turn + 1], past_key_values=cache)
                 taken = time.perf_counter() - began
@@ -277,7 +285,7 @@ def _draw(figure: Figure, steps: Sequence[Mapping[str, Any]]) -> None:
         [number * (len(names) + 1) + middle for number in range(len(steps))],
         [f"{cell['tokens']:,} tokens" for cell in steps],
     )
-    axes.axhline(1, color=GREEN, linewidth=0.8)
+    axes.axhline(1, color=BLACK, linewidth=0.8)
     axes.set_ylabel("time of a step / dense")
     axes.legend(fontsize=8)
 
