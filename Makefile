@@ -47,7 +47,8 @@ UV_ENV := .venv-uv
 UV := $(UV_ENV)/bin/uv
 RESOLVE_PYTHONS := 3.11.0 3.11.2 3.11.9 3.12.0 3.13.0
 UV_COMPILE := $(UV) pip compile - --quiet --no-config --output-file /dev/null --python-platform x86_64-manylinux_2_28
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
+# What is imported is compiled at its first import: most of what is installed never is.
+PIP_INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_FLAGS)
 
 # Tests start some fifty processes, each of which would compile our sources anew. .pyc files are in .gitignore.
 unexport PYTHONDONTWRITEBYTECODE
