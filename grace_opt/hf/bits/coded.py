@@ -19,10 +19,10 @@ from .row import CodedRow
 
 
 def added_attention(sums: Tensor | None, now: Tensor) -> Tensor:
-    """Add a step's attention on the newest tokens ``(B, H, 3, n)`` to what the first of them have received before."""
-    if sums is None:
-        return now
-    return now + torch.nn.functional.pad(sums, (0, now.shape[-1] - sums.shape[-1]))
+    """Add to a step's attention on the newest tokens, ``(B, H, 3, n)``, what the first of them have received before."""
+    if sums is not None:
+        now[..., : sums.shape[-1]] += sums
+    return now
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,8 @@ def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
 
 def rowwise(tensor: Tensor) -> Tensor:
     """Return float32 numbers of which each row is contiguous."""
-    tensor = tensor.detach().float()
+    if tensor.dtype != torch.float32 or tensor.requires_grad:
+        tensor = tensor.detach().float()
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

@@ -14,6 +14,7 @@ call compiles (some seconds); the first call of each later process loads the com
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -268,6 +269,7 @@ def _place(tensor: Tensor) -> list[int]:
     return [tensor.data_ptr(), *(size * step for step in tensor.stride())]
 
 
+@lru_cache
 def scales_of(scaling: float, softcap: float | None) -> tuple[np.float32, np.float32]:
     """What queries are multiplied by, so that logits are in powers of two (with softcap, of e²), and what follows."""
     to_powers_of_two = math.log2(math.e)
