@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,25 +10,10 @@ from torch import Tensor
 
 from grace_opt.kernels.coded.forms import WIDTHS
 from grace_opt.kernels.coded.table import CodedSequence, table_of, units_of
+from grace_opt.kernels.coded.trial import StoredCodes
 
 #: A class of so many tokens, or several, are a segment.
 Segments = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """What `units_of` reads of codes."""
-
-    levels: Tensor
-    means: Tensor
-    scales: Tensor
-    unit: Tensor
-    planes: tuple[Tensor, ...]
-    counts: tuple[int, ...]
-    wide: Tensor
-
-    def widths(self) -> Tensor:
-        return self.wide
 
 
 def books_of(device: str = "cpu") -> Tensor:
@@ -47,7 +31,7 @@ def packed(bits: np.ndarray, device: str) -> Tensor:
 
 def codes(
     generator: torch.Generator, heads: int, d: int, counts: tuple[int, ...], widths: Sequence[int], device: str = "cpu"
-) -> tuple[Stored, Tensor]:
+) -> tuple[StoredCodes, Tensor]:
     """Random codes of `widths` only, and the coordinates that they stand for, (heads, tokens, d) float64."""
     shape = len(counts), heads, d
     wide = torch.tensor(widths)[torch.randint(len(widths), shape, generator=generator)]
@@ -69,7 +53,7 @@ def codes(
     level = np.searchsorted(WIDTHS, wide.flatten().numpy())
     levels = packed(np.stack([level >> place & 1 for place in range(3)]), device)
     tensors = (t.to(device) for t in (levels, means, scales[wide > 0], unit))
-    return Stored(*tensors, tuple(planes), counts, wide.to(torch.uint8).to(device)), torch.cat(found, dim=1)
+    return StoredCodes(*tensors, tuple(planes), counts, wide.to(torch.uint8).to(device)), torch.cat(found, dim=1)
 
 
 class Coded:

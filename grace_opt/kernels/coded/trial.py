@@ -63,8 +63,8 @@ def _agrees(
 
 
 @dataclass(frozen=True)
-class _Codes:
-    """Codes of two heads with twenty channels."""
+class StoredCodes:
+    """What `units_of` reads of codes; see `grace_opt.kernels.coded.table.Stored`."""
 
     levels: Tensor
     means: Tensor
@@ -79,7 +79,7 @@ class _Codes:
         return self.wide
 
 
-def _codes(device: torch.device, books: Tensor, seed: int) -> tuple[_Codes, Tensor]:
+def _codes(device: torch.device, books: Tensor, seed: int) -> tuple[StoredCodes, Tensor]:
     """Return codes, and what they stand for, ``(2, all tokens, 20)`` float64."""
     shape = len(COUNTS), 2, 20
     choice = (torch.arange(120, device=device) * 7 + seed).remainder(len(WIDTHS)).view(shape)
@@ -97,5 +97,5 @@ def _codes(device: torch.device, books: Tensor, seed: int) -> tuple[_Codes, Tens
         found.append((numbers * scales[number, ..., None] + means[..., None].double()) * unit[:, None, None])
     bits = choice.flatten()
     levels = pack_bits(torch.stack([bits & 1, bits >> 1 & 1, bits >> 2 & 1]))
-    stored = _Codes(levels, means, scales[wide > 0], unit, tuple(planes), COUNTS, wide)
+    stored = StoredCodes(levels, means, scales[wide > 0], unit, tuple(planes), COUNTS, wide)
     return stored, torch.cat(found, dim=2).mT

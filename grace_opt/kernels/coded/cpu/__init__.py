@@ -116,6 +116,26 @@ def safe_part(count, offset, stride, behind, end):
 
 
 @part
+def open_unit(units, unit, tensor, width, run, place, room):
+    """Sort the channels of what a run ``(column of the unit's first token, first column, last)`` reads of a unit.
+
+    `tensor` is `KEYS` or `VALUES`, `place` the first token's among the run's. Returns the first token and the one after
+    the last, the place of what follows, the bytes of a plane, and how many tokens are read where they lie.
+    """
+    levels, order, addresses, scales, means, starts = room[:6]
+    count = units[unit, COUNT]
+    a, b = part_of(run[0], count, run[1], run[2])
+    stride = (count + 7) // 8
+    if a < b:
+        given = units[unit, tensor:], stride, width, a // 8, (b - a + 7) // 8
+        behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
+        whole = safe_part(b - a, a // 8, stride, behind, units[unit, tensor + END])
+    else:
+        whole = b - a
+    return a, b, place + (b - a + PAIR - 1) // PAIR * PAIR, stride, whole
+
+
+@part
 def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, newest, state, room):
     """Attend with four rows to a run of one head's columns.
 
@@ -141,17 +161,13 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
     (width, value_width), (first, last, start, stop) = widths, limits
     constants = np.zeros(ROWS, np.float32)
     column = place = 0
-    book_step = books * 0 + BOOK  # no literal, for which the parts would be compiled again
+    # No literals, for which the parts would be compiled again.
+    book_step, keys, values = books * 0 + BOOK, books * 0 + KEYS, books * 0 + VALUES
     for unit in range(first, last):
-        count = units[unit, COUNT]
-        a, b = part_of(column, count, start, stop)
-        column += count
+        a, b, end, stride, whole = open_unit(units, unit, keys, width, (column, start, stop), place, room)
+        column += units[unit, COUNT]
         if a == b:
             continue
-        stride, end = (count + 7) // 8, place + (b - a + PAIR - 1) // PAIR * PAIR
-        given = units[unit, KEYS:], stride, width, a // 8, (b - a + 7) // 8
-        behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
-        whole = safe_part(b - a, a // 8, stride, behind, units[unit, KEYS + END])
         for row in range(ROWS):
             constants[row] = ZERO
             for i in range(width):
@@ -181,15 +197,10 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         largest[row], _, sums[row] = turn_into_shares(logits[row], place, NOTHING)
     column = place = 0
     for unit in range(first, last):
-        count = units[unit, COUNT]
-        a, b = part_of(column, count, start, stop)
-        column += count
+        a, b, end, stride, whole = open_unit(units, unit, values, value_width, (column, start, stop), place, room)
+        column += units[unit, COUNT]
         if a == b:
             continue
-        stride, end = (count + 7) // 8, place + (b - a + PAIR - 1) // PAIR * PAIR
-        given = units[unit, VALUES:], stride, value_width, a // 8, (b - a + 7) // 8
-        behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
-        whole = safe_part(b - a, a // 8, stride, behind, units[unit, VALUES + END])
         for i in range(value_width):
             for row in range(ROWS):
                 totals[i, row] = ZERO
