@@ -156,7 +156,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         See `make_room`.
     """
     largest, sums, products = state
-    levels, order, addresses, scales, means, starts, bits, bits_at, scaled, totals = room
+    _, order, addresses, scales, means, starts, bits, bits_at, scaled, totals = room
     query_step, logit_step = scaled.shape[1] * BYTES, logits.shape[1] * BYTES
     (width, value_width), (first, last, start, stop) = widths, limits
     constants = np.zeros(ROWS, np.float32)
