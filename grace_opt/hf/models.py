@@ -66,6 +66,8 @@ def load_model(where: str) -> tuple[PreTrainedModel, Any]:
         if not path.is_file():
             raise ModelError(f"no GGUF file at {where}.")
         source, options = str(path.parent), {"gguf_file": path.name}
+    elif not path.exists() and (where.startswith((".", "~")) or path.is_absolute() or len(path.parts) > 2):
+        raise ModelError(f"no folder at {where}; a Hub id has the form name, or owner/name.")  # the Hub is not asked
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)

@@ -151,6 +151,9 @@ def test_models_that_can_not_be_loaded(tmp_path):
         load_model(str(tmp_path))
     with pytest.raises(ModelError, match="no GGUF file"):
         load_model(str(tmp_path / "none.gguf"))
+    for missing in (str(tmp_path / "none"), "./none", "one/two/three"):
+        with pytest.raises(ModelError, match="no folder at"):
+            load_model(missing)
 
 
 @pytest.mark.parametrize(
