@@ -62,7 +62,7 @@ def run(
     Raises
     ------
     SystemExit
-        Names the cells that failed.
+        Names how many cells failed, and the first four.
     """
     common = settings_of_all(arena, source, now)
     sources: dict[str, dict[str, Any]] = {}
