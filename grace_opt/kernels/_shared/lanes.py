@@ -253,7 +253,8 @@ def load_short(typing_context, address):
     return types.int32(types.intp), generate
 
 
-def _multiply_add(builder, a, b, c):
+def multiply_add_vectors(builder, a, b, c):
+    """The instruction of `multiply_add`, for others that are written as LLVM instructions."""
     return _call(builder, f"llvm.fmuladd.v{a.type.count}f32", a.type, [a, b, c])
 
 
@@ -262,7 +263,7 @@ def multiply_add(typing_context, a, b, c):
     """``a * b + c``, rounded once where the processor can."""
 
     def generate(context, builder, signature, arguments):
-        return _multiply_add(builder, *arguments)
+        return multiply_add_vectors(builder, *arguments)
 
     return a(a, a, a), generate
 
@@ -366,7 +367,7 @@ def exp2(typing_context, value):
         fraction = builder.fsub(x, builder.fsub(rounded, magic))
         found = _constant(_POWERS[0], vector)
         for coefficient in _POWERS[1:]:
-            found = _multiply_add(builder, found, fraction, _constant(coefficient, vector))
+            found = multiply_add_vectors(builder, found, fraction, _constant(coefficient, vector))
         exponent = builder.shl(builder.bitcast(rounded, whole), _constant(23, whole))
         found = builder.bitcast(builder.add(builder.bitcast(found, whole), exponent), vector)
         found = builder.select(builder.fcmp_ordered("<", x, lowest), _constant(0.0, vector), found)

@@ -160,9 +160,9 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
     query_step, logit_step = scaled.shape[1] * BYTES, logits.shape[1] * BYTES
     (width, value_width), (first, last, start, stop) = widths, limits
     constants = np.zeros(ROWS, np.float32)
-    column = place = 0
-    # No literals, for which the parts would be compiled again.
-    book_step, keys, values = books * 0 + BOOK, books * 0 + KEYS, books * 0 + VALUES
+    nowhere = books * 0  # no literal: the parts would be compiled for it, too
+    column = place = nowhere
+    book_step, keys, values = nowhere + BOOK, nowhere + KEYS, nowhere + VALUES
     for unit in range(first, last):
         a, b, end, stride, whole = open_unit(units, unit, keys, width, (column, start, stop), place, room)
         column += units[unit, COUNT]
@@ -195,7 +195,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         place = end
     for row in range(ROWS):
         largest[row], _, sums[row] = turn_into_shares(logits[row], place, NOTHING)
-    column = place = 0
+    column = place = nowhere
     for unit in range(first, last):
         a, b, end, stride, whole = open_unit(units, unit, values, value_width, (column, start, stop), place, room)
         column += units[unit, COUNT]

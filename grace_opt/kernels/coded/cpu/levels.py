@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..._shared.lanes import WIDEST, widest
+from ..._shared.lanes import WIDEST
 
 _NUMBER, _WHOLE = ir.FloatType(), ir.IntType(32)
 _VECTOR, _WHOLES = ir.VectorType(_NUMBER, WIDEST), ir.VectorType(_WHOLE, WIDEST)
@@ -30,7 +30,7 @@ def _address(builder, start, offset):
     return builder.add(start, ir.Constant(start.type, offset))
 
 
-def _number(builder, table, place):
+def number_at(builder, table, place=0):
     """The number at a place of a table, in all lanes."""
     pointer = builder.inttoptr(_address(builder, table, place * _FLOAT_BYTES), _NUMBER.as_pointer())
     return _spread(builder, builder.load(pointer, align=4))
@@ -52,10 +52,10 @@ def _truths(builder, address, step, width):
 
 
 def _summed(builder, truths, table):
-    base = _number(builder, table, 0)
+    base = number_at(builder, table, 0)
     found = base
     for place, truth in enumerate(truths):
-        more = builder.fsub(_number(builder, table, 1 << place), base)
+        more = builder.fsub(number_at(builder, table, 1 << place), base)
         found = builder.select(truth, builder.fadd(found, more), found)
     return found
 
@@ -67,7 +67,7 @@ def _codes(builder, truths):
     return found
 
 
-def _part(builder, table, number):
+def vector_at(builder, table, number=0):
     """One vector of a table."""
     start = _address(builder, table, number * WIDEST * _FLOAT_BYTES)
     return builder.load(builder.inttoptr(start, _VECTOR.as_pointer()), align=4)
@@ -82,12 +82,12 @@ def _permuted(builder, truths, table):
         return builder.call(function, arguments)
 
     def of_two(first):
-        parts = _part(builder, table, first), _part(builder, table, first + 1)
+        parts = vector_at(builder, table, first), vector_at(builder, table, first + 1)
         return call("llvm.x86.avx512.vpermi2var.ps.512", parts[0], codes, parts[1])
 
     codes = _codes(builder, truths)
     if len(truths) <= 4:
-        return call("llvm.x86.avx512.permvar.sf.512", _part(builder, table, 0), codes)
+        return call("llvm.x86.avx512.permvar.sf.512", vector_at(builder, table, 0), codes)
     if len(truths) == 5:
         return of_two(0)
     return builder.select(truths[5], of_two(2), of_two(0))
@@ -105,17 +105,12 @@ def _looked_up(builder, truths, table):
 
 
 def reading(width):
-    """Return a function that reads a vector of numbers: (address of the first plane's bits, bytes from one plane to the
-    next, address of the numbers that the codes stand for)."""
+    """Return what makes the instructions that read a vector of numbers: (builder, address of the first plane's bits,
+    bytes from one plane to the next, address of the numbers that the codes stand for)."""
     find = _summed if width in _SUMS else _permuted if WIDEST == 16 else _looked_up
 
-    @intrinsic
-    def read(typing_context, address, step, table):
-        def generate(context, builder, signature, arguments):
-            address, step, table = arguments
-            return find(builder, _truths(builder, address, step, width), table)
-
-        return widest(types.intp, types.intp, types.intp), generate
+    def read(builder, address, step, table):
+        return find(builder, _truths(builder, address, step, width), table)
 
     return read
 
