@@ -33,12 +33,13 @@ ROOT = Path(__file__).resolve().parent.parent
 BEFORE = "4364e2a"
 #: What a child prints to have the time taken.
 MARK = "first_call:"
-FIRST, BLOCK, LIMITED, STEP, PACKED = (
+FIRST, BLOCK, LIMITED, STEP, PACKED, CODED = (
     "README's first block, to its first output",
     "README's first block, `compare` included",
     "branch and bound, n = 64, `time_limit=1`",
     "first decoding step, pruned keys, 2,300 tokens, alone",
     "a prompt of 1,000 tokens coded with `bits=3`, alone",
+    "first decoding step on codes, `bits=3`, 1,000 tokens, alone",
 )
 _LIMITED = f"""
 import grace_opt
@@ -47,7 +48,7 @@ grace_opt.solve(generators.attention(64, seed=1).W, 32, "branch_and_bound", time
 print("{MARK} {LIMITED}", flush=True)
 """
 #: Reads the prompt before the clock starts, and takes the time of one new token after the other.
-_STEP = f"""
+_STEPS = f"""
 import time, torch
 from grace_opt.hf import attach
 from grace_opt.hf.models import load_pocket
@@ -58,11 +59,11 @@ class Tokens:
         seconds.append(time.perf_counter())
     def end(self):
         pass
-prompt = torch.randint(5, model.config.vocab_size, (1, 2300), generator=torch.Generator().manual_seed(0))
-with torch.inference_mode(), attach(model, method="mies", ratio=0.6):
+prompt = torch.randint(5, model.config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+with torch.inference_mode(), attach(model, SETTINGS):
     two = dict(max_new_tokens=2, min_new_tokens=2, streamer=Tokens())
     model.generate(prompt, attention_mask=torch.ones_like(prompt), **two)
-print("{MARK} {STEP} took", seconds[-1] - seconds[-2], flush=True)
+print("{MARK} NAME took", seconds[-1] - seconds[-2], flush=True)
 """
 #: Beside the same prompt on a dense cache, which is read first.
 _PACKED = f"""
@@ -94,7 +95,14 @@ def readme_block() -> str:
 
 def children() -> list[str]:
     """Return what each process runs."""
-    return [readme_block() + f'\nprint("{MARK} {BLOCK}", flush=True)\n', _LIMITED, _STEP, _PACKED]
+    pruned = steps(STEP, 2300, 'method="mies", ratio=0.6')
+    coded = steps(CODED, 1000, 'bits=3, basis="prompt"')
+    return [readme_block() + f'\nprint("{MARK} {BLOCK}", flush=True)\n', _LIMITED, pruned, _PACKED, coded]
+
+
+def steps(name: str, tokens: int, settings: str) -> str:
+    """Return what takes the time of a first step, after a prompt that is read before."""
+    return _STEPS.replace("NAME", name).replace("TOKENS", str(tokens)).replace("SETTINGS", settings)
 
 
 def run(code: str, library: Path, folder: Path) -> dict[str, float]:
@@ -134,7 +142,7 @@ def libraries(before: str) -> Iterator[dict[str, Path]]:
 
 def measure(rounds: int, before: str) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of each round, by case and by library and folder, as in ``now, empty``."""
-    found: dict[str, dict[str, list[float]]] = {case: {} for case in (FIRST, BLOCK, LIMITED, STEP, PACKED)}
+    found: dict[str, dict[str, list[float]]] = {case: {} for case in (FIRST, BLOCK, LIMITED, STEP, PACKED, CODED)}
     with libraries(before) as measured:
         codes = children()
         for turn in track(range(-1, rounds), description="rounds"):  # the first writes Python's own compiled files
@@ -155,7 +163,7 @@ def page(value: dict[str, Any]) -> Page:
     """Return what docs/results/first_call.md says of the numbers."""
     rows, before, load = value["seconds"], value["before"], value["load"]
     middle = {case: {name: statistics.median(each) for name, each in found.items()} for case, found in rows.items()}
-    block, step = middle[BLOCK]["now, empty"], middle[STEP]["now, empty"]
+    block, step, coded = (middle[case]["now, empty"] for case in (BLOCK, STEP, CODED))
     slower = max(one["now, kept"] / one["before, kept"] for one in middle.values()) if before else None
     columns = [name for name in ("before, empty", "now, empty", "before, kept", "now, kept") if name in middle[BLOCK]]
     earlier = ""
@@ -172,7 +180,7 @@ def page(value: dict[str, Any]) -> Page:
         draw=lambda figure: draw(figure, middle, columns),
         asked="How long does the first call take on a machine where no loop is compiled yet?",
         found=f"The README's first block takes {block:.1f} s, and a first decoding step {step:.1f} s"
-        f"{earlier}.{compared}",
+        f"{earlier}; a first step on codes {coded:.1f} s.{compared}",
         sure=f"These are medians of {value['rounds']} rounds, all processes taking turns{busy}.",
         tables=[
             "Seconds, and the least and the most of all rounds. *Empty*: a folder without compiled loops; *kept*: the "

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from bench import first_call
-from bench.first_call import BLOCK, FIRST, LIMITED, MARK, PACKED, ROOT, STEP
+from bench.first_call import BLOCK, CODED, FIRST, LIMITED, MARK, PACKED, ROOT, STEP
 
 
 def test_the_readme_s_block_is_what_it_says() -> None:
@@ -36,7 +36,7 @@ def test_the_page(before: str) -> None:
     names = [f"{name}, {state}" for state in ("empty", "kept") for name in (("before", "now") if before else ("now",))]
     seconds = {
         case: {name: [place + at, place + at + 1.0, place + at + 4.0] for at, name in enumerate(names)}
-        for place, case in enumerate((FIRST, BLOCK, LIMITED, STEP, PACKED))
+        for place, case in enumerate((FIRST, BLOCK, LIMITED, STEP, PACKED, CODED))
     }
     value: dict[str, Any] = {"seconds": seconds, "before": before, "load": 5.0, "rounds": 3}
     page = first_call.page(value)
