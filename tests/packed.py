@@ -51,16 +51,16 @@ def _random(
     borders = sorted({0, units, *torch.randint(units + 1, (blocks - 1,), generator=generator).tolist()})
     numbers = torch.zeros(batch, heads, units * rows_per_unit, group_size, dtype=torch.float64)
     table, owners = torch.zeros(batch, len(borders) - 1, 6, dtype=torch.int64), torch.zeros(units, dtype=torch.int32)
-    tensors, high_first = [], backend == "hqq"
-    shifts = [8 - (p + 1) * bits if high_first else p * bits for p in range(8 // bits)]
+    tensors, high_first, element = [], backend == "hqq", torch.int32 if bits == 3 else torch.uint8
+    shifts = _shifts(bits, high_first)
     for b, (n, (start, stop)) in product(range(batch), enumerate(pairwise(borders))):
         first, step = start * rows_per_unit, (stop - start) * rows_per_unit
-        plane = -(-heads * step * bits // 8)  # rows of bytes that hold all
+        plane = -(-heads * step // len(shifts))  # rows of bytes, or int32, that hold all
         levels = torch.randint(2**bits, (plane * len(shifts), group_size), generator=generator)
         scale = (torch.randn(len(levels), generator=generator) * 3 / 2**bits).to(dtype)
         zero = torch.randn(len(levels), generator=generator).to(dtype) * (2**bits / 2 if high_first else 1)
         summands = [part << shift for part, shift in zip(levels.split(plane), shifts, strict=True)]
-        parts = [t.to(device) for t in (torch.stack(summands).sum(0).to(torch.uint8), scale, zero)]
+        parts = [t.to(device) for t in (torch.stack(summands).sum(0).to(element), scale, zero)]
         factor, offset = scale.double()[:, None], zero.double()[:, None]
         wide = factor * (levels - offset) if high_first else factor * levels - offset
         numbers[b, :, first : first + step] = wide[: heads * step].view(heads, step, group_size)
@@ -82,6 +82,12 @@ def _random(
     return form, numbers
 
 
+def _shifts(bits: int, high_first: bool) -> list[int]:
+    """Bits below those of each plane: as many planes as fit into a byte, or ten into an int32."""
+    shifts = list(range(0, 30, 3) if bits == 3 else range(0, 8, bits))
+    return shifts[::-1] if high_first else shifts
+
+
 def numbers_of(packed: PackedKeys | PackedValues) -> Tensor:
     """The numbers that packed keys or values stand for, in float64, one by one as the definition says."""
     by_address = {tensor.data_ptr(): tensor for tensor in packed.tensors}
@@ -95,8 +101,7 @@ def numbers_of(packed: PackedKeys | PackedValues) -> Tensor:
         levels, scale, zero = (by_address[address] for address in addresses)
         row = h * step + first + unit * rows + within
         p, position = divmod(row, plane)
-        shift = 8 - (p + 1) * bits if packed.high_first else p * bits
-        level = levels[position, place].item() >> shift & 2**bits - 1
+        level = levels[position, place].item() >> _shifts(bits, packed.high_first)[p] & 2**bits - 1
         factor, offset = scale.flatten()[row].item(), zero.flatten()[row].item()
         numbers[b, h, t, c] = factor * (level - offset) if packed.zero_in_levels else factor * level - offset
     return numbers

@@ -326,7 +326,7 @@ def test_what_it_can_not_do_is_refused_with_a_reason(generator):
 
 # ---------------------------------------------- keys and values in a few bits
 
-PACKINGS = [(4, "quanto"), (2, "quanto"), (8, "hqq"), (4, "hqq"), (2, "hqq"), (1, "hqq")]
+PACKINGS = [(4, "quanto"), (2, "quanto"), (8, "hqq"), (4, "hqq"), (3, "hqq"), (2, "hqq"), (1, "hqq")]
 
 
 def in_few_bits(case: Case, generator: torch.Generator, blocks: int = 2, **packings: Any) -> tuple[Case, Case]:

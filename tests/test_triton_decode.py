@@ -334,6 +334,7 @@ def in_few_bits(case: Case, generator: torch.Generator, **packings: Any) -> tupl
         (8, "hqq", 40, 20, 2, 16),
         (4, "hqq", 1, 4, 20, None),
         (4, "hqq", None, 10, 20, 16),
+        (3, "hqq", 24, 10, 2, 16),
         (1, "hqq", 128, 1, 1, None),
     ],
 )
@@ -351,6 +352,8 @@ def test_few_bits(bits, backend, key_size, value_size, groups, block, dtype, gen
     [
         ("if ZERO_IN_LEVELS", "if not ZERO_IN_LEVELS"),
         ("if HIGH_FIRST", "if not HIGH_FIRST"),
+        ("tl.int32 if BITS == 3", "tl.uint8 if BITS == 3"),
+        ("10 if BITS == 3", "9 if BITS == 3"),
         ("row = tl.load(entry + STEP) * head + ", "row = "),
         ("first = tl.load(entry + STEP) * head + ", "first = "),
         ("(row - number * plane)", "(row % 8)"),
@@ -364,7 +367,7 @@ def test_few_bits(bits, backend, key_size, value_size, groups, block, dtype, gen
 def test_wrong_reading_of_few_bits_would_be_noticed(old, new, generator, monkeypatch, tmp_path):
     case = draw(generator, heads=2, group=2, sinks=2, pruned=60, scaling=1.0, d_v=20)
     packed, dense = in_few_bits(
-        masked(case, generator, "bool"), generator, pruned_keys=(4, "hqq", 20), old_values=(4, "hqq", 10)
+        masked(case, generator, "bool"), generator, pruned_keys=(4, "hqq", 20), old_values=(3, "hqq", 10)
     )
     assert dense.error(packed.run()) <= 1
     monkeypatch.setattr(decode, "attend_run", mutant(attend, old, new, tmp_path).attend_run)

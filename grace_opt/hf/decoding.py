@@ -2,8 +2,7 @@
 
 The kernel is Triton's on a GPU and a compiled one on the CPU. Both compute what
 :func:`grace_opt.hf.pruned_attention.pruned_attention` defines; that function runs itself if attention weights, dropout
-or gradients are needed, and while ``torch.compile`` is tracing. Kernels read quantised tokens in place, unless they are
-packed in 3 bits.
+or gradients are needed, and while ``torch.compile`` is tracing. Kernels read quantised tokens in place.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch import Tensor
 from .._util.optional import require
 from .._util.parameters import check_fields, integer, shown
 from ..errors import OptionError
+from ..kernels.decode.packed import element_of
 
 SUPPORTED_BITS = {"quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -106,14 +107,13 @@ class BlockFormat:
         """Return the shapes of a block's tensors, to check what is read from a file."""
         self._check_tokens(tokens)
         groups = self._padded(self._groups(tokens))
-        rows = -(-groups // 10) if self.bits == 3 else groups * self.bits // 8  # hqq: ten times 3 bits in an int32
-        return [(rows, self.width), (groups, 1), (groups, 1)]
+        return [(-(-groups // element_of(self.bits)[1]), self.width), (groups, 1), (groups, 1)]
 
     def can_store(self, types: tuple[torch.dtype, ...]) -> bool:
         """Return whether a block's tensors can have these types, to check what is read from a file."""
         packed, *parameters = types
         known = {torch.float32, self.dtype if self.dtype.itemsize < 4 else torch.float32}
-        return packed == (torch.int32 if self.bits == 3 else torch.uint8) and set(parameters) <= known
+        return packed == element_of(self.bits)[0] and set(parameters) <= known
 
     def _check_tokens(self, tokens: int) -> None:
         if self.grouping == "tokens" and tokens % self.group_size:

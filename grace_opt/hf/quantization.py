@@ -202,7 +202,7 @@ class QuantizedTokens:
         """Return where everything lies, for a kernel; None if no kernel reads this packing."""
         form, parameters = self._form, {block.scale.dtype for block in self._blocks().values()}
         lengths = {tuple(block.tokens for block in row) for row in self._rows}
-        if form.bits == 3 or len(parameters) > 1 or len(lengths) > 1:
+        if len(parameters) > 1 or len(lengths) > 1:
             return None
         unit = form.group_size if form.grouping == "tokens" else 1
         units = torch.tensor(lengths.pop()) // unit

@@ -19,7 +19,7 @@ from numba.np.arrayobj import make_array
 from .limits import LANES
 
 _NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
-_VECTOR, _COUNTS, _BYTES = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT, ir.IntType(8)))
+_VECTOR, _COUNTS = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT))
 
 
 #: Lanes of the widest vectors that fit one register: numbers for which numba compiles, as its settings may limit it.
@@ -87,40 +87,46 @@ def load_some(typing_context, address, count):
 
 
 def _levels(builder, found, shift, bits):
-    """Numbers of a few bits out of eight bytes, of which `shift` bits stand before them."""
+    """Numbers of a few bits out of eight bytes or int32, of which `shift` bits stand before them."""
     shift, bits = (_spread(builder, builder.trunc(number, _COUNT), _COUNTS) for number in (shift, bits))
     one = ir.Constant(_COUNTS, [1] * LANES)
     mask = builder.sub(builder.shl(one, bits), one)
-    levels = builder.and_(builder.lshr(builder.zext(found, _COUNTS), shift), mask)
-    return builder.sitofp(levels, _VECTOR)
+    if found.type != _COUNTS:
+        found = builder.zext(found, _COUNTS)
+    return builder.sitofp(builder.and_(builder.lshr(found, shift), mask), _VECTOR)
 
 
-@intrinsic
-def load_levels(typing_context, address, shift, bits):
-    """Eight numbers from 0 to ``2**bits - 1``: of each byte from an address on, the bits above the first `shift`."""
+def _loading_levels(element):
+    """What reads levels out of integers of a type: all of a vector, and some."""
+    elements = ir.VectorType(element, LANES)
 
-    def generate(context, builder, signature, arguments):
-        address, shift, bits = arguments
-        return _levels(builder, builder.load(builder.inttoptr(address, _BYTES.as_pointer()), align=1), shift, bits)
+    @intrinsic
+    def load_levels(typing_context, address, shift, bits):
+        def generate(context, builder, signature, arguments):
+            address, shift, bits = arguments
+            pointer = builder.inttoptr(address, elements.as_pointer())
+            return _levels(builder, builder.load(pointer, align=1), shift, bits)
 
-    return lanes(types.intp, types.intp, types.intp), generate
+        return lanes(types.intp, types.intp, types.intp), generate
+
+    @intrinsic
+    def load_some_levels(typing_context, address, count, shift, bits):
+        def generate(context, builder, signature, arguments):
+            address, count, shift, bits = arguments
+            pointer = builder.inttoptr(address, elements.as_pointer())
+            parts = [pointer, ir.Constant(_COUNT, 1), _first(builder, count), _constant(0, elements)]
+            found = _call(builder, f"llvm.masked.load.v{LANES}i{element.width}.p0", elements, parts)
+            return _levels(builder, found, shift, bits)
+
+        return lanes(types.intp, types.intp, types.intp, types.intp), generate
+
+    return load_levels, load_some_levels
 
 
-@intrinsic
-def load_some_levels(typing_context, address, count, shift, bits):
-    """As `load_levels`, of the first `count` bytes, and zeros; nothing behind them is read."""
-
-    def generate(context, builder, signature, arguments):
-        address, count, shift, bits = arguments
-        pointer = builder.inttoptr(address, _BYTES.as_pointer())
-        nothing = ir.Constant(_BYTES, [0] * LANES)
-        name, parts = (
-            f"llvm.masked.load.v{LANES}i8.p0",
-            [pointer, ir.Constant(_COUNT, 1), _first(builder, count), nothing],
-        )
-        return _levels(builder, _call(builder, name, _BYTES, parts), shift, bits)
-
-    return lanes(types.intp, types.intp, types.intp, types.intp), generate
+#: Eight numbers from 0 to ``2**bits - 1``: of each byte, or int32, from an address on, the bits above the first
+#: `shift`; or those of the first `count`, and zeros: nothing behind them is read.
+load_byte_levels, load_some_byte_levels = _loading_levels(ir.IntType(8))
+load_int_levels, load_some_int_levels = _loading_levels(_COUNT)
 
 
 @intrinsic

@@ -25,7 +25,7 @@ from .._shared.switches import LLVM, is_off
 from .._shared.threads import call_in_threads
 from .checks import check_lengths, kind_of_mask
 from .forms import BOOL, BY_CHANNEL, BY_TOKEN, LANES, PACKED, ROWS
-from .packed import ENTRIES, Packed, PackedKeys, PackedValues
+from .packed import ENTRIES, Packed, PackedKeys, PackedValues, element_of
 
 #: Most query rows (query heads per KV head times new tokens); a matrix library is faster well below this.
 MAX_ROWS = 512
@@ -34,6 +34,8 @@ ITEMS = 64
 LEAST_COLUMNS = 128
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**17
+#: The form of what is not packed.
+NO_FORM = [0] * 6
 
 
 def unsupported_reason(
@@ -224,11 +226,14 @@ def _read_values(values: Tensor | PackedValues) -> tuple[Tensor | PackedValues, 
     if isinstance(values, PackedValues):
         return values, _table_place(values), [1, *_form(values)]
     rows = _rowwise(values)
-    return rows, _place(rows), [0] * 5
+    return rows, _place(rows), [0, *NO_FORM]
 
 
 def _form(packed: Packed) -> list[int]:
-    return [packed.group_size, packed.bits, int(packed.high_first), int(packed.zero_in_levels)]
+    """What `cpu.attend` says of packed keys or values."""
+    element, rows = element_of(packed.bits)
+    lowest, higher = ((rows - 1) * packed.bits, -packed.bits) if packed.high_first else (0, packed.bits)
+    return [packed.group_size, packed.bits, element.itemsize, lowest, higher, int(packed.zero_in_levels)]
 
 
 def _table_place(packed: Packed) -> list[int]:
@@ -241,9 +246,9 @@ def _read_keys(keys: Tensor | PackedKeys) -> tuple[int, Tensor | PackedKeys, lis
     if isinstance(keys, PackedKeys):
         return PACKED, keys, _table_place(keys), _form(keys)
     if keys.shape[3] > 1 and keys.stride(3) != 1 and (keys.stride(2) == 1 or keys.shape[2] == 1):
-        return BY_CHANNEL, keys, _place(keys), [0] * 4
+        return BY_CHANNEL, keys, _place(keys), NO_FORM
     rows = _rowwise(keys)
-    return BY_TOKEN, rows, _place(rows), [0] * 4
+    return BY_TOKEN, rows, _place(rows), NO_FORM
 
 
 def _read_mask(

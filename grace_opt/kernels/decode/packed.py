@@ -4,12 +4,12 @@ r"""Keys and values in a few bits, described by address: a decoding kernel's inp
 read them without a dense copy. They hold addresses, not numbers; the tensors behind the addresses never change and are
 kept alive.
 
-The levels of ``8 // bits`` rows share their bytes. Row ``r`` is in plane ``p = r // plane``, and its bytes are those of
-row ``r % plane``:
+The levels of ``n = 8 // bits`` rows share their bytes, or, in 3 bits, those of ``n = 10`` rows their int32, whose two
+highest bits are zero. Row ``r`` is in plane ``p = r // plane``, and its bytes or int32 are those of row ``r % plane``:
 
 .. math:: l = \lfloor \text{levels}[r \bmod \text{plane},\ i] / 2^{s_p} \rfloor \bmod 2^\text{bits}
 
-at place ``i`` of the group, with :math:`s_p = p \cdot \text{bits}`, or :math:`8 - (p + 1)\,\text{bits}` if
+at place ``i`` of the group, with :math:`s_p = p \cdot \text{bits}`, or :math:`(n - 1 - p)\,\text{bits}` if
 ``high_first``. The number is ``scale[r] * l - zero[r]``, or ``scale[r] * (l - zero[r])`` if ``zero_in_levels``.
 
 Source: the layout that optimum-quanto and hqq have in common (docs/adr/0005-quantised-storage.md).
@@ -25,6 +25,11 @@ from torch import Tensor
 #: Columns of the table: addresses of levels, scales and zero points; rows per plane; rows per head; the first row.
 LEVELS, SCALE, ZERO, PLANE, STEP, FIRST = range(6)
 ENTRIES = 6
+
+
+def element_of(bits: int) -> tuple[torch.dtype, int]:
+    """Return the type of the integers that hold levels of so many bits, and how many rows share them."""
+    return (torch.int32, 10) if bits == 3 else (torch.uint8, 8 // bits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +49,7 @@ class Packed:
     parameters : torch.dtype
         Type of scales and zero points.
     group_size, bits : int
-        Numbers per group; ``bits`` is 1, 2, 4 or 8.
+        Numbers per group; ``bits`` is 1, 2, 3, 4 or 8.
     high_first, zero_in_levels : bool
         See above.
     table : Tensor

@@ -214,11 +214,11 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
         Number of items taken so far.
     places : (8, 5) int64
         Address and strides of each tensor; of packed ones, address and step of the table, zero, address of the owners.
-    sizes : (22,) int64
+    sizes : (26,) int64
         KV heads, query heads of each, new tokens, width, kept channels, width of values, sinks, pruned tokens, tail,
-        runs, columns per run, how the pruned keys lie, kind of mask; of packed keys: group size, bits, whether the
-        first plane has the highest bits, whether zero points count levels; whether old values are packed, and the same
-        of these.
+        runs, columns per run, how the pruned keys lie, kind of mask; the form of packed keys: group size, bits, bytes
+        of an element, how many of its bits are below those of the first plane, and how many more below those of each
+        later one, whether zero points count levels; whether old values are packed, and the form of these.
     inner, softcap, outer : float32, bool, float32
         Queries are multiplied by `inner`; where `softcap` is, what `cap` needs.
     largest, sums : (all items, rows) float32
@@ -229,8 +229,8 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
         None where neither keys nor values are packed: there is less to compile.
     """
     heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind = sizes[:13]
-    key_form = sizes[13], sizes[14], sizes[15] != 0, sizes[16] != 0
-    value_form = sizes[18], sizes[19], sizes[20] != 0, sizes[21] != 0
+    key_form = sizes[13], sizes[14], sizes[15], sizes[16], sizes[17], sizes[18] != 0
+    value_form = sizes[20], sizes[21], sizes[22], sizes[23], sizes[24], sizes[25] != 0
     every, rows, room = sinks + pruned + tail, group * length, products.shape[1]
     full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
     narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
@@ -261,7 +261,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
             else:
                 column, count = 0, sinks
             stored, before = (TAIL_VALUES, 0) if newest else (OLD_VALUES, column)
-            packed = not newest and sizes[17] != 0
+            packed = not newest and sizes[19] != 0
             key_step = places[segment, 4 if lies == BY_CHANNEL else 3]
             attend_segment(
                 queries,
@@ -297,7 +297,7 @@ def numbers(at, shape):
 def attend_to(data, packs):
     """`attend`, with the address of addresses, sizes and `softcap`."""
     given = carray(data, (11,), np.int64)
-    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (22,))
+    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (26,))
     items, rows, room, width = given[7], given[8], given[9], given[10]
     scales = numbers(given[3], (3,))
     attend(

@@ -17,17 +17,16 @@ from ..._shared.jit import part
 from ..._shared.lanes import (
     ask_for,
     load,
-    load_levels,
     load_place,
     load_short,
     load_some,
-    load_some_levels,
     spread,
     store,
     total,
 )
 from ..forms import LANES
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
+from .levels import load_levels, load_some_levels
 from .rows import BYTES, PLACE, WHOLE, add_multiples, add_products, load_four, store_four, store_pair
 
 #: Number of bytes by which token-major keys are prefetched.
@@ -85,16 +84,16 @@ def logits_by_channel(queries, query_step, keys, channel_step, width, count, out
 def logits_packed(queries, query_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Logits of four rows with `count` keys from token `start` on, one group of tokens after the other.
 
-    Writes up to seven numbers more into each row of `out`. `form` is (group size, bits, whether the first plane has the
-    highest bits, whether zero points count levels), `scaled` room for rows like the queries'.
+    Writes up to seven numbers more into each row of `out`. `form` is that of `attend`, `scaled` room for rows like the
+    queries'.
     """
-    group_size, bits, high_first, zero_in_levels = form
+    group_size, bits, element, lowest, higher, zero_in_levels = form
     t, stop = start, start + count
     while t < stop:
         unit, skipped = t // group_size, t % group_size
         entry = table + load_short(owners + unit * BYTES) * ENTRIES * PLACE
         piece = min(group_size - skipped, stop - t)
-        levels, plane = load_place(entry + LEVELS * PLACE) + skipped, load_place(entry + PLANE * PLACE)
+        levels, plane = load_place(entry + LEVELS * PLACE), load_place(entry + PLANE * PLACE)
         first = load_place(entry + STEP * PLACE) * head + load_place(entry + FIRST * PLACE) + unit * width
         scale = load_place(entry + SCALE * PLACE) + first * BYTES
         zero = load_place(entry + ZERO * PLACE) + first * BYTES
@@ -107,22 +106,23 @@ def logits_packed(queries, query_step, scaled, table, owners, head, form, start,
             while c < width:  # all channels whose bits are in one plane
                 p = (first + c) // plane
                 upto = min(width, (p + 1) * plane - first)
-                shift = 8 - (p + 1) * bits if high_first else p * bits
-                at, factors = levels + (first + c - p * plane) * group_size + i, scaled + c * BYTES
+                shift, place = lowest + p * higher, (first + c - p * plane) * group_size + skipped + i
+                at, factors = levels + place * element, scaled + c * BYTES
                 if left >= 2 * LANES:
                     for _ in range(c, upto):
-                        x, y = load_levels(at, shift, bits), load_levels(at + LANES, shift, bits)
+                        x = load_levels(at, element, shift, bits)
+                        y = load_levels(at + LANES * element, element, shift, bits)
                         a0, a1, a2, a3 = add_multiples(factors, query_step, x, a0, a1, a2, a3)
                         b0, b1, b2, b3 = add_multiples(factors, query_step, y, b0, b1, b2, b3)
-                        at, factors = at + group_size, factors + BYTES
+                        at, factors = at + group_size * element, factors + BYTES
                 else:
                     low, high = min(left, LANES), max(left - LANES, 0)
                     for _ in range(c, upto):
-                        x = load_some_levels(at, low, shift, bits)
-                        y = load_some_levels(at + LANES, high, shift, bits)
+                        x = load_some_levels(at, element, low, shift, bits)
+                        y = load_some_levels(at + LANES * element, element, high, shift, bits)
                         a0, a1, a2, a3 = add_multiples(factors, query_step, x, a0, a1, a2, a3)
                         b0, b1, b2, b3 = add_multiples(factors, query_step, y, b0, b1, b2, b3)
-                        at, factors = at + group_size, factors + BYTES
+                        at, factors = at + group_size * element, factors + BYTES
                 c = upto
             place = out + (t - start + i) * BYTES
             store_four(place, out_step, a0, a1, a2, a3)

@@ -13,17 +13,16 @@ from ..._shared.jit import part
 from ..._shared.lanes import (
     ask_for,
     load,
-    load_levels,
     load_one,
     load_place,
     load_short,
     load_some,
-    load_some_levels,
     spread,
     store_one,
 )
 from ..forms import LANES
 from ..packed import ENTRIES, FIRST, LEVELS, PLANE, SCALE, STEP, ZERO
+from .levels import load_levels, load_some_levels
 from .rows import BYTES, PLACE, WHOLE, add_multiples, load_four, store_four, store_some_of_four
 
 #: Tokens whose values are added before the sums go back to memory, and how many tokens ahead values are asked for.
@@ -61,10 +60,9 @@ def add_values(shares, share_step, values, value_step, width, count, out, out_st
 def add_packed_values(shares, share_step, scaled, table, owners, head, form, start, width, count, out, out_step):
     """Add to four rows of `out` their shares times `count` values from token `start` on, group by group.
 
-    `form` is (group size, bits, whether the first plane has the highest bits, whether zero points count levels),
-    `scaled` room for rows like those of the shares.
+    `form` is that of `attend`, `scaled` room for rows like those of the shares.
     """
-    size, bits, high_first, zero_in_levels = form
+    size, bits, element, lowest, higher, zero_in_levels = form
     per_token = width // size
     t, stop = start, start + count
     while t < stop:  # all tokens of one entry
@@ -88,11 +86,12 @@ def add_packed_values(shares, share_step, scaled, table, owners, head, form, sta
                 add_levels(
                     scaled,
                     share_step,
-                    levels + (row - p * plane) * size,
-                    per_token * size,
+                    levels + (row - p * plane) * size * element,
+                    per_token * size * element,
                     size,
                     tokens,
-                    8 - (p + 1) * bits if high_first else p * bits,
+                    element,
+                    lowest + p * higher,
                     bits,
                     zeros,
                     out + group * size * BYTES,
@@ -122,25 +121,26 @@ def scale_shares(shares, share_step, scale, zero, step, count, zero_in_levels, s
 
 
 @part
-def add_levels(scaled, share_step, levels, step, size, count, shift, bits, zeros, out, out_step):
+def add_levels(scaled, share_step, levels, step, size, count, element, shift, bits, zeros, out, out_step):
     """Add the levels of one group of channels, times the scaled shares of `count` tokens, and `zeros`."""
     z0, z1, z2, z3 = zeros
     for c in range(0, size, 2 * LANES):
-        place, at, left = out + c * BYTES, levels + c, size - c
+        place, at, left = out + c * BYTES, levels + c * element, size - c
         low, high = min(left, LANES), max(min(left - LANES, LANES), 0)
         a0, a1, a2, a3 = load_four(place, out_step)
         b0, b1, b2, b3 = load_four(place + WHOLE, out_step)
         if left >= 2 * LANES:
             for i in range(count):
                 share, here = scaled + i * BYTES, at + i * step
-                x, y = load_levels(here, shift, bits), load_levels(here + LANES, shift, bits)
+                x = load_levels(here, element, shift, bits)
+                y = load_levels(here + LANES * element, element, shift, bits)
                 a0, a1, a2, a3 = add_multiples(share, share_step, x, a0, a1, a2, a3)
                 b0, b1, b2, b3 = add_multiples(share, share_step, y, b0, b1, b2, b3)
         else:
             for i in range(count):
                 share, here = scaled + i * BYTES, at + i * step
-                x = load_some_levels(here, low, shift, bits)
-                y = load_some_levels(here + LANES, high, shift, bits)
+                x = load_some_levels(here, element, low, shift, bits)
+                y = load_some_levels(here + LANES * element, element, high, shift, bits)
                 a0, a1, a2, a3 = add_multiples(share, share_step, x, a0, a1, a2, a3)
                 b0, b1, b2, b3 = add_multiples(share, share_step, y, b0, b1, b2, b3)
         # Only these: the next channels belong to another group.

@@ -50,10 +50,12 @@ def unpacked(
     PARAMETERS: tl.constexpr,
 ):  # fmt: skip
     """The numbers at `place` of each `row`, in float32, as `Packed` defines them; addresses as integers."""
+    ELEMENT: tl.constexpr = tl.int32 if BITS == 3 else tl.uint8  # as `packed.element_of` has it
+    ROWS: tl.constexpr = 10 if BITS == 3 else 8 // BITS
     number = row // plane
-    at = (levels + (row - number * plane) * SIZE).to(tl.pointer_type(tl.uint8))
+    at = levels.to(tl.pointer_type(ELEMENT)) + (row - number * plane) * SIZE
     found = tl.load(at + place, mask=exists, other=0).to(tl.int32)
-    shift = (8 - (number + 1) * BITS if HIGH_FIRST else number * BITS).to(tl.int32)
+    shift = ((ROWS - 1 - number) * BITS if HIGH_FIRST else number * BITS).to(tl.int32)
     level = ((found >> shift) & ((1 << BITS) - 1)).to(tl.float32)
     factor = tl.load(scale.to(tl.pointer_type(PARAMETERS)) + row, mask=exists, other=0.0).to(tl.float32)
     shifted = tl.load(zero.to(tl.pointer_type(PARAMETERS)) + row, mask=exists, other=0.0).to(tl.float32)
