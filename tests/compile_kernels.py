@@ -89,18 +89,18 @@ def decoding(every: bool) -> None:
     """Head widths and types of models, all kinds of masks, dense and packed keys."""
     half, bfloat16 = torch.float16, torch.bfloat16
     attend(half, 64, length=2, mask=torch.bool, softcap=30.0)
-    attend(bfloat16, 128, packing=(4, "quanto", 32), values=True)
+    attend(bfloat16, 128, packing=(4, "quanto", 32), values=(3, "hqq", 32))
     attend(torch.float32, 256, mask=torch.float32)
     if every:
         for d, dtype in product((64, 128, 256), decode._DTYPES):
             attend(dtype, d)
             attend(dtype, d, length=8, mask=dtype)
-        for dtype, *packing in ((half, 4, "hqq", 32), (bfloat16, 8, "hqq", 128), (half, 2, "hqq", 7)):
+        for dtype, *packing in ((half, 4, "hqq", 32), (bfloat16, 8, "hqq", 128), (half, 3, "hqq", 64), (half, 2, "hqq", 7)):
             attend(dtype, 128, packing=packing)
-            attend(dtype, 128, packing=(*packing[:2], 32), values=True)
+            attend(dtype, 128, packing=(*packing[:2], 32), values=(*packing[:2], 32))
 
 
-def attend(dtype, d, length=1, mask=None, softcap=None, packing=None, values=False):
+def attend(dtype, d, length=1, mask=None, softcap=None, packing=None, values=None):
     heads, kept, old, tail = 2, d * 2 // 5, 448, 33
 
     def draw(*shape: int) -> Tensor:
@@ -109,8 +109,8 @@ def attend(dtype, d, length=1, mask=None, softcap=None, packing=None, values=Fal
     keys, old_values = draw(1, heads, old, kept), draw(1, heads, 4 + old, d)
     if packing is not None:
         keys, _ = packed_keys(torch.Generator(), keys.shape, *packing, dtype=dtype)
-    if values:
-        old_values, _ = packed_values(torch.Generator(), old_values.shape, *packing, dtype=dtype)
+    if values is not None:
+        old_values, _ = packed_values(torch.Generator(), old_values.shape, *values, dtype=dtype)
     index = torch.arange(kept).expand(1, heads, kept).contiguous()
     shown = None if mask is None else torch.ones(1, 1, length, 4 + old + tail, dtype=mask)
     rest = draw(1, heads, 4, d), draw(1, heads, tail, d), old_values, draw(1, heads, tail, d)

@@ -415,6 +415,7 @@ def columns(packed: Any, changes: dict[int, Any]) -> Any:
     return replace(packed, table=table)
 
 
+@pytest.mark.parametrize("bits", [4, 3])
 @pytest.mark.parametrize("part", ["pruned_keys", "old_values"])
 @pytest.mark.parametrize(
     "wrong",
@@ -427,9 +428,9 @@ def columns(packed: Any, changes: dict[int, Any]) -> Any:
         lambda packed: columns(packed, {STEP: lambda of: 0 * of[..., STEP]}),
     ],
 )
-def test_wrong_packing_would_be_noticed(wrong, part, generator):
+def test_wrong_packing_would_be_noticed(wrong, part, bits, generator):
     case = draw(generator, heads=2, group=2, sinks=2, pruned=64, scaling=1.0)
-    packed, dense = in_few_bits(case, generator, **{part: (4, "hqq", 16)})
+    packed, dense = in_few_bits(case, generator, **{part: (bits, "hqq", 16)})
     assert dense.error(packed.run()) <= 1
     assert dense.error(replace(packed, **{part: wrong(getattr(packed, part))}).run()) > 5
 

@@ -1,4 +1,4 @@
-"""Check that the decoding kernels agree with the float64 reference on a small case, dense and in four bits."""
+"""Check that the decoding kernels agree with the float64 reference on a small case, dense and in few bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._shared.cases import draw
-from .packed import PackedKeys, PackedValues
+from .packed import PackedKeys, PackedValues, element_of
 from .reference import attention
 
 Store = Callable[[Tensor, Tensor], tuple[Any, Any, Tensor, Tensor]]
@@ -28,8 +28,8 @@ def gpu(device: torch.device) -> bool:
 
 
 def gpu_in_few_bits(device: torch.device) -> bool:
-    """As `gpu`, with keys and values rounded to four bits."""
-    return _gpu(device, _in_four_bits)
+    """As `gpu`, with keys rounded to four bits and values to three."""
+    return _gpu(device, _in_few_bits)
 
 
 def _gpu(device: torch.device, store: Store) -> bool:
@@ -59,30 +59,32 @@ def _dense(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     return keys, values, keys, values
 
 
-def _in_four_bits(keys: Tensor, values: Tensor) -> tuple[PackedKeys, PackedValues, Tensor, Tensor]:
-    """Groups of 43 tokens and of 8 channels, and what they stand for: steps of 1/4 from -2, which all types
-    hold."""
-    of_keys, of_values = (((t.float() + 2) * 4).round().clamp(0, 15).to(torch.uint8) for t in (keys, values))
+def _in_few_bits(keys: Tensor, values: Tensor) -> tuple[PackedKeys, PackedValues, Tensor, Tensor]:
+    """Groups of 43 tokens in bytes and of 8 channels in int32, and what they stand for: steps of 1/4 from -2, which
+    all types hold."""
+    few = zip((keys, values), (4, 3), strict=True)
+    of_keys, of_values = (((t.float() + 2) * 4).round().clamp(0, 2**bits - 1) for t, bits in few)
     batch, heads, _, channels = keys.shape
     by_token = of_keys.view(batch, heads, -1, 43, channels).mT.reshape(batch, -1, 43)
-    packed_keys = PackedKeys(shape=keys.shape, **_packed(by_token, keys.shape[2] // 43, heads, keys.dtype))
+    packed_keys = PackedKeys(shape=keys.shape, **_packed(by_token, 4, keys.shape[2] // 43, heads, keys.dtype))
     by_channel = of_values.view(batch, -1, 8)
-    packed_values = PackedValues(shape=values.shape, **_packed(by_channel, values.shape[2], heads, keys.dtype))
+    packed_values = PackedValues(shape=values.shape, **_packed(by_channel, 3, values.shape[2], heads, keys.dtype))
     dense_keys, dense_values = ((levels.double() * 0.25 - 2).to(keys.dtype) for levels in (of_keys, of_values))
     return packed_keys, packed_values, dense_keys, dense_values
 
 
-def _packed(rows: Tensor, units: int, heads: int, dtype: torch.dtype) -> dict[str, Any]:
-    """All but the shape of what has an even number of rows of levels per sequence; two share a byte."""
-    low, high = rows.chunk(2, dim=1)
-    packed = low | high << 4
+def _packed(rows: Tensor, bits: int, units: int, heads: int, dtype: torch.dtype) -> dict[str, Any]:
+    """All but the shape of what has as many rows of levels per sequence as fill its bytes or int32."""
+    element, shared = element_of(bits)
+    parts = enumerate(rows.to(element).chunk(shared, dim=1))
+    packed = torch.stack([part << number * bits for number, part in parts]).sum(0, dtype=element)
     scale, zero = (torch.full((rows.shape[1],), value, device=rows.device, dtype=dtype) for value in (0.25, 2.0))
     parameters, places = (scale.data_ptr(), zero.data_ptr()), (packed.shape[1], rows.shape[1] // heads, 0)
     return {
         "dtype": dtype,
         "parameters": dtype,
         "group_size": rows.shape[2],
-        "bits": 4,
+        "bits": bits,
         "high_first": False,
         "zero_in_levels": False,
         "table": torch.tensor([[(part.data_ptr(), *parameters, *places)] for part in packed], device=rows.device),
@@ -91,4 +93,4 @@ def _packed(rows: Tensor, units: int, heads: int, dtype: torch.dtype) -> dict[st
     }
 
 
-STORES: tuple[Store, ...] = (_dense, _in_four_bits)
+STORES: tuple[Store, ...] = (_dense, _in_few_bits)

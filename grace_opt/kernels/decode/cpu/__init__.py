@@ -238,11 +238,12 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
     scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
     masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     while True:
-        item = add_one(taken)
-        if item >= largest.shape[0]:
+        number, pairs = add_one(taken), largest.shape[0] // runs
+        if number >= largest.shape[0]:
             return
-        pair, run = item // runs, item % runs
-        b, h = pair // heads, pair % heads
+        # The same run of all heads one after the other: packed numbers of several heads lie in the same bytes.
+        pair, run = number % pairs, number // pairs
+        item, b, h = pair * runs + run, pair // heads, pair % heads
         start, stop = run * columns, min((run + 1) * columns, every)
         first = address(places[QUERY], b, h * group)
         read_queries(first, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, length, width, inner, full)
