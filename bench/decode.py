@@ -5,8 +5,8 @@ docs/results/decode_cpu.{json,md,png}. Each call uses another layer's tensors, a
 still in the processor's caches when its turn comes again. As in a model, an untimed matrix product comes before each
 call: it wakes torch's threads, which helps code that runs on them and slows down code that runs on others. The kernel
 reads pruned keys in three layouts: each token's channels side by side (token-major), the same with room up to a
-multiple of sixteen channels (padded), and each channel's tokens side by side (channel-major). It also reads keys in 4
-and 8 bits, which needs ``grace-opt[quant]``. Ratios are medians of the ratios of each round.
+multiple of sixteen channels (padded), and each channel's tokens side by side (channel-major). It also reads keys in 8,
+4 and 3 bits, which needs ``grace-opt[quant]``. Ratios are medians of the ratios of each round.
 
 The lower bound is the time to move keys, values and kept indices at the bandwidth of a large copy. A copy also writes,
 so reading alone can be a little faster.
@@ -42,7 +42,7 @@ RATIOS = (0.6, 0.5)
 RECENT, ITEM, INDEX = 32, 4, 8  # dense tokens; bytes of a float32 and of a kept index
 COLD = 2**27  # bytes of dense keys and values that no cache holds
 LAYOUTS = ("token-major", "padded", "channel-major")
-FEW_BITS = {"K in 4 bits": (4, "quanto"), "K in 8 bits": (8, "hqq")}
+FEW_BITS = {"K in 8 bits": (8, "hqq"), "K in 4 bits": (4, "quanto"), "K in 3 bits": (3, "hqq")}
 GROUP = 32  # tokens that share a scale and a zero point
 WIDENED = "K in 4 bits, torch"
 SLOW = ("eager, transformers", "sdpa, expanded")  # ten times slower, so timed on one layer a round, always another
@@ -224,7 +224,7 @@ def page(value: dict[str, Any]) -> Page:
         ],
         details=[
             ("Three layouts of the pruned keys", _layouts(cells)),
-            ("K in 8 and 4 bits", _few_bits(cells) if known else ["Not measured here."]),
+            (f"K in {_widths(cells)} bits", _few_bits(cells) if known else ["Not measured here."]),
             (
                 "How it is counted",
                 [
@@ -236,9 +236,9 @@ def page(value: dict[str, Any]) -> Page:
                     "",
                     "The kernel's layout is token-major: each token's channels lie side by side "
                     "([why](../adr/0007-layout-of-pruned-keys.md)). *Padded* adds room up to a multiple of sixteen "
-                    "channels; *channel-major* puts the tokens of each channel side by side. Keys in [8 and 4 "
-                    f"bits](../howto/compose.md#fewer-bits) have groups of {GROUP} tokens; the kernel reads them as "
-                    "they are stored, torch makes them dense first.",
+                    "channels; *channel-major* puts the tokens of each channel side by side. Keys in "
+                    f"[{_widths(cells)} bits](../howto/compose.md#fewer-bits) have groups of {GROUP} tokens; the "
+                    "kernel reads them as they are stored, torch makes them dense first.",
                 ],
             ),
         ],
@@ -271,15 +271,27 @@ def _layouts(cells: Sequence[dict[str, Any]]) -> list[str]:
     return table([*LEFT, *head], rows)
 
 
+def _measured(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """Those of `FEW_BITS` that all cells have: older results have no 3 bits."""
+    return [name for name in FEW_BITS if all(name in cell["pruned_ms"] for cell in cells)]
+
+
+def _widths(cells: Sequence[dict[str, Any]]) -> str:
+    """As "8, 4 and 3"."""
+    *others, last = (str(FEW_BITS[name][0]) for name in _measured(cells) or FEW_BITS)
+    return f"{', '.join(others)} and {last}"
+
+
 def _few_bits(cells: Sequence[dict[str, Any]]) -> list[str]:
-    names = ("token-major", "K in 8 bits", "K in 4 bits", WIDENED)
+    names = [*_measured(cells), WIDENED]
     rows = [
-        [*_left(cell), *(f"{cell['pruned_ms'][name]:.3f}" for name in names), f"{cell['floor_4_bits_ms']:.3f}",
-         *(f"{cell['dense_by_pruned'][name]:.2f}" for name in names[2:])]
+        [*_left(cell), *(f"{cell['pruned_ms'][name]:.3f}" for name in ("token-major", *names)),
+         f"{cell['floor_4_bits_ms']:.3f}", *(f"{cell['dense_by_pruned'][name]:.2f}" for name in names[1:])]
         for cell in cells
     ]  # fmt: skip
-    head = ["K in 32 bits, ms", "8 bits, ms", "4 bits, ms", "4 bits, torch, ms", "lower bound, 4 bits, ms"]
-    return table([*LEFT, *head, "dense / 4 bits", "dense / 4 bits, torch"], rows)
+    few = [name.removeprefix("K in ") for name in names]
+    head = ["K in 32 bits, ms", *(f"{name}, ms" for name in few), "lower bound, 4 bits, ms"]
+    return table([*LEFT, *head, *(f"dense / {name}" for name in few[1:])], rows)
 
 
 def draw(figure: Any, cells: Sequence[dict[str, Any]]) -> None:

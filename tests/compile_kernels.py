@@ -95,7 +95,12 @@ def decoding(every: bool) -> None:
         for d, dtype in product((64, 128, 256), decode._DTYPES):
             attend(dtype, d)
             attend(dtype, d, length=8, mask=dtype)
-        for dtype, *packing in ((half, 4, "hqq", 32), (bfloat16, 8, "hqq", 128), (half, 3, "hqq", 64), (half, 2, "hqq", 7)):
+        for dtype, *packing in (
+            (half, 4, "hqq", 32),
+            (bfloat16, 8, "hqq", 128),
+            (torch.float32, 3, "hqq", 64),
+            (half, 2, "hqq", 7),
+        ):
             attend(dtype, 128, packing=packing)
             attend(dtype, 128, packing=(*packing[:2], 32), values=(*packing[:2], 32))
 

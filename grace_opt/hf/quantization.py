@@ -323,7 +323,9 @@ class QuantizedTokens:
                 raise CacheError("the sequences of quantised tokens must be lists of blocks, numbered from 0")
             blocks = []
             for number, tokens in enumerate(meta["tokens"]):
-                parts = [tensors[f"{number}.{name}"].clone() for name in BLOCK_TENSORS]
+                # In order, as kernels read by address.
+                own = {"memory_format": torch.contiguous_format}
+                parts = [tensors[f"{number}.{name}"].clone(**own) for name in BLOCK_TENSORS]
                 found, expected = [tuple(part.shape) for part in parts], form.stored_shapes(tokens)
                 if found != expected:
                     raise CacheError(f"block {number} of quantised tokens has shapes {found} instead of {expected}")

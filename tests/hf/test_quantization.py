@@ -155,6 +155,14 @@ def test_a_kernel_is_told_where_everything_is(library_and_bits, grouping, channe
     torch.testing.assert_close(found, stored.dequantize(), atol=1e-6, rtol=2 * torch.finfo(dtype).eps)
 
 
+def test_a_kernel_reads_in_order_what_came_in_another_order(backend):
+    stored = QuantizedTokens.quantize(draw(1, 2, 2 * GROUP, 5), 4, "tokens", GROUP, backend)
+    turned = {name: tensor.mT.contiguous().mT for name, tensor in stored.tensors().items()}
+    found = QuantizedTokens.from_tensors(turned, stored.meta())
+    assert torch.equal(found.dequantize(), stored.dequantize())
+    assert all(tensor.is_contiguous() for tensor in found.packed.tensors)
+
+
 def test_what_no_kernel_reads(backend):
     x = draw(2, 2, 3 * GROUP, 5)
     one = QuantizedTokens.quantize(x[:1], 4, "tokens", GROUP, backend)

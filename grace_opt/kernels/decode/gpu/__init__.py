@@ -35,7 +35,7 @@ from torch import Tensor
 from ....errors import CacheError
 from ..checks import check_lengths, kind_of_mask
 from ..forms import BOOL
-from ..packed import Packed, PackedKeys, PackedValues
+from ..packed import Packed, PackedKeys, PackedValues, element_of
 from .attend import LOG2E, attend_run, join_runs
 
 #: Widest head, of keys and of values, that one program holds.
@@ -197,7 +197,7 @@ def decode_attention(
             WIDEN=_INTERPRETED and query.dtype == torch.bfloat16,
             ROW_BLOCK=row_block, BLOCK=block, WIDTH=block_width, KEPT=kept_block, VALUE_WIDTH=value_block,
             BLOCKS_PER_GROUP=blocks_per_group, **_form("KEY", pruned_keys), **_form("VALUE", old_values),
-            num_warps=4 if row_block <= 32 else 8, num_stages=2,
+            num_warps=4 if row_block <= 32 else 8, num_stages=_stages(query.dtype, pruned_keys, old_values),
         )  # fmt: skip
         join_runs[(batch * heads * rows,)](
             largest, sums, products, output, runs, heads, value_width,
@@ -247,6 +247,12 @@ def _block_size(channels: int, itemsize: int) -> int:
     while block > 16 and block * channels * itemsize > BLOCK_BYTES:
         block //= 2
     return block
+
+
+def _stages(dtype: torch.dtype, *stored: Tensor | Packed) -> int:
+    """Blocks that are on chip at once: one in float32 where levels lie in int32, as small GPUs have no room for two."""
+    packed = (part for part in stored if isinstance(part, Packed))
+    return 1 if dtype == torch.float32 and any(element_of(part.bits)[0] == torch.int32 for part in packed) else 2
 
 
 #: Whether triton was imported with TRITON_INTERPRET=1: numpy does the work, on the CPU, and multiplies no bfloat16.
