@@ -1,4 +1,4 @@
-"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, basis, report, doctor.
+"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, basis, lm-eval, report, doctor.
 
 Text is printed as it is: rich's markup is never interpreted in text from users, files or models. For the exit codes
 see `Exit`. Built on typer and rich.
@@ -402,6 +402,39 @@ def basis(
         made.save(out)
     print_basis(console, made, seconds, out.stat().st_size)
     console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
+
+
+@app.command(
+    name="lm-eval",
+    epilog=EXIT_CODES,
+    # Every argument is the harness's own, and reaches it as it was written.
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": [],
+    },
+)
+def lm_eval(context: typer.Context) -> None:
+    """Run lm-evaluation-harness with prompts read into smaller caches.
+
+    All arguments are the harness's own, but for --model, which is ours. Settings of the cache go into its --model_args,
+    with the names of attach: bits, ratio, method, evict, quantize, and others. Results carry bytes and bits, and say
+    how many prompts were too short to be compressed.
+
+    Example: grace-opt lm-eval --model_args pretrained=HuggingFaceTB/SmolLM2-135M,bits=2.25 --tasks lambada_openai
+    """
+    if not context.args or context.args[0] in ("-h", "--help"):
+        console.print(context.get_help(), soft_wrap=True)
+        console.print("The harness's own arguments:\n", soft_wrap=True)
+    with _errors_as_exit_codes():
+        try:
+            from ..hf.lm_eval.command import run_harness
+        except ImportError as error:
+            raise OptionError(
+                f'grace-opt lm-eval needs transformers: pip install "grace-opt[lm-eval]" ({error})'
+            ) from None
+        run_harness(context.args or ["--help"])
 
 
 @app.command()
