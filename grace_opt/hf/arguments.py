@@ -1,6 +1,7 @@
-"""Error messages for unknown arguments and for objects that only contain a model: suggest what was meant.
+"""Arguments: which ones were given, what was meant by unknown ones, and by objects that only contain a model.
 
-When: somebody uses another library's names, mistypes ours, or passes a pipeline instead of a model.
+When: somebody uses another library's names, mistypes ours, passes a pipeline instead of a model, or gives an argument
+that would be ignored.
 """
 
 from __future__ import annotations
@@ -68,7 +69,37 @@ def advice(unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str,
     return "".join(sentences)
 
 
-def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable[[type[T]], type[T]]:
+class _Default:
+    """Shows as the value that it stands for."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+def default(value: object) -> Any:
+    """Return a default for a signature that can be told from the same value given by the caller; see `given_of`."""
+    return _Default(value)
+
+
+def given_of(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that the caller has given, those without a `default`.
+
+    Examples
+    --------
+    >>> def call(method=default("grace"), ratio=default(0.3)):
+    ...     return given_of(method=method, ratio=ratio)
+    >>> call(ratio=0.3)
+    {'ratio': 0.3}
+    """
+    return {name: value for name, value in arguments.items() if not isinstance(value, _Default)}
+
+
+def explains_arguments(
+    elsewhere: Mapping[str, str], hint: str = "", check: Callable[[Mapping[str, Any]], None] | None = None
+) -> Callable[[type[T]], type[T]]:
     """Class decorator: unknown constructor arguments raise an `OptionError` with `advice`.
 
     Parameters
@@ -77,6 +108,9 @@ def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable
         As in `advice`.
     hint : str
         A sentence to end with.
+    check : callable, optional
+        Gets the arguments that were given, by name; raises if some do not go together. Not called if all are given, as
+        by ``dataclasses.replace``: that copies defaults along with the rest.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -93,6 +127,8 @@ def explains_arguments(elsewhere: Mapping[str, str], hint: str = "") -> Callable
                 )
             if len(args) > len(names):
                 raise OptionError(f"{cls.__name__} got {len(args)} arguments by position; {known}")
+            if check is not None and len(args) + len(kwargs) < len(names):
+                check({**dict(zip(names, args, strict=False)), **kwargs})
             plain(self, *args, **kwargs)
 
         cls.__init__ = checked  # type: ignore[method-assign,assignment]

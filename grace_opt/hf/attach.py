@@ -1,4 +1,4 @@
-"""`attach`: for the length of a ``with`` block, ``model.generate`` decodes from a pruned key cache.
+"""`attach`: for the length of a ``with`` block, or from `start` to `stop`, ``generate`` decodes from a pruned cache.
 
 When: this is the shortest way to use the adapter, and the only one for code that calls ``generate`` for you, such as a
 ``pipeline``. Every call gets a new cache that knows where the prompt ends. Chunked prefill and assisted decoding
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
 from ..registry import MethodOptions
-from .arguments import require_model
+from .arguments import default, given_of, require_model
 from .cache import PrunedKeyCache
 from .generate_hook import GenerateHook, close_block, open_block
 from .implementation import ImplementationOverride, base_for
@@ -34,7 +34,7 @@ from .running_calls import RunningCalls
 
 
 class Attached(ContextDecorator):
-    """The ``with`` block that `attach` returns, and the object that the block yields."""
+    """What `attach` returns: a ``with`` block, or `start` and `stop` where no block fits, as in a server."""
 
     _used = True  # until the constructor has finished
     hook: GenerateHook | None = None
@@ -44,6 +44,7 @@ class Attached(ContextDecorator):
         self.new_cache()  # report wrong arguments now
         self._override: ImplementationOverride | None = None
         self._calls = RunningCalls()
+        self._opening = threading.RLock()
         self._latest: PrunedKeyCache | None = None
         self._of_thread = threading.local()
         self._used = False
@@ -120,22 +121,45 @@ class Attached(ContextDecorator):
 
     # ------------------------------------------------------------ the block
 
+    def start(self) -> Attached:
+        """Begin without a ``with`` block: from now on, every thread's ``generate`` gets a pruned cache.
+
+        For servers, which begin in one function and end in another. Threads with a ``with`` block of their own use
+        that one; all others use what was begun last.
+
+        Returns
+        -------
+        Attached
+            This object. Keep it: only its `stop` ends what it began.
+
+        Raises
+        ------
+        OptionError
+            If it is open already, or calls of generate() from before its `stop` are still running.
+
+        Examples
+        --------
+        >>> from grace_opt.hf.models import load_pocket
+        >>> model, tokenizer = load_pocket()
+        >>> attached = attach(model, ratio=0.6).start()
+        >>> inputs = tokenizer("the quiet river " * 40, return_tensors="pt")
+        >>> output = model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        >>> attached.stop()
+        >>> model.config._attn_implementation, attached.cache.memory_report().pruned_tokens > 0
+        ('sdpa', True)
+        """
+        return self._open(None)
+
+    def stop(self) -> None:
+        """End what `start` began, from any thread; does nothing if it is not open.
+
+        Returns at once: a call that is still running in another thread goes on as it began, and the model is restored
+        when the last such call ends. Afterwards it may be started again.
+        """
+        self.__exit__()
+
     def __enter__(self) -> Attached:
-        if self._override is not None and self._override.is_open:
-            raise OptionError(
-                "this block is open already, or calls in it are still running; call attach(model, ...) again for a "
-                "new block"
-            )
-        self._used = True
-        try:
-            self._override = ImplementationOverride(self._model, f"grace_{base_for(self._model)}")
-            self._override.apply()
-            self._calls.begin()
-            open_block(self._model, self)
-            return self
-        except BaseException:
-            self._close()
-            raise
+        return self._open(threading.current_thread())
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -144,10 +168,30 @@ class Attached(ContextDecorator):
             self._close()
             raise
 
+    def _open(self, thread: threading.Thread | None) -> Attached:
+        # Of two threads that start the same object, one succeeds.
+        with self._opening:
+            if self._override is not None and self._override.is_open:
+                raise OptionError(
+                    "this is open already, or calls in it are still running; call attach(model, ...) again for another "
+                    "block, or stop() this one first"
+                )
+            self._used = True
+            try:
+                self._override = ImplementationOverride(self._model, f"grace_{base_for(self._model)}")
+                self._override.apply()
+                self._calls.begin()
+                open_block(self._model, self, thread)
+                return self
+            except BaseException:
+                self._close()
+                raise
+
     def _close(self) -> None:
-        close_block(self)
-        if self._override is not None:
-            self._calls.end(self._override.restore)
+        with self._opening:
+            close_block(self)
+            if self._override is not None:
+                self._calls.end(self._override.restore)
 
     def _recreate_cm(self) -> Attached:
         """Return a new block for every call of a function decorated with this one."""
@@ -167,14 +211,18 @@ class Attached(ContextDecorator):
     def __del__(self) -> None:
         if not self._used:
             warnings.warn(
-                "attach(model, ...) alone changes nothing; write `with attach(model, ...):` and generate inside it",
+                "attach(model, ...) alone changes nothing; write `with attach(model, ...):` and generate inside it, or "
+                "attach(model, ...).start()",
                 UserWarning,
                 stacklevel=2,
             )
 
 
 def attach(
-    model: PreTrainedModel, method: str | MethodOptions = "grace", ratio: Any = DEFAULT_RATIO, **settings: Any
+    model: PreTrainedModel,
+    method: str | MethodOptions = default("grace"),
+    ratio: Any = default(DEFAULT_RATIO),
+    **settings: Any,
 ) -> Attached:
     """Prune the key cache of every ``model.generate`` inside a ``with`` block.
 
@@ -188,7 +236,8 @@ def attach(
     Returns
     -------
     Attached
-        The block, to be entered with ``with``. Its ``cache`` is that of the latest call.
+        The block, to be entered with ``with``; or begun and ended by `Attached.start` and `Attached.stop`. Its
+        ``cache`` is that of the latest call.
 
     Raises
     ------
@@ -221,7 +270,7 @@ def attach(
             f"attach(model) with the full model, from AutoModelForCausalLM.from_pretrained(...). To call this model "
             f"yourself, pass it a PrunedKeyCache"
         )
-    return Attached(found, {"method": method, "ratio": ratio, **settings})
+    return Attached(found, {**given_of(method=method, ratio=ratio), **settings})
 
 
 def _prompt_length(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..attention.masks import ChannelMask
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..errors import CacheError, CalibrationError, GraceError, OptionError
 from ..registry import MethodOptions
-from .arguments import unwrap_model
+from .arguments import default, given_of, unwrap_model
 from .bits.make_budget import budget_of
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
@@ -93,8 +93,8 @@ class PrunedKeyCache(Cache):
     def __init__(
         self,
         model: PreTrainedModel | PreTrainedConfig,
-        method: str | MethodOptions = "grace",
-        ratio: float | Sequence[float] = DEFAULT_RATIO,
+        method: str | MethodOptions = default("grace"),
+        ratio: float | Sequence[float] = default(DEFAULT_RATIO),
         *,
         pruning: PruningConfig | None = None,
         provider: MaskSource | None = None,
@@ -111,7 +111,7 @@ class PrunedKeyCache(Cache):
                 "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine "
                 "has none; leave it out: without a GPU the cache is in main memory anyway"
             )
-        given = {"method": method, "ratio": ratio, **settings}
+        given = {**given_of(method=method, ratio=ratio), **settings}
         if pruning is not None:
             if not isinstance(pruning, PruningConfig):
                 raise OptionError(
@@ -120,7 +120,7 @@ class PrunedKeyCache(Cache):
                 )
             _check_no_settings(given, "pruning=")
         self.pruning = PruningConfig.of(given) if pruning is None else pruning
-        _check_one_source(self.pruning, provider, masks)
+        _check_one_source(self.pruning, given, provider, masks)
         self.budget = None
         if self.pruning.quantize is not None:
             self.pruning.quantize.check_installed()
@@ -429,17 +429,16 @@ def _forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | No
     )
 
 
-def _check_no_settings(given: Mapping[str, Any], source: str) -> None:
+def _check_no_settings(ignored: Iterable[str], source: str) -> None:
     """Refuse settings that would be ignored."""
-    defaults = PruningConfig()
-    # Comparing an array or a tensor with a number gives no single answer.
-    ignored = [n for n, value in given.items() if getattr(value, "shape", ()) or value != getattr(defaults, n, ...)]
-    if ignored:
+    if names := ", ".join(ignored):
         decided = "all settings" if source == "pruning=" else "which channels go"
-        raise OptionError(f"{source} already decides {decided}; leave out {', '.join(ignored)}")
+        raise OptionError(f"{source} already decides {decided}; leave out {names}")
 
 
-def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks: ChannelMask | None) -> None:
+def _check_one_source(
+    pruning: PruningConfig, given: Mapping[str, Any], provider: MaskSource | None, masks: ChannelMask | None
+) -> None:
     """Refuse arguments that would be ignored, because ``provider`` or ``masks`` already decides the channels."""
     chosen = [name for name, value in (("provider", provider), ("masks", masks)) if value is not None]
     if len(chosen) > 1:
@@ -449,9 +448,9 @@ def _check_one_source(pruning: PruningConfig, provider: MaskSource | None, masks
             f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one"
         )
     if chosen:
-        deciding = ("method", "ratio", "kept_channels", "protect", "weight", "seed")
-        given = {name: getattr(pruning, name) for name in deciding}
-        _check_no_settings({**given, **pruning.options}, f"{chosen[0]}=")
+        deciding, defaults = ("method", "ratio", "kept_channels", "protect", "weight", "seed"), PruningConfig()
+        ignored = [n for n in deciding if n in given or getattr(pruning, n) != getattr(defaults, n)]
+        _check_no_settings([*ignored, *pruning.options], f"{chosen[0]}=")
     if provider is not None and (isinstance(provider, type) or not callable(provider)):
         raise OptionError(
             f"provider={provider!r}: write a function (queries, keys, attention_mask) -> ChannelMask, for instance "

@@ -26,7 +26,7 @@ from ..attention.weights import WEIGHTS, salient_channels
 from ..errors import OptionError
 from ..problem import Problem
 from ..registry import MethodOptions
-from .arguments import require_model
+from .arguments import default, require_model
 from .cache import PrunedKeyCache
 from .capture import capture
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
@@ -42,8 +42,8 @@ def calibrate(
     model: PreTrainedModel,
     texts: Sequence[str | Tensor],
     tokenizer: Any = None,
-    method: str | MethodOptions = "grace",
-    ratio: Any = DEFAULT_RATIO,
+    method: str | MethodOptions = default("grace"),
+    ratio: Any = default(DEFAULT_RATIO),
     *,
     pruning: PruningConfig | None = None,
     observation_window: int | None = None,

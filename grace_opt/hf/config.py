@@ -12,7 +12,7 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from .. import registry
@@ -23,12 +23,21 @@ from ..errors import OptionError
 from ..registry import MethodOptions
 from .arguments import OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
 from .bits.classes import SINKS
-from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_tail_block
+from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_given_bits, check_tail_block
 from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
 from .quantization import Quantization
 
 
-@explains_arguments(OTHER_NAMES_OF_SETTINGS, ' Give the options of a method as options={"name": value}.')
+def _check_given(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that would be ignored, also at their default values."""
+    check_given_bits(given)
+    if given.get("kept_channels") is not None and "ratio" in given:
+        raise _one_of_two(given["ratio"], given["kept_channels"])
+
+
+@explains_arguments(
+    OTHER_NAMES_OF_SETTINGS, ' Give the options of a method as options={"name": value}.', check=_check_given
+)
 @dataclass(frozen=True)
 class PruningConfig:
     """How a key cache is pruned.
@@ -156,7 +165,7 @@ class PruningConfig:
         floats = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
         object.__setattr__(self, "ratio", floats)
         if self.kept_channels is not None and self.ratio != PruningConfig.ratio:
-            raise OptionError(f"ratio={self.ratio!r} and kept_channels={self.kept_channels}: write one of the two")
+            raise _one_of_two(self.ratio, self.kept_channels)
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
         if self.evict is not None and (isinstance(self.evict, type) or not isinstance(self.evict, TokenEviction)):
@@ -237,7 +246,9 @@ class PruningConfig:
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise OptionError(f"a pruning configuration has no {', '.join(unknown)}; it has {', '.join(known)}")
-        found = dict(values)
+        # All fields, so that values at their defaults are none that were given.
+        defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
+        found = {**defaults, **values}
         if found.get("evict") is not None:
             found["evict"] = eviction_from_dict(found["evict"])
         if found.get("quantize") is not None:
@@ -261,6 +272,10 @@ _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("fused", bool, "True or False"),
     ("quantize", Quantization | None, "a Quantization, for instance Quantization(keys=4)"),
 )
+
+
+def _one_of_two(ratio: Any, kept_channels: Any) -> OptionError:
+    return OptionError(f"ratio={ratio!r} and kept_channels={kept_channels}: write one of the two")
 
 
 def _meant_ratio(ratio: Any) -> str:

@@ -2,7 +2,7 @@
 
 One hook per model holds all of its open blocks, so they may end in any order and belong to different threads. A call
 belongs to the innermost block that its own thread entered; in a thread that entered none (a streamer's, a server
-worker's), to the block entered last. When no block is open, the hook is removed; code that still holds a reference to
+worker's), to the block opened last. What `Attached.start` opens belongs to no thread. When no block is open, the hook is removed; code that still holds a reference to
 it then calls the plain ``generate``.
 """
 
@@ -46,7 +46,7 @@ class GenerateHook:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model, self._found = model, vars(model).get("generate")
         self._plain: Callable[..., Any] = model.generate
-        self.blocks: list[tuple[threading.Thread, OpenBlock]] = []
+        self.blocks: list[tuple[threading.Thread | None, OpenBlock]] = []
         functools.update_wrapper(self, self._plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,12 +75,12 @@ class GenerateHook:
         raise CacheError("the model is inside a block of attach(); leave the block before you pickle the model")
 
 
-def open_block(model: PreTrainedModel, block: OpenBlock) -> None:
-    """Make calls of ``model.generate`` belong to this block."""
+def open_block(model: PreTrainedModel, block: OpenBlock, thread: threading.Thread | None) -> None:
+    """Make calls of ``model.generate`` belong to this block: first those of its thread, or None for no thread's own."""
     with _LOCK:
         found = vars(model).get("generate")
         block.hook = hook = found if isinstance(found, GenerateHook) else GenerateHook(model)
-        hook.blocks.append((threading.current_thread(), block))
+        hook.blocks.append((thread, block))
         if hook is not found:
             model.generate = hook
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import json
 import math
 import warnings
@@ -18,6 +20,7 @@ from grace_opt.hf import (
     PruningConfig,
     Quantization,
     StreamingLLM,
+    attach,
     attention_implementation,
     calibrate_basis,
     capture,
@@ -160,8 +163,29 @@ class TestSettings:
         assert PruningConfig.from_dict({"bits": 2}) == PruningConfig(bits=2)
         assert (PruningConfig(bits=2).sink_tokens, PruningConfig(bits=2).tail_block) == (4, 64)
 
-    def test_observation_window_and_seed_may_stand_beside(self):
-        assert PruningConfig(bits=2, observation_window=8, seed=3).seed == 3
+    @pytest.mark.parametrize("name", ["method", "ratio", "weight", "fused", "seed", "observation_window"])
+    @pytest.mark.parametrize("make", ["PruningConfig", "PrunedKeyCache", "attach"])
+    def test_beside_what_they_would_ignore_are_refused_even_at_its_default(self, make, name):
+        given = {"bits": 2, "basis": "none", name: getattr(PruningConfig(), name)}
+        model = build("Llama")
+        makers = {
+            "PruningConfig": PruningConfig,
+            "PrunedKeyCache": functools.partial(PrunedKeyCache, model),
+            "attach": functools.partial(attach, model),
+        }
+        with pytest.raises(OptionError, match=f"^bits= gives .* does not go together with {name}; leave it out"):
+            makers[make](**given)
+
+    def test_beside_none_which_is_no_argument(self):
+        assert PruningConfig(bits=2, quantize=None, kept_channels=None) == PruningConfig(bits=2)
+
+    def test_of_a_copied_configuration_do_not_mind_its_defaults(self):
+        """replace() and from_dict() pass every field: none of them was given by anybody."""
+        assert dataclasses.replace(PruningConfig(sink_tokens=4, tail_block=64), bits=2) == PruningConfig(bits=2)
+        values = {**PruningConfig().to_dict(), "bits": 2.0, "tail_block": 64, "sink_tokens": 4}
+        assert PruningConfig.from_dict(values) == PruningConfig(bits=2)
+        del values["fused"]  # as in a file from before that field
+        assert PruningConfig.from_dict(values) == PruningConfig(bits=2)
 
 
 class TestBasis:

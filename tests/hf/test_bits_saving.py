@@ -25,7 +25,7 @@ from tests.hf.test_saving import MIXED, same_tensors
 from tests.hf.test_tampering import VALUES, changed_at, fields, tensors_changed
 
 PROMPT, ALL = 120, 176
-SETTINGS = {"bits": 3.0, "basis": "none", "recent_window": 8, "observation_window": 6, "tail_block": 16}
+SETTINGS = {"bits": 3.0, "basis": "none", "recent_window": 8, "tail_block": 16}
 #: What is saved: settings, tokens that are cached by then, number of tokens of padding, changes to the model.
 KINDS = {
     "plain": ({}, 124, 0, {}),

@@ -250,7 +250,7 @@ class TestInterrupts:
                 return None
             # At a leading `try:`, and where a lock is taken or given back, Python handles no signal.
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            if event == "line" and line not in ("try:", "with _LOCK:"):
+            if event == "line" and line not in ("try:", "with _LOCK:", "with self._opening:"):
                 lines += 1
                 if lines == interrupt_at:
                     raise KeyboardInterrupt

@@ -56,7 +56,7 @@ GIVEN_BITS = st.one_of(
     st.fixed_dictionaries({"key_bits": MEANS, "value_bits": MEANS, "basis": BASES}),
     st.fixed_dictionaries({"total_bytes": st.integers(1, 10**12), "basis": BASES}),
 )
-BESIDE_BITS = ("seed", "recent_window", "observation_window", "sink_tokens", "dense_layers", "tail_block")
+BESIDE_BITS = ("recent_window", "sink_tokens", "dense_layers", "tail_block")
 MIXED = {"use_sliding_window": True, "sliding_window": 12, "layer_types": ("sliding_attention", "full_attention")}
 
 
@@ -193,7 +193,7 @@ class TestValues:
         with pytest.raises(OptionError, match=f"layer {layer}: ratio={bad!r}: give a number"):
             PruningConfig(ratio=ratios)
 
-    @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5]])
+    @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5], PruningConfig.ratio])
     def test_a_ratio_and_a_number_of_kept_channels_exclude_each_other(self, ratio):
         with pytest.raises(OptionError, match=r"ratio=.* and kept_channels=8: write one of the two"):
             PruningConfig(ratio=ratio, kept_channels=8)
@@ -331,6 +331,7 @@ class TestPruning:
         "extra",
         [
             {"ratio": 0.6},
+            {"ratio": PruningConfig.ratio},
             {"ratio": [0.5, 0.5]},
             {"ratio": np.array([0.5, 0.5])},
             {"method": "mies"},

@@ -128,7 +128,8 @@ class TestArguments:
             PrunedKeyCache(tiny().config, "mies", no_such_option=1)
 
     @pytest.mark.parametrize(
-        "extra", [{"ratio": 0.6}, {"method": "mies"}, {"seed": 3}, {"kept_channels": 8}, {"start": "think"}]
+        "extra",
+        [{"ratio": 0.6}, {"ratio": 0.3}, {"method": "mies"}, {"seed": 3}, {"kept_channels": 8}, {"start": "think"}],
     )
     def test_a_provider_and_what_it_already_decides(self, extra, tiny):
         method = {"method": "local_search"} if "start" in extra else {}

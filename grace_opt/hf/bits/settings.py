@@ -25,6 +25,23 @@ MAX_BITS = 16
 #: Number of last queries of which every one is observed: as far as an eviction may look back.
 MAX_EVICTION_QUERIES = max(LAST)
 _DECIDES_OTHERWISE = ("method", "ratio", "kept_channels", "protect", "weight", "options", "quantize", "fused")
+#: What only the choice of channels reads.
+_WITHOUT_EFFECT = ("seed", "observation_window")
+
+
+def check_given_bits(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that ``bits=`` would ignore, whatever their values; None is no argument.
+
+    Raises
+    ------
+    OptionError
+        Naming all of them.
+    """
+    asked = [name for name in BUDGETS if given.get(name) is not None]
+    names = [name for name in (*_DECIDES_OTHERWISE, *_WITHOUT_EFFECT) if name != "options"]
+    others = [name for name in names if given.get(name) is not None]
+    if asked and others:
+        raise _contradiction(asked[0], others, "")
 
 
 def check_bits(config: Any) -> None:
@@ -65,11 +82,7 @@ def check_bits(config: Any) -> None:
     if "options" in others and unknown:  # by the names that were given
         others = [name for name in others if name != "options"] + unknown
     if others:
-        raise OptionError(
-            f"{given[0]}= gives every channel its own number of bits, and does not go together with "
-            f"{', '.join(others)}; leave {'it' if len(others) == 1 else 'them'} out, or leave out {given[0]}"
-            f"{'.' * bool(meant)}{meant}"
-        )
+        raise _contradiction(given[0], others, meant)
     needed = 0 if config.evict is None else getattr(config.evict, "queries_needed", 0)
     if needed is None or needed > MAX_EVICTION_QUERIES:
         instead = "evict by SnapKV, PyramidKV or StreamingLLM"
@@ -87,6 +100,14 @@ def check_tail_block(block: int) -> None:
             f"tail_block={block}: with bits=, every block of newer tokens has means and scales of its own, which would "
             f"outweigh its codes; write {SMALLEST_TAIL_BLOCK} or more, or leave it out"
         )
+
+
+def _contradiction(budget: str, others: list[str], meant: str) -> OptionError:
+    return OptionError(
+        f"{budget}= gives every channel its own number of bits, and does not go together with "
+        f"{', '.join(others)}; leave {'it' if len(others) == 1 else 'them'} out, or leave out {budget}"
+        f"{'.' * bool(meant)}{meant}"
+    )
 
 
 def _differs(value: Any, default: Any) -> bool:
