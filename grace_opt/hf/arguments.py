@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 
 from .._util.names import nearest_name
+from ..attention.provider import DEFAULT_RATIO
 from ..errors import OptionError
 
 T = TypeVar("T")
@@ -79,17 +80,17 @@ class _Default:
         return repr(self._value)
 
 
-def default(value: object) -> Any:
-    """Return a default for a signature that can be told from the same value given by the caller; see `given_of`."""
-    return _Default(value)
+#: Defaults for signatures that can be told from the same values given by the caller; see `given_of`.
+GRACE: Any = _Default("grace")
+RATIO: Any = _Default(DEFAULT_RATIO)
 
 
 def given_of(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that the caller has given, those without a `default`.
+    """Return the arguments that the caller has given, without those that have `GRACE` or `RATIO` as their default.
 
     Examples
     --------
-    >>> def call(method=default("grace"), ratio=default(0.3)):
+    >>> def call(method=GRACE, ratio=RATIO):
     ...     return given_of(method=method, ratio=ratio)
     >>> call(ratio=0.3)
     {'ratio': 0.3}

@@ -22,10 +22,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..attention.provider import DEFAULT_RATIO
 from ..errors import CacheError, OptionError
 from ..registry import MethodOptions
-from .arguments import default, given_of, require_model
+from .arguments import GRACE, RATIO, given_of, require_model
 from .cache import PrunedKeyCache
 from .generate_hook import GenerateHook, close_block, open_block
 from .implementation import ImplementationOverride, base_for
@@ -220,8 +219,8 @@ class Attached(ContextDecorator):
 
 def attach(
     model: PreTrainedModel,
-    method: str | MethodOptions = default("grace"),
-    ratio: Any = default(DEFAULT_RATIO),
+    method: str | MethodOptions = GRACE,
+    ratio: Any = RATIO,
     **settings: Any,
 ) -> Attached:
     """Prune the key cache of every ``model.generate`` inside a ``with`` block.

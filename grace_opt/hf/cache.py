@@ -26,10 +26,10 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from .._util.parameters import integer
 from ..attention.masks import ChannelMask
-from ..attention.provider import DEFAULT_RATIO, MaskProvider
+from ..attention.provider import MaskProvider
 from ..errors import CacheError, CalibrationError, GraceError, OptionError
 from ..registry import MethodOptions
-from .arguments import default, given_of, unwrap_model
+from .arguments import GRACE, RATIO, given_of, unwrap_model
 from .bits.make_budget import budget_of
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
@@ -93,8 +93,8 @@ class PrunedKeyCache(Cache):
     def __init__(
         self,
         model: PreTrainedModel | PreTrainedConfig,
-        method: str | MethodOptions = default("grace"),
-        ratio: float | Sequence[float] = default(DEFAULT_RATIO),
+        method: str | MethodOptions = GRACE,
+        ratio: float | Sequence[float] = RATIO,
         *,
         pruning: PruningConfig | None = None,
         provider: MaskSource | None = None,

@@ -21,12 +21,11 @@ from transformers import PreTrainedModel
 
 from .._util.parameters import integer
 from ..attention.masks import ChannelMask
-from ..attention.provider import DEFAULT_RATIO
 from ..attention.weights import WEIGHTS, salient_channels
 from ..errors import OptionError
 from ..problem import Problem
 from ..registry import MethodOptions
-from .arguments import default, require_model
+from .arguments import GRACE, RATIO, require_model
 from .cache import PrunedKeyCache
 from .capture import capture
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
@@ -42,8 +41,8 @@ def calibrate(
     model: PreTrainedModel,
     texts: Sequence[str | Tensor],
     tokenizer: Any = None,
-    method: str | MethodOptions = default("grace"),
-    ratio: Any = default(DEFAULT_RATIO),
+    method: str | MethodOptions = GRACE,
+    ratio: Any = RATIO,
     *,
     pruning: PruningConfig | None = None,
     observation_window: int | None = None,

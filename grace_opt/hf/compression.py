@@ -18,7 +18,7 @@ from .bits.code_prompt import code_prompt
 from .bits.coded import CodedTokens
 from .bits.importance import last_queries
 from .channel_choice import choose_channels
-from .eviction import kept_tokens
+from .eviction import kept_tokens, tokens_kept
 from .masking import kept_channels
 from .observation import Observation
 from .plan import LayerPlan
@@ -47,15 +47,17 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
     config, sinks, length = plan.config, plan.config.sink_tokens, over.length
     if plan.bits is not None:
         return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, config.recent_window))
-    count = length if config.evict is None else config.evict.tokens(plan.index, plan.layers, length)
-    recent = config.recent_window
+    recent, group, count = config.recent_window, 1, length
     if config.quantize is not None and config.quantize.keys is not None:
-        # Tokens that do not fill a group stay dense, with the recent window.
-        recent += max(count - recent - sinks, 0) % config.quantize.group_size
+        group = config.quantize.group_size
+    if config.evict is not None:
+        count = tokens_kept(config.evict, plan.index, plan.layers, length, recent + sinks + group)
+    # Tokens that do not fill a group stay dense, with the recent window.
+    recent += max(count - recent - sinks, 0) % group
     if length <= recent + sinks:
         return None
     old = length - recent
-    evicted = _evicted(plan, over, keys, recent)
+    evicted = _evicted(plan, over, keys, recent, group)
     order = _sinks_first(over.valid, evicted, keys, old, sinks)
     stored_keys, stored_values = keys[:, :, :old], values[:, :, :old]
     seen, valid = keys, over.valid
@@ -86,7 +88,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
     )
 
 
-def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int) -> Tensor | None:
+def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int, group: int = 1) -> Tensor | None:
     """Return the positions before the recent tokens that each KV head keeps, ``(B, H, n)`` ascending; None for all."""
     if plan.config.evict is None:
         return None
@@ -104,6 +106,7 @@ def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int) -> T
         over.softcap,
         first=plan.config.sink_tokens,
         last=recent,
+        group=group,
     )
     return None if kept is None else kept[..., : kept.shape[-1] - recent]
 

@@ -24,7 +24,7 @@ from ..registry import MethodOptions
 from .arguments import OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
 from .bits.classes import SINKS
 from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_given_bits, check_tail_block
-from .eviction import TokenEviction, eviction_from_dict, eviction_to_dict
+from .eviction import TokenEviction, eviction_from_dict, eviction_named, eviction_to_dict
 from .quantization import Quantization
 
 
@@ -78,10 +78,12 @@ class PruningConfig:
     fused : bool
         True decodes directly on the pruned keys. False first widens them with zeros, one layer at a time: storage is
         the same, and models that add terms to their logits work too.
-    evict : TokenEviction, optional
-        Which tokens to drop before channels are chosen, for example ``SnapKV(budget=512)``.
-    quantize : Quantization, optional
-        Number of bits in which the pruned keys and their values are stored.
+    evict : TokenEviction or str, optional
+        Which tokens to drop before channels are chosen, for example ``SnapKV(budget=512)`` or ``SnapKV(budget=0.25)``,
+        a quarter of the prompt; "snapkv", "pyramidkv", "h2o" and "streaming_llm" stand for these with their defaults.
+    quantize : Quantization or str, optional
+        Number of bits in which the pruned keys and their values are stored; "int4" stands for 4 bits of both, likewise
+        "int8", "int3", "int2" and "int1".
     bits : float, optional
         Mean number of bits per element of K and V, with everything counted, over the tokens that are neither sink
         tokens nor recent: instead of pruning, every channel of every token gets its own number of bits. Sets
@@ -122,7 +124,7 @@ class PruningConfig:
     dense_layers: int = 0
     tail_block: int | None = None
     fused: bool = True
-    evict: TokenEviction | None = None
+    evict: TokenEviction | None = None  # a name is replaced by what it stands for
     quantize: Quantization | None = None
     bits: float | None = None
     key_bits: float | None = None
@@ -131,6 +133,10 @@ class PruningConfig:
     basis: str | os.PathLike[str] = CALIBRATED
 
     def __post_init__(self) -> None:
+        if isinstance(self.quantize, str):
+            object.__setattr__(self, "quantize", Quantization.named(self.quantize))
+        if isinstance(self.evict, str):
+            object.__setattr__(self, "evict", eviction_named(self.evict))
         check_bits(self)
         if self.sink_tokens is None:
             object.__setattr__(self, "sink_tokens", SINKS if self.is_coded else 0)
@@ -170,8 +176,8 @@ class PruningConfig:
             object.__setattr__(self, "protect", check_protection(self.protect))
         if self.evict is not None and (isinstance(self.evict, type) or not isinstance(self.evict, TokenEviction)):
             raise OptionError(
-                f"evict={self.evict!r}: write an eviction, for instance SnapKV(budget=512); one of your own has "
-                "queries_needed, tokens() and scores()"
+                f'evict={self.evict!r}: write an eviction, for instance SnapKV(budget=512) or "snapkv"; one of your '
+                "own has queries_needed, tokens() and scores()"
             )
         object.__setattr__(self, "options", dict(self.options))
         group = self.quantize.group_size if self.quantize is not None and self.quantize.keys is not None else 1
@@ -270,7 +276,7 @@ _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("method", str, 'a name, for instance "grace"; the share to prune is another argument, ratio='),
     ("weight", str, 'a name, for instance "frobenius"'),
     ("fused", bool, "True or False"),
-    ("quantize", Quantization | None, "a Quantization, for instance Quantization(keys=4)"),
+    ("quantize", Quantization | None, 'a Quantization, for instance Quantization(keys=4), or a name such as "int4"'),
 )
 
 

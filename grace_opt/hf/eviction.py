@@ -18,6 +18,7 @@ over the query heads of its group, as in kvpress.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -26,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .._util.parameters import check_fields, choice, integer
+from .._util.names import nearest_name
+from .._util.parameters import check_fields, choice, integer, plain
 from ..errors import OptionError
 from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finished_scores
@@ -66,10 +68,10 @@ class TokenEviction(Protocol):
         ...
 
 
-_BUDGET = "write budget=, a number of tokens"
+_BUDGET = "write budget=, a number of tokens, or the share of the prompt to keep, such as 0.25"
 _OTHER_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("max_capacity_prompt", "max_capacity_prompts", "capacity", "max_tokens"), _BUDGET),
-    **dict.fromkeys(("compression_ratio", "ratio", "heavy_ratio", "heavy_budget"), _BUDGET),
+    **dict.fromkeys(("max_capacity_prompt", "max_capacity_prompts", "capacity", "max_tokens", "keep"), _BUDGET),
+    **dict.fromkeys(("compression_ratio", "ratio", "heavy_ratio", "heavy_budget", "share"), _BUDGET),
     **dict.fromkeys(("window_size", "recent_size", "recent_budget", "local_window"), "write window="),
     "kernel_size": "write kernel=",
     **dict.fromkeys(("n_sink", "n_sinks", "sink_tokens", "num_sink_tokens", "start_size"), "write sinks="),
@@ -80,14 +82,42 @@ _OTHER_NAMES: Mapping[str, str] = {
 class _Budget:
     """The same number of tokens in every layer."""
 
-    budget: int = 512
+    budget: int | float = 512
 
     def __post_init__(self) -> None:
-        check_fields(self, integer, "budget", at_least=1)
+        object.__setattr__(self, "budget", _checked_budget(self.budget))
+
+    @property
+    def always(self) -> int:
+        """Return how many tokens are kept whatever their scores are, and however small a share is."""
+        return 0
+
+    def count(self, length: int) -> int:
+        """Return the budget for a prompt of `length` tokens, at most all of them; a share is rounded up."""
+        if isinstance(self.budget, int):
+            return min(length, self.budget)
+        return min(length, max(math.ceil(self.budget * length - _ROUNDING), self.always, 1))
 
     def tokens(self, layer: int, layers: int, length: int) -> int:
         """Return the budget, or all tokens if there are fewer."""
-        return min(length, self.budget)
+        return self.count(length)
+
+
+#: What a product of a share and a length may be off, in tokens.
+_ROUNDING = 1e-6
+
+
+def _checked_budget(budget: Any) -> int | float:
+    """Return a number of tokens as an int, a share of the prompt as a float; 1 is the one, and 1.0 neither."""
+    given = plain(budget)
+    if isinstance(given, float) and 0 < given < 1:
+        return given
+    if isinstance(given, float) and given == 1:
+        raise OptionError(
+            "budget=1.0: a share of the prompt is less than 1, and a number of tokens an integer; write budget=1 for "
+            "one token, or leave the eviction out to keep all"
+        )
+    return integer("budget", budget, at_least=1, hint="or a share of the prompt, more than 0 and less than 1")
 
 
 @explains_arguments(_OTHER_NAMES)
@@ -97,8 +127,9 @@ class SnapKV(_Budget):
 
     Attributes
     ----------
-    budget : int
-        Number of tokens that each KV head keeps, the window included.
+    budget : int or float
+        Number of tokens that each KV head keeps, the window included; or a share of the prompt's tokens, padding
+        counted, as a float between 0 and 1. A share never keeps fewer than the window.
     window : int
         Number of last tokens whose queries are observed, and that are always kept.
     kernel : int
@@ -111,6 +142,8 @@ class SnapKV(_Budget):
     --------
     >>> SnapKV(budget=64).tokens(layer=0, layers=2, length=500)
     64
+    >>> SnapKV(budget=0.25).tokens(layer=0, layers=2, length=500)
+    125
     """
 
     window: int = 32
@@ -124,6 +157,11 @@ class SnapKV(_Budget):
         if self.kernel % 2 == 0:
             raise OptionError(f"kernel={self.kernel}: give an odd width, for instance {self.kernel + 1}.")
         check_fields(self, choice, "pooling", allowed=("max", "avg"))
+
+    @property
+    def always(self) -> int:
+        """The window."""
+        return self.window
 
     @property
     def queries_needed(self) -> int | None:
@@ -183,9 +221,10 @@ class PyramidKV(SnapKV):
         """Return this layer's share; all tokens if there are no more than the budget."""
         if not 0 <= layer < layers:
             raise OptionError(f"layer={layer} of layers={layers}: give 0 <= layer < layers.")
-        if length <= self.budget or layers == 1:
-            return min(length, self.budget)
-        mean = self.budget - self.window
+        budget = self.count(length)
+        if length <= budget or layers == 1:
+            return budget
+        mean = budget - self.window
         most = min(2 * mean - mean / self.beta, length - self.window)
         step = 2 * (most - mean) / (layers - 1)
         return self.window + round(most - layer * step)
@@ -198,8 +237,8 @@ class H2O(_Budget):
 
     Attributes
     ----------
-    budget : int
-        Number of tokens that each KV head keeps, the window included.
+    budget : int or float
+        Number of tokens that each KV head keeps, the window included; or a share of the prompt's, as in `SnapKV`.
     window : int or None
         Number of last tokens that are always kept; None means half of the budget, as in the H2O paper.
     observed : int or None
@@ -207,7 +246,7 @@ class H2O(_Budget):
 
     Examples
     --------
-    >>> H2O(budget=64, window=None).recent
+    >>> H2O(budget=64, window=None).recent(length=500)
     32
     """
 
@@ -222,9 +261,14 @@ class H2O(_Budget):
             _check_fits(self, "window")
 
     @property
-    def recent(self) -> int:
-        """Number of last tokens that are always kept."""
-        return self.budget // 2 if self.window is None else self.window
+    def always(self) -> int:
+        """The window, if it is a number of tokens."""
+        return self.window or 0
+
+    def recent(self, length: int) -> int:
+        """Return how many of the last of `length` tokens are always kept."""
+        budget = self.budget if isinstance(self.budget, int) else self.count(length)
+        return budget // 2 if self.window is None else self.window
 
     @property
     def queries_needed(self) -> int | None:
@@ -236,7 +280,8 @@ class H2O(_Budget):
     ) -> Tensor:
         """See `TokenEviction.scores`."""
         received = attention_received(queries, keys, valid, scaling, softcap, self.observed).mean(2)
-        return finished_scores(received[..., : max(keys.shape[2] - self.recent, 0)], keys, valid, self.recent)
+        recent = self.recent(keys.shape[2])
+        return finished_scores(received[..., : max(keys.shape[2] - recent, 0)], keys, valid, recent)
 
 
 @explains_arguments(_OTHER_NAMES)
@@ -246,8 +291,8 @@ class StreamingLLM(_Budget):
 
     Attributes
     ----------
-    budget : int
-        Number of tokens that each KV head keeps.
+    budget : int or float
+        Number of tokens that each KV head keeps; or a share of the prompt's, as in `SnapKV`.
     sinks : int
         Number of first tokens among them, padding not counted.
 
@@ -270,6 +315,11 @@ class StreamingLLM(_Budget):
         _check_fits(self, "sinks")
 
     @property
+    def always(self) -> int:
+        """The sinks."""
+        return self.sinks
+
+    @property
     def queries_needed(self) -> int | None:
         """Return 0: no query is read."""
         return 0
@@ -286,6 +336,13 @@ class StreamingLLM(_Budget):
         return finished_scores(row[:, None].repeat(1, heads, 1), keys, valid, 0)
 
 
+def tokens_kept(eviction: TokenEviction, layer: int, layers: int, length: int, least: int) -> int:
+    """Return how many tokens each KV head keeps; of a share of the prompt, at least `least` or all."""
+    count = eviction.tokens(layer, layers, length)
+    is_share = isinstance(getattr(eviction, "budget", None), float)
+    return max(count, min(least, length)) if is_share else count
+
+
 def kept_tokens(
     eviction: TokenEviction,
     queries: Tensor,
@@ -298,6 +355,7 @@ def kept_tokens(
     *,
     first: int = 0,
     last: int = 0,
+    group: int = 1,
 ) -> Tensor | None:
     """Return the positions that each KV head keeps, ascending; None if it keeps all.
 
@@ -311,6 +369,8 @@ def kept_tokens(
         Position of the layer in the model, and the model's number of layers.
     first, last : int
         Number of first real tokens, and of last tokens, that stay whatever their scores are.
+    group : int
+        Number of tokens that stay besides, at least, if the budget is a share of the prompt.
 
     Returns
     -------
@@ -319,7 +379,7 @@ def kept_tokens(
         tokens keeps its last padding tokens, the same in every head.
     """
     length = keys.shape[2]
-    count = eviction.tokens(layer, layers, length)
+    count = tokens_kept(eviction, layer, layers, length, first + last + group)
     if length <= count:
         return None
     if count <= first + last:
@@ -349,6 +409,30 @@ _NAMES: dict[str, type[SnapKV | H2O | StreamingLLM]] = {
     "h2o": H2O,
     "streaming_llm": StreamingLLM,
 }
+
+
+def eviction_named(name: str) -> SnapKV | H2O | StreamingLLM:
+    """Return the eviction of this name with its defaults; case, hyphens and underscores do not matter.
+
+    Raises
+    ------
+    OptionError
+        If the name is unknown; suggests the nearest one.
+
+    Examples
+    --------
+    >>> eviction_named("streaming-LLM")
+    StreamingLLM(budget=512, sinks=4)
+    """
+    short = {known.replace("_", ""): known for known in _NAMES}
+    meant = name.lower().replace("_", "").replace("-", "")
+    if meant not in short:
+        near = nearest_name(meant, short)
+        raise OptionError(
+            f"evict={name!r}: write one of {', '.join(map(repr, _NAMES))}, or an eviction with its budget, for "
+            f"instance SnapKV(budget=0.25){'' if near is None else f'. Did you mean {short[near]!r}?'}"
+        )
+    return _NAMES[short[meant]]()
 
 
 def eviction_to_dict(eviction: TokenEviction) -> dict[str, Any]:
@@ -388,7 +472,7 @@ def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM
 
 def _check_fits(eviction: Any, name: str) -> None:
     value = getattr(eviction, name)
-    if value > eviction.budget:
+    if isinstance(eviction.budget, int) and value > eviction.budget:
         raise OptionError(
             f"{type(eviction).__name__}({name}={value}, budget={eviction.budget}): these tokens are always kept, so "
             f"give a budget of at least {value}, or a smaller {name}."

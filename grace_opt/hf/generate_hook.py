@@ -2,8 +2,8 @@
 
 One hook per model holds all of its open blocks, so they may end in any order and belong to different threads. A call
 belongs to the innermost block that its own thread entered; in a thread that entered none (a streamer's, a server
-worker's), to the block opened last. What `Attached.start` opens belongs to no thread. When no block is open, the hook is removed; code that still holds a reference to
-it then calls the plain ``generate``.
+worker's), to the block opened last. What `Attached.start` opens belongs to no thread. When no block is open, the hook
+is removed; code that still holds a reference to it then calls the plain ``generate``.
 """
 
 from __future__ import annotations

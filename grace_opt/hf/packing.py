@@ -6,7 +6,8 @@ what is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +191,33 @@ _CODECS: dict[str, tuple[_Pack, _Unpack]] = {
 def library(backend: str) -> Any:
     """Import the library; if it is missing, the error says what to install."""
     return require(_MODULES[backend], "quant", f'storage quantised by backend="{backend}"')
+
+
+def backend_for(bits: Iterable[int]) -> str:
+    """Return the back end that holds all of these numbers of bits: an installed one, else the first.
+
+    Raises
+    ------
+    OptionError
+        If none does.
+    """
+    wanted = sorted(set(bits))
+    able = [name for name, offered in SUPPORTED_BITS.items() if set(wanted) <= set(offered)]
+    if not able:
+        raise OptionError(f"no back end stores numbers in {' and '.join(map(str, wanted))} bits: {offers()}")
+    return next((name for name in able if _is_installed(name)), able[0])
+
+
+def offers() -> str:
+    """Say which back end has which numbers of bits."""
+    return "; ".join(f'backend="{name}" offers {", ".join(map(str, have))}' for name, have in SUPPORTED_BITS.items())
+
+
+def _is_installed(backend: str) -> bool:
+    try:
+        return importlib.util.find_spec(_MODULES[backend]) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def check_backend(backend: Any) -> None:

@@ -17,6 +17,7 @@ Source: KIVI (arXiv 2402.02750) for the two groupings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -25,11 +26,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._util.names import nearest_name
 from .._util.parameters import check_fields, integer
 from ..errors import CacheError, OptionError
 from ..kernels.decode.packed import PackedKeys, PackedValues
 from .arguments import explains_arguments
-from .packing import BLOCK_TENSORS, BlockFormat, TokenBlock, check_backend, check_bits, dtype_name, library
+from .packing import (
+    BLOCK_TENSORS,
+    SUPPORTED_BITS,
+    BlockFormat,
+    TokenBlock,
+    backend_for,
+    check_backend,
+    check_bits,
+    dtype_name,
+    library,
+    offers,
+)
 
 _FORMAT = 1
 #: Approximate maximum number of tokens that are quantised at once.
@@ -53,13 +66,13 @@ class Quantization:
     Attributes
     ----------
     keys, values : int or None
-        Bits per number of the pruned keys and of their values; None does not quantise them. The back end ``"quanto"``
-        offers 2 and 4 bits, ``"hqq"`` 1, 2, 3, 4 and 8.
+        Bits per number of the pruned keys and of their values, 1, 2, 3, 4 or 8; None does not quantise them.
     group_size : int
         Number of tokens (for keys) or channels (for values) that share a scale and a zero point. Smaller groups are
         more accurate and take more memory.
     backend : str
-        ``"quanto"`` or ``"hqq"``.
+        ``"quanto"`` (2 and 4 bits) or ``"hqq"`` (1, 2, 3, 4 and 8). By default the first that is installed and offers
+        these bits.
 
     Raises
     ------
@@ -68,6 +81,8 @@ class Quantization:
 
     Examples
     --------
+    >>> Quantization(keys=3).backend
+    'hqq'
     >>> Quantization(keys=4, values=2).to_dict()
     {'keys': 4, 'values': 2, 'group_size': 32, 'backend': 'quanto'}
     """
@@ -75,9 +90,13 @@ class Quantization:
     keys: int | None = 4
     values: int | None = None
     group_size: int = 32
-    backend: str = "quanto"
+    backend: str = None  # type: ignore[assignment]  # known once the bits are
 
     def __post_init__(self) -> None:
+        if self.backend is None:
+            check_fields(self, integer, "keys", "values", at_least=1, optional=True, hint=offers())
+            given = [bits for bits in (self.keys, self.values) if bits is not None]
+            object.__setattr__(self, "backend", backend_for(given))
         check_backend(self.backend)
         for name in ("keys", "values"):
             if getattr(self, name) is not None:
@@ -101,12 +120,44 @@ class Quantization:
         return asdict(self)
 
     @classmethod
+    def named(cls, name: str) -> Quantization:
+        """Return the quantisation that a name such as "int4" stands for: keys and values in so many bits.
+
+        Grouped as in KIVI: keys by channel, over 32 tokens, and values by token, over 32 channels.
+
+        Raises
+        ------
+        OptionError
+            If the name is unknown; suggests the nearest one.
+
+        Examples
+        --------
+        >>> Quantization.named("int4") == Quantization(keys=4, values=4)
+        True
+        """
+        known = {f"int{bits}": bits for bits in sorted(set().union(*SUPPORTED_BITS.values()), reverse=True)}
+        bits = known.get(name.lower())
+        if bits is None:
+            raise OptionError(
+                f"quantize={name!r}: write one of {', '.join(map(repr, known))}, or a Quantization(keys=4, values=2)"
+                f"{_nearest(name, known)}"
+            )
+        return cls(keys=bits, values=bits)
+
+    @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Quantization:
         """Read what `to_dict` wrote; raises `OptionError` for unknown names."""
         known = [f.name for f in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
             raise OptionError(f"a quantisation has no {', '.join(unknown)}; it has {', '.join(known)}")
         return cls(**values)
+
+
+def _nearest(name: str, known: Mapping[str, int]) -> str:
+    """Return a suggestion: the name with the same number, or else the most similar one."""
+    number = re.search(r"\d+", name)
+    near = nearest_name(name, known) if number is None else f"int{number[0]}"
+    return f". Did you mean {near!r}?" if near in known else ""
 
 
 class QuantizedTokens:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -122,6 +122,20 @@ class MemoryReport:
         """Bytes of K+V divided by those of dense K+V, in all layers, without spare room; 1 for an empty cache."""
         dense = self.dense_equivalent_total_bytes
         return (self.total_bytes - self.spare_bytes) / dense if dense else 1.0
+
+    def to_dict(self) -> dict[str, int | float | bool | None]:
+        """Return all fields and everything computed from them, as plain values for JSON.
+
+        Examples
+        --------
+        >>> from transformers import LlamaConfig
+        >>> from grace_opt.hf import PrunedKeyCache
+        >>> report = PrunedKeyCache(LlamaConfig(num_hidden_layers=2)).memory_report().to_dict()
+        >>> report["prunable_layers"], report["total_bytes"], report["total_ratio"], report["bits"]
+        (2, 0, 1.0, None)
+        """
+        computed = [name for name, found in vars(type(self)).items() if isinstance(found, property)]
+        return {name: getattr(self, name) for name in (*(each.name for each in fields(self)), *computed)}
 
     def __str__(self) -> str:
         dense = f"of dense {self.dense_equivalent_total_bytes:,}"

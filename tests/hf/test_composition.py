@@ -146,6 +146,19 @@ def test_a_budget_that_the_prompt_does_not_reach_evicts_nothing(tiny, prune, pro
     assert caches[1].layers[0].compressed.positions is None
 
 
+@pytest.mark.parametrize("stored", [{}, {"quantize": Quantization(keys=4, values=4, group_size=8)}], ids=["", "4 bits"])
+@pytest.mark.parametrize(("share", "of"), [(0.75, 30), (0.5, 20), (0.1, 16)])
+def test_a_share_of_the_prompt_is_that_budget(share, of, stored, tiny, prune, prompt, continuation, step):
+    """A share that leaves less than a group beside what stays dense is one group."""
+    if stored:
+        pytest.importorskip("optimum.quanto")
+    model, found = tiny(), []
+    for budget in (share, of if stored or share > 0.1 else 9):
+        cache = prune(model, "mies", 0.5, evict=SnapKV(budget=budget, window=4), **stored)
+        found.append(step(model, cache, prompt, continuation))
+    assert torch.equal(*found)
+
+
 def test_a_budget_that_leaves_nothing_to_prune(tiny, prune, prompt, generate):
     model = tiny()
     with pytest.raises(OptionError, match=r"keeps 10 tokens in layer 0, and 11 stay dense .* write a larger budget"):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt.errors import OptionError, ProblemError
+from grace_opt.hf import PruningConfig
 from grace_opt.hf import attention_received as received
 from grace_opt.hf.eviction import (
     H2O,
@@ -18,6 +21,7 @@ from grace_opt.hf.eviction import (
     SnapKV,
     StreamingLLM,
     eviction_from_dict,
+    eviction_named,
     eviction_to_dict,
     kept_tokens,
 )
@@ -289,10 +293,69 @@ def test_other_budgets_do_not_depend_on_the_layer():
         assert method.tokens(0, 8, 100) == 100
 
 
+SHARES = st.fractions(min_value=Fraction(1, 1000), max_value=Fraction(999, 1000), max_denominator=1000)
+
+
+@given(SHARES, st.integers(1, 5000))
+def test_a_share_is_that_many_tokens_rounded_up_but_never_fewer_than_are_always_kept(share, length):
+    exact = math.ceil(share * length)
+    for method, always in (
+        (SnapKV(budget=float(share), window=7), 7),
+        (H2O(budget=float(share), window=5), 5),
+        (H2O(budget=float(share), window=None), 1),
+        (StreamingLLM(budget=float(share), sinks=3), 3),
+    ):
+        assert method.tokens(1, 3, length) == min(length, max(exact, always))
+    assert H2O(budget=float(share), window=None).recent(length) == exact // 2
+    pyramid = PyramidKV(budget=float(share), window=7)
+    counted = PyramidKV(budget=min(max(exact, 7), length) if length > 7 else 7, window=7)
+    assert [pyramid.tokens(layer, 3, length) for layer in range(3)] == [
+        counted.tokens(layer, 3, length) for layer in range(3)
+    ]
+
+
+def test_a_share_leaves_what_stays_dense_and_one_group_more():
+    keys = torch.randn(1, 1, 60, 4, generator=torch.Generator().manual_seed(0))
+
+    def kept(length, budget, **dense):
+        here = keys[:, :, :length]
+        return kept_tokens(StreamingLLM(budget, sinks=1), here[:, :, :0], here, None, 1.0, 0, 1, first=2, **dense)
+
+    assert kept(60, 0.5, last=8).shape[-1] == 30
+    assert kept(60, 0.1, last=8).shape[-1] == 11  # 6 would be fewer than the 10 that stay dense
+    assert kept(60, 0.1, last=8, group=8).shape[-1] == 18
+    assert kept(12, 0.1, last=8, group=8) is None
+    with pytest.raises(OptionError, match="nothing would be left to prune"):
+        kept(60, 6, last=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [("snapkv", SnapKV()), ("SnapKV", SnapKV()), ("pyramid-kv", PyramidKV()), ("h2o", H2O()), ("h2_o", H2O())]
+    + [(name, StreamingLLM()) for name in ("streaming_llm", "streaming-llm", "StreamingLLM")],
+)
+def test_names_stand_for_the_defaults(name, means):
+    assert eviction_named(name) == means
+    assert PruningConfig(evict=name).evict == means
+    assert PruningConfig.from_dict(json.loads(json.dumps(PruningConfig(evict=name).to_dict()))).evict == means
+
+
+@pytest.mark.parametrize(("name", "near"), [("snapvk", "snapkv"), ("streaming", "streaming_llm"), ("xyz", None)])
+def test_unknown_names_suggest_the_nearest(name, near):
+    with pytest.raises(OptionError, match=f"^evict='{name}': write one of 'snapkv', 'pyramidkv', 'h2o'") as raised:
+        PruningConfig(evict=name)
+    assert ("Did you mean" in str(raised.value)) == (near is not None)
+    assert str(raised.value).endswith("SnapKV(budget=0.25)" if near is None else f"Did you mean '{near}'?")
+
+
 # ---------------------------------------------------------------------------------------------- files, bad input
 
 
-@pytest.mark.parametrize("method", [*ALL, SnapKV(), PyramidKV(), H2O(), StreamingLLM()], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [*ALL, SnapKV(budget=0.25), H2O(budget=np.float32(0.5)), SnapKV(), PyramidKV(), H2O(), StreamingLLM()],
+    ids=str,
+)
 def test_through_json_and_back(method):
     back = eviction_from_dict(json.loads(json.dumps(eviction_to_dict(method))))
     assert back == method
@@ -303,7 +366,11 @@ def test_through_json_and_back(method):
     ("make", "message"),
     [
         (lambda: SnapKV(budget=0), ">= 1"),
-        (lambda: SnapKV(budget=12.5), "integer"),
+        (lambda: SnapKV(budget=12.5), "integer >= 1; or a share of the prompt, more than 0 and less than 1"),
+        (lambda: SnapKV(budget=1.0), "write budget=1 for one token, or leave the eviction out to keep all"),
+        (lambda: SnapKV(budget=0.0), "or a share of the prompt, more than 0"),
+        (lambda: SnapKV(budget=math.nan), "or a share of the prompt"),
+        (lambda: SnapKV(keep=0.25), "For keep, write budget=, a number of tokens, or the share"),
         (lambda: SnapKV(budget=True), "integer"),
         (lambda: SnapKV(window=0), ">= 1"),
         (lambda: SnapKV(budget=16), "a budget of at least 32"),

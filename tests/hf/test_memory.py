@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
 
-from grace_opt.hf import MemoryReport, Quantization
+from grace_opt.hf import MemoryReport, PrunedKeyCache, Quantization
 from grace_opt.kernels import decode as kernels
 
 
@@ -47,6 +48,21 @@ def test_the_report_equals_the_storages_and_the_formula(dtype, ratio, tiny, prun
     assert report.other_bytes == 0
     assert report.total_bytes == storage_bytes(cache)
     assert (report.tokens, report.pruned_tokens) == (52, 32)
+
+
+@pytest.mark.parametrize("settings", [{}, {"bits": 3, "basis": "none"}], ids=["", "bits"])
+def test_as_a_dict_has_everything_and_goes_into_json(settings, tiny, step, continuation):
+    model, prompt = tiny(), torch.randint(3, 97, (1, 120), generator=torch.Generator().manual_seed(1))
+    cache = PrunedKeyCache(model, **settings)
+    for filled in (False, True):
+        if filled:
+            step(model, cache, prompt, continuation[:1])
+        report = cache.memory_report()
+        found = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+        assert found == {name: getattr(report, name) for name in found}
+        public = {name for name in dir(report) if not name.startswith("_") and not callable(getattr(report, name))}
+        assert set(found) == public
+    assert (found["bits"] is not None) == bool(settings)
 
 
 @pytest.mark.parametrize("values", [None, 4])

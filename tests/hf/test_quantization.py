@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grace_opt.errors import CacheError, OptionError
+from grace_opt.hf import PruningConfig
 from grace_opt.hf.packing import SUPPORTED_BITS
 from grace_opt.hf.quantization import Quantization, QuantizedTokens
 from tests.packed import numbers_of
@@ -290,12 +291,13 @@ def test_quantization_is_plain_data():
     [
         ({"backend": "torchao"}, "unknown"),
         ({"backend": "torchao", "keys": None}, "unknown"),
-        ({"keys": 4.0}, r'^keys=4\.0: give an integer; backend="quanto" offers 2, 4\.$'),
-        ({"values": "4"}, "values='4': give an integer; .*quanto"),
-        ({"keys": True}, "keys=True: give an integer; .*quanto"),
-        ({"keys": 8}, 'offers 2, 4; backend="hqq" has 8'),
+        ({"keys": 4.0}, r'^keys=4\.0: give an integer >= 1, or None; backend="quanto" offers 2, 4; .*\.$'),
+        ({"keys": 4.0, "backend": "quanto"}, r'^keys=4\.0: give an integer; backend="quanto" offers 2, 4\.$'),
+        ({"values": "4"}, "values='4': give an integer >= 1, or None; .*quanto"),
+        ({"keys": True}, "keys=True: give an integer >= 1, or None; .*quanto"),
+        ({"keys": 8, "backend": "quanto"}, 'offers 2, 4; backend="hqq" has 8'),
         ({"keys": 5, "backend": "hqq"}, "offers 1, 2, 3, 4, 8"),
-        ({"values": 3}, 'values=3: backend="quanto"'),
+        ({"values": 3, "backend": "quanto"}, 'values=3: backend="quanto"'),
         ({"keys": True}, "keys=True"),
         ({"keys": 4.0}, "keys=4.0"),
         ({"group_size": 0}, "group_size"),
@@ -371,6 +373,46 @@ def test_a_file_whose_last_group_of_tokens_is_cut(backend):
     tensors = {name: tensor[: len(tensor) * 12 // 16].contiguous() for name, tensor in whole.items()}
     with pytest.raises(CacheError, match="12 tokens do not divide into groups of 8"):
         QuantizedTokens.from_tensors(tensors, meta)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+def test_names_stand_for_keys_and_values_in_so_many_bits(bits):
+    assert PruningConfig(quantize=f"int{bits}").quantize == Quantization(keys=bits, values=bits)
+    assert PruningConfig(quantize=f"INT{bits}").quantize.group_size == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("4bit", "int4"), ("in4", "int4"), ("q8_0", "int8"), ("nf4", "int4"), ("kivi", None)]
+)
+def test_unknown_names_suggest_the_nearest(name, near):
+    with pytest.raises(OptionError, match=f"^quantize='{name}': write one of 'int8', 'int4', 'int3'") as raised:
+        PruningConfig(quantize=name)
+    assert str(raised.value).endswith("values=2)" if near is None else f"Did you mean '{near}'?")
+
+
+@pytest.mark.parametrize(
+    ("bits", "here", "chosen"),
+    [
+        ((4, None), ("quanto", "hqq"), "quanto"),
+        ((4, 2), ("quanto", "hqq"), "quanto"),
+        ((4, 2), ("hqq",), "hqq"),
+        ((4, 2), (), "quanto"),
+        ((4, 3), ("quanto", "hqq"), "hqq"),
+        ((8, None), ("quanto",), "hqq"),
+        ((None, None), ("quanto", "hqq"), "quanto"),
+    ],
+)
+def test_the_back_end_is_the_first_that_is_installed_and_has_the_bits(bits, here, chosen, monkeypatch):
+    monkeypatch.setattr("grace_opt.hf.packing._is_installed", lambda backend: backend in here)
+    assert Quantization(*bits).backend == chosen
+    assert Quantization.from_dict(Quantization(*bits).to_dict()) == Quantization(*bits)
+
+
+def test_bits_that_no_back_end_has_say_which_do():
+    with pytest.raises(
+        OptionError, match=r'no back end .* in 4 and 5 bits: backend="quanto" offers 2, 4; backend="hqq" offers 1, 2'
+    ):
+        Quantization(keys=5, values=4)
 
 
 def test_a_missing_library_names_the_extra(monkeypatch):
