@@ -1,4 +1,4 @@
-"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, basis, lm-eval, report, doctor.
+"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, basis, export, lm-eval, report, doctor.
 
 Text is printed as it is: rich's markup is never interpreted in text from users, files or models. For the exit codes
 see `Exit`. Built on typer and rich.
@@ -435,6 +435,50 @@ def lm_eval(context: typer.Context) -> None:
                 f'grace-opt lm-eval needs transformers: pip install "grace-opt[lm-eval]" ({error})'
             ) from None
         run_harness(context.args or ["--help"])
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Hub id, folder or .gguf file; or pocket, the pocket model.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance static.safetensors.")],
+    bits: Annotated[float, typer.Option(help="Mean bits per element of keys and values, from 0 to 8.")] = 2.25,
+    basis: Annotated[
+        Path | None, typer.Option(help="File of grace-opt basis. Default: the model's own, made once and kept.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text file, UTF-8, for widths and scales; repeatable. Default: six short texts of grace_opt."
+        ),
+    ] = None,
+) -> None:
+    """Write the basis, widths and scales of MODEL, the same for every token, for a server's cache.
+
+    The file is for those who build kernels for vLLM, SGLang, llama.cpp or others: every token of a layer takes the same
+    number of bits. docs/howto/servers.md describes it. To use few bits with transformers, see attach(model, bits=2.25).
+
+    Example: grace-opt export HuggingFaceTB/SmolLM2-135M --bits 2.25 -o static.safetensors
+    """
+    with _errors_as_exit_codes():
+        if not out.absolute().parent.is_dir():  # now, not after minutes
+            raise OptionError(f"cannot write {out}: there is no folder {out.absolute().parent}.")
+        try:
+            from ..hf.bits.export import export_static
+            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
+        except ImportError as error:
+            raise OptionError(f'exporting needs transformers: pip install "grace-opt[hf]" ({error})') from None
+        texts = [_text(path) for path in text] if text else None
+        if model == "pocket":
+            disable_progress_bars()
+        loaded, tokenizer = load_model(str(POCKET_FOLDER) if model == "pocket" else model)
+        made = export_static(
+            loaded, out, bits, tokenizer=tokenizer, texts=texts, **({} if basis is None else {"basis": basis})
+        )
+    console.print(
+        f"wrote {escape_path(str(out), sys.stdout)}: {made.bits:.3f} bits per element, {len(made.keys)} layers, from "
+        f"{made.tokens} tokens of {made.texts} text{'s' if made.texts > 1 else ''}",
+        soft_wrap=True,
+    )
 
 
 @app.command()

@@ -32,6 +32,7 @@ from .attach import Attached, attach  # noqa: E402
 from .attention import register_attention  # noqa: E402
 from .bits.calibrate import calibrate_basis  # noqa: E402
 from .bits.calibrated import CalibratedBasis  # noqa: E402
+from .bits.export import export_static  # noqa: E402
 from .cache import PrunedKeyCache  # noqa: E402
 from .calibration import calibrate  # noqa: E402
 from .capture import CapturedAttention, capture, register_capture  # noqa: E402
@@ -61,4 +62,5 @@ __all__ = [
     "calibrate",
     "calibrate_basis",
     "capture",
+    "export_static",
 ]

@@ -141,7 +141,7 @@ def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, caps
     assert isinstance(caught.value, GradientError)
     assert model.config._attn_implementation == "sdpa"
     expected = calibrate_basis(model, None, [ids()], end_to_end=False)
-    monkeypatch.setattr(at_hand, "_tokenizer", lambda model: None)
+    monkeypatch.setattr(at_hand, "tokenizer_of", lambda model: None)
     monkeypatch.setattr(at_hand, "shipped_texts", lambda: [ids()])
     for _ in range(2):  # made, and then read
         found = at_hand._made_now(model, tmp_path / "llama.safetensors")

@@ -129,7 +129,7 @@ def _from_file(path: Path | None, here: dict[str, int | str]) -> CalibratedBasis
 
 
 def _made_now(model: PreTrainedModel, path: Path | None) -> CalibratedBasis:
-    tokenizer, texts = _tokenizer(model), shipped_texts()
+    tokenizer, texts = tokenizer_of(model), shipped_texts()
     name = str(model.config._name_or_path or model.config.model_type)
     _say(f"grace_opt: calibrating {name} on {len(texts)} texts; takes seconds to minutes, once per model")
     start = time.monotonic()
@@ -160,7 +160,8 @@ def _made_now(model: PreTrainedModel, path: Path | None) -> CalibratedBasis:
     return found
 
 
-def _tokenizer(model: PreTrainedModel) -> Any:
+def tokenizer_of(model: PreTrainedModel) -> Any:
+    """Return the tokenizer of the folder or Hub id that the model was loaded from, if it is on this machine."""
     name = model.config._name_or_path
     if not name:
         raise CalibrationError(

@@ -1,0 +1,210 @@
+"""`export_static`: a model's basis, widths, means and scales, fixed for all tokens, for other people's servers.
+
+When: somebody builds a cache of few bits into a server, whose memory is divided into blocks of tokens of equal size.
+The bases, and each head's share of the bits, are those of the calibrated basis; within a head, widths are divided by
+what coordinates cost and how far they spread over the calibration texts, all of whose tokens count alike.
+
+Source: Lagrangian bit allocation (Shoham and Gersho, IEEE Trans. ASSP 36, 1988), with one class of tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..._util.parameters import integer, number
+from ...errors import CalibrationError, OptionError
+from ...kernels.steps import lower_hulls, within_budget
+from ..arguments import require_model
+from ..capture import AttentionCall, record
+from ..masking import execution_device, fingerprint
+from ..prunable import text_config
+from ..texts import shipped_texts, token_ids
+from .at_hand import basis_for, tokenizer_of
+from .basis import Basis
+from .calibrate import TOKENS, refuse_parts
+from .calibrated import CalibratedBasis
+from .classes import SINKS
+from .codebooks import EVEN_WIDTH, WIDTHS, distortions
+from .rates import MOST_BITS
+from .settings import CALIBRATED
+from .static import StaticCoder, StaticCoders
+
+
+@dataclass
+class _Spread:
+    """Sums over tokens of the coordinates of one layer's keys, or values: ``(H, d)`` float64."""
+
+    sums: Tensor
+    squares: Tensor
+    lowest: Tensor
+    highest: Tensor
+    tokens: int = 0
+
+    @classmethod
+    def empty(cls, basis: Basis) -> _Spread:
+        zeros = torch.zeros_like(basis.energy)
+        return cls(zeros, zeros, zeros + torch.inf, zeros - torch.inf)
+
+    def add(self, coordinates: Tensor) -> None:
+        """Add ``(H, n, d)``."""
+        self.sums = self.sums + coordinates.sum(1)
+        self.squares = self.squares + coordinates.square().sum(1)
+        self.lowest = torch.minimum(self.lowest, coordinates.amin(1))
+        self.highest = torch.maximum(self.highest, coordinates.amax(1))
+        self.tokens += coordinates.shape[1]
+
+    def coder(self, basis: Basis, bits: Tensor) -> StaticCoder:
+        """Return the coder of heads that have so many bits per element, ``(H,)``."""
+        means = self.sums / self.tokens
+        variances = (self.squares / self.tokens - means.square()).clamp(min=0)
+        largest = torch.maximum(self.highest - means, means - self.lowest)
+        # What rounding leaves of a coordinate that never varies is no spread.
+        variances = torch.where(largest > 1e-6 * means.abs(), variances, 0)
+        widths = _divided(variances * basis.energy, bits).masked_fill(variances == 0, 0)
+        scales = torch.where(widths == EVEN_WIDTH, largest, variances.sqrt())
+        order = widths.argsort(dim=-1, descending=True, stable=True)
+        heads, width = order.shape
+        return StaticCoder(
+            encode=basis.encode.gather(2, order[:, None].expand(heads, width, width)),
+            decode=basis.decode.gather(1, order[..., None].expand(heads, width, width)),
+            means=means.gather(1, order).float(),
+            scales=scales.gather(1, order).float(),
+            widths=widths.gather(1, order).to(torch.uint8),
+        )
+
+
+def _divided(losses: Tensor, bits: Tensor) -> Tensor:
+    """Return the widths of the channels of each head ``(H, d)``, by what each loses without bits."""
+    (heads, channels), here = losses.shape, losses.device
+    costs = torch.tensor(WIDTHS, dtype=torch.float64, device=here).expand(heads, channels, -1)
+    problem = (
+        losses[..., None] * torch.tensor(distortions(), dtype=torch.float64, device=here),
+        costs,
+        torch.ones_like(costs, dtype=torch.bool),
+    )
+    levels, _ = within_budget(*problem, bits.clamp(max=MOST_BITS) * channels, lower_hulls(*problem))
+    return torch.tensor(WIDTHS, device=here)[levels]
+
+
+def export_static(
+    model: PreTrainedModel,
+    path: str | os.PathLike[str],
+    bits: float = 2.25,
+    *,
+    key_bits: float | None = None,
+    value_bits: float | None = None,
+    tokenizer: Any = None,
+    texts: Sequence[str | Tensor] | None = None,
+    basis: str | os.PathLike[str] | CalibratedBasis = CALIBRATED,
+    tokens: int = TOKENS,
+    advance: Callable[[int], None] = lambda done: None,
+) -> StaticCoders:
+    """Write a model's basis, widths, means and scales, the same for every token, to a safetensors file.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A decoder that computes attention through transformers' attention interface.
+    path : path
+        The file to write; docs/howto/servers.md describes it.
+    bits : float
+        Mean number of bits per element over all layers and heads, from 0 to 8; at most so many are used.
+    key_bits, value_bits : float, optional
+        The same for keys and for values apart, instead of ``bits``.
+    tokenizer : callable, optional
+        By default the one that belongs to the model.
+    texts : sequence of str or Tensor, optional
+        What means, scales and widths come from; by default the texts that ship with grace_opt.
+    basis : str, path or CalibratedBasis
+        The model's calibrated basis: as for ``bits=`` in a cache, or the object itself.
+    tokens : int
+        Number of first tokens of each text that are used.
+    advance : callable
+        Called with the number of texts done so far, for a progress bar.
+
+    Returns
+    -------
+    StaticCoders
+        What was written. Its ``keys[layer]`` and ``values[layer]`` code and restore tensors.
+
+    Raises
+    ------
+    OptionError
+        If an argument has the wrong type or range.
+    CalibrationError
+        If there is no basis for this model, the numbers are not finite, or the file cannot be written.
+
+    Notes
+    -----
+    One forward pass per text; d² operations per element of keys and values.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from grace_opt.hf import calibrate_basis
+    >>> from grace_opt.hf.models import load_pocket
+    >>> model, tokenizer = load_pocket()
+    >>> texts = ["the quiet river runs past a late singer " * 20]
+    >>> basis = calibrate_basis(model, tokenizer, texts)
+    >>> file = Path(tempfile.mkdtemp()) / "static.safetensors"
+    >>> made = export_static(model, file, bits=2.25, tokenizer=tokenizer, texts=texts, basis=basis)
+    >>> 2.2 < made.bits <= 2.25, made.keys[0].widths.shape
+    (True, torch.Size([2, 64]))
+    """
+    model = require_model(model, "export_static")
+    if (key_bits is None) != (value_bits is None):
+        raise OptionError("write bits= alone, or key_bits= and value_bits= together")
+    asked = {"bits": bits} if key_bits is None else {"key_bits": key_bits, "value_bits": value_bits}
+    means = [number(name, value, at_least=0, at_most=MOST_BITS) for name, value in asked.items()]
+    if isinstance(texts, str | Tensor):
+        raise OptionError("texts must be a list; write export_static(model, path, texts=[text, ...])")
+    given = shipped_texts() if texts is None else list(texts)
+    here = fingerprint(model)
+    refuse_parts(here)
+    found = basis_for(model, basis)
+    if tokenizer is None and any(isinstance(text, str) for text in given):
+        tokenizer = tokenizer_of(model)
+    config = text_config(model, "export_static")
+    longest = min(integer("tokens", tokens, at_least=1), getattr(config, "max_position_embeddings", None) or tokens)
+    every = [token_ids(text, tokenizer, n, "export_static")[:, :longest] for n, text in enumerate(given, 1)]
+    every = [ids for ids in every if ids.shape[1] > SINKS]
+    if not every:
+        raise CalibrationError(f"no text has more than {SINKS} tokens, which stay dense; give longer ones")
+    spreads = {layer: (_Spread.empty(found.keys[layer]), _Spread.empty(found.values[layer])) for layer in found.layers}
+
+    def take(call: AttentionCall) -> None:
+        layer = getattr(call.module, "layer_idx", None)
+        if layer not in spreads:
+            return
+        bases = found.keys[layer], found.values[layer]
+        for spread, basis, tensor in zip(spreads[layer], bases, (call.key, call.value), strict=True):
+            coordinates = tensor[0, :, SINKS:].cpu().double() @ basis.encode.double()
+            if not coordinates.isfinite().all():
+                raise CalibrationError(
+                    f"layer {layer}: keys or values are not finite numbers; load the model in bfloat16 or float32"
+                )
+            spread.add(coordinates)
+
+    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
+    for done, ids in enumerate(every, 1):
+        record(model, ids.to(device), None, take)
+        advance(done)
+    shares = found.shares(means[0], means[-1])
+    made = StaticCoders(
+        keys={layer: spreads[layer][0].coder(found.keys[layer], shares[layer][0]) for layer in found.layers},
+        values={layer: spreads[layer][1].coder(found.values[layer], shares[layer][1]) for layer in found.layers},
+        fingerprint=here,
+        sinks=SINKS,
+        texts=len(every),
+        tokens=sum(ids.shape[1] - SINKS for ids in every),
+    )
+    made.save(path)
+    return made
