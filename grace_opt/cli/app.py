@@ -464,6 +464,7 @@ def export(
             raise OptionError(f"cannot write {out}: there is no folder {out.absolute().parent}.")
         try:
             from ..hf.bits.export import export_static
+            from ..hf.bits.settings import CALIBRATED
             from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
         except ImportError as error:
             raise OptionError(f'exporting needs transformers: pip install "grace-opt[hf]" ({error})') from None
@@ -471,9 +472,7 @@ def export(
         if model == "pocket":
             disable_progress_bars()
         loaded, tokenizer = load_model(str(POCKET_FOLDER) if model == "pocket" else model)
-        made = export_static(
-            loaded, out, bits, tokenizer=tokenizer, texts=texts, **({} if basis is None else {"basis": basis})
-        )
+        made = export_static(loaded, out, bits, tokenizer=tokenizer, texts=texts, basis=basis or CALIBRATED)
     console.print(
         f"wrote {escape_path(str(out), sys.stdout)}: {made.bits:.3f} bits per element, {len(made.keys)} layers, from "
         f"{made.tokens} tokens of {made.texts} text{'s' if made.texts > 1 else ''}",
