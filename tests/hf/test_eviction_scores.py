@@ -314,6 +314,11 @@ def test_a_share_is_that_many_tokens_rounded_up_but_never_fewer_than_are_always_
     ]
 
 
+@pytest.mark.parametrize(("share", "of", "tokens"), [(0.07, 100, 7), (0.55, 100, 55), (0.1, 101, 11)])
+def test_a_share_is_not_rounded_up_because_of_its_last_digit(share, of, tokens):
+    assert StreamingLLM(budget=share).tokens(0, 1, of) == tokens
+
+
 def test_a_share_leaves_what_stays_dense_and_one_group_more():
     keys = torch.randn(1, 1, 60, 4, generator=torch.Generator().manual_seed(0))
 

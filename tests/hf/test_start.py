@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -110,7 +111,17 @@ def test_stopped_by_another_thread_a_running_call_goes_on_as_it_began(model, pro
     assert as_found(model)
 
 
-def test_of_threads_that_start_the_same_at_once_one_succeeds(model):
+def test_of_threads_that_start_the_same_at_once_one_succeeds(model, monkeypatch):
+    """Also if they meet where it is decided: between the question whether it is open and the change."""
+    meet = threading.Barrier(8)
+
+    class Slow(implementation.ImplementationOverride):
+        def apply(self):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meet.wait(0.02)  # for the others, if they get here
+            super().apply()
+
+    monkeypatch.setattr("grace_opt.hf.attach.ImplementationOverride", Slow)
     attached, ready = attach(model, **WINDOWS), threading.Barrier(8)
 
     def start(_):
@@ -122,7 +133,8 @@ def test_of_threads_that_start_the_same_at_once_one_succeeds(model):
         return 1
 
     with ThreadPoolExecutor(8) as pool:
-        for _ in range(10):
+        for _ in range(3):
+            meet.reset()
             assert sum(pool.map(start, range(8))) == 1
             list(pool.map(lambda _: attached.stop(), range(8)))
             assert as_found(model)

@@ -83,7 +83,7 @@ class StaticCoder:
         """Return what codes stand for, ``(..., H, n, d)`` float32."""
         self._check(codes)
         levels = codebook(codes.device)[self.widths.long()[:, None].expand(codes.shape), codes.long()]
-        return (self.means[:, None] + torch.where(self.pruned, 0, self.scales)[:, None] * levels) @ self.decode
+        return (self.means[:, None] + self.scales[:, None] * levels) @ self.decode
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that is written to the file, by name."""
