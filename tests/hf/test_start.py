@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from grace_opt.errors import OptionError
-from grace_opt.hf import attach, implementation
+from grace_opt.hf import Attached, attach, implementation
 from tests.hf.test_blocks import OPTIONS, WINDOWS, Held, as_found, kept
 
 
@@ -118,10 +119,10 @@ def test_of_threads_that_start_the_same_at_once_one_succeeds(model, monkeypatch)
     class Slow(implementation.ImplementationOverride):
         def apply(self):
             with contextlib.suppress(threading.BrokenBarrierError):
-                meet.wait(0.02)  # for the others, if they get here
+                meet.wait(0.1)  # for the others, if they get here
             super().apply()
 
-    monkeypatch.setattr("grace_opt.hf.attach.ImplementationOverride", Slow)
+    monkeypatch.setattr(sys.modules[Attached.__module__], "ImplementationOverride", Slow)
     attached, ready = attach(model, **WINDOWS), threading.Barrier(8)
 
     def start(_):
