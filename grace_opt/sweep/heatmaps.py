@@ -18,7 +18,7 @@ from .views import Plot
 #: Panels of up to this many cells show numbers.
 NUMBERED = 64
 #: The share of a larger heatmap's cells that may lie beyond the colours, at either end.
-BEYOND = 0.02
+BEYOND = 0.005
 
 
 def draw_heatmaps(plot: Plot, figure: Any, axes: Sequence[Any], frames: Sequence[Any]) -> None:
@@ -69,7 +69,7 @@ def _limits(panels: Sequence[np.ndarray], beyond: float) -> tuple[float, float, 
     Examples
     --------
     >>> _limits([np.r_[np.arange(99.0), 1e6]], 0.02)
-    (1.98, 97.02, 'both')
+    (2.0, 97.0, 'both')
     >>> _limits([np.ones(4)], 0.02)
     (1.0, 1.0, 'neither')
     """
@@ -77,7 +77,8 @@ def _limits(panels: Sequence[np.ndarray], beyond: float) -> tuple[float, float, 
     finite = found[np.isfinite(found)]
     if not len(finite):
         return 0.0, 1.0, "neither"
-    low, high = (float(end) for end in np.quantile(finite, [beyond, 1 - beyond]))
+    low = float(np.quantile(finite, beyond, method="higher"))
+    high = float(np.quantile(finite, 1 - beyond, method="lower"))
     if low == high:  # nearly all are equal
         low, high = float(finite.min()), float(finite.max())
     ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
