@@ -41,9 +41,9 @@ class Page(HTMLParser):
         if tag in ("title", "h1", "svg", "code", "pre", "script", "style"):
             self._open.append(tag)
         given = dict(attrs)
-        if address := given.get(LOADS.get(tag, "")):
-            if OUTSIDE.match(address) and given.get("rel") != "canonical":
-                self.loaded.append(address)
+        address = given.get(LOADS.get(tag, "")) or ""
+        if OUTSIDE.match(address) and given.get("rel") != "canonical":
+            self.loaded.append(address)
 
     def handle_endtag(self, tag: str) -> None:
         """Leave the innermost element of this name."""

@@ -2,9 +2,9 @@
 A key-value cache at two bits
 =============================
 
-``attach(model, bits=2)`` stores keys and values in two bits per element on average, everything counted. What does that change
-in the model's predictions, and what do other budgets? The model is the tiny one that ships with grace_opt: the program is
-what you need for yours, the numbers are not.
+``attach(model, bits=2)`` stores keys and values in two bits per element on average, everything counted. What does that
+change in the model's predictions, and what do other budgets? The model is the tiny one that ships with grace_opt: the
+program is what you need for yours, the numbers are not.
 """
 
 import matplotlib.pyplot as plt
@@ -29,8 +29,8 @@ print("generated:", tokenizer.decode(output[0, inputs.input_ids.shape[1] :]))
 print(attached.cache.memory_report())
 
 # %%
-# An answer of two words is a coarse measure. A finer one: read the first 900 tokens into a cache, feed the rest, and compare
-# the predictions of every next token with those of the dense cache.
+# An answer of two words is a coarse measure. A finer one: read the first 900 tokens into a cache, feed the rest, and
+# compare the predictions of every next token with those of the dense cache.
 
 read, fed = inputs.input_ids[:, :900], inputs.input_ids[:, 900:]
 

@@ -2,8 +2,8 @@
 The least correlated columns, as a scikit-learn transformer
 ===========================================================
 
-Of a table's columns, keep those that repeat each other least. With the squared correlations as ``W``, that is choosing ``k``
-of ``n`` vertices of the least weight. The transformer below is complete: copy it into your project.
+Of a table's columns, keep those that repeat each other least. With the squared correlations as ``W``, that is choosing
+``k`` of ``n`` vertices of the least weight. The transformer below is complete: copy it into your project.
 """
 
 import matplotlib.pyplot as plt
@@ -63,8 +63,8 @@ class SubsetSelector(SelectorMixin, BaseEstimator):
 
 
 # %%
-# Thirty measurements of 569 tumours, among them radius, perimeter and area: which eight repeat each other least? Branch and
-# bound proves its answer.
+# Thirty measurements of 569 tumours, among them radius, perimeter and area: which eight repeat each other least? Branch
+# and bound proves its answer.
 
 tumours = load_breast_cancer(as_frame=True)
 selector = SubsetSelector(k=8, method="branch_and_bound").set_output(transform="pandas").fit(tumours.data)

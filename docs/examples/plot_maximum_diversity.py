@@ -2,8 +2,8 @@
 Maximum diversity from a DataFrame
 ==================================
 
-Six of twenty-four capitals shall be as far apart as possible: the sum of all distances between them should be large. This
-is maximum diversity. The same program chooses a panel of unlike people, or a set of unlike products.
+Six of twenty-four capitals shall be as far apart as possible: the sum of all distances between them should be large.
+This is maximum diversity. The same program chooses a panel of unlike people, or a set of unlike products.
 """
 
 from io import StringIO
@@ -36,38 +36,37 @@ latitude, longitude = np.radians(capitals.to_numpy()).T
 cosine = np.sin(latitude[:, None]) * np.sin(latitude) + np.cos(latitude[:, None]) * np.cos(latitude) * np.cos(
     longitude[:, None] - longitude
 )
-distance = 6371 * np.arccos(np.clip(cosine, -1, 1))
-np.fill_diagonal(distance, 0)
+kilometres = 6371 * np.arccos(np.clip(cosine, -1, 1))
+np.fill_diagonal(kilometres, 0)
+distance = pd.DataFrame(kilometres, capitals.index, capitals.index)
 
 # %%
-# ``solve`` minimises, so the distances get a minus. The objective has every pair twice, as the matrix has. Branch and bound
-# does not only find the farthest six, it proves that no other six are farther apart.
+# ``maximize=True`` looks for the heaviest choice. Names go in with the DataFrame, and names come out. The objective has
+# every pair twice, as the matrix has. Branch and bound does not only find the farthest six, it proves that no others
+# are farther apart.
 
-sol = grace_opt.solve(-distance, k=6, method="branch_and_bound")
-chosen = capitals.index[sol.indices]
-print(", ".join(chosen))
-print(f"{-sol.objective / 2:,.0f} km between all pairs; {sol.status.name.lower()}")
+sol = grace_opt.solve(distance, k=6, method="branch_and_bound", maximize=True)
+print(", ".join(sol.labels))
+print(f"{sol.objective / 2:,.0f} km between all pairs; {sol.status.name.lower()}")
 
 # %%
-# Should one of them not be available, say so: ``protected`` vertices are never chosen.
+# Is one of them not available, and another a must? ``protected`` ones are never chosen, ``required`` ones always.
 
-without = grace_opt.solve(
-    -distance, k=6, method="branch_and_bound", protected=[capitals.index.get_loc("Reykjavik")]
+other = grace_opt.solve(
+    distance, k=6, method="branch_and_bound", maximize=True, protected=["Reykjavik"], required=["Paris"]
 )
-print(", ".join(capitals.index[without.indices]))
-print(f"{-without.objective / 2:,.0f} km")
+print(", ".join(other.labels))
+print(f"{other.objective / 2:,.0f} km")
 
 # %%
 # A sum of distances likes the rim: two neighbours far from everybody else may both be chosen.
 
 figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
 axes.scatter(capitals.longitude, capitals.latitude, color="0.6", s=20)
-best = capitals.loc[chosen]
+best = capitals.loc[list(sol.labels)]
 axes.scatter(best.longitude, best.latitude, color="#D55E00", s=60, label="chosen")
 for name, place in capitals.iterrows():
-    axes.annotate(
-        name, (place.longitude, place.latitude), (4, 3), textcoords="offset points", fontsize=7, color="0.3"
-    )
+    axes.annotate(name, (place.longitude, place.latitude), (4, 3), textcoords="offset points", fontsize=7, color="0.3")
 axes.set_xlabel("longitude")
 axes.set_ylabel("latitude")
 axes.legend(frameon=False)

@@ -2,8 +2,8 @@
 A certificate, read aloud
 =========================
 
-A heuristic gives a choice, and leaves you wondering how good it is. A certificate answers: it is a number below which no
-choice at all can be. This page asks for one, says in words what it says in digits, and checks it.
+A heuristic gives a choice, and leaves you wondering how good it is. A certificate answers: it is a number below which
+no choice at all can be. This page asks for one, says in words what it says in digits, and checks it.
 """
 
 import matplotlib.pyplot as plt
@@ -15,8 +15,8 @@ from grace_opt.instances.generators import attention, k_cluster
 W, k = k_cluster(60, seed=1).W, 20
 
 # %%
-# ``certify=True`` adds a lower bound to the answer of any method, ``certify="tight"`` spends more time on a better one, and
-# branch and bound closes what is left.
+# ``certify=True`` adds a lower bound to the answer of any method, ``certify="tight"`` spends more time on a better one,
+# and branch and bound closes what is left.
 
 answers = {
     "THINK, certified": grace_opt.solve(W, k, "think", certify=True),
@@ -44,25 +44,27 @@ for name, sol in answers.items():
     print(f"{name}: {aloud(sol)}\n")
 
 # %%
-# Nobody has to believe it. ``verify`` recomputes the objective from ``W`` and checks that the bound does not exceed it; it
-# raises if anything is wrong.
+# Nobody has to believe it. ``verify`` recomputes the objective from ``W`` and checks that the bound does not exceed it;
+# it raises if anything is wrong.
 
 for sol in answers.values():
     sol.verify()
 
 # %%
 # A bound can also speak of single vertices: some must be in every optimal choice, others in none. That is rare in the
-# instance above, whose weights are all -1, 0 or 1, and common where weights come from attention.
+# instance above, whose weights are all 0 or -1, and common where weights come from attention.
 
 head = attention(128, seed=1).W
 known = fixed_vertices(head, 51)
-print(f"{int(known.inside.sum())} of 128 vertices are in every optimal choice of 51, {int(known.outside.sum())} in none.")
+print(
+    f"{int(known.inside.sum())} of 128 vertices are in every optimal choice of 51, {int(known.outside.sum())} in none."
+)
 
 # %%
 # The optimum lies between dot and bar, wherever a line is drawn. The dashed line is where it is.
 
 figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
-for at, (name, sol) in enumerate(answers.items()):
+for at, sol in enumerate(answers.values()):
     axes.plot([sol.lower_bound, sol.objective], [at, at], color="0.6", linewidth=2)
     axes.plot(sol.lower_bound, at, "|", color="#0072B2", markersize=16, markeredgewidth=3)
     axes.plot(sol.objective, at, "o", color="#D55E00")
