@@ -5,14 +5,22 @@ from __future__ import annotations
 import gc
 import sys
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from grace_opt._util.quiet import quietly
+from grace_opt.hf.models import disable_progress_bars
 
 gc.disable()  # looking through what torch imports takes a quarter of a build, which ends soon
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# What is compiled or loaded for the first time on this machine is no part of an example's output.
+disable_progress_bars()
+ExitStack().enter_context(quietly())
 
 project = "grace_opt"
 author = "The grace_opt maintainers"

@@ -41,6 +41,10 @@ def test_formulas_become_mathml(mathml: Any) -> None:
     assert found.startswith('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">')
     assert "<mfrac>" in found
     assert "\\" not in found
+    below = mathml(r"\min_{x} x_1", "block")
+    assert "<munder><mo>min</mo>" in below
+    assert "<msub><mi>x</mi>" in below
+    assert "<munder>" not in mathml(r"\min_{x} x_1", "inline")
 
 
 @pytest.mark.parametrize("wrong", [r"\unheardof{x}", r"\frac{1}{", r"\begin{matrix} 1"])

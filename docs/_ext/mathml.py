@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from xml.etree import ElementTree
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -16,6 +17,11 @@ from sphinx.util import logging
 
 LOGGER = logging.getLogger(__name__)
 COMMAND = re.compile(r"\\[A-Za-z]+")
+NAMESPACE = "http://www.w3.org/1998/Math/MathML"
+#: Below which TeX writes an index, in a formula that stands alone; latex2mathml does so for sums only.
+LIMITS = ("min", "max", "inf", "sup", "argmin", "argmax", "lim")
+BELOW = {f"{{{NAMESPACE}}}msub": f"{{{NAMESPACE}}}munder", f"{{{NAMESPACE}}}msubsup": f"{{{NAMESPACE}}}munderover"}
+ElementTree.register_namespace("", NAMESPACE)
 
 
 def mathml(latex: str, display: str) -> str:
@@ -38,9 +44,13 @@ def mathml(latex: str, display: str) -> str:
     True
     """
     try:
-        found = convert(latex, display=display)
+        formula = ElementTree.fromstring(convert(latex, display=display))
     except Exception as error:  # the library has no common class of errors
         raise ValueError(f"{type(error).__name__}: {error}") from error
+    for part in formula.iter() if display == "block" else ():
+        if part.tag in BELOW and part[0].text in LIMITS:
+            part.tag = BELOW[part.tag]
+    found = ElementTree.tostring(formula, encoding="unicode")
     if left := COMMAND.search(found):
         raise ValueError(f"{left[0]} has no MathML")
     return found
