@@ -20,7 +20,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 # What is compiled or loaded for the first time on this machine is no part of an example's output.
 disable_progress_bars()
-ExitStack().enter_context(quietly())
+silence = ExitStack()  # as long as this name
+silence.enter_context(quietly())
 
 project = "grace_opt"
 author = "The grace_opt maintainers"

@@ -320,6 +320,20 @@ def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_readme_example_for_models_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    from grace_opt.hf.models import load_pocket
+    from grace_opt.hf.needle import make_prompt
+
+    model, tokenizer = load_pocket()
+    prompt = make_prompt(200, depth=0.5, count=lambda text: len(tokenizer(text).input_ids), seed=1)
+    inputs = tokenizer(prompt.text, return_tensors="pt", return_token_type_ids=False)
+    names = {"model": model, "inputs": inputs}
+    exec(compile(python_blocks(ROOT / "README.md")[1], "README.md", "exec"), names)
+    assert "K+V" in capsys.readouterr().out
+    assert names["output"].shape[1] == inputs.input_ids.shape[1] + 64
+
+
+@pytest.mark.slow
 def test_the_solver_of_the_walk_through_is_found_and_conforms(tmp_path: Path) -> None:
     """One file in `solvers/`, and nothing else: what CONTRIBUTING tells, in a copy of the library."""
     solver, check = python_blocks(ROOT / "CONTRIBUTING.md")

@@ -31,17 +31,18 @@ answers = {
 
 
 def aloud(sol):
-    """What a solution's certificate says, in words."""
+    """What a solution's certificate says, a sentence a line."""
     f, bound, gap = float(sol.objective), float(sol.lower_bound), float(sol.gap)
-    said = f"This choice of {int(sol.mask.sum())} of {len(sol.mask)} vertices weighs {f:,.4g}. "
-    said += f"No choice weighs less than {bound:,.4g}. "
+    yield f"This choice of {int(sol.mask.sum())} of {len(sol.mask)} vertices weighs {f:,.4g}."
+    yield f"No choice weighs less than {bound:,.4g}."
     if sol.status is grace_opt.Status.OPTIMAL:
-        return said + "The two are equal, up to rounding: this choice is optimal."
-    return said + f"So another can be lighter by {f - bound:,.4g} at most, a gap of {gap:.1%}; it may be that none is."
+        yield "The two are equal, up to rounding: this choice is optimal."
+    else:
+        yield f"So another can be lighter by {f - bound:,.4g} at most, a gap of {gap:.1%}; it may be that none is."
 
 
 for name, sol in answers.items():
-    print(f"{name}: {aloud(sol)}\n")
+    print(f"{name}:", *aloud(sol), sep="\n  ")
 
 # %%
 # Nobody has to believe it. ``verify`` recomputes the objective from ``W`` and checks that the bound does not exceed it;
@@ -74,5 +75,5 @@ axes.axvline(answers["branch and bound"].objective, linestyle="--", color="0.4",
 axes.set_yticks(range(len(answers)), answers)
 axes.invert_yaxis()
 axes.set_xlabel("weight f(S)")
-axes.legend(frameon=False, loc="upper right")
+axes.legend(frameon=False, loc="lower right")
 plt.show()
