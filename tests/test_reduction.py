@@ -139,6 +139,14 @@ def test_a_large_tie_does_not_hide_small_ones():
     assert (sol.indices.tolist(), float(sol.objective)) == ([0, 2], 1.0)
 
 
+def test_a_bound_is_rounded_downwards():
+    problem = Problem.of(np.stack([W] * 5), 2)
+    rest = torch.tensor([-1e-30, 1e-30, 1.0, 1e-30, 1e308], dtype=torch.float64)
+    found = torch.tensor([1.0, 1.0, 1.0, -math.inf, 1.5e308], dtype=torch.float64)
+    below = Reduction(problem, problem, rest=rest).bound(found).tolist()
+    assert below == [math.nextafter(1.0, 0.0), 1.0, 2.0, -math.inf, -math.inf]
+
+
 def test_whole_numbers_stay_whole():
     """So that a bound within one step proves the optimum: the shift of 7 / 2 is rounded to 3, and 1 is left."""
     whole = np.array([[7, 1, 0, 2], [1, 0, 1, 1], [0, 1, 0, 3], [2, 1, 3, 0]])
@@ -161,8 +169,9 @@ def test_callback_target_and_start_speak_of_the_problem_as_given():
         assert progress.objective == pytest.approx(exact, rel=1e-12)
         assert progress.objective == progress.lower_bound <= progress.upper_bound
     f = float(sol.objective)
-    easy = solve(big, 12, "tabu", **common, target=0.5 * f)
-    assert 0.5 * f <= easy.objective <= sol.upper_bound
+    start = solve(big, 12, "random", **common)
+    easy = solve(big, 12, "tabu", **common, start="random", target=0.5 * f)
+    assert start.objective < 0.5 * f <= easy.objective < f
     same = solve(big, 12, "local_search", **common, start=sol.mask, max_steps=0)
     assert (same.mask == sol.mask).all()
     with pytest.raises(SolverError, match=r"start= chose \[14\] vertices with the required ones where k = \[12\]"):
