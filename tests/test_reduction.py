@@ -153,6 +153,8 @@ def test_whole_numbers_stay_whole():
     made = Reduction.of(Problem.of(whole, 3), required=[0])
     assert made.problem.W.diagonal().tolist() == [0, 5, 3, 7]
     assert made.rest.tolist() == [1.0]
+    assert made.targets([9.0]) == (8.0,)
+    assert Reduction.of(Problem.of(whole, 3), required=[0], maximize=True).targets([9.0]) == (-10.0,)
     assert solve(whole, 3, "branch_and_bound", required=[0]).status is Status.OPTIMAL
 
 
