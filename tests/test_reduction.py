@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grace_opt import OptionError, Problem, ProblemError, Result, SolverError, Status, compare, registry, solve
-from grace_opt.reduction import Reduction
+from grace_opt.problem import Reduction
 from grace_opt.solvers import BeamOptions
 from grace_opt.testing import KINDS, check_solution, instance
 from tests import oracle

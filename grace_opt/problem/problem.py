@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._util.array_like import as_tensor
-from ._util.arrays import Backend, backend_of, to_float_tensor, to_floats, working_dtype
-from ._util.inputs import check_enough_candidates, k_per_instance
-from ._util.matrices import checked_labels, from_condensed, with_labels
-from ._util.vertices import vertex_mask
-from .errors import ProblemError
-from .kernels.extremes import extremes
+from .._util.array_like import as_tensor
+from .._util.arrays import Backend, backend_of, to_float_tensor, to_floats, working_dtype
+from .._util.inputs import check_enough_candidates, k_per_instance
+from .._util.matrices import checked_labels, from_condensed, with_labels
+from .._util.vertices import vertex_mask
+from ..errors import ProblemError
+from ..kernels.extremes import extremes
 
 #: W may be asymmetric by this many rounding units of its dtype, relative to max |W| of the instance.
 SYMMETRY_EPS = 16

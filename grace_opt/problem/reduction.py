@@ -27,13 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import objective
-from ._util.arrays import backend_of, count_true
-from ._util.parameters import flag
-from ._util.vertices import vertex_mask
-from .errors import OptionError, ProblemError
+from .._util.arrays import backend_of, count_true
+from .._util.parameters import flag
+from .._util.vertices import vertex_mask
+from ..errors import OptionError, ProblemError
+from ..kernels.objective import objective
 from .problem import Problem
-from .run import Progress
 
 
 @dataclass(frozen=True)
@@ -118,13 +117,13 @@ class Reduction:
         mine = [0.0 - value if self.maximize else value for value in given]
         return tuple(mine if self.rest is None else (a - b for a, b in zip(mine, self.rest.tolist(), strict=True)))
 
-    def callback(self, call: Callable[[Progress], Any] | None) -> Callable[[Progress], Any] | None:
-        """The user's callback, which gets objectives, bounds and masks of the problem as given."""
+    def callback(self, call: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+        """The user's callback of a `Progress`, which gets objectives, bounds and masks of the problem as given."""
         if call is None or self.problem is self.given:
             return call
         required = self.problem.flatten().required
 
-        def wrapped(progress: Progress) -> Any:
+        def wrapped(progress: Any) -> Any:
             b = progress.instance
             rest = 0.0 if self.rest is None else float(self.rest[b])
             f, bound = progress.objective + rest, progress.lower_bound + rest
@@ -143,7 +142,7 @@ class Reduction:
         """The least-sought objective of masks with the required vertices: -f if f is maximised; else f."""
         if self.rest is None:
             return found
-        exact = objective.evaluate(self.given.flatten().W, mask)
+        exact = objective(self.given.flatten().W, mask)
         return 0.0 - exact if self.maximize else exact
 
     def bound(self, found: Tensor) -> Tensor:
