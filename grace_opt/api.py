@@ -24,11 +24,11 @@ from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
-from .problem import Problem
+from .problem import Problem, Reduction
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
-from .solution import Result, Solution, Status, check_mask, proved, relative_gap
+from .solution import Result, Solution, Status, check_mask, labels_of, proved, relative_gap
 
 #: Seconds that `compare` gives each method if neither methods nor a limit were given.
 DEFAULT_COMPARE_SECONDS = 10.0
@@ -41,6 +41,8 @@ def solve(
     k: Any = None,
     method: str | MethodOptions = "mies",
     *,
+    maximize: bool = False,
+    required: Any = None,
     protected: Any = None,
     seed: int = 0,
     time_limit: float | None = None,
@@ -51,21 +53,32 @@ def solve(
     callback: Callable[[Progress], Any] | None = None,
     **options: Any,
 ) -> Solution:
-    r"""Choose the k vertices that induce the subgraph of least weight.
+    r"""Choose the k vertices that induce the subgraph of least weight; with ``maximize=True`` of most.
 
-    .. math:: \min_{S \subseteq V,\; |S| = k} \; 1_S^\top W 1_S
+    .. math::
+
+        \min_{S \subseteq V,\; |S| = k} f(S), \qquad
+        f(S) = 1_S^\top W 1_S = \sum_{i \in S} W_{ii} + 2 \sum_{i < j \in S} W_{ij}
 
     Parameters
     ----------
-    W : array_like (..., n, n), scipy.sparse matrix, networkx graph, or Problem
-        Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch.
+    W : array_like (..., n, n), scipy.sparse matrix, pandas DataFrame, networkx graph, distances, or Problem
+        Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch. For a graph, f is
+        the weight of the induced subgraph, each edge counted once. A vector (n (n - 1) / 2,) is read as scipy's
+        ``pdist`` returns it. The labels of a DataFrame and the nodes of a graph come back as `Solution.labels`.
     k : int, or int array broadcastable to (...)
         Number of vertices to choose. Leave out when W is a `Problem`.
     method : str or options object
         A registered name (see `methods`), or a method's options as one object, such as
         ``grace_opt.solvers.TabuOptions(iterations=500)``.
+    maximize : bool
+        Seek the largest f: the heaviest, densest or most diverse choice. Objective and bound are in your sign: the
+        certified bound is then `Solution.upper_bound`, and `target` means "at least".
+    required : array_like, optional
+        Always chosen: bool mask (n,) or (..., n), indices (r,), or, where W has labels, a list of them. They count
+        towards k.
     protected : array_like, optional
-        Vertices that must not be chosen: bool mask (n,) or (..., n), or indices (p,).
+        Never chosen: given like `required`.
     seed : int
         Seed of all random choices.
     time_limit : float, optional
@@ -74,8 +87,8 @@ def solve(
         some methods compile their loops at the first use on a machine, which takes some seconds once, and load them at
         the first use in a process.
     target : float, or array broadcastable to (...), optional
-        Stop searching an instance as soon as its f is at most this; Status.FEASIBLE, unless it is proved optimal. A
-        target never makes a method search longer.
+        Stop searching an instance as soon as its f is at most this (with ``maximize=True``, at least this);
+        Status.FEASIBLE, unless it is proved optimal. A target never makes a method search longer.
     patience : float, optional
         Stop searching an instance after this many seconds without a better choice (Status.LIMIT). As with a time limit,
         methods that have no natural end search until then, and answers depend on the machine.
@@ -138,22 +151,28 @@ def solve(
     >>> searched = solve(W, 2, TabuOptions(iterations=500), target=6)
     >>> searched.method, searched.options["iterations"], float(searched.objective)
     ('tabu', 500, 5.0)
+
+    The heaviest pair that has vertex 1:
+
+    >>> heaviest = solve(W, 2, "exhaustive", maximize=True, required=[1])
+    >>> heaviest.indices, float(heaviest.objective), float(heaviest.upper_bound)
+    (array([0, 1]), 9.0, 9.0)
     """
-    problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
-    if isinstance(W, Problem) and (k is not None or protected is not None):
-        raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
+    reduction = _reduced(W, k, protected, required, maximize, check)
+    problem = reduction.problem
     if callback is not None and not callable(callback):
         raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
     spec, made = registry.chosen(method, options)
-    stopping = _Stopping.of(problem, time_limit, target, patience)
+    reduction.check_options(made)
+    stopping = _Stopping.of(reduction, time_limit, target, patience)
     seed, level = checked_seed(seed), _level(certify)
     if stopping.timed:
         _prepare(spec, level, problem.W.dtype)
-    run = stopping.run(seed, callback=callback)
+    run = stopping.run(seed, callback=reduction.callback(callback))
     with run.heeding_ctrl_c():
         answer = _answer(problem, spec, made, run, level, check)
         _certify(problem, [answer], level, run.beside_search())
-        return _finish(problem, answer)
+        return _finish(reduction, answer)
 
 
 def compare(
@@ -162,6 +181,8 @@ def compare(
     methods: Sequence[str | MethodOptions] | None = None,
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    maximize: bool = False,
+    required: Any = None,
     protected: Any = None,
     seed: int = 0,
     time_limit: float | None = None,
@@ -182,7 +203,7 @@ def compare(
         library that is not installed, are then listed with the reason in `Comparison.left_out`.
     options : mapping, optional
         Options by name of the method: ``{"local_search": {"start": "think"}}``.
-    protected, seed, target, patience, check
+    maximize, required, protected, seed, target, patience, check
         As in `solve`, for every method.
     certify : bool, "fast" or "tight"
         As in `solve`, but once, after all methods: for the best answer to each instance, unless a method proved it
@@ -211,7 +232,7 @@ def compare(
 
     Notes
     -----
-    Complexity is the sum of the methods'. All methods solve the same instance, so the best lower bound of any method
+    Complexity is the sum of the methods'. All methods solve the same instance, so the best bound of any method
     holds for all; gaps in the table are relative to it.
 
     Examples
@@ -227,9 +248,8 @@ def compare(
     by_name = {} if options is None else options
     if not isinstance(by_name, Mapping) or not all(isinstance(each, Mapping) for each in by_name.values()):
         raise OptionError(f"options={shown(options)}: give a dict of dicts, such as {{'tabu': {{'iterations': 500}}}}.")
-    problem = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
-    if isinstance(W, Problem) and (k is not None or protected is not None):
-        raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
+    reduction = _reduced(W, k, protected, required, maximize, check)
+    problem = reduction.problem
     asked = methods is not None
     given = sorted(registry.specs()) if methods is None else list(methods)
     names = [each for each in given if isinstance(each, str)]
@@ -238,7 +258,7 @@ def compare(
             f"options= names {stray[0]!r}, which is not among the names of methods compared: {', '.join(names)}."
         )
     cap = methods is None and time_limit is None
-    stopping = _Stopping.of(problem, DEFAULT_COMPARE_SECONDS if cap else time_limit, target, patience)
+    stopping = _Stopping.of(reduction, DEFAULT_COMPARE_SECONDS if cap else time_limit, target, patience)
     plan, left_out = [], {}
     for each in given:
         try:
@@ -247,12 +267,14 @@ def compare(
             if asked:
                 raise
             left_out[str(each)] = str(error)
+    for _, made in plan:
+        reduction.check_options(made)
     seed, level = checked_seed(seed), _level(certify)
     answers: list[_Answer] = []
     interrupted = False
 
     def finished() -> tuple[Solution, ...]:
-        return tuple(_finish(problem, answer) for answer in answers)
+        return tuple(_finish(reduction, answer) for answer in answers)
 
     with progress_bar(progress, len(plan)) as show:
         for at, (spec, made) in enumerate(plan):
@@ -362,32 +384,48 @@ def _certify(problem: Problem, answers: Sequence[_Answer], level: str | None, ru
         answer.bound = best
 
 
-def _finish(problem: Problem, answer: _Answer) -> Solution:
-    """Turn a method's answer into a `Solution`."""
-    flat, result, value, spec, run = problem.flatten(), answer.result, answer.value, answer.spec, answer.run
-    mask, uncertified = result.mask, answer.bound is None
-    bound = _lower_bound(flat, value, answer.bound)
+def _finish(reduction: Reduction, answer: _Answer) -> Solution:
+    """Turn a method's answer into a `Solution` of the problem as given."""
+    problem, result, spec, run = reduction.given, answer.result, answer.spec, answer.run
+    flat, mask, uncertified = problem.flatten(), reduction.full(result.mask), answer.bound is None
+    value = reduction.value(answer.value, mask)
+    left = flat if reduction.rest is None else reduction.problem.flatten()
+    bound = _lower_bound(left, value, None if answer.bound is None else reduction.bound(answer.bound))
     optimal = value == bound if uncertified else proved(flat, mask, value, bound)
     if problem.integer:  # nothing lies strictly between a whole f and the next one below it
         bound = torch.where(optimal, torch.maximum(bound, value), bound)
+    gap = _no_gap(value, bound) if uncertified else relative_gap(flat, mask, value, bound)
     limit = torch.zeros_like(flat.k, dtype=torch.bool) if result.limit is None else result.limit
     shape, export = problem.batch_shape, problem.backend.export
-    indices = objective.indices_from_mask(mask, problem.k_max)
-    labels = problem.labels
+    indices = objective.indices_from_mask(mask, problem.k_max).reshape(*shape, problem.k_max)
+    f, other = (export(reduction.signed(each).reshape(shape)) for each in (value, bound))
+    stats = reduction.stats(dict(result.stats), result.objective_stats)
+    required = reduction.problem.required
     return Solution(
         mask=export(mask.reshape(*shape, problem.n)),
-        indices=export(indices.reshape(*shape, problem.k_max)),
-        objective=export(value.reshape(shape)),
-        lower_bound=export(bound.reshape(shape)),
-        gap=export((_no_gap(value, bound) if uncertified else relative_gap(flat, mask, value, bound)).reshape(shape)),
+        indices=export(indices),
+        objective=f,
+        lower_bound=f if reduction.maximize else other,
+        upper_bound=other if reduction.maximize else f,
+        gap=export(gap.reshape(shape)),
         status=_statuses(optimal, limit, run.interrupted, shape),
         method=spec.name,
         options=dataclasses.asdict(answer.options),
         seed=run.seed,
-        stats={"time": answer.elapsed, **{name: _shaped(each, shape, export) for name, each in result.stats.items()}},
-        labels=None if labels is None else [labels[int(i)] for i in indices.flatten()],
+        stats={"time": answer.elapsed, **{name: _shaped(each, shape, export) for name, each in stats.items()}},
+        labels=None if problem.labels is None else labels_of(indices.tolist(), problem.labels),
+        maximize=reduction.maximize,
+        required=None if required is None else export(required),
         problem=problem,
     )
+
+
+def _reduced(W: Any, k: Any, protected: Any, required: Any, maximize: Any, check: bool) -> Reduction:
+    """The problem as given, checked, and the one that solvers get."""
+    if isinstance(W, Problem) and (k is not None or protected is not None):
+        raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
+    given = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)
+    return Reduction.of(given, required=required, maximize=maximize, check=check)
 
 
 def _prepare(spec: SolverSpec, level: str | None, dtype: torch.dtype = torch.float64) -> None:
@@ -441,10 +479,11 @@ class _Stopping:
     patience: float
 
     @classmethod
-    def of(cls, problem: Problem, time_limit: Any, target: Any, patience: Any) -> _Stopping:
+    def of(cls, reduction: Reduction, time_limit: Any, target: Any, patience: Any) -> _Stopping:
         limit = number("time_limit", time_limit, above=0, infinite=True, optional=True, hint="in seconds")
         wait = number("patience", patience, above=0, infinite=True, optional=True, hint="in seconds")
-        return cls(math.inf if limit is None else limit, _targets(problem, target), math.inf if wait is None else wait)
+        targets = reduction.targets(_targets(reduction.given, target))
+        return cls(math.inf if limit is None else limit, targets, math.inf if wait is None else wait)
 
     @property
     def timed(self) -> bool:

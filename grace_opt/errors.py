@@ -41,6 +41,10 @@ class OptionError(GraceError, TypeError, ValueError):
     """An option is unknown, has the wrong type, or lies outside its range."""
 
 
+class MissingLibraryError(OptionError, ImportError):
+    """An optional library is not installed; the message names the pip extra that brings it."""
+
+
 class UnknownSolverError(GraceError, LookupError):
     """No solver of that name is registered, or the extra that brings it is not installed."""
 

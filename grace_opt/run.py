@@ -34,9 +34,11 @@ class Progress:
     objective : float
         f of the best choice so far.
     lower_bound : float
-        Certified bound; -inf if there is none yet.
+        No choice has a smaller f; -inf if nothing is certified yet. With ``maximize=True``, f of the best choice.
     mask : ndarray (n,), bool
         The best choice so far.
+    upper_bound : float
+        With ``maximize=True``: no choice has a larger f; inf if nothing is certified yet. Else f of the best choice.
     """
 
     instance: int
@@ -44,6 +46,7 @@ class Progress:
     objective: float
     lower_bound: float
     mask: npt.NDArray[np.bool_]
+    upper_bound: float
 
 
 class _Stop:
@@ -251,7 +254,7 @@ class Run:
         if self.callback is not None and not self._stop.asked:
             elapsed = time.monotonic() - self.began
             (number,) = one.numbers or (instance,)
-            if self.callback(Progress(number, elapsed, objective, lower_bound, mask.copy())):
+            if self.callback(Progress(number, elapsed, objective, lower_bound, mask.copy(), objective)):
                 self.stop()
 
 

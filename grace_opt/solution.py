@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ _EPS = torch.finfo(torch.float64).eps
 class Status(enum.Enum):
     """How much is known about one instance's answer; the value explains it in words."""
 
-    OPTIMAL = "proved optimal: the objective equals its certified lower bound, up to rounding"
+    OPTIMAL = "proved optimal: the objective equals its certified bound, up to rounding"
     FEASIBLE = "a valid choice; optimality is not proved"
     LIMIT = "stopped at a time or work limit with the best choice so far"
     INTERRUPTED = "stopped by Ctrl-C with the best choice so far"
@@ -62,6 +62,10 @@ class Result:
         it is; otherwise f is always summed from W in float64.
     certified : str, optional
         The level of `grace_opt.bounds.certificate` that `lower_bound` holds already: `solve` need not compute it again.
+    objective_stats : tuple of str
+        Names of the stats that are values of f: a tensor, or a list with one entry (or None) per instance. With
+        ``maximize=True`` and ``required=``, solvers minimise -f of the vertices that are left; `solve` turns these
+        back, as it does `mask`, `lower_bound` and `objective`.
     """
 
     mask: Tensor
@@ -70,6 +74,7 @@ class Result:
     stats: Mapping[str, Any] = field(default_factory=dict)
     objective: Tensor | None = None
     certified: str | None = None
+    objective_stats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,18 +89,24 @@ class Solution:
         Sorted chosen vertices, padded with -1 where an instance's k is smaller.
     objective : array (...), float64
         f(S).
-    lower_bound : array (...), float64
-        Certified: no choice of k vertices has a smaller objective. -inf if nothing was certified.
+    lower_bound, upper_bound : array (...), float64
+        The optimum lies between them. One is the objective of this choice, the other is certified (`bound`): the lower
+        one, no choice of k vertices has a smaller objective; with ``maximize=True`` the upper one, none has a larger
+        one. -inf, or inf, if nothing was certified.
     gap : array (...), float64
-        ``(objective - lower_bound) / max(|objective|, 1e-9 Σ|W_ij|)``, with the sum over the chosen entries; never
-        negative, infinite if nothing was certified.
+        ``|objective - bound| / max(|objective|, 1e-9 Σ|W_ij|)``, with the sum over the chosen entries; never negative,
+        infinite if nothing was certified.
     status : Status, or object array (...) of Status
     method, options, seed
         As given to `solve`.
     stats : mapping
         ``time`` in seconds, and the solver's counters.
     labels : list or None
-        For a networkx graph, the chosen nodes.
+        For a networkx graph or a DataFrame, the chosen nodes or labels; of a batch with labels, a list per instance.
+    maximize : bool
+        Whether the most was sought; objective and bounds are those of f, as given, in either case.
+    required : array (..., n), bool, or None
+        The vertices that had to be chosen.
 
     Examples
     --------
@@ -116,7 +127,10 @@ class Solution:
     options: Mapping[str, Any]
     seed: int
     stats: Mapping[str, Any]
+    upper_bound: Any
     labels: list[Any] | None = None
+    maximize: bool = False
+    required: Any = None
     problem: Problem | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -125,34 +139,64 @@ class Solution:
             return f"<Solution of {self.status.size} instances by {self.method}: {best}>"
         f, gap = float(self.objective), float(self.gap)
         certified = f"gap {gap:.3g}" if math.isfinite(gap) else "no bound"
-        chosen = self.indices.tolist()
+        sought = " (maximised)" if self.maximize else ""
+        chosen = self.indices.tolist() if self.labels is None else self.labels
         listed = str(chosen[:20])[:-1] + (", …]" if len(chosen) > 20 else "]")
-        return f"<Solution by {self.method}: f = {f:.9g}, {certified}, {self.status.name}, vertices {listed}>"
+        return f"<Solution by {self.method}: f = {f:.9g}{sought}, {certified}, {self.status.name}, vertices {listed}>"
+
+    @property
+    def bound(self) -> Any:
+        """The certified bound, shape (...): `upper_bound` with ``maximize=True``, else `lower_bound`.
+
+        Examples
+        --------
+        >>> import grace_opt
+        >>> sol = grace_opt.solve([[2.0, 0.0], [0.0, 1.0]], 1, "exhaustive", maximize=True)
+        >>> float(sol.objective), float(sol.bound), float(sol.gap)
+        (2.0, 2.0, 0.0)
+        """
+        return self.upper_bound if self.maximize else self.lower_bound
 
     def verify(self) -> Solution:
-        """Check size, protection, objective and bound against W in float64, and return the solution.
+        """Check size, required and protected vertices, objective and bound against W in float64; return the solution.
 
         Raises
         ------
         SolverError
-            If the size is not k, a protected vertex is chosen, or f differs from the recomputed one by more than
-            1e-9 (float32 W: 1e-5) relative to ``Σ|W_ij|`` over the chosen entries, or lies below its own bound; or if
-            one of these numbers is NaN.
+            If the size is not k, a protected vertex is chosen or a required one is not, or f differs from the
+            recomputed one by more than 1e-9 (float32 W: 1e-5) relative to ``Σ|W_ij|`` over the chosen entries, or lies
+            outside its own bounds; or if one of these numbers is NaN.
         """
         if self.problem is None:
             raise SolverError("this Solution has no problem to verify against: call solve(...) to get one that has.")
         p, mask = self.problem, torch.as_tensor(self.mask, device=self.problem.W.device)
         check_mask(p, mask, self.method)
+        if self.required is not None and bool((torch.as_tensor(self.required, device=mask.device) & ~mask).any()):
+            raise SolverError(f"{self.method} did not choose all required vertices.")
         # Without the checks, f was summed in W's own precision.
         rtol = 1e-9 if p.W.dtype == torch.float64 else 1e-5
         exact, size = f.evaluate(p.W, mask), f.magnitude(p.W, mask)
         stored = torch.as_tensor(self.objective, dtype=torch.float64, device=exact.device)
-        bound = torch.as_tensor(self.lower_bound, dtype=torch.float64, device=exact.device)
+        bound = torch.as_tensor(self.bound, dtype=torch.float64, device=exact.device)
         if not bool(((stored - exact).abs() <= rtol * size).all()):  # so written, NaN fails
             raise SolverError(f"{self.method}: stored objective {stored.tolist()} differs from {exact.tolist()}.")
-        if not bool((bound <= exact + 8 * _EPS * exact.abs()).all()):
-            raise SolverError(f"{self.method}: lower bound {bound.tolist()} lies above the objective {exact.tolist()}.")
+        which, where, sign = ("upper", "below", -1) if self.maximize else ("lower", "above", 1)
+        if not bool((sign * bound <= sign * exact + 8 * _EPS * exact.abs()).all()):
+            raise SolverError(
+                f"{self.method}: {which} bound {bound.tolist()} lies {where} the objective {exact.tolist()}."
+            )
         return self
+
+
+def labels_of(indices: list[Any], labels: Sequence[Any]) -> list[Any]:
+    """The labels of (lists of) indices, without the padding of -1.
+
+    Examples
+    --------
+    >>> labels_of([[0, 2], [1, -1]], "abc")
+    [['a', 'c'], ['b']]
+    """
+    return [labels_of(i, labels) if isinstance(i, list) else labels[i] for i in indices if i != -1]
 
 
 def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
@@ -164,7 +208,10 @@ def check_mask(problem: Problem, mask: Tensor, method: str) -> None:
         )
     size = count_true(mask)
     if bool((size != problem.k).any()):
-        raise SolverError(f"{method} chose {size.tolist()} vertices where k = {problem.k.tolist()}.")
+        more, told = (0, "") if problem.required is None else (count_true(problem.required), " with the required ones")
+        raise SolverError(
+            f"{method} chose {(size + more).tolist()} vertices{told} where k = {(problem.k + more).tolist()}."
+        )
     if bool((count_true(mask & ~problem.candidates)).any()):
         raise SolverError(f"{method} chose protected vertices.")
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import objective, registry
 from ._util.array_like import as_tensor
+from ._util.vertices import vertex_mask
 from .errors import OptionError
 from .problem import Problem
 from .run import Run
@@ -22,9 +23,10 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     ----------
     problem : Problem
         A flattened batch.
-    start : str, bool mask (..., n), or int indices (..., k)
-        A registered method's name, or a choice of k vertices, for one instance or for each. Vertices are numbers; for
-        a graph, positions in ``list(graph.nodes)``, as in `Solution.indices`.
+    start : str, bool mask (..., n), int indices (..., k), or a list of names
+        A registered method's name, or a choice of k vertices, for one instance or for each; required vertices may be
+        left out. Numbers are positions, as in `Solution.indices`, of labelled vertices too; names are taken if they
+        are text.
     run : Run
         Passed on to the method.
 
@@ -56,7 +58,10 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
     n, batch = problem.n, problem.W.shape[0]
     wanted = f"a method's name, vertices by number from 0 to {n - 1}, or a bool mask (..., {n})"
     if problem.labels is not None:
-        wanted += "; the numbers count list(graph.nodes), as Solution.indices does"
+        wanted += ", or names; numbers count the nodes or labels, as Solution.indices does"
+        named = getattr(getattr(start, "dtype", None), "kind", "") in tuple("UO")
+        if named or (isinstance(start, list | tuple | set) and any(isinstance(each, str) for each in start)):
+            start = vertex_mask(start, "start", problem.labels, (), n, problem.W.device)
     given = as_tensor(start, "start", wanted)
     shape = tuple(given.shape)
     if given.dtype != torch.bool:
@@ -73,6 +78,8 @@ def starting_masks(problem: Problem, start: Any, run: Run) -> Tensor:
         each = f", one choice or one for each of {batch} instances" if batch > 1 else ", one choice"
         raise OptionError(f"start has shape {shape}: give {wanted}{each}.")
     mask = given.to(problem.W.device).reshape(rows, n).expand(problem.candidates.shape).clone()
+    if problem.required is not None:  # chosen already; a mask from another solver is without them
+        mask &= ~problem.required
     check_mask(problem, mask, "start=")
     if run.watches:
         run.note(objective.evaluate(problem.W, mask).tolist())

@@ -15,13 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from hypothesis import strategies as st
 
 from . import api, registry
 from ._util.array_like import as_tensor
+from ._util.optional import missing
 from .comparison.json_values import to_numpy
 from .errors import SolverError
 from .solution import OPTIMALITY_RTOL, ROUNDING, Solution, Status
+
+try:
+    from hypothesis import strategies as st
+except ModuleNotFoundError as error:
+    raise missing("hypothesis", "dev", "grace_opt.testing") from error
 
 KINDS = ("wishart", "attention", "indefinite", "integer", "ties", "rank one", "zero rows", "diagonal", "scaled")
 
@@ -96,8 +101,15 @@ def batches(
     return W, k, protected
 
 
-def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) -> None:
-    """Check an answer against its instance: size, protection, objective, bound, status, indices.
+def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None, required: Any = None) -> None:
+    """Check an answer against its instance: size, required and protected vertices, objective, bound, status, indices.
+
+    Parameters
+    ----------
+    W, k, protected, required
+        As given to `grace_opt.solve`; vertices as numbers or bool masks.
+    solution : Solution
+        The answer, to the least f or to the most.
 
     Raises
     ------
@@ -113,30 +125,37 @@ def check_solution(W: Any, k: Any, solution: Solution, protected: Any = None) ->
     W = to_numpy(as_tensor(W, "W").to(torch.float64))
     n, shape = W.shape[-1], W.shape[:-2]
     ks = np.broadcast_to(np.asarray(k), shape)
-    blocked = np.zeros((*shape, n), bool)
-    if protected is not None:
-        protected = to_numpy(protected)
-        blocked = blocked | (protected if protected.dtype == bool else np.isin(np.arange(n), protected))
+    blocked, needed = _vertices(protected, (*shape, n)), _vertices(required, (*shape, n))
+    sign = -1.0 if solution.maximize else 1.0
     indices = to_numpy(solution.indices)
     for at in np.ndindex(*shape):
         chosen = np.flatnonzero(mask[at])
         assert mask[at].dtype == bool, f"{solution.method}: the mask is not bool"
         assert len(chosen) == ks[at], f"{solution.method}: {len(chosen)} vertices chosen, k = {ks[at]}"
         assert not (mask[at] & blocked[at]).any(), f"{solution.method}: a protected vertex was chosen"
+        assert mask[at][needed[at]].all(), f"{solution.method}: a required vertex was not chosen"
         row = indices[at]
         assert row[row >= 0].tolist() == chosen.tolist(), (
             f"{solution.method}: indices {row} do not match the mask {chosen}"
         )
         exact = W[at][np.ix_(chosen, chosen)]
         size = np.abs(exact).sum()
-        objective, bound = (float(to_numpy(v)[at]) for v in (solution.objective, solution.lower_bound))
+        objective, bound = (float(to_numpy(v)[at]) for v in (solution.objective, solution.bound))
         value = math.fsum(exact.ravel().tolist())
         assert abs(objective - value) <= 1e-9 * size, f"{solution.method}: objective {objective}, recomputed {value}"
-        assert bound <= objective, f"{solution.method}: the bound {bound} is above f = {objective}"
+        assert sign * bound <= sign * objective, f"{solution.method}: f = {objective} is beyond the bound {bound}"
         status = solution.status[at] if shape else solution.status
         if status is Status.OPTIMAL:
             slack = max(OPTIMALITY_RTOL * abs(objective), ROUNDING * n * np.finfo(float).eps * size)
-            assert objective - bound <= slack, f"{solution.method}: OPTIMAL without proof"
+            assert sign * (objective - bound) <= slack, f"{solution.method}: OPTIMAL without proof"
+
+
+def _vertices(given: Any, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Vertices as a bool mask of this shape."""
+    if given is None:
+        return np.zeros(shape, bool)
+    given = to_numpy(given)
+    return np.broadcast_to(given if given.dtype == bool else np.isin(np.arange(shape[-1]), given), shape)
 
 
 def check_solver(name: str, *, sizes: tuple[int, ...] = (1, 2, 3, 6, 9), seed: int = 0, **options: Any) -> None:

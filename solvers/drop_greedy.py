@@ -63,7 +63,7 @@ def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Resul
     order = _reversed(dropped, size, problem.n)
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
-    return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)})
+    return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
 
 
 def _dropped(problem: Problem, scores: Tensor, drops: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,4 +48,4 @@ def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
     order = greedy_order(problem.W, None, problem.candidates, problem.candidates.sum(-1), problem.n).order
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
-    return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)})
+    return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))

@@ -15,10 +15,11 @@ def objective(W, S):
     return math.fsum(float(W[i][j]) for i in S for j in S)
 
 
-def optimum(W, k, protected=()):
-    """The least objective over all k-subsets of the unprotected vertices."""
+def optimum(W, k, protected=(), required=(), maximize=False):
+    """The least (or largest) objective over all k-subsets with all required vertices and no protected one."""
     free = [i for i in range(len(W)) if i not in set(protected)]
-    return min(objective(W, S) for S in itertools.combinations(free, k))
+    best = max if maximize else min
+    return best(objective(W, S) for S in itertools.combinations(free, k) if set(required) <= set(S))
 
 
 def think(W, k, protected=()):

@@ -41,7 +41,8 @@ def graph_with_node_weight(weight):
 
 PROBLEMS = {
     "not square": (np.ones((3, 4)), 1, {}, r"\(3, 4\).*square"),
-    "a vector": (np.ones(3), 1, {}, "square"),
+    "a vector": (np.ones(4), 1, {}, r"\(4,\): give a square matrix.*pdist returns, 3 \(n = 3\) or 6 \(n = 4\)"),
+    "an empty vector": (np.ones(0), 1, {}, r"1 \(n = 2\) of them"),
     "ragged": ([[1.0, 2.0], [3.0]], 1, {}, "ragged"),
     "empty": (np.ones((0, 0)), 0, {}, "empty"),
     "empty batch": (np.ones((0, 3, 3)), 1, {}, "empty"),
@@ -145,11 +146,12 @@ def test_what_to_write_fits_the_argument(case):
         solve(EYE, **{"k": 2, **arguments})
 
 
-def test_a_graph_takes_a_start_by_number_and_says_so():
+def test_a_graph_takes_a_start_by_number_or_name():
     graph = nx.path_graph(["a", "b", "c", "d"])
     for names in (["a", "b"], np.array(["a", "b"])):
-        with pytest.raises(ProblemError, match=r"start has dtype <U1.*the numbers count list\(graph\.nodes\)"):
-            solve(graph, 2, "local_search", start=names)
+        assert solve(graph, 2, "local_search", start=names, max_steps=0).labels == ["a", "b"]
+    with pytest.raises(OptionError, match=r"start has dtype float64.*numbers count the nodes or labels"):
+        solve(graph, 2, "local_search", start=[0.5])
     with pytest.raises(ProblemError, match=r"protected has dtype complex128: give a list of nodes"):
         solve(graph, 2, protected=np.array([1j]))
     first = solve(graph, 2, "mies")

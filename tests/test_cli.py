@@ -268,3 +268,49 @@ def test_what_a_library_prints_is_no_answer(run, tmp_path, monkeypatch):
         shown = run(name, tmp_path / "w.npy", "-k", 1, "--method", "mies", "--json")
         assert json.loads(shown.stdout)
         assert "Failure:interrupted" in shown.stderr
+
+
+@pytest.fixture
+def named(tmp_path):
+    path = tmp_path / "w.csv.gz"
+    instances.write(path, [[4.0, 1, -2], [1, 3, 0], [-2, 0, 5]], labels=["a", "b", "2"])
+    return path
+
+
+@pytest.mark.parametrize("command", ["solve", "compare"])
+def test_the_most_with_vertices_by_name_or_number(run, named, command):
+    exact = ("--method", "exhaustive", "--json")
+    for required, protected in (("a", "2"), ("0", "2"), ("a", "b")):
+        result = run(command, named, "-k", 2, *exact, "--maximize", "--required", required, "--protected", protected)
+        (answer,) = json.loads(result.stdout)
+        assert answer["labels"] == (["a", "b"] if protected == "2" else ["a", "2"])
+        assert answer["lower_bound"] == answer["objective"] == answer["upper_bound"] == (9 if protected == "2" else 5)
+        assert answer["maximize"] is True
+    shown = run(command, named, "-k", 2, "--method", "exhaustive", "--maximize").output
+    assert "upper bound" in shown
+    assert command == "compare" or "chosen vertices  a b" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--required", "q"], "required names 'q'"),
+        (["--protected", "7"], "--protected: 7 is neither a name"),
+        (["--required", "a,b,2"], "required names 3 vertices, but k = 2"),
+        (["--required", "a", "--protected", "a"], "both"),
+    ],
+)
+def test_vertices_that_are_not_in_the_file(run, named, given, message):
+    result = run("solve", named, "-k", 2, *given)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_the_largest_f_of_the_literatures_files_is_the_worst(run, tmp_path):
+    path = tmp_path / "g.dat.gz"
+    assert "(not in the file)" not in run("generate", "k_cluster", "-n", 8, "-k", 3, "--out", path).output
+    best, worst = (run("solve", path, "--method", "exhaustive", *most) for most in ([], ["--maximize"]))
+    assert "note: in k-cluster files the least f is the best; --maximize seeks the least edges" in worst.output
+    edges = [int(result.stdout.split("edges: ")[1].split()[0]) for result in (best, worst)]
+    assert edges[0] > edges[1]
+    assert "note: in" not in best.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import os
 import re
@@ -438,3 +439,13 @@ def test_the_advice_gives_figures_of_quality_as_the_table_does() -> None:
     assert f"stays the same at {row[1]} % of" in advice
     words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
     assert f"differ after about {words[round(float(row[2]))]} tokens" in advice
+
+
+def test_testing_without_hypothesis_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.find_spec("grace_opt.testing")
+    assert spec is not None
+    assert spec.loader is not None
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(ImportError, match=r'hypothesis.*pip install "grace-opt\[dev\]"') as caught:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert isinstance(caught.value, grace_opt.GraceError)

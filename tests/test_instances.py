@@ -1,12 +1,15 @@
 """Instance files: round trips, the literature's text formats, and what is wrong with a broken one."""
 
+import gzip
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grace_opt import ChannelMask, OptionError, ProblemError, instances, solve
+from grace_opt import ChannelMask, OptionError, Problem, ProblemError, instances, solve
 from grace_opt.testing import instance
 
 CLUSTER = "4 2 3\r\n1 2 0.500000 \r\n2 3 0.5\r\n3 4 0.500000\r\n"
@@ -241,3 +244,78 @@ def test_masks_are_not_lost_in_files(tmp_path):
     for W, k in ((masked, None), (np.eye(2), np.ma.array(1, mask=True))):
         with pytest.raises(ProblemError, match="masked array"):
             instances.write(tmp_path / "w.npz", W, k)
+
+
+NAMED = {
+    "header.csv": "\ufeffa,b\n1,2\n2,3\n",
+    "pandas.csv": ",a,b\na,1,2\nb,2,3\n",
+    "quoted.csv": '"","a","b"\n"a",1,2\n"b",2,3\n',
+    "european.csv": "x;a;b\na;1,0;2\nb;2;3,0\n",
+    "semicolons.csv": "a;b\n1.0;2\n2;3\n",
+    "r.csv": '"a","b"\n"a",1,2\n"b",2,3\n',
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("packed", [False, True])
+def test_names_in_tables(tmp_path, name, packed):
+    content = NAMED[name].encode()
+    path = tmp_path / (f"{name}.GZ" if packed else name)
+    path.write_bytes(gzip.compress(content) if packed else content)
+    made = instances.read(path)
+    assert made.W.tolist() == [[1, 2], [2, 3]]
+    assert made.labels == ("a", "b")
+    problem = Problem.of(made.W, 1, labels=made.labels, protected=["a"])
+    assert solve(problem).labels == ["b"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_names_round_trip_and_pandas_reads_them(tmp_path, suffix):
+    frame = pd.DataFrame([[1.5, 2.0], [2.0, 1e300]], index=["a, b", "c"], columns=["a, b", "c"])
+    path = tmp_path / f"w{suffix}"
+    instances.write(path, frame)
+    assert pd.read_csv(path, index_col=0).equals(frame)
+    made = instances.read(path)
+    assert (frame.to_numpy() == made.W).all()
+    assert made.labels == ("a, b", "c")
+    frame.to_csv(path)
+    assert instances.read(path).labels == ("a, b", "c")
+    instances.write(path, frame.to_numpy(), labels=["x", "y"])
+    assert instances.read(path).labels == ("x", "y")
+    with pytest.raises(ProblemError, match="cannot store labels"):
+        instances.write(tmp_path / "w.npy", frame.to_numpy(), labels=["x", "y"])
+
+
+def test_equal_instances_are_equal_gzipped_files(tmp_path):
+    for name in ("a.mtx.gz", "b.mtx.gz"):
+        instances.write(tmp_path / name, [[1, 2], [2, 3]])
+    assert (tmp_path / "a.mtx.gz").read_bytes() == (tmp_path / "b.mtx.gz").read_bytes()
+    for name in ("w.npy.gz", "w.gz"):
+        with pytest.raises(ProblemError, match=r"text also with \.gz"):
+            instances.write(tmp_path / name, [[1, 2], [2, 3]])
+        with pytest.raises(ProblemError, match=r"text also with \.gz"):
+            instances.read(tmp_path / name)
+
+
+TABLES = {
+    "rows.csv": ("a,b\n1,2\n2,3\n3,4\n", "3 rows after the first one, which was taken for names because of 'a'"),
+    "other names.csv": (",a,b\nb,1,2\na,2,3\n", "row 1 is called 'b' and column 1 'a'"),
+    "twice.csv": ("a,a\n1,2\n2,3\n", "two columns are called 'a'"),
+    "no name.csv": ("a,\n1,2\n2,3\n", "a name is empty"),
+    "two marks.csv": ("a;b\n1,5;2\n2;1.000,5\n", "decimal commas and '1.000,5'"),
+    "half named.csv": ("a,b\na,1,2\n2,3\n", "some rows have a name"),
+    "typing error.csv": ("1,2\n2,o\n", "'o' is not a number"),
+    "typing error first.csv": ("1,o\n2,3\n4,5\n6,7\n", "3 rows after the first one.*because of 'o'"),
+    "no numbers.csv": ("a,b\n", "no row of numbers"),
+    "many names.csv": ("a,b,c\n1,2\n2,3\n", "3 names in the first row, and 2 rows"),
+    "cut.csv.gz": (gzip.compress(b"1,2\n2,3\n")[:-9], r"cannot be read as \.csv"),
+    "plain.csv.gz": ("1,2\n2,3\n", r"cannot be read as \.csv"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_that_are_no_matrix(tmp_path, name):
+    content, message = TABLES[name]
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ProblemError, match=message):
+        instances.read(tmp_path / name)

@@ -68,12 +68,12 @@ again = grace_opt.solve(W, 10, LocalSearchOptions(start="think"), target=float(b
 print(again.objective <= better.objective)
 
 # %%
-# Graphs, labels, vertices that must not be chosen
-# ------------------------------------------------
+# Graphs, labels, vertices that must or must not be chosen
+# --------------------------------------------------------
 #
-# ``solve`` also takes scipy.sparse matrices and networkx graphs. In a graph, a node's ``weight`` is its own, and an
-# edge's ``weight`` counts once: the objective is the total weight of the induced subgraph. Protected vertices are never
-# chosen.
+# ``solve`` also takes scipy.sparse matrices, the distances of ``pdist``, pandas DataFrames and networkx graphs. In a
+# graph, a node's ``weight`` is its own, and an edge's ``weight`` counts once: the objective is the total weight of the
+# induced subgraph. Required vertices are always chosen, protected ones never (:doc:`more </howto/maximize>`).
 
 import networkx as nx
 
@@ -82,7 +82,7 @@ graph.add_node("a", weight=1.0)
 graph.add_node("b", weight=2.0)
 graph.add_node("c", weight=2.0)
 graph.add_edge("a", "b", weight=5.0)
-print(grace_opt.solve(graph, k=2).labels)
+print(grace_opt.solve(graph, k=2).labels, grace_opt.solve(graph, k=2, required=["b"]).labels)
 
 # %%
 # Many instances at once

@@ -12,6 +12,7 @@ When: for every file that the library writes; tests/test_files.py checks that no
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import re
 import secrets
@@ -27,6 +28,8 @@ from .parameters import shown
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: UTF-8; Excel's CSV begins with a byte-order mark.
+TEXT = "utf-8-sig"
 #: Names of streams that the shell has opened; never replaced, even if they are files.
 STREAM_PATHS = ("/dev/std", "/dev/fd/", "/proc/")
 #: Error numbers that mean that no space is left.
@@ -220,7 +223,7 @@ def write_tensors(
 
 
 def read_lines(path: Path, error: type[GraceError]) -> list[str]:
-    """Return the lines of a text file; raise if the last one may be cut short.
+    """Return the lines of a text file, which may be gzipped (.gz); raise if the last one may be cut short.
 
     Parameters
     ----------
@@ -238,7 +241,8 @@ def read_lines(path: Path, error: type[GraceError]) -> list[str]:
     Traceback (most recent call last):
     grace_opt.errors.FileError: ...w.csv: the last line, '3,4', does not end. Was the file cut short (truncated)? ...
     """
-    text = path.read_text(encoding="utf-8-sig")  # Excel's CSV begins with a byte-order mark
+    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding=TEXT) as file:
+        text = file.read()
     if not text.strip():
         raise error(f"{path} cannot be read as {path.suffix}: it is empty. The first line is missing.")
     lines = text.split("\n")

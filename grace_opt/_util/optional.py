@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..errors import OptionError
+from ..errors import MissingLibraryError
 
 
 def require(module: str, extra: str, purpose: str) -> Any:
@@ -22,8 +22,8 @@ def require(module: str, extra: str, purpose: str) -> Any:
 
     Raises
     ------
-    OptionError
-        If it is not installed.
+    MissingLibraryError
+        If it is not installed; it is an `OptionError` and an ``ImportError``.
 
     Examples
     --------
@@ -35,6 +35,15 @@ def require(module: str, extra: str, purpose: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the module is installed but one of its dependencies is not: its own message names it
-        raise OptionError(
-            f'{purpose} needs {module}, which is not installed: pip install "grace-opt[{extra}]".'
-        ) from None
+        raise missing(module, extra, purpose) from None
+
+
+def missing(module: str, extra: str, purpose: str) -> MissingLibraryError:
+    """Return the error for a module that is not installed.
+
+    Examples
+    --------
+    >>> missing("pandas", "bench", "to_frame()")
+    MissingLibraryError('to_frame() needs pandas, which is not installed: pip install "grace-opt[bench]".')
+    """
+    return MissingLibraryError(f'{purpose} needs {module}, which is not installed: pip install "grace-opt[{extra}]".')

@@ -36,6 +36,7 @@ from ..comparison import Comparison, ComparisonError
 from ..comparison.json_values import solution_to_dict, to_json_text
 from ..errors import GraceError, OptionError, SolverError
 from ..instances import generators
+from ..problem import Problem
 from ..solution import Solution
 from .tables import print_basis, print_demo, solution_table
 
@@ -71,7 +72,10 @@ class Exit(IntEnum):
 
 File = Annotated[
     Path,
-    typer.Argument(help=f"Instance: {', '.join(instances.SUFFIXES)} (k-cluster .dat, MDPLIB .txt, DIMACS .clq, .col)."),
+    typer.Argument(
+        help=f"Instance: {', '.join(instances.SUFFIXES)} (k-cluster .dat, MDPLIB .txt, DIMACS .clq, .col); text also "
+        "gzipped, as in W.csv.gz."
+    ),
 ]
 K = Annotated[int | None, typer.Option("-k", "--k", help="Number of vertices to choose; default: as in the file.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
@@ -82,14 +86,24 @@ TimeLimit = Annotated[
         "compare, it gets as long once more."
     ),
 ]
-Target = Annotated[float | None, typer.Option(help="Stop searching as soon as f is at most this.")]
+Target = Annotated[
+    float | None, typer.Option(help="Stop searching as soon as f is at most this; with --maximize, at least this.")
+]
 Patience = Annotated[
     float | None, typer.Option(help="Stop a search after this many seconds without improvement; not reproducible.")
 ]
-Certify = Annotated[bool, typer.Option(help="Compute a certified lower bound and the gap to it.")]
+Certify = Annotated[bool, typer.Option(help="Compute a certified bound and the gap to it.")]
 Tight = Annotated[bool, typer.Option("--tight", help="Compute a tighter bound, which takes longer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Protected = Annotated[str | None, typer.Option(help="Vertices that must not be chosen, e.g. 0,3,17.")]
+Maximize = Annotated[
+    bool, typer.Option("--maximize", help="Seek the largest f: the heaviest, densest or most diverse choice.")
+]
+Required = Annotated[
+    str | None, typer.Option(help="Always chosen: vertices such as 0,3,17, or names that the file gives them.")
+]
+Protected = Annotated[
+    str | None, typer.Option(help="Never chosen: vertices such as 0,3,17, or names that the file gives them.")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -192,6 +206,8 @@ def solve(
         list[str] | None,
         typer.Option(help="Option of the method, name=value; repeatable. True, False and None as in Python or JSON."),
     ] = None,
+    maximize: Maximize = False,
+    required: Required = None,
     protected: Protected = None,
     seed: Seed = 0,
     time_limit: TimeLimit = None,
@@ -208,9 +224,11 @@ def solve(
     with _errors_as_exit_codes():
         instance = instances.read(file)
         options = dict(_option(text) for text in option or [])
-        common = _common(protected, seed, (time_limit, target, patience), "tight" if tight else certify)
+        common = _common(seed, (time_limit, target, patience), "tight" if tight else certify)
+        common |= _wanted(instance, maximize, required)
+        problem = _problem(instance, _k(k, instance, file), protected)
         with redirect_stdout(sys.stderr):  # libraries print too, such as SCS at Ctrl-C; stdout is for the answer
-            solution = api.solve(instance.W, _k(k, instance, file), method, **common, **options)
+            solution = api.solve(problem, None, method, **common, **options)
     if as_json:
         _print_json([solution_to_dict(solution)])
     else:
@@ -225,6 +243,8 @@ def compare(
     method: Annotated[
         list[str] | None, typer.Option(help="Name of a method; repeatable. Default: all that accept this size.")
     ] = None,
+    maximize: Maximize = False,
+    required: Required = None,
     protected: Protected = None,
     seed: Seed = 0,
     time_limit: TimeLimit = None,
@@ -242,10 +262,12 @@ def compare(
     """
     with _errors_as_exit_codes():
         instance = instances.read(file)
-        common = _common(protected, seed, (time_limit, target, patience), "tight" if tight else certify)
+        common = _common(seed, (time_limit, target, patience), "tight" if tight else certify)
+        common |= _wanted(instance, maximize, required)
+        problem = _problem(instance, _k(k, instance, file), protected)
         try:
             with redirect_stdout(sys.stderr):
-                compared = api.compare(instance.W, _k(k, instance, file), method or None, **common)
+                compared = api.compare(problem, None, method or None, **common)
         except ComparisonError as error:
             _show(instance, error.partial, as_json)
             raise
@@ -289,7 +311,7 @@ def generate(
         if kind == "planted" and k is None:
             raise OptionError(f"k is missing: give the number of vertices to plant, e.g. -k {max(1, n // 2)}.")
         made = make(n, seed=seed, **given)
-        has_room = out.suffix.lower() in instances.SUFFIXES_WITH_K
+        has_room = instances.suffix_of(out) in instances.SUFFIXES_WITH_K
         instances.write(out, made.W, made.k if has_room else None)
     # If the file cannot store k, this line must say it.
     stated = "" if made.k is None else f", k = {made.k}" + ("" if has_room else " (not in the file)")
@@ -495,11 +517,29 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _common(
-    protected: str | None, seed: int, stopping: tuple[float | None, float | None, float | None], certify: bool | str
+    seed: int, stopping: tuple[float | None, float | None, float | None], certify: bool | str
 ) -> dict[str, Any]:
     """The arguments that `solve` and `compare` share."""
     stops = dict(zip(("time_limit", "target", "patience"), stopping, strict=True))
-    return {"protected": _vertices(protected), "seed": seed, **stops, "certify": certify}
+    return {"seed": seed, **stops, "certify": certify}
+
+
+def _problem(instance: instances.Instance, k: Any, protected: str | None) -> Problem:
+    blocked = _vertices("protected", protected, instance.labels)
+    return Problem.of(instance.W, k, protected=blocked, labels=instance.labels)
+
+
+def _wanted(instance: instances.Instance, maximize: bool, required: str | None) -> dict[str, Any]:
+    """What is sought: the most, and with which vertices."""
+    if maximize and instance.source in instances.OBJECTIVE_TERMS:
+        factor, counted = instances.OBJECTIVE_TERMS[instance.source]
+        extreme = "least" if factor < 0 else "most"  # of what the file counts
+        errors.print(
+            f"note: in {instance.source} files the least f is the best; --maximize seeks the {extreme} {counted}.",
+            style="dim",
+            soft_wrap=True,
+        )
+    return {"maximize": maximize, "required": _vertices("required", required, instance.labels)}
 
 
 def _text(path: Path) -> str:
@@ -509,13 +549,26 @@ def _text(path: Path) -> str:
         raise OptionError(f"--text {path} cannot be read: {error}; give a text file in UTF-8.") from None
 
 
-def _vertices(text: str | None) -> list[int] | None:
+def _vertices(option: str, text: str | None, labels: tuple[str, ...] | None) -> list[Any] | None:
+    """The vertices of ``--protected`` or ``--required``: names if all of them are, else numbers."""
     if text is None:
         return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if labels is not None and all(part in labels for part in parts):
+        return parts
     try:
-        return [int(part) for part in text.split(",") if part.strip()]
+        numbers = [int(part) for part in parts]
     except ValueError:
-        raise OptionError(f"--protected {text!r}: write vertex numbers with commas, e.g. 0,3,17.") from None
+        if labels is None:
+            raise OptionError(f"--{option} {text!r}: write vertex numbers with commas, e.g. 0,3,17.") from None
+        return parts  # the error names the one that is unknown
+    if labels is None:
+        return numbers
+    if wrong := [number for number in numbers if not 0 <= number < len(labels)]:
+        raise OptionError(
+            f"--{option}: {wrong[0]} is neither a name in the file nor a vertex from 0 to {len(labels) - 1}."
+        )
+    return [labels[number] for number in numbers]
 
 
 def _print_json(value: Any) -> None:

@@ -98,13 +98,16 @@ def solution_table(s: Solution, note: str | None = None) -> RenderableType:
     """One instance as a list, a batch as rows, with the chosen vertices; `note` goes below."""
     status = np.ravel(np.asarray(s.status, dtype=object))
     size = len(status)
-    rows = list(zip(np.ravel(s.objective), np.ravel(s.lower_bound), np.ravel(s.gap), strict=True))[:MAX_INSTANCES_SHOWN]
+    rows = list(zip(np.ravel(s.objective), np.ravel(s.bound), np.ravel(s.gap), strict=True))[:MAX_INSTANCES_SHOWN]
+    names = range(s.mask.shape[-1]) if s.problem is None or s.problem.labels is None else s.problem.labels
     chosen = [
-        " ".join(str(i) for i in row if i >= 0) for row in np.asarray(s.indices).reshape(size, -1)[:MAX_INSTANCES_SHOWN]
+        " ".join(str(names[i]) for i in row if i >= 0)
+        for row in np.asarray(s.indices).reshape(size, -1)[:MAX_INSTANCES_SHOWN]
     ]
+    bound = "upper bound" if s.maximize else "lower bound"
     time = f"{s.stats['time']:.3g} s"
     if np.ndim(s.status) == 0:
-        told = dict(zip(("objective", "lower bound", "gap"), _numbers(*rows[0]), strict=True))
+        told = dict(zip(("objective", bound, "gap"), _numbers(*rows[0]), strict=True))
         told |= {"status": f"{status[0].name}: {status[0].value}", "time": time, "chosen vertices": chosen[0]}
         listed = Table.grid(padding=(0, 2))
         listed.add_column(no_wrap=True)
@@ -116,7 +119,7 @@ def solution_table(s: Solution, note: str | None = None) -> RenderableType:
     table = FittingTable(
         "instance", caption=f"{s.method}: {size} instances in {time}{shown}{f'; {note}' if note else ''}"
     )
-    for name in ("objective", "lower bound", "gap"):
+    for name in ("objective", bound, "gap"):
         table.add_column(name, justify="right")
     table.add_column("status")
     table.add_column("chosen vertices", min_width=15)

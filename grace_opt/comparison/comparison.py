@@ -1,7 +1,8 @@
 """`Comparison`: what `compare` returns, several methods' answers to one problem, as a table, a DataFrame or JSON.
 
-All methods solve the same instance, so a lower bound proved by one of them holds for all. Gaps in a comparison are
-relative to the best bound of all methods; `Solution.gap` is relative to the method's own. Tables are built on rich.
+All methods solve the same instance, so a bound proved by one of them holds for all. Gaps in a comparison are relative
+to the best bound of all methods; `Solution.gap` is relative to the method's own. Inside, objectives and bounds have the
+sign in which they are minimised; users get theirs. Tables are built on rich.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from .._util.optional import require
 from ..errors import OptionError, SolverError, UnknownSolverError
 from ..objective import magnitude
 from ..problem import Problem
-from ..solution import OPTIMALITY_RTOL, Solution, Status, relative_gap, tolerance
+from ..solution import OPTIMALITY_RTOL, Solution, Status, labels_of, relative_gap, tolerance
 from .json_values import solution_to_dict, to_json_text, to_jsonable, to_numpy
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+#: What the best answer to a batch takes from the best answer to each instance.
+PICKED = ("mask", "indices", "objective", "lower_bound", "upper_bound")
 
 
 class ComparisonError(SolverError):
@@ -127,11 +132,12 @@ class Comparison(Sequence[Solution]):
 
     @property
     def best_bound(self) -> Any:
-        """The best lower bound of all methods, shape (...), as numpy or torch like W; -inf if no method has one.
+        """The best certified bound of all methods, shape (...), as numpy or torch like W; infinite if none has one.
 
-        If a method proved its answer optimal, that answer's objective is the bound.
+        No choice is better: a lower bound, or with ``maximize=True`` an upper one. If a method proved its answer
+        optimal, that answer's objective is the bound.
         """
-        return self._export(self._bound)
+        return self._export(self._signed(self._bound))
 
     def gaps(self, method: int | str) -> Any:
         """The gap between one method's answers and `best_bound`, shape (...): 0 if optimal, inf without a bound."""
@@ -140,7 +146,7 @@ class Comparison(Sequence[Solution]):
 
     @property
     def best(self) -> Solution:
-        """The answer with the least objective; of equal ones, one that is proved, else the first.
+        """The answer with the best objective; of equal ones, one that is proved, else the first.
 
         For a batch, the best answer to each instance, combined into one Solution with ``best_bound`` as its bound.
         ``stats["methods"]`` names the method for each instance.
@@ -156,14 +162,17 @@ class Comparison(Sequence[Solution]):
         if not self._shape:
             return self.solutions[int(pick[0])]
         names = np.array(self.methods, dtype=object)[pick.numpy()]
+        certified = "upper_bound" if self._maximize else "lower_bound"
+        picked = {name: self._picked(name, pick) for name in PICKED}
+        labels = self._problem.labels
         return dataclasses.replace(
             self.solutions[0],
-            **{name: self._picked(name, pick) for name in ("mask", "indices", "objective")},
-            lower_bound=self._export(bound),
+            **picked | {certified: self._export(self._signed(bound))},
             gap=self._export(self._gaps[pick, torch.arange(len(pick), device=pick.device)]),
             status=np.stack([np.ravel(s.status) for s in self.solutions])[pick.numpy(), np.arange(len(pick))].reshape(
                 self._shape
             ),
+            labels=None if labels is None else labels_of(picked["indices"].tolist(), labels),
             method="best",
             options={},
             stats={"time": sum(s.stats["time"] for s in self.solutions), "methods": names.reshape(self._shape)},
@@ -187,8 +196,9 @@ class Comparison(Sequence[Solution]):
                 b = wrong[0]
                 by = max(self.solutions, key=lambda s: float(_claim(s)[b]))
                 raise SolverError(
-                    f"{by.method} claims that no answer to instance {b} is below {float(self._bound[b]):.17g}, but "
-                    f"{solution.method} has f = {float(f[b]):.17g}: one of these methods is wrong."
+                    f"{by.method} claims that no answer to instance {b} is {'above' if self._maximize else 'below'} "
+                    f"{float(self._signed(self._bound)[b]):.17g}, but {solution.method} has f = "
+                    f"{float(self._signed(f)[b]):.17g}: one of these methods is wrong."
                 )
         return self
 
@@ -203,7 +213,9 @@ class Comparison(Sequence[Solution]):
         from .table import comparison_table
 
         nodes = [None if (c := s.stats.get("nodes")) is None else int(to_numpy(c).sum()) for s in self.solutions]
-        return comparison_table(self.rows(), self._labels(), nodes, self._notes(), per_instance=per_instance)
+        return comparison_table(
+            self.rows(), self._labels(), nodes, self._notes(), per_instance=per_instance, maximize=self._maximize
+        )
 
     def _labels(self) -> list[str]:
         """The methods' names; a method that appears several times also gets the options that differ."""
@@ -223,7 +235,9 @@ class Comparison(Sequence[Solution]):
         rows: list[dict[str, Any]] = []
         if not self.solutions:
             return rows
-        for solution, objectives, gaps in zip(self.solutions, self._flat, self._gaps, strict=True):
+        best = self._signed(self._bound)
+        for solution, f_flat, gaps in zip(self.solutions, self._flat, self._gaps, strict=True):
+            objectives = self._signed(f_flat)
             nodes = solution.stats.get("nodes")
             counts = np.ravel(to_numpy(nodes)) if nodes is not None else np.array([])
             for b, (f, gap) in enumerate(zip(objectives.tolist(), gaps.tolist(), strict=True)):
@@ -235,7 +249,8 @@ class Comparison(Sequence[Solution]):
                         "k": int(self._problem.k[b]),
                         "objective": f,
                         "lower_bound": float(np.ravel(to_numpy(solution.lower_bound))[b]),
-                        "best_bound": float(self._bound[b]),
+                        "upper_bound": float(np.ravel(to_numpy(solution.upper_bound))[b]),
+                        "best_bound": float(best[b]),
                         "gap": gap,
                         "optimal": gap == 0,
                         "certified": bool(np.isfinite(gap)),
@@ -250,8 +265,9 @@ class Comparison(Sequence[Solution]):
     def to_frame(self) -> Any:
         """A pandas DataFrame with one row per method and instance.
 
-        Columns: method, instance, n, k, objective, lower_bound (the method's own), best_bound and gap (of all methods),
-        optimal, certified, status, time, nodes (for the whole batch, unless the method counts per instance), seed.
+        Columns: method, instance, n, k, objective, lower_bound and upper_bound (the method's own; one of them is the
+        objective), best_bound and gap (of all methods), optimal, certified, status, time, nodes (for the whole batch,
+        unless the method counts per instance), seed.
 
         Raises
         ------
@@ -262,7 +278,7 @@ class Comparison(Sequence[Solution]):
 
     def values(self) -> dict[str, Any]:
         """Plain values: the solutions with their gaps to the best bound, that bound, and the methods left out."""
-        bound = self._export(self._bound) if self.solutions else None
+        bound = self.best_bound if self.solutions else None
         return {
             "solutions": [
                 solution_to_dict(s) | {"gap_to_best_bound": to_jsonable(self._export(gaps))}
@@ -293,9 +309,18 @@ class Comparison(Sequence[Solution]):
     def _shape(self) -> tuple[int, ...]:
         return tuple(np.shape(self.solutions[0].status))
 
+    @property
+    def _maximize(self) -> bool:
+        return any(s.maximize for s in self.solutions)
+
+    def _signed(self, values: Tensor) -> Tensor:
+        """Objectives or bounds in the user's sign; or, of the user's, to be minimised."""
+        return 0.0 - values if self._maximize else values
+
     @cached_property
     def _flat(self) -> list[Tensor]:
-        return [torch.from_numpy(np.array(to_numpy(s.objective), dtype=np.float64).reshape(-1)) for s in self.solutions]
+        """The objective of each solution, to be minimised."""
+        return [self._signed(torch.from_numpy(_flattened(s.objective))) for s in self.solutions]
 
     @cached_property
     def _bound(self) -> Tensor:
@@ -326,8 +351,13 @@ class Comparison(Sequence[Solution]):
         return self._problem.backend.export(flat.reshape((*self._shape, *last)))
 
 
+def _flattened(values: Any) -> np.ndarray[Any, Any]:
+    return np.array(to_numpy(values), dtype=np.float64).reshape(-1)
+
+
 def _claim(solution: Solution) -> Tensor:
-    """The lower bound that a solution implies: its bound, or its objective if proved optimal."""
-    bound = np.array(to_numpy(solution.lower_bound), dtype=np.float64).reshape(-1)
+    """The lower bound, as if minimised, that a solution implies: its bound, or its objective if proved optimal."""
+    sign = -1.0 if solution.maximize else 1.0
+    bound, f = 0.0 + sign * _flattened(solution.bound), 0.0 + sign * _flattened(solution.objective)
     optimal = np.array([s is Status.OPTIMAL for s in np.ravel(np.asarray(solution.status, dtype=object))])
-    return torch.from_numpy(np.where(optimal, np.maximum(bound, np.ravel(to_numpy(solution.objective))), bound))
+    return torch.from_numpy(np.where(optimal, np.maximum(bound, f), bound))

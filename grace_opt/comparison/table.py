@@ -25,6 +25,7 @@ def comparison_table(
     notes: Sequence[str],
     *,
     per_instance: bool,
+    maximize: bool,
 ) -> FittingTable:
     """The rows of `Comparison.rows` as a table; for a batch, one row per method unless `per_instance`.
 
@@ -32,9 +33,13 @@ def comparison_table(
     """
     size = len(rows) // len(methods) if methods else 0
     summed = size > 1 and not per_instance
-    notes = [_gap_note(rows, size), *notes]
+    notes = [_gap_note(rows, size, maximize), *notes]
     if summed:
-        notes.insert(0, f"{size} instances; best: number of them for which no method found a smaller objective")
+        notes.insert(
+            0,
+            f"{size} instances; best: number of them for which no method found a "
+            f"{'larger' if maximize else 'smaller'} objective",
+        )
     elif size > MAX_INSTANCES_SHOWN:
         notes.insert(0, f"{size} instances, the first {MAX_INSTANCES_SHOWN} shown")
     table = FittingTable(caption=". ".join(notes) + ".")
@@ -49,7 +54,7 @@ def comparison_table(
         mine = rows[at * size : (at + 1) * size]
         if summed:
             gaps = [row["gap"] for row in mine]
-            best = int((f[at] <= f.min(0)).sum())
+            best = int((f[at] == (f.max(0) if maximize else f.min(0))).sum())
             cells = [f"{f[at].mean():.9g}", f"{best}/{size}", _percent(float(np.median(gaps))), _percent(max(gaps))]
             counts = [sum(row["optimal"] for row in mine), sum(row["certified"] for row in mine)]
             statuses = Counter(row["status"] for row in mine)
@@ -76,13 +81,14 @@ def comparison_table(
     return table
 
 
-def _gap_note(rows: Sequence[Mapping[str, Any]], size: int) -> str:
+def _gap_note(rows: Sequence[Mapping[str, Any]], size: int, maximize: bool) -> str:
+    kind = "upper" if maximize else "lower"
     if not any(row["certified"] for row in rows):
-        return "no lower bound: certify=True adds one"
+        return f"no {kind} bound: certify=True adds one"
     if size == 1:
         bound = rows[0]["best_bound"]
-        return f"gap: to {bound:.9g}, the best lower bound of all methods"
-    return "gap: to the best lower bound that any method has for the instance"
+        return f"gap: to {bound:.9g}, the best {kind} bound of all methods"
+    return f"gap: to the best {kind} bound that any method has for the instance"
 
 
 def _percent(gap: float) -> str:

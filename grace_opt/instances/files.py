@@ -5,7 +5,7 @@ format              content
 ==================  ==============================================================================================
 .npy                W (..., n, n)
 .npz, .safetensors  W under ``W`` (or the only matrix in the file), optionally ``k``
-.csv                W, one row a line, no header
+.csv                W, one row a line; perhaps names in the first row, and in the first column as well
 .mtx                MatrixMarket: W, coordinate or array; symmetric, skew-symmetric or general
 k-cluster .dat      ``n k m``, then ``i j weight`` with 1-based vertices; the weight is ignored, W = -A: f = -2·(edges)
 MDPLIB .txt         ``n m``, then ``i j d_ij`` with 0-based vertices; W = -d: f = -2·(dispersion)
@@ -13,16 +13,17 @@ DIMACS .clq, .col   ``p edge n m``, then ``e i j`` with 1-based vertices; W = ad
                     f = 2·(edges missing), so that S is a clique exactly where f = 0
 ==================  ==============================================================================================
 
-All of them can be written too. W is int64 if the format makes all weights whole numbers: objectives then differ by
-whole steps, which proofs can use. A graph in a .mtx file is read as its adjacency matrix, unchanged. A file that was
-cut short or damaged raises an error, as far as the format shows it; for this reason the last line of a text file must
-end with a newline.
+All of them can be written too, and the text formats (from .csv on) are read and written gzipped as well:
+``w.csv.gz``. W is int64 if the format makes all weights whole numbers: objectives then differ by whole steps, which
+proofs can use. A graph in a .mtx file is read as its adjacency matrix, unchanged. A file that was cut short or damaged
+raises an error, as far as the format shows it; for this reason the last line of a text file must end with a newline.
 
 Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket; DIMACS's second challenge.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,11 +37,16 @@ import torch
 
 from .._util import files
 from .._util.array_like import as_tensor, to_array, wrong_dtype_error
+from .._util.matrices import checked_labels, with_labels
 from ..errors import ProblemError
 from . import formats, matrix_market
+from .csv_tables import read_table, table_text
 
 Array = npt.NDArray[Any]
-SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".mtx", ".dat", ".txt", ".clq", ".col")
+#: Formats that may be gzipped, with .gz behind their suffix.
+TEXT_SUFFIXES = (".csv", ".mtx", ".dat", ".txt", ".clq", ".col")
+SUFFIXES = (".npy", ".npz", ".safetensors", *TEXT_SUFFIXES)
+READABLE = f"{', '.join(SUFFIXES)}; text also with .gz behind it"
 #: Formats that can store k.
 SUFFIXES_WITH_K = (".npz", ".safetensors", ".dat", ".txt")
 #: Per source format: the factor from f to the quantity it counts, and the name of that quantity.
@@ -63,12 +69,15 @@ class Instance:
         The file format or the generator that W comes from.
     planted : tuple of int or None
         A set of k vertices that is optimal by construction, if a generator planted one.
+    labels : tuple of str or None
+        Names of the vertices, if the file has them: ``Problem.of(made.W, k, labels=made.labels)``.
     """
 
     W: Array
     k: Any
     source: str
     planted: tuple[int, ...] | None = None
+    labels: tuple[str, ...] | None = None
 
     def describe(self, objective: float) -> str | None:
         """Express an objective in the source's own terms, "edges: 29" for f = -58; None if it has none.
@@ -113,13 +122,14 @@ def read(path: str | os.PathLike[str]) -> Instance:
     [[1.0, 0.0], [0.0, 2.0]]
     """
     path = Path(files.path_text(path))
-    reader = _READERS.get(path.suffix.lower())
+    suffix = suffix_of(path)
+    reader = _READERS.get(suffix)
     if reader is None:
-        raise ProblemError(f"{path}: unknown kind {path.suffix!r}; readable are {', '.join(SUFFIXES)}.")
+        raise ProblemError(f"{path}: unknown kind {suffix!r}; readable are {READABLE}.")
     try:
         if not path.is_file():
             if path.exists():  # a folder, a pipe that would block, a device without end
-                raise ProblemError(f"{path} cannot be read as {path.suffix}: it is not a regular file.")
+                raise ProblemError(f"{path} cannot be read as {suffix}: it is not a regular file.")
             raise ProblemError(f"no instance file at {path}.")
         made = reader(path)
         if made.W.ndim < 2 or made.W.shape[-1] != made.W.shape[-2] or made.W.dtype.kind not in "biuf":
@@ -130,21 +140,37 @@ def read(path: str | os.PathLike[str]) -> Instance:
     except Exception as error:  # every library raises other errors for broken files; all mean the same to the user
         # For a file that is not an array, numpy advises loading it unsafely; we do not repeat that.
         why = "" if "pickle" in str(error) else f": {error}"
-        raise ProblemError(f"{path} cannot be read as {path.suffix} (truncated, or another format?){why}") from error
+        raise ProblemError(f"{path} cannot be read as {suffix} (truncated, or another format?){why}") from error
 
 
-def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """The suffix that names a file's format, in lower case: without .gz behind a text format.
+
+    Examples
+    --------
+    >>> suffix_of("W.CSV.gz"), suffix_of("w.npy.gz")
+    ('.csv', '.npy.gz')
+    """
+    first, *packed = [each.lower() for each in Path(path).suffixes[-2:]][::-1] or [""]
+    if first == ".gz" and packed:
+        return packed[0] if packed[0] in TEXT_SUFFIXES else packed[0] + first
+    return first
+
+
+def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = None) -> None:
     """Write W, and k if the format can store it, in the format given by the suffix, atomically.
 
     Parameters
     ----------
     path : path
-        Its suffix is one of `SUFFIXES`; .dat is k-cluster and .txt is MDPLIB.
+        Its suffix is one of `SUFFIXES`; .dat is k-cluster and .txt is MDPLIB. With .gz behind it, text is gzipped.
     W : array_like (..., n, n)
         .dat needs W = -A with a 0/1 matrix A, .txt a zero diagonal, .clq and .col the 0/1 matrix of a complement graph;
         a batch fits into .npy, .npz and .safetensors.
     k : int or array, optional
         Fits into .npz and .safetensors, and must be given for .dat and .txt, whose headers state it.
+    labels : sequence of n names, optional
+        Fit into .csv; those of a DataFrame are written there by default.
 
     Raises
     ------
@@ -162,13 +188,16 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
     ['p edge 3 2', 'e 1 2', 'e 2 3']
     """
     path = Path(files.path_text(path))
+    W, own = with_labels(W)
     W = _numbers(path, "W", as_tensor(W, "W").cpu()) if isinstance(W, torch.Tensor) else to_array(W, "W")
     if k is not None:
         k = to_array(k, "k", "an integer, or an array of integers with one k per instance")
         _whole(path, k)
-    suffix = path.suffix.lower()
+    suffix = suffix_of(path)
     if suffix not in SUFFIXES:
-        raise ProblemError(f"{path}: cannot write {suffix!r}; write {', '.join(SUFFIXES)}.")
+        raise ProblemError(f"{path}: cannot write {suffix!r}; write {READABLE}.")
+    if labels is not None and suffix != ".csv":
+        raise ProblemError(f"{path}: {suffix} cannot store labels; write .csv.")
     if k is not None and suffix not in SUFFIXES_WITH_K:
         raise ProblemError(f"{path}: {suffix} cannot store k; write .npz or .safetensors.")
     if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
@@ -177,7 +206,11 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None) -> None:
         raise ProblemError(f"{path}: {suffix} holds one matrix, not shape {W.shape}; write .npz or .safetensors.")
     if W.dtype.kind not in "biuf" or W.dtype.itemsize > 8:
         raise ProblemError(f"W has dtype {W.dtype}: give real numbers of at most 64 bits.")
-    files.write_file(path, _content(path, suffix, W, k), ProblemError)
+    names = own if labels is None else checked_labels(labels, W.shape[-1])
+    content = table_text(W, names) if suffix == ".csv" else _content(path, suffix, W, k)
+    if path.suffix.lower() == ".gz":  # without the time: equal instances are equal files
+        content = gzip.compress(content.encode() if isinstance(content, str) else content, mtime=0)
+    files.write_file(path, content, ProblemError)
 
 
 def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
@@ -188,8 +221,6 @@ def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
         return _with_k(path, suffix, W, k)
     if suffix == ".mtx":
         return matrix_market.matrix_text(W)
-    if suffix == ".csv":
-        return "".join(f"{','.join(formats.format_numbers(row))}\n" for row in W)
     arrays = {"W": np.ascontiguousarray(W)} | ({} if k is None else {"k": k})
     if suffix == ".safetensors":
         from safetensors.numpy import save
@@ -271,16 +302,8 @@ def _whole(path: Path, k: Array | None) -> Any:
 
 
 def _csv(path: Path) -> Instance:
-    lines = [line for line in files.read_lines(path, ProblemError) if line.strip() and not line.startswith("#")]
-    rows = [[text.strip() for text in line.split(",")] for line in lines]
-    for row in rows:
-        if len(row) != len(rows):
-            raise ProblemError(
-                f"{path}: {len(rows)} rows, and one of {len(row)} numbers: W is square. Are rows missing (truncated)?"
-            )
-    return Instance(
-        formats.parse_numbers(path, [text for row in rows for text in row]).reshape(len(rows), -1), None, "csv"
-    )
+    W, labels = read_table(path)
+    return Instance(W, None, "csv", labels=labels)
 
 
 def _mtx(path: Path) -> Instance:

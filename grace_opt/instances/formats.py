@@ -138,6 +138,11 @@ def is_integer_text(text: str) -> bool:
     return re.fullmatch(r"[+-]?[0-9]{1,4000}", text) is not None
 
 
+def is_number_text(text: str) -> bool:
+    """Return whether a text is a number, inf or nan; Python's float() also takes ``1_0`` and other scripts' digits."""
+    return _REAL.fullmatch(text) is not None
+
+
 def parse_numbers(path: Path, texts: list[str]) -> Array:
     """Return int64 (or uint64) if all texts are 64-bit integers, which float64 would round; else `parse_floats`."""
     if all(map(is_integer_text, texts)):
@@ -157,7 +162,7 @@ def format_numbers(values: Array) -> list[str]:
 def parse_floats(path: Path, texts: list[str]) -> Array:
     """Return the numbers as float64."""
     for text in texts:
-        if not _REAL.fullmatch(text):
+        if not is_number_text(text):
             raise ProblemError(f"{path} cannot be read as {path.suffix}: {text[:40]!r} is not a number.")
     return np.array([float(text) for text in texts], dtype=np.float64)
 

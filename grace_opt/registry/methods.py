@@ -137,11 +137,15 @@ class SolverSpec:
         device = problem.W.device
         unknown = torch.tensor(-torch.inf, dtype=torch.float64, device=device)
         false = torch.tensor(False, device=device)
+        of_f = results[0].objective_stats  # one each, not their sum
         return Result(
             torch.stack([r.mask for r in results]),
             torch.stack([unknown if r.lower_bound is None else r.lower_bound for r in results]),
             torch.stack([false if r.limit is None else r.limit for r in results]),
-            {"instances": len(results)} | _summed([dict(r.stats) for r in results]),
+            {"instances": len(results)}
+            | _summed([dict(r.stats) for r in results])
+            | {name: [r.stats.get(name) for r in results] for name in of_f},
+            objective_stats=of_f,
         )
 
 

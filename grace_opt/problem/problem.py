@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._util.array_like import as_tensor
-from ._util.arrays import Backend, backend_of, to_float_tensor, to_floats, working_dtype
-from ._util.inputs import candidates_mask, check_enough_candidates, from_graph, k_per_instance
-from .errors import ProblemError
-from .kernels.extremes import extremes
+from .._util.array_like import as_tensor
+from .._util.arrays import Backend, backend_of, to_float_tensor, to_floats, working_dtype
+from .._util.inputs import check_enough_candidates, k_per_instance
+from .._util.matrices import checked_labels, from_condensed, with_labels
+from .._util.vertices import vertex_mask
+from ..errors import ProblemError
+from ..kernels.extremes import extremes
 
 #: W may be asymmetric by this many rounding units of its dtype, relative to max |W| of the instance.
 SYMMETRY_EPS = 16
@@ -43,7 +45,10 @@ class Problem:
     integer : bool
         Whether W was given as integers; objectives then differ by whole steps.
     labels : tuple or None
-        Names of the vertices, if W was given as a networkx graph.
+        Names of the vertices, if W was given as a networkx graph or a pandas DataFrame, or with ``labels=``.
+    required : Tensor, shape (..., n), bool, or None
+        Vertices that ``solve(required=)`` chose before the solver runs: they are no candidates, and W and k are those
+        of the rest. `Problem.of` never sets it.
     """
 
     W: Tensor
@@ -53,22 +58,26 @@ class Problem:
     backend: Backend = field(repr=False)
     integer: bool = False
     labels: tuple[Any, ...] | None = None
+    required: Tensor | None = None
 
     @classmethod
-    def of(cls, W: Any, k: Any, *, protected: Any = None, check: bool = True) -> Problem:
+    def of(cls, W: Any, k: Any, *, protected: Any = None, labels: Any = None, check: bool = True) -> Problem:
         """Validate an instance or a batch.
 
         Parameters
         ----------
-        W : array_like (..., n, n), scipy.sparse matrix, or networkx graph
-            Each instance is symmetric to ``16 eps(dtype) max|W|``. For a graph, the node attribute ``weight`` becomes
-            ``W_ii`` (default 0) and the edge attribute ``weight`` becomes ``2 W_ij`` (default 1); f is then the
-            weight of the induced subgraph.
+        W : array_like (..., n, n), scipy.sparse matrix, pandas DataFrame, networkx graph, or distances (n (n - 1) / 2,)
+            Each instance is symmetric to ``16 eps(dtype) max|W|``. The rows and columns of a DataFrame have equal
+            labels. For a graph, the node attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute
+            ``weight`` becomes ``2 W_ij`` (default 1); f is then the weight of the induced subgraph. A vector is the
+            upper triangle without the diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
-            Vertices that must not be chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph, a
-            bool mask or a list of its nodes.
+            Never chosen: a bool mask (n,) or (..., n), or integer indices (p,); for a graph or a DataFrame, a bool mask
+            or a list of nodes or labels.
+        labels : sequence of n names, optional
+            Names of the vertices of a matrix without any: `protected` then takes names, and `Solution.labels` has them.
         check : bool
             False skips the checks that read W (finite, symmetric), and whether enough vertices are unprotected; for
             trusted callers.
@@ -83,11 +92,13 @@ class Problem:
         >>> Problem.of([[2.0, -1.0], [-1.0, 3.0]], 1).n
         2
         """
-        labels = None
-        if hasattr(W, "adjacency") and hasattr(W, "nodes"):
-            W, protected, labels = from_graph(W, protected)
-        backend = backend_of(W, k, protected)
+        W, own = with_labels(W)
+        if own is not None and labels is not None:
+            raise ProblemError("W is a graph or a DataFrame, which has labels of its own: leave labels= out.")
+        backend = backend_of(W, k, protected if own is None else None)
         given = as_tensor(W, "W")
+        if given.ndim == 1:
+            given = from_condensed(given)
         integer, tensor = not given.dtype.is_floating_point, to_floats(given, "W")
         _check_square(tensor)
         if tensor.numel() == 0:
@@ -97,7 +108,9 @@ class Problem:
             tensor = _checked_weights(tensor)
         tensor = tensor.to(working_dtype(tensor.dtype))
         k_tensor, k_max = k_per_instance(k, tuple(batch), n, tensor.device)
-        candidates = candidates_mask(protected, tuple(batch), n, tensor.device)
+        labels = own if labels is None else checked_labels(labels, n)
+        blocked = vertex_mask(protected, "protected", labels, tuple(batch), n, tensor.device)
+        candidates = (~blocked).expand(*batch, n)
         if check:
             check_enough_candidates(k_tensor, candidates, n)
         return cls(tensor, k_tensor, candidates, k_max, backend, integer, labels)
@@ -120,20 +133,25 @@ class Problem:
     def flatten(self) -> Problem:
         """The same instances with exactly one batch dimension, as batched solvers get them."""
         n = self.n
+        required = None if self.required is None else self.required.reshape(-1, n)
         return replace(
-            self, W=self.W.reshape(-1, n, n), k=self.k.reshape(-1), candidates=self.candidates.reshape(-1, n)
+            self,
+            W=self.W.reshape(-1, n, n),
+            k=self.k.reshape(-1),
+            candidates=self.candidates.reshape(-1, n),
+            required=required,
         )
 
     def instance(self, b: int) -> Problem:
         """Instance `b` of a flattened batch, without a batch dimension."""
-        k = self.k[b]
-        return replace(self, W=self.W[b], k=k, candidates=self.candidates[b], k_max=int(k))
+        k, required = self.k[b], None if self.required is None else self.required[b]
+        return replace(self, W=self.W[b], k=k, candidates=self.candidates[b], k_max=int(k), required=required)
 
     def instances(self, rows: Tensor) -> Problem:
         """Some instances of a flattened batch, as a flattened batch."""
-        k = self.k[rows]
+        k, required = self.k[rows], None if self.required is None else self.required[rows]
         largest = int(k.max()) if len(rows) else 0
-        return replace(self, W=self.W[rows], k=k, candidates=self.candidates[rows], k_max=largest)
+        return replace(self, W=self.W[rows], k=k, candidates=self.candidates[rows], k_max=largest, required=required)
 
 
 def symmetrize(W: Any) -> Any:

@@ -1,0 +1,233 @@
+r"""`Reduction`: ``maximize=`` and ``required=`` as an ordinary problem for any solver, and its answers turned back.
+
+Maximising f is minimising the same with -W; negation is exact. If the vertices R are chosen already, k - |R| of the
+others remain to be chosen, with
+
+.. math:: W'_{ii} = W_{ii} + 2 \sum_{r \in R} W_{ir} + t, \qquad f(S \cup R) = 1_S^\top W' 1_S + f(R) - (k - |R|)\, t
+
+The shift :math:`t \approx f(R) / (k - |R|)` makes the constant nearly vanish: solvers then see f itself, so that their
+tolerances, which are relative to f, mean the same as without required vertices. For whole-number W, t is whole.
+
+Every sum is exact and rounded once, downwards: a lower bound for W', plus the constant, holds for W. The user's
+objective is summed from W as given.
+
+When: `grace_opt.solve` and `compare`. Solvers see no difference: required vertices are no candidates. Source: ours; the
+reduction itself is folklore of binary quadratic programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._util.arrays import backend_of, count_true
+from .._util.parameters import flag
+from .._util.vertices import vertex_mask
+from ..errors import OptionError, ProblemError
+from ..kernels.objective import objective
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A problem as given, and the one that solvers get.
+
+    Attributes
+    ----------
+    given : Problem
+        As the user gave it.
+    problem : Problem
+        For solvers: to be minimised, without the required vertices. `given` itself if nothing is asked for.
+    maximize : bool
+    rest : Tensor (B,), float64, or None
+        What f has beyond the solvers' own objective, rounded downwards; None without required vertices.
+
+    Examples
+    --------
+    >>> reduced = Reduction.of(Problem.of([[1.0, 2.0, 4.0], [2.0, 1.0, 0.0], [4.0, 0.0, 1.0]], 2), required=[0])
+    >>> reduced.problem.W.diagonal().tolist(), int(reduced.problem.k), reduced.rest.tolist()
+    ([0.0, 6.0, 10.0], 1, [0.0])
+    """
+
+    given: Problem
+    problem: Problem
+    maximize: bool = False
+    rest: Tensor | None = None
+
+    @classmethod
+    def of(cls, given: Problem, *, required: Any = None, maximize: Any = False, check: bool = True) -> Reduction:
+        """Check the two arguments, and reduce.
+
+        Raises
+        ------
+        ProblemError
+            If required vertices are protected, or more than k, or sums with them overflow.
+        OptionError
+            If `maximize` is no bool, or vertices are required without the checks.
+        """
+        upwards = flag("maximize", maximize)
+        # 0 - W and not -W, which would hold negative zeros.
+        problem = dataclasses.replace(given, W=0.0 - given.W) if upwards else given
+        if required is None:
+            return cls(given, problem, upwards)
+        if not check:
+            raise OptionError("required= reads W's data: leave check=False out.")
+        if given.labels is None:
+            backend_of(given.W if given.backend.is_torch else np.empty(0), required)
+        n, batch = given.n, given.batch_shape
+        mask = vertex_mask(required, "required", given.labels, batch, n, given.W.device).expand(*batch, n)
+        _check_required(given, mask)
+        if not bool(mask.any()):
+            return cls(given, problem, upwards)
+        flat, chosen = problem.flatten(), mask.reshape(-1, n)
+        W, rest = flat.W.to(torch.float64, copy=True), []
+        for b, (k, row) in enumerate(zip(flat.k.tolist(), chosen, strict=True)):
+            rest.append(_take_out(W[b], row, flat.candidates[b] & ~row, k, whole=given.integer))
+        _check_range(W, given)
+        k = problem.k - count_true(mask)
+        problem = dataclasses.replace(
+            problem,
+            W=W.reshape(given.W.shape),
+            k=k,
+            candidates=given.candidates & ~mask,
+            k_max=int(k.max()),
+            required=mask,
+        )
+        return cls(given, problem, upwards, torch.tensor(rest, dtype=torch.float64, device=W.device))
+
+    def check_options(self, options: Any) -> None:
+        """Raise OptionError for ``path=True`` with required vertices: f for every k has none of its own for them."""
+        if self.rest is not None and getattr(options, "path", False) is True:
+            raise OptionError(
+                "path=True gives f for every k from 0 on, and required= leaves no set below their number: leave one "
+                "of the two out."
+            )
+
+    def targets(self, given: Sequence[float]) -> tuple[float, ...]:
+        """The user's targets, one per instance of the flattened batch, as the solvers' objective."""
+        if not given:
+            return ()
+        mine = [0.0 - value if self.maximize else value for value in given]
+        return tuple(mine if self.rest is None else (a - b for a, b in zip(mine, self.rest.tolist(), strict=True)))
+
+    def callback(self, call: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+        """The user's callback of a `Progress`, which gets objectives, bounds and masks of the problem as given."""
+        if call is None or self.problem is self.given:
+            return call
+        required = self.problem.flatten().required
+
+        def wrapped(progress: Any) -> Any:
+            b = progress.instance
+            rest = 0.0 if self.rest is None else float(self.rest[b])
+            f, bound = progress.objective + rest, progress.lower_bound + rest
+            f, lower, upper = (0.0 - f, 0.0 - f, 0.0 - bound) if self.maximize else (f, bound, f)
+            mask = progress.mask if required is None else progress.mask | required[b].cpu().numpy()
+            return call(dataclasses.replace(progress, objective=f, lower_bound=lower, upper_bound=upper, mask=mask))
+
+        return wrapped
+
+    def full(self, mask: Tensor) -> Tensor:
+        """A solver's masks of the flattened batch, with the required vertices."""
+        required = self.problem.required
+        return mask if required is None else mask | required.reshape(mask.shape)
+
+    def value(self, found: Tensor, mask: Tensor) -> Tensor:
+        """The least-sought objective of masks with the required vertices: -f if f is maximised; else f."""
+        if self.rest is None:
+            return found
+        exact = objective(self.given.flatten().W, mask)
+        return 0.0 - exact if self.maximize else exact
+
+    def bound(self, found: Tensor) -> Tensor:
+        """A lower bound for the solvers' problem as one for the objective of `value`."""
+        if self.rest is None:
+            return found
+        total = found + self.rest
+        part = total - found
+        error = (found - (total - part)) + (self.rest - part)
+        lower = torch.where(error < 0, total.nextafter(torch.full_like(total, -math.inf)), total)
+        return torch.where(found.isfinite() & total.isfinite(), lower, -math.inf)
+
+    def signed(self, value: Tensor) -> Tensor:
+        """Objectives and bounds in the user's sign."""
+        return 0.0 - value if self.maximize else value
+
+    def stats(self, found: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Statistics, those that are objectives in the user's sign and with the required vertices."""
+        if self.problem is self.given:
+            return found
+        return found | {name: self._statistic(found[name]) for name in names if name in found}
+
+    def _statistic(self, value: Any) -> Any:
+        if isinstance(value, Tensor):  # f for every k: never with required vertices
+            return self.signed(value)
+        rest = [0.0] * len(value) if self.rest is None else self.rest.tolist()
+        moved = [None if f is None else f + more for f, more in zip(value, rest, strict=True)]
+        return [0.0 - f if self.maximize and f is not None else f for f in moved]
+
+
+def _check_required(given: Problem, mask: Tensor) -> None:
+    def where(at: Sequence[int]) -> str:
+        return f" in instance {list(at)}" if at else ""
+
+    if bool((both := mask & ~given.candidates).any()):
+        *at, vertex = both.nonzero()[0].tolist()
+        name = vertex if given.labels is None else given.labels[vertex]
+        raise ProblemError(
+            f"vertex {name!r} is both in required= and in protected={where(at)}: required vertices are always chosen, "
+            "protected ones never."
+        )
+    if bool((many := count_true(mask) > given.k).any()):
+        at = many.nonzero()[0].tolist()
+        count, k = int(count_true(mask)[tuple(at)]), int(given.k[tuple(at)])
+        raise ProblemError(f"required names {count} vertices{where(at)}, but k = {k}: raise k, or require fewer.")
+
+
+def _take_out(W: Tensor, required: Tensor, others: Tensor, k: int, *, whole: bool) -> float:
+    """Change one instance's W as in the module's formula, in place; the constant that is left, rounded downwards."""
+    inside = required.nonzero().flatten()
+    if not len(inside):
+        return 0.0
+    constant = W[inside][:, inside].flatten().tolist()
+    free, left = others.nonzero().flatten(), k - len(inside)
+    ties = W[free][:, inside].tolist()
+    own = W.diagonal()[free].tolist()
+    W[inside] = 0.0  # of no use to solvers, and its size might mislead them
+    W[:, inside] = 0.0
+    if left == 0:
+        return sum_down(constant)
+    shift = math.fsum(constant) / left
+    shifts = [math.floor(shift) + 0.0] if whole else [shift, math.fsum([*constant, *[-shift] * left]) / left]
+    sums = [sum_down([w, *shifts, *(2 * tie for tie in row)]) for w, row in zip(own, ties, strict=True)]
+    W.diagonal()[free] = torch.tensor(sums, dtype=torch.float64, device=W.device)
+    return sum_down([*constant, *(-part for part in shifts for _ in range(left))])
+
+
+def sum_down(terms: Sequence[float]) -> float:
+    """The exact sum of floats, rounded once, downwards.
+
+    Examples
+    --------
+    >>> sum_down([1.0, 1e-30]), sum_down([1.0, -1e-30]) < 1.0, sum_down([1e17, 1.0, -1e17])
+    (1.0, True, 1.0)
+    """
+    nearest = math.fsum(terms)
+    return math.nextafter(nearest, -math.inf) if math.fsum([*terms, -nearest]) < 0 else nearest
+
+
+def _check_range(W: Tensor, given: Problem) -> None:
+    """Raise if sums of the reduced W may overflow float64, as `Problem.of` does for W itself."""
+    largest = float(W.abs().max())
+    if largest > torch.finfo(torch.float64).max / 8 / given.n**2:
+        size = float(given.W.abs().max())
+        raise ProblemError(
+            f"max|W| = {size:.3g}: sums with the required vertices overflow float64. Divide W by {size:.3g}; f scales "
+            "with it."
+        )
