@@ -190,6 +190,6 @@ format: $(STAMP) ## Rewrite the sources as ruff wants them
 	$(BIN)/ruff format .
 
 clean: ## Remove what was built; .venv stays
-	rm -rf build dist *.egg-info docs/_build docs/gallery docs/api/generated docs/sg_execution_times.rst
+	rm -rf build dist *.egg-info docs/_build docs/start docs/gallery docs/api/generated docs/sg_execution_times.rst
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .coverage
 	find grace_opt solvers tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} +

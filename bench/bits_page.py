@@ -224,7 +224,7 @@ def draw(figure: Any, value: dict[str, Any]) -> None:
         if any(y is None for _, y in points):
             continue
         count = len(numbers_of(value, budgets[0], half, "kl"))
-        label = f"half {half}, {count} passages" + (" (settings chosen)" if half == CHOSEN else "")
+        label = f"bits=, half {half}: {count} passages" + (", on which settings were chosen" if half == CHOSEN else "")
         axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markerfacecolor=face, label=label)
         for name, reference, marker in (("int4", GREEN, "s"), ("ratio-0.3", ORANGE, "D")):
             x, y = mean(value, name, half, "bits"), mean(value, name, half, "kl")

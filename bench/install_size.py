@@ -6,7 +6,7 @@ Markdown, with date and versions. ``--extras hf`` measures other extras; ``--pip
 CPU builds. It needs only Python and a network, and is not part of ``make results`` because PyTorch's default build
 has gigabytes.
 
-When: the README's sizes have to be updated.
+When: the sizes in docs/howto/install.md have to be updated.
 """
 
 from __future__ import annotations

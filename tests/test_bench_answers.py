@@ -262,14 +262,15 @@ def test_what_the_pages_recommend_is_what_was_measured_to_work() -> None:
     assert {name for name in works if rows[f"grace-{name}"]["interval"][0] > 0.75} == works
     assert rows["dense"]["asked"] >= 16
     root = Path(answers.__file__).parents[1]
-    for page in ("README.md", "docs/howto/prune_a_cache.md", "docs/howto/compose.md", "docs/howto/scale.md"):
+    pages = ("choose_a_setting", "prune_a_cache", "compose", "scale")
+    for page in ("README.md", *(f"docs/howto/{name}.md" for name in pages)):
         text = (root / page).read_text()
         shown = set(re.findall(r"\bratio=([\d.]+)", text))
         assert shown <= works | {"0.0"}, page  # 0.0: quantised, nothing pruned
         assert works <= shown, page
     assert f"ratio={RATIOS[0]:g}" in ADVICE
-    readme = (root / "README.md").read_text()
+    advice = (root / "docs" / "howto" / "choose_a_setting.md").read_text()
     for name in ("grace-0.3", "grace-0.5", "grace-0.6", "4bit", "grace-0.3-4bit"):
         row = rows[name]
         shares = " | ".join(f"{row[f'K+V, {bits} bit']:.0%}".replace("%", " %") for bits in answers.WIDTHS)
-        assert f"| {row['right']} of {row['asked']} | {shares} |" in readme, name
+        assert f"| {row['right']} of {row['asked']} | {shares} |" in advice, name

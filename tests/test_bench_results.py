@@ -243,7 +243,7 @@ def test_pages_of_experiments_take_their_words_from_todays_code(
     reworded = dataclasses.replace(known["solver_quality"], title="Another title", about="Is it so? It is.")
     monkeypatch.setattr(experiment_pages, "experiments", lambda: {**known, "solver_quality": reworded})
     index, page = experiment_pages.report("pocket", files, tmp_path / "out", allow_dirty=False)
-    assert page.read_text().startswith("# Another title\n")
+    assert page.read_text().startswith("# Another title, on the pocket model\n")  # the other set has a page on it too
     assert "- **Asked**: Is it so?\n" in page.read_text()
     assert "[Another title](solver_quality.md)" in index.read_text()
 

@@ -320,10 +320,18 @@ def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mies" in capsys.readouterr().out
 
 
-def test_quickstart_runs() -> None:
-    names: dict[str, object] = {}
-    for block in python_blocks(ROOT / "docs" / "tutorials" / "quickstart.md"):
-        exec(compile(block, "quickstart.md", "exec"), names)
+@pytest.mark.slow
+def test_readme_example_for_models_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    from grace_opt.hf.models import load_pocket
+    from grace_opt.hf.needle import make_prompt
+
+    model, tokenizer = load_pocket()
+    prompt = make_prompt(200, depth=0.5, count=lambda text: len(tokenizer(text).input_ids), seed=1)
+    inputs = tokenizer(prompt.text, return_tensors="pt", return_token_type_ids=False)
+    names = {"model": model, "inputs": inputs}
+    exec(compile(python_blocks(ROOT / "README.md")[1], "README.md", "exec"), names)
+    assert "K+V" in capsys.readouterr().out
+    assert names["output"].shape[1] == inputs.input_ids.shape[1] + 64
 
 
 @pytest.mark.slow
@@ -399,35 +407,38 @@ def test_links_to_headings_work_on_github_as_well_as_in_the_built_pages() -> Non
     ]
 
 
-def test_the_readme_gives_figures_of_speed_as_the_tables_do() -> None:
+ADVICE = ROOT / "docs" / "howto" / "choose_a_setting.md"
+
+
+def test_the_advice_gives_figures_of_speed_as_the_tables_do() -> None:
     """2.1 where the table has 2.03, and "whole models" for 8 of 30 layers."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    advice = ADVICE.read_text(encoding="utf-8")
     results = ROOT / "docs" / "results"
-    (times,) = re.findall(r"([\d.]+) times as fast", readme)
+    (times,) = re.findall(r"([\d.]+) times as fast", advice)
     assert re.search(
         rf"^\| Llama-3-8B \| 16,384 \| 0\.6 .*\| {times} \|", (results / "decode_cpu.md").read_text(), re.M
     )
     efficiency = (results / "efficiency.md").read_text(encoding="utf-8")
     at_8192 = efficiency.split("**8,192 tokens", 1)[1]
-    (share,) = re.findall(r"([\d.]+) × the time", readme)
+    (share,) = re.findall(r"([\d.]+) × the time", advice)
     assert re.search(rf"^\| GRACE, K and V in 4 bits \| 0\.6 .* ms \| {share} \|", at_8192, re.M)
     some = re.search(r"(\d+) of (\d+) layers", efficiency)
     assert some is not None
-    told = [re.sub(r"\s+", " ", part) for part in re.split(r"\n\n|\n- ", readme) if "efficiency.md" in part]
+    told = [re.sub(r"\s+", " ", part) for part in re.split(r"\n\n|\n- ", advice) if "efficiency.md" in part]
     assert told
     for part in told:
         assert f"{some[1]} of its {some[2]} layers" in part
         assert "random weights" in part
 
 
-def test_the_readme_gives_figures_of_quality_as_the_table_does() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_advice_gives_figures_of_quality_as_the_table_does() -> None:
+    advice = ADVICE.read_text(encoding="utf-8")
     table = (ROOT / "docs" / "results" / "real_model.md").read_text(encoding="utf-8")
     row = re.search(r"^\| GRACE \| 0\.6 \|.*\| ([\d.]+)% \| [\d.]+% \| ([\d.]+) \|$", table, re.M)
     assert row is not None
-    assert f"stays the same at {row[1]} % of" in readme
+    assert f"stays the same at {row[1]} % of" in advice
     words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    assert f"differ after about {words[round(float(row[2]))]} tokens" in readme
+    assert f"differ after about {words[round(float(row[2]))]} tokens" in advice
 
 
 def test_testing_without_hypothesis_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

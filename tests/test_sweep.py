@@ -630,6 +630,77 @@ def test_a_plot_leaves_out_rows_of_other_views(tmp_path: Path) -> None:
     assert (tmp_path / "alone.png").read_bytes() == (tmp_path / "among others.png").read_bytes()
 
 
+def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plot: Plot, rows: list[dict[str, Any]]) -> Any:
+    """The figure that `save_plot` writes."""
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from grace_opt.sweep.plots import save_plot
+
+    figures: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: figures.append(self) or save(self, *a, **k))
+    save_plot(plot, DataFrame(rows), tmp_path / "plot")
+    figures[0].draw_without_rendering()  # at its own resolution again
+    return figures[0]
+
+
+def test_no_two_lines_look_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eleven methods and more in panels of their own, as in the pages of solvers: each has its own colour or marker."""
+    rows = [{"method": f"m{at}", "family": at % 2, "x": x, "f": float(at + x)} for at in range(20) for x in range(3)]
+    figure = drawn(monkeypatch, tmp_path, Plot("line", "P", "x", "f", hue="method", facet="family"), rows)
+    looks = [(bar[0].get_color(), bar[0].get_marker()) for axis in figure.axes for bar in axis.containers]
+    assert len(set(looks)) == len(looks) == 20
+    assert len({colour for colour, _ in looks}) == 11
+
+
+def test_lines_at_one_place_are_one_line_under_all_their_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def rows(panels: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+        return [
+            {"panel": panel, "method": method, "x": x, "f": f + x}
+            for panel, heights in panels.items()
+            for method, f in heights.items()
+            for x in range(3)
+        ]
+
+    plot = Plot("line", "P", "x", "f", hue="method", facet="panel")
+    one = {"kappa": 9.0, "think": 0.02, "mies": 0.0}
+    figure = drawn(monkeypatch, tmp_path, plot, rows({"a": one, "b": one}))
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["kappa", "think, mies"]
+    apart = drawn(monkeypatch, tmp_path, plot, rows({"a": one, "b": {**one, "think": 1.0}}))
+    assert [text.get_text() for text in apart.legends[0].get_texts()] == ["kappa", "think", "mies"]
+
+
+def test_a_small_heatmap_shows_its_numbers_and_a_large_one_does_not_lose_its_colours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plot = Plot("heatmap", "P", "x", "y", value="f", facet="panel")
+    same = [{"panel": p, "x": x, "y": y, "f": 1.0} for p in "ab" for x in range(2) for y in range(2)]
+    figure = drawn(monkeypatch, tmp_path, plot, same)
+    assert [text.get_text() for axis in figure.axes[:2] for text in axis.texts] == ["1"] * 8
+    assert len(figure.axes) == 3  # one colour bar for both panels
+    large = [{"panel": 0, "x": x, "y": y, "f": 1e6 if x == y == 0 else x / 10} for x in range(10) for y in range(10)]
+    image = drawn(monkeypatch, tmp_path, plot, large).axes[0].images[0]
+    assert image.get_clim() == pytest.approx((0.0, 0.9), abs=0.01)
+
+
+def test_long_names_of_axes_do_not_run_into_the_next_panel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [{"panel": p, "x": x, "f": float(x)} for p in range(6) for x in range(3)]
+    labels = {"f": "log10(factor over the optimum)", "x": "log10 kappa"}
+    for panels in (6, 1):
+        plot = Plot("scatter", "P", "x", "f", facet="panel", labels=labels)
+        figure = drawn(monkeypatch, tmp_path, plot, [row for row in rows if row["panel"] < panels])
+        texts = [figure._supylabel] if panels > 1 else []
+        texts += [axis.yaxis.label for axis in figure.axes if axis.get_ylabel()]
+        texts += [axis.xaxis.label for axis in figure.axes if axis.get_xlabel()]
+        assert [text.get_text() for text in texts].count(labels["f"]) == 1
+        boxes = [text.get_window_extent() for text in texts]
+        assert all(figure.bbox.containsx(box.x0) and figure.bbox.containsy(box.y0 + box.height) for box in boxes)
+        inside = [axis.get_window_extent() for axis in figure.axes]
+        assert not any(box.overlaps(axes) for box in boxes for axes in inside)
+
+
 def test_columns_of_numbers_and_text_are_refused(tmp_path: Path) -> None:
     cells = [Cell("mixed", {"n": n}) for n in range(2)]
     run_sweep(cells, lambda config: [{"value": 1 if config["n"] else "one"}], tmp_path, progress=False)

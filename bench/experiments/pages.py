@@ -130,9 +130,14 @@ def report(name: str, files: dict[str, str], out: Path, allow_dirty: bool) -> li
     for page in pages:  # the committed pages are the Markdown ones
         page.with_suffix(".html").unlink(missing_ok=True)
     index = pages[0]
+    beginning = _beginning(name, pages)
+    for page in pages[1:]:  # two sets have pages on the same experiment
+        title, rest = page.read_text(encoding="utf-8").split("\n", 1)
+        with atomic_write(page) as target:
+            target.write_text(f"{title}, {SETS[name].where}\n{rest}", encoding="utf-8")
     table = index.read_text(encoding="utf-8").split("\n", 1)[1].strip()
     made = origin(source, f"experiments/{name}/index")
-    lines = [f"# The paper's experiments {SETS[name].where}", *mark(source), *_beginning(name, pages), table, made]
+    lines = [f"# The paper's experiments {SETS[name].where}", *mark(source), *beginning, table, made]
     with atomic_write(index) as target:
         target.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     return pages

@@ -87,20 +87,13 @@ def _quality(lines: Sequence[Line], ax: Any) -> None:
     for at, line in enumerate(lines):
         good, all_of_them = map(int, line["optimal"].split("/"))
         x, y = line["ms per instance"], 100 * good / all_of_them
-        ax.scatter([x], [y], color=PALETTE[at % len(PALETTE)], marker=MARKERS[at % len(MARKERS)], s=40)
-        left = at % 2 == 1 and len(lines) > 1  # neighbours are often alike: their names go to both sides
-        ax.annotate(
-            line["method"],
-            (x, y),
-            xytext=(-6 if left else 6, 4 if left else -9),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            fontsize=8,
-        )
+        colour, marker = PALETTE[at % len(PALETTE)], MARKERS[at % len(MARKERS)]
+        ax.scatter([x], [y], color=colour, marker=marker, s=40, label=line["method"])
     if lines:
         ax.set_xscale("log")
         ax.set_ylim(-4, 108)
         ax.margins(x=0.25)
+        ax.legend(fontsize=8)  # several are alike: names beside their dots would lie on one another
     else:
         ax.text(0.5, 0.5, "not measured", ha="center", transform=ax.transAxes)
     ax.set_xlabel("milliseconds for each head, all in one call")
