@@ -37,7 +37,7 @@ from transformers.cache_utils import DynamicCache
 
 from bench.bits_page import ASKED_VARIANTS, DENSE, RETRIEVAL, ROWS, SHARED, TIMED, page
 from bench.bits_variants import VARIANTS, varied, with_equal_rates, with_rates_of
-from bench.caches import SINKS, WINDOW, dense_cache, filled, sizes_of
+from bench.caches import SINKS, WINDOW, sizes_of
 from bench.calibration import calibrated
 from bench.material import MODEL, books, model_path, require_texts
 from bench.passages import HALVES, Case, Passage, cases, passages
@@ -54,6 +54,7 @@ from grace_opt.hf import (
     capture,
 )
 from grace_opt.hf.evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
+from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
 
 ROOT = Path(__file__).parent.parent

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from bench.caches import SINKS, dense_cache, filled
+from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
 from bench.calibration import calibrated
 from bench.cost_model import MODELS, PROBES, probes, timed
@@ -46,6 +46,7 @@ from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, Page, add_options, re
 from grace_opt.hf import CapturedAttention, PrunedKeyCache, Quantization, attention_implementation, capture
 from grace_opt.hf.bits.basis import Basis
 from grace_opt.hf.bits.in_place import attention_in_place
+from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.kernels._shared.switches import LLVM
 

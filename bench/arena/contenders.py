@@ -22,12 +22,13 @@ from bench.answers import stored_bytes
 from bench.arena.prompt import Prompt
 from bench.arena.stored import Layer, Method, Stored
 from bench.bits_variants import varied
-from bench.caches import SINKS, WINDOW, filled
+from bench.caches import SINKS, WINDOW
 from bench.efficiency.methods import int4
 from grace_opt.errors import EvaluationError
 from grace_opt.hf import H2O, CalibratedBasis, PrunedKeyCache, PyramidKV, Quantization, SnapKV
 from grace_opt.hf.evaluation import StoredBits, stated_bits, stored_bits
 from grace_opt.hf.eviction import eviction_to_dict
+from grace_opt.hf.filling import filled
 
 #: So large that no later token is compressed.
 NEVER = 2**20

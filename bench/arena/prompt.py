@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.arena.stored import Layer
-from bench.caches import dense_cache
 from grace_opt.hf import capture
 from grace_opt.hf.bits.projection import PROJECTION_NAMES, output_projection
+from grace_opt.hf.filling import dense_cache
 
 
 class Prompt:

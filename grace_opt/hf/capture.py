@@ -85,6 +85,8 @@ class CapturedAttention:
         last token may attend to.
     scaling : float
         Factor by which the model multiplies the logits.
+    softcap : float or None
+        Bound of the logits, if the model has one.
     """
 
     layer: int
@@ -93,6 +95,7 @@ class CapturedAttention:
     values: Tensor
     valid: Tensor | None
     scaling: float
+    softcap: float | None = None
 
 
 def capture(
@@ -160,7 +163,7 @@ def capture(
         if index in wanted:
             valid = key_validity(call.mask, call.query.shape[0], call.key.shape[2])
             tensors = call.query.detach(), call.key.detach(), call.value.detach()
-            captured[index] = CapturedAttention(index, *tensors, valid, call.scaling)
+            captured[index] = CapturedAttention(index, *tensors, valid, call.scaling, call.softcap)
 
     record(model, input_ids, attention_mask, keep)
     missing = sorted(wanted - captured.keys())
