@@ -1,4 +1,5 @@
-"""The command line, ``grace-opt``: demo, solve, compare, generate, methods, basis, export, lm-eval, report, doctor.
+"""The command line, ``grace-opt``: demo, tune, solve, compare, generate, methods, basis, export, lm-eval, report,
+doctor.
 
 Text is printed as it is: rich's markup is never interpreted in text from users, files or models. For the exit codes
 see `Exit`. Built on typer and rich.
@@ -38,12 +39,17 @@ from ..errors import GraceError, OptionError, SolverError
 from ..instances import generators
 from ..problem import Problem
 from ..solution import Solution
-from .tables import print_basis, print_demo, solution_table
+from .tables import print_basis, print_demo, print_tune, solution_table
 
 EXIT_CODES = (
     "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "
     "stopped a method, and the best answer is not proved optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 "
     "and 130, the results so far are printed first."
+)
+TUNE_EXIT_CODES = (
+    "Exit codes: 0 a setting keeps what was asked for; 1 the output cannot be written; 2 bad input or options, or too "
+    "little memory; 3 the time limit stopped it, or no setting keeps what was asked for (the closest is shown); 4 "
+    "nothing could be measured; 130 Ctrl-C. With 3 and 130, what was measured is printed and written first."
 )
 app = typer.Typer(
     epilog=EXIT_CODES,
@@ -57,6 +63,10 @@ console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=F
 
 #: Option values that Python and JSON spell differently.
 PYTHON_LITERALS = {"True": True, "False": False, "None": None}
+
+
+#: What `tune` writes.
+TUNE_FILES = ("cache.json", "tune.json", "tune.png")
 
 
 class Exit(IntEnum):
@@ -330,6 +340,9 @@ def demo(
     depth: Annotated[float, typer.Option(help="Where the password is hidden: 0 = at the start, 1 = at the end.")] = 0.5,
     distractors: Annotated[int, typer.Option(help="Number of other passwords in the text.")] = 4,
     seed: Seed = 0,
+    pruning: Annotated[
+        Path | None, typer.Option(help="File of settings, such as cache.json of grace-opt tune: one more row.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
 ) -> None:
     """Prune a trained model's key cache and show what it costs.
@@ -340,6 +353,7 @@ def demo(
     with _errors_as_exit_codes():
         require("matplotlib", "demo", "the demo")  # now, not after minutes, when the picture is drawn
         try:
+            from ..hf.config import PruningConfig
             from ..hf.demo import BITS, RATIOS, providers, run_demo
             from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
             from .figures import save_demo
@@ -353,11 +367,13 @@ def demo(
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
+        steps = 2 + len(RATIOS) * len(providers(0.5)) + len(BITS) + (pruning is not None)
         with Progress(*columns, console=errors, transient=True) as progress:
-            bar = progress.add_task("loading the model", total=2 + len(RATIOS) * len(providers(0.5)) + len(BITS))
+            bar = progress.add_task("loading the model", total=steps)
             if model is None:
                 disable_progress_bars()  # the pocket model is on disk: nothing to wait for
             loaded, tokenizer = load_model(model or str(POCKET_FOLDER))
+            settings = None if pruning is None else PruningConfig.from_json(pruning, loaded)
             report = run_demo(
                 loaded,
                 tokenizer,
@@ -366,6 +382,7 @@ def demo(
                 depth=depth,
                 distractors=distractors,
                 seed=seed,
+                pruning=settings,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
     print_demo(console, report)  # first: writing the files may fail
@@ -374,6 +391,111 @@ def demo(
         save_demo(report, out / "demo.png")
     written = escape_path(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", sys.stdout)
     console.print(written, soft_wrap=True)
+
+
+@app.command(epilog=TUNE_EXIT_CODES)
+def tune(
+    model: Annotated[str, typer.Argument(help="Hub id, folder or .gguf file; or pocket, the pocket model.")],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text file, UTF-8, like what the model is used for; repeatable. Default: texts of grace_opt."
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='Instead of texts, a file with a prompt on each line: {"prompt": "...", "answer": "..."}.'),
+    ] = None,
+    max_kl: Annotated[
+        float | None, typer.Option(help="Recommend the smallest cache whose KL is at most this; default 0.005 nats.")
+    ] = None,
+    max_share: Annotated[
+        float | None, typer.Option(help="Recommend the least KL in at most this share of the bytes, e.g. 0.2.")
+    ] = None,
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            help="Bits at which the budgeted cache is measured, e.g. 2,2.25,3; alone, recommend the least KL in at "
+            "most the largest."
+        ),
+    ] = None,
+    windows: Annotated[int, typer.Option(min=1, help="Number of windows of text, or of prompts, to measure on.")] = 6,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a window; default: the longest of 1024 to 256 that fits.")
+    ] = None,
+    later: Annotated[int, typer.Option(min=2, help="How many of these are fed after the rest was compressed.")] = 96,
+    basis: Annotated[
+        str, typer.Option(help="Basis for bits: a file of grace-opt basis; default: made once per model.")
+    ] = "calibrated",
+    seed: Seed = 0,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Begin nothing new after so many seconds; what was measured counts.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for cache.json, tune.json, tune.png and the measurements.")] = Path(
+        "grace-tune"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Measure settings on MODEL and your texts, and recommend one.
+
+    Pieces of text are read, compressed by each setting, and continued: how far are the next tokens from those of the
+    dense cache, are hidden facts still found, how many bytes does it take, how long does a token take? Writes
+    cache.json, for attach(model, pruning="cache.json") and grace-opt demo --pruning; the numbers (tune.json), and a
+    picture of size against quality (tune.png). A stopped run goes on where it was.
+
+    With few windows, numbers of settings that are close cannot be told apart: look at the intervals, or measure more.
+
+    Example: grace-opt tune HuggingFaceTB/SmolLM2-135M-Instruct --text mine.txt --max-kl 0.005
+    """
+    with _errors_as_exit_codes():
+        require("matplotlib", "demo", "tune")  # now, not after minutes, when the picture is drawn
+        try:
+            from ..hf import tune as measure
+            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.tune.windows import read_prompts
+        except ImportError as error:
+            raise OptionError(f'tune needs transformers: pip install "grace-opt[demo]" ({error})') from None
+        given = {path.name: _text(path) for path in text} if text else None
+        if text and given is not None and len(given) < len(text):
+            given = {str(path): _text(path) for path in text}
+        asked = None if prompts is None else read_prompts(prompts)
+        numbers = None if bits is None else _numbers(bits)
+        if model == "pocket":
+            disable_progress_bars()
+        loaded, tokenizer = load_model(str(POCKET_FOLDER) if model == "pocket" else model)
+        with new_folder(out):
+            result = measure(
+                loaded,
+                tokenizer,
+                given,
+                prompts=asked,
+                max_kl=max_kl,
+                max_share=max_share,
+                bits=numbers,
+                windows=windows,
+                tokens=tokens,
+                later=later,
+                basis=basis,
+                seed=seed,
+                folder=out,
+                time_limit=time_limit,
+            )
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        print_tune(console, result, own=bool(text or prompts))
+    if result.recommendation is None:
+        _fail("error", "nothing could be measured.", Exit.SOLVER)
+    with _errors_as_exit_codes():
+        result.save(out / "cache.json")
+        result.to_json(out / "tune.json")
+        result.plot(out / "tune.png")
+    written = escape_path(f"wrote {', '.join(str(out / name) for name in TUNE_FILES)}", sys.stdout)
+    (errors if as_json else console).print(written, soft_wrap=True)
+    if result.interrupted:
+        raise typer.Exit(Exit.INTERRUPTED)
+    if result.out_of_time or not result.recommendation.reached:
+        raise typer.Exit(Exit.LIMIT)
 
 
 @app.command()
@@ -623,6 +745,13 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
         raise OptionError(f"--text {path} cannot be read: {error}; give a text file in UTF-8.") from None
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise OptionError(f"--bits {text!r}: write numbers with commas, e.g. 2,2.25,3.") from None
 
 
 def _vertices(option: str, text: str | None, labels: tuple[str, ...] | None) -> list[Any] | None:

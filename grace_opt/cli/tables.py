@@ -20,6 +20,7 @@ from ..solution import Solution
 if TYPE_CHECKING:
     from ..hf.bits.calibrated import CalibratedBasis
     from ..hf.demo import DemoReport
+    from ..hf.tune import TuneResult
 
 #: Bits per element at which shares are shown, and number of layers at either end.
 SHOWN_BITS, SHOWN_LAYERS = 2.25, 2
@@ -72,7 +73,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
         table.add_row(
             row.method,
             *costs,
-            f"{row.logit_error:.2%}" if row.ratio or row.bits else "",
+            f"{row.logit_error:.2%}" if row.method != "dense" else "",
             *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
             *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
         )
@@ -92,6 +93,35 @@ def print_demo(console: Console, report: DemoReport) -> None:
         style="dim",
     )
     console.print(ADVICE)
+
+
+def print_tune(console: Console, result: TuneResult, own: bool) -> None:
+    """Print what `tune` measured, what is missing and why, and the recommendation.
+
+    Parameters
+    ----------
+    console : Console
+    result : TuneResult
+    own : bool
+        Whether the texts were the user's.
+    """
+    from ..hf.tune.table import COLUMNS  # loaded already: the result comes from this package
+
+    if result.rows:
+        console.print(result.table())
+        console.print(COLUMNS, style="dim")
+    for name, why in result.left_out.items():
+        console.print(f"left out: {name}: {why}", style="dim", soft_wrap=True)
+    if not own:
+        console.print(
+            "These texts are those that the basis for bits is calibrated on, a first try only: give --text with your "
+            "own.",
+            style="dim",
+        )
+    if result.recommendation is not None:
+        found = result.recommendation
+        console.print(Text.assemble(("recommended: " if found.reached else "not reached: ", "bold"), str(found)))
+        console.print(f'to use it: attach(model, {found.row.candidate.words}), or pruning="cache.json"', soft_wrap=True)
 
 
 def solution_table(s: Solution, note: str | None = None) -> RenderableType:

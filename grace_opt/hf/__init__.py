@@ -41,6 +41,7 @@ from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
 from .quantization import Quantization  # noqa: E402
 from .report import MemoryReport  # noqa: E402
+from .tune import tune  # noqa: E402
 
 register_attention()
 register_capture()
@@ -63,4 +64,5 @@ __all__ = [
     "calibrate_basis",
     "capture",
     "export_static",
+    "tune",
 ]

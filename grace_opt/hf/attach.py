@@ -13,6 +13,7 @@ an exception. If a call is still running in another thread then, they are restor
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from ..errors import CacheError, OptionError
 from ..registry import MethodOptions
 from .arguments import GRACE, RATIO, given_of, require_model
 from .cache import PrunedKeyCache
+from .config import PruningConfig
 from .generate_hook import GenerateHook, close_block, open_block
 from .implementation import ImplementationOverride, base_for
 from .layer import PrunedKeyLayer
@@ -230,7 +232,8 @@ def attach(
     model : PreTrainedModel
         A decoder-only model, or what ``torch.compile(model)`` returns for one.
     method, ratio, **settings
-        As in `PrunedKeyCache`, but without ``prompt_length``, which each call sets.
+        As in `PrunedKeyCache`, but without ``prompt_length``, which each call sets. ``pruning="cache.json"`` takes all
+        settings from a file of ``grace-opt tune``.
 
     Returns
     -------
@@ -269,6 +272,8 @@ def attach(
             f"attach(model) with the full model, from AutoModelForCausalLM.from_pretrained(...). To call this model "
             f"yourself, pass it a PrunedKeyCache"
         )
+    if isinstance(settings.get("pruning"), str | os.PathLike):  # once, not for every prompt
+        settings["pruning"] = PruningConfig.from_json(settings["pruning"], found)
     return Attached(found, {**given_of(method=method, ratio=ratio), **settings})
 
 

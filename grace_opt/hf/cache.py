@@ -51,8 +51,9 @@ class PrunedKeyCache(Cache):
         weights its masks and saved states belong to.
     method, ratio
         As in `PruningConfig`.
-    pruning : PruningConfig, optional
-        All settings at once, instead of ``method``, ``ratio`` and ``settings``.
+    pruning : PruningConfig or path, optional
+        All settings at once, instead of ``method``, ``ratio`` and ``settings``. A path is that of a file that
+        ``grace-opt tune`` or `PruningConfig.to_json` wrote; it is refused if it is for another model.
     provider : MaskSource, optional
         Chooses the channels; replaces ``method``, ``ratio``, ``protect``, ``seed`` and the method's options. A
         `grace_opt.MaskProvider`, or any function ``(queries, keys, attention_mask) -> ChannelMask``.
@@ -96,7 +97,7 @@ class PrunedKeyCache(Cache):
         method: str | MethodOptions = GRACE,
         ratio: float | Sequence[float] = RATIO,
         *,
-        pruning: PruningConfig | None = None,
+        pruning: PruningConfig | str | os.PathLike[str] | None = None,
         provider: MaskSource | None = None,
         masks: ChannelMask | None = None,
         prompt_length: int | None = None,
@@ -113,10 +114,12 @@ class PrunedKeyCache(Cache):
             )
         given = {**given_of(method=method, ratio=ratio), **settings}
         if pruning is not None:
+            if isinstance(pruning, str | os.PathLike):
+                pruning = PruningConfig.from_json(pruning, model)
             if not isinstance(pruning, PruningConfig):
                 raise OptionError(
-                    f"pruning must be a PruningConfig, not {pruning!r}; write PruningConfig(...), or "
-                    "PruningConfig.from_dict(...)"
+                    f"pruning must be a PruningConfig, or the name of a file that grace-opt tune wrote, not "
+                    f"{pruning!r}; write PruningConfig(...), or PruningConfig.from_dict(...)"
                 )
             _check_no_settings(given, "pruning=")
         self.pruning = PruningConfig.of(given) if pruning is None else pruning

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
+from transformers import PreTrainedConfig, PreTrainedModel
+
 from .. import registry
 from .._util.parameters import check_fields, integer, plain
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
@@ -24,7 +26,9 @@ from ..registry import MethodOptions
 from .arguments import OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
 from .bits.classes import SINKS
 from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_given_bits, check_tail_block
+from .config_file import format_settings, read_settings, write_settings
 from .eviction import TokenEviction, eviction_from_dict, eviction_named, eviction_to_dict
+from .masking import fingerprint
 from .quantization import Quantization
 
 
@@ -236,6 +240,7 @@ class PruningConfig:
         values["options"] = dict(self.options)
         values["evict"] = None if self.evict is None else eviction_to_dict(self.evict)
         values["quantize"] = None if self.quantize is None else self.quantize.to_dict()
+        values["basis"] = os.fspath(self.basis)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
@@ -261,6 +266,61 @@ class PruningConfig:
             _check_kind("quantize", found["quantize"], Mapping, "the dict that Quantization.to_dict gives")
             found["quantize"] = Quantization.from_dict(found["quantize"])
         return cls(**found)
+
+    def to_json(
+        self, path: str | os.PathLike[str] | None = None, model: PreTrainedModel | PreTrainedConfig | None = None
+    ) -> str:
+        """Return the settings as the text of a file that `from_json` and ``attach(model, pruning=FILE)`` read.
+
+        Parameters
+        ----------
+        path : path, optional
+            Write the file as well, atomically.
+        model : PreTrainedModel or PreTrainedConfig, optional
+            The model that they are for; the file is then refused for others.
+
+        Raises
+        ------
+        OptionError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/cache.json"
+        >>> text = PruningConfig(bits=2.25).to_json(path)
+        >>> PruningConfig.from_json(path) == PruningConfig(bits=2.25)
+        True
+        """
+        text = format_settings(self.to_dict(), {} if model is None else fingerprint(model))
+        if path is not None:
+            write_settings(path, text)
+        return text
+
+    @classmethod
+    def from_json(
+        cls, path: str | os.PathLike[str], model: PreTrainedModel | PreTrainedConfig | None = None
+    ) -> PruningConfig:
+        """Read a file that `to_json` or ``grace-opt tune`` wrote.
+
+        Parameters
+        ----------
+        path : path
+        model : PreTrainedModel or PreTrainedConfig, optional
+            Refuse a file for another model. None takes the settings whatever model they are for.
+
+        Raises
+        ------
+        OptionError
+            If there is no such file, it is of another kind or version, for another model, or holds settings that no
+            configuration has.
+        """
+        try:
+            return cls.from_dict(read_settings(path, model))
+        except TypeError as error:  # OptionError is one; a value of a type that nothing expects may raise others
+            if isinstance(error, OptionError):
+                raise
+            raise OptionError(f"{os.fspath(path)} holds settings that cannot be: {error}") from error
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> PruningConfig:

@@ -7,11 +7,9 @@ from pruned keys. Source: the experiments of GRACE (arXiv 2604.16983), figures 3
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,13 +21,12 @@ from .. import bounds, objective
 from .._util.parameters import integer
 from ..attention.provider import MaskProvider
 from ..attention.weights import PROTECT_HIGH, PROTECT_LOW, interaction_matrix, prune_count
-from ..errors import CalibrationError, OptionError
+from ..errors import OptionError
 from ..problem import Problem
 from .bits.at_hand import basis_for
-from .bits.calibrate import calibrate_basis
-from .bits.settings import CALIBRATED
 from .cache import PrunedKeyCache
 from .capture import capture
+from .config import PruningConfig
 from .implementation import attention_implementation
 from .needle import NeedlePrompt, make_prompt
 from .report import MemoryReport
@@ -133,6 +130,7 @@ def run_demo(
     new_tokens: int = 8,
     ratios: tuple[float, ...] = RATIOS,
     bits: tuple[float, ...] = BITS,
+    pruning: PruningConfig | None = None,
     advance: Callable[[str], None] = lambda step: None,
 ) -> DemoReport:
     """Answer one needle prompt with a dense cache, with pruned ones, and with channels in few bits.
@@ -151,6 +149,8 @@ def run_demo(
         Ratios to prune at.
     bits : tuple of float
         Mean bits per element of caches with ``bits=``. The basis is that of the model, made now if there is none yet.
+    pruning : PruningConfig, optional
+        Settings of one more row, for instance those that ``grace-opt tune`` recommends.
     advance : callable
         Called with the name of each finished step, for a progress bar.
 
@@ -186,11 +186,14 @@ def run_demo(
             for method, provider in providers(ratio).items():
                 rows.append(run.pruned(method, provider, bound))
                 advance(f"{method} {ratio:g}")
-        with tempfile.TemporaryDirectory() as folder:
-            basis = _basis(model, tokenizer, Path(folder)) if bits else CALIBRATED
-            for number in bits:
-                rows.append(run.coded(number, basis))
-                advance(f"{number:g} bits")
+        if bits or (pruning is not None and pruning.is_coded):
+            basis_for(model, tokenizer=tokenizer)  # for GGUF files, whose tokenizer the model does not know
+        for number in bits:
+            rows.append(run.coded(f"{number:g} bits", PruningConfig(bits=number)))
+            advance(f"{number:g} bits")
+        if pruning is not None:
+            rows.append(run.coded("your settings", pruning))
+            advance("your settings")
     return DemoReport(
         model=name,
         prompt_tokens=ids.shape[1],
@@ -204,17 +207,6 @@ def run_demo(
         interaction=W[W.shape[0] // 2, 0],
         seconds=time.perf_counter() - began,
     )
-
-
-def _basis(model: PreTrainedModel, tokenizer: Any, folder: Path) -> str:
-    """Return what to write for ``basis=``: a file in `folder` if the model does not know where its tokenizer is."""
-    try:
-        basis_for(model)
-    except CalibrationError:
-        path = folder / "basis.safetensors"
-        calibrate_basis(model, tokenizer).save(path)
-        return str(path)
-    return CALIBRATED
 
 
 def _interactions(model: PreTrainedModel, ids: Tensor, layers: tuple[int, ...]) -> Tensor:
@@ -266,11 +258,12 @@ class _Run:
             layer_objective=f.sum(-1).tolist(),
         )
 
-    def coded(self, bits: float, basis: str) -> DemoRow:
-        caches = (PrunedKeyCache(self.model, bits=bits, basis=basis) for _ in range(2))
+    def coded(self, name: str, pruning: PruningConfig) -> DemoRow:
+        """A cache that is not compared by f: with bits, or with settings from a file."""
+        caches = (PrunedKeyCache(self.model, pruning=pruning) for _ in range(2))
         cache = self._prefilled(next(caches))
         found = cache.memory_report().bits
-        return self._row(f"{bits:g} bits", cache, next(caches), ratio=0.0, objective=0.0, gap=0.0, bits=found)
+        return self._row(name, cache, next(caches), ratio=0.0, objective=0.0, gap=0.0, bits=found)
 
     def _row(self, method: str, cache: PrunedKeyCache, to_generate: PrunedKeyCache, **others: Any) -> DemoRow:
         """Decode from a prefilled cache and from a second, equal one that is still empty."""

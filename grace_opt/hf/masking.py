@@ -58,6 +58,32 @@ def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | st
     return found
 
 
+def fingerprint_differences(what: str, made_for: Mapping[str, int | str], here: Mapping[str, int | str]) -> list[str]:
+    """Return, in words, how a model differs from the one that something was made for; empty if it fits.
+
+    Parameters
+    ----------
+    what : str
+        What was made, for the words.
+    made_for, here : mapping
+        Fingerprints. Weights are compared if both are known.
+
+    Examples
+    --------
+    >>> fingerprint_differences("basis", {"head_dim": 64}, {"head_dim": 128, "weights": "0"})
+    ['head_dim: basis 64, model 128']
+    """
+    differences = [
+        f"{name}: {what} {made_for[name]}, model {here[name]}"
+        for name in here
+        if name != "weights" and name in made_for and here[name] != made_for[name]
+    ]
+    weights = here.get("weights"), made_for.get("weights")
+    if not differences and None not in weights and weights[0] != weights[1]:
+        differences.append("the weights differ, as after fine-tuning")
+    return differences
+
+
 def is_tensor_parallel(model: PreTrainedModel) -> bool:
     """Return whether the model was loaded with ``tp_plan=``; old transformers shard it into plain tensors."""
     return (getattr(model, "tp_size", None) or 1) > 1

@@ -14,6 +14,11 @@ from ..errors import OptionError
 TEXTS_FOLDER = Path(__file__).parent.parent / "data" / "calibration"
 
 
+def texts_by_name() -> dict[str, str]:
+    """Return the texts that ship with grace_opt, by name, in the order of their names."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(TEXTS_FOLDER.glob("*.txt"))}
+
+
 def shipped_texts() -> list[str]:
     """Return the texts that ship with grace_opt, in the order of their names.
 
@@ -22,7 +27,7 @@ def shipped_texts() -> list[str]:
     >>> len(shipped_texts())
     6
     """
-    return [path.read_text(encoding="utf-8") for path in sorted(TEXTS_FOLDER.glob("*.txt"))]
+    return list(texts_by_name().values())
 
 
 def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Tensor:

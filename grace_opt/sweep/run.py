@@ -8,7 +8,9 @@ its file exists. Built on `concurrent.futures`.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .._util.files import make_folder, os_error_advice
-from .._util.parameters import integer
+from .._util.parameters import integer, number
 from ..errors import OptionError
 from .cells import Cell, Record, SweepError, read_cell, write_cell
 from .measure import Function, measure
@@ -75,6 +77,7 @@ def run_sweep(
     provenance: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     retries: int = 2,
+    time_limit: float | None = None,
 ) -> SweepResult:
     """Make every cell that has no record yet.
 
@@ -100,6 +103,8 @@ def run_sweep(
         True shows a bar, False nothing; None shows a bar on a terminal and otherwise occasional lines.
     retries : int
         How often a cell is tried again after its worker died.
+    time_limit : float, optional
+        Begin no cell after so many seconds, and finish those that are running; the rest wait for the next start.
 
     Returns
     -------
@@ -124,6 +129,8 @@ def run_sweep(
     3
     """
     name, unique, workers, retries = _checked(cells, function, workers, executor, processes, retries)
+    seconds = number("time_limit", time_limit, at_least=0, optional=True)
+    ends = math.inf if seconds is None else time.monotonic() + seconds
     folder = Path(directory) / name
     make_folder(folder / "cells", SweepError)
     failures: list[Failure] = []
@@ -160,17 +167,18 @@ def run_sweep(
                     keep,
                     MAX_PENDING_CELLS,
                     retries,
+                    ends,
                 )
             elif processes is not None:
-                for cell in todo:
-                    keep(cell, processes.measure(function, cell.config))
+                while todo and time.monotonic() < ends:
+                    keep(cell := todo.popleft(), processes.measure(function, cell.config))
             elif workers == 1 or not todo:
-                for cell in todo:
-                    keep(cell, measure(function, cell.config, None))
+                while todo and time.monotonic() < ends:
+                    keep(cell := todo.popleft(), measure(function, cell.config, None))
             else:
                 with Pool(min(workers, len(todo))) as pool:
                     submit = lambda cell: pool.submit(measure, function, cell.config, None)  # noqa: E731
-                    _drive(todo, submit, keep, workers, retries, pool)
+                    _drive(todo, submit, keep, workers, retries, ends, pool)
     return SweepResult(len(unique), before, made, tuple(failures))
 
 
@@ -180,9 +188,10 @@ def _drive(
     keep: Callable[[Cell, dict[str, Any]], None],
     ahead: int,
     retries: int,
+    ends: float,
     pool: Pool | None = None,
 ) -> None:
-    """Keep `ahead` cells submitted until none is left; submit a cell again if its worker died.
+    """Keep `ahead` cells submitted until none is left or time ends; submit a cell again if its worker died.
 
     Our pool breaks if a worker dies between two cells. It is then restarted, and all cells are submitted again. If that
     repeats with no cell finished in between, workers cannot start at all.
@@ -215,6 +224,8 @@ def _drive(
 
     try:
         while waiting or running:
+            if time.monotonic() >= ends:
+                waiting.clear()
             broken = False
             while waiting and len(running) < ahead and not broken:
                 try:

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,11 @@ _INSTEAD = 'write basis=FILE, made by grace-opt basis MODEL -o FILE, or basis="p
 
 
 def basis_for(
-    model: PreTrainedModel | PreTrainedConfig, wanted: str | os.PathLike[str] | CalibratedBasis = CALIBRATED
+    model: PreTrainedModel | PreTrainedConfig,
+    wanted: str | os.PathLike[str] | CalibratedBasis = CALIBRATED,
+    *,
+    tokenizer: Any = None,
+    advance: Callable[[int], None] = lambda texts: None,
 ) -> CalibratedBasis:
     """Return a calibrated basis that fits a model.
 
@@ -48,6 +53,10 @@ def basis_for(
     wanted : str, path or CalibratedBasis
         A basis, the file of one, or ``"calibrated"``: the one that was made for this model before, or else is made now,
         which takes seconds to minutes. Lines on stderr say so.
+    tokenizer : callable, optional
+        The model's. None looks for it where the model was loaded from.
+    advance : callable
+        Called with the number of texts read, if the basis is made now; what it raises stops that.
 
     Raises
     ------
@@ -87,17 +96,17 @@ def basis_for(
     with _LOCK:
         lock = _LOCKS.setdefault(model, threading.Lock())
     with lock:  # of threads that come at the same time, one calibrates
-        return _remembered(model)
+        return _remembered(model, tokenizer, advance)
 
 
-def _remembered(model: PreTrainedModel) -> CalibratedBasis:
+def _remembered(model: PreTrainedModel, tokenizer: Any, advance: Callable[[int], None]) -> CalibratedBasis:
     here = fingerprint(model)
     found = _MADE.get(model)
     if found is not None and found.fingerprint == here:  # the weights may have been trained since
         return found
     refuse_parts(here)
     path = _place(here)
-    found = _from_file(path, here) or _made_now(model, path)
+    found = _from_file(path, here) or _made_now(model, path, tokenizer, advance)
     _MADE[model] = found
     return found
 
@@ -128,18 +137,21 @@ def _from_file(path: Path | None, here: dict[str, int | str]) -> CalibratedBasis
     return found if found.fingerprint == here else None
 
 
-def _made_now(model: PreTrainedModel, path: Path | None) -> CalibratedBasis:
-    tokenizer, texts = tokenizer_of(model), shipped_texts()
+def _made_now(
+    model: PreTrainedModel, path: Path | None, tokenizer: Any, advance: Callable[[int], None]
+) -> CalibratedBasis:
+    tokenizer, texts = tokenizer_of(model) if tokenizer is None else tokenizer, shipped_texts()
     name = str(model.config._name_or_path or model.config.model_type)
     _say(f"grace_opt: calibrating {name} on {len(texts)} texts; takes seconds to minutes, once per model")
     start = time.monotonic()
     with progress_bar(None, len(texts)) as show:
 
         def made(end_to_end: bool) -> CalibratedBasis:
-            def advance(done: int) -> None:
+            def shown(done: int) -> None:
                 show("calibrating", done)
+                advance(done)
 
-            return calibrate_basis(model, tokenizer, texts, end_to_end=end_to_end, advance=advance)
+            return calibrate_basis(model, tokenizer, texts, end_to_end=end_to_end, advance=shown)
 
         try:
             found = made(True)

@@ -19,6 +19,7 @@ from ..._util.tensor_files import digest
 from ...errors import CalibrationError
 from ..arguments import unwrap_model
 from ..masking import fingerprint as fingerprint_of
+from ..masking import fingerprint_differences
 from .basis import Basis
 from .basis_file import FORMAT, as_tensors, check_contents, from_tensors
 from .rates import rates_of_mean
@@ -124,16 +125,7 @@ class CalibratedBasis:
         """
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "check_model")
-        here = fingerprint_of(model)
-        differences = [
-            f"{name}: basis {self.fingerprint[name]}, model {here[name]}"
-            for name in here
-            if name != "weights" and name in self.fingerprint and here[name] != self.fingerprint[name]
-        ]
-        weights = here.get("weights"), self.fingerprint.get("weights")
-        if not differences and None not in weights and weights[0] != weights[1]:
-            differences.append("the weights differ, as after fine-tuning")
-        if differences:
+        if differences := fingerprint_differences("basis", self.fingerprint, fingerprint_of(model)):
             raise CalibrationError(
                 f"the basis was made for another model ({'; '.join(differences)}); make one for this model: "
                 "grace-opt basis MODEL -o FILE"

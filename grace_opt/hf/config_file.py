@@ -1,0 +1,87 @@
+"""The file of a `PruningConfig`: its settings as JSON, and the model that they were measured on.
+
+When: ``grace-opt tune`` writes one, ``cache.json``; ``attach(model, pruning="cache.json")`` and ``grace-opt demo
+--pruning cache.json`` read it. People may edit it: it has no digest, and `PruningConfig` checks every value.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .._util.files import path_text, write_file
+from ..attention.masks import is_fingerprint
+from ..errors import OptionError
+from .arguments import unwrap_model
+from .masking import fingerprint, fingerprint_differences
+
+FORMAT, VERSION = "grace_opt.pruning", "1"
+
+
+def format_settings(settings: Mapping[str, Any], made_for: Mapping[str, int | str]) -> str:
+    """Return the content of a file.
+
+    Parameters
+    ----------
+    settings : mapping
+        What `PruningConfig.to_dict` gives.
+    made_for : mapping
+        The `fingerprint` of the model that they are for; empty for any.
+    """
+    content = {"format": FORMAT, "version": VERSION, "fingerprint": dict(made_for), "pruning": dict(settings)}
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def write_settings(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file, atomically."""
+    write_file(path, text, OptionError)
+
+
+def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrainedConfig | None) -> Mapping[str, Any]:
+    """Return the settings in a file.
+
+    Parameters
+    ----------
+    path : path
+    model : PreTrainedModel or PreTrainedConfig, optional
+        Refuse the file if it is for another one. Weights are compared if both are known.
+
+    Raises
+    ------
+    OptionError
+        If there is no such file, it is cut short, of another kind or version, or for another model.
+    """
+    name = path_text(path)
+    try:
+        content = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = f"there is no such file ({error.strerror})" if isinstance(error, OSError) else f"it is not JSON: {error}"
+        raise OptionError(
+            f"the settings in {name} cannot be read: {why}; grace-opt tune MODEL writes such files"
+        ) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise OptionError(
+            f"{name} is JSON, but no file of cache settings, which has format {FORMAT!r}; PruningConfig.to_json and "
+            "grace-opt tune write one"
+        )
+    if content.get("version") != VERSION:
+        raise OptionError(
+            f"{name} has format version {content.get('version')!r}, and this grace_opt reads {VERSION!r}: update "
+            "grace_opt, or run grace-opt tune again"
+        )
+    settings, made_for = content.get("pruning"), content.get("fingerprint")
+    if not isinstance(settings, Mapping) or not is_fingerprint(made_for):
+        raise OptionError(f"{name} lacks its settings or the model that they are for; run grace-opt tune again")
+    if model is not None:
+        here = fingerprint(model if isinstance(model, PreTrainedConfig) else unwrap_model(model, "from_json"))
+        if differences := fingerprint_differences("file", made_for, here):
+            raise OptionError(
+                f"the settings in {name} were measured on another model ({'; '.join(differences)}); run grace-opt "
+                "tune on this one, or, to use them anyway, write pruning=PruningConfig.from_json(FILE)"
+            )
+    return settings
