@@ -398,9 +398,7 @@ def tune(
     model: Annotated[str, typer.Argument(help="Hub id, folder or .gguf file; or pocket, the pocket model.")],
     text: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Text file, UTF-8, like what the model is used for; repeatable. Default: texts of grace_opt."
-        ),
+        typer.Option(help="Text file, UTF-8, like what the model will read; repeatable. Default: texts of grace_opt."),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -485,7 +483,7 @@ def tune(
     else:
         print_tune(console, result, own=bool(text or prompts))
     if result.recommendation is None:
-        _fail("error", "nothing could be measured.", Exit.SOLVER)
+        _fail("error", "nothing could be measured.", Exit.LIMIT if result.out_of_time else Exit.SOLVER)
     with _errors_as_exit_codes():
         result.save(out / "cache.json")
         result.to_json(out / "tune.json")

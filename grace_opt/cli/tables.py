@@ -121,7 +121,8 @@ def print_tune(console: Console, result: TuneResult, own: bool) -> None:
     if result.recommendation is not None:
         found = result.recommendation
         console.print(Text.assemble(("recommended: " if found.reached else "not reached: ", "bold"), str(found)))
-        console.print(f'to use it: attach(model, {found.row.candidate.words}), or pruning="cache.json"', soft_wrap=True)
+        words = found.row.candidate.words
+        console.print(f'to use it: attach(model, {words}), or attach(model, pruning="cache.json")', soft_wrap=True)
 
 
 def solution_table(s: Solution, note: str | None = None) -> RenderableType:

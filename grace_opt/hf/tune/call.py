@@ -184,6 +184,7 @@ def tune(
             for one in pieces
         ],
         fingerprint=fingerprint(model),
+        measured=measured,
         provenance=_provenance(model, seed, time.monotonic() - began),
         interrupted=interrupted,
         out_of_time=out_of_time,

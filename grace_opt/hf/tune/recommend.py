@@ -92,22 +92,32 @@ def recommend(rows: Sequence[TuneRow], target: Target) -> Recommendation | None:
     ours = [row for row in rows if row.candidate.pruning is not None]
     if not ours:
         return None
-    if target.kind == "max_kl":
-        fits = [row for row in ours if row.kl.estimate <= target.value]
-        best = min(fits, key=_size_then_kl) if fits else min(ours, key=_kl_then_size)
-    else:
-        fits = [row for row in ours if _size(row, target) <= target.value]
-        best = min(fits, key=_kl_then_size) if fits else min(ours, key=lambda row: _size(row, target))
-    return Recommendation(best, target, bool(fits))
+    sizes = [(row.bits if target.kind == "max_bits" else row.share).estimate for row in ours]
+    place, reached = choose(sizes, [row.kl.estimate for row in ours], target)
+    return Recommendation(ours[place], target, reached)
 
 
-def _size(row: TuneRow, target: Target) -> float:
-    return row.share.estimate if target.kind == "max_share" else row.bits.estimate
+def choose(sizes: Sequence[float], kls: Sequence[float], target: Target) -> tuple[int, bool]:
+    """Return which of some settings the rule picks, and whether it keeps the target.
 
+    Parameters
+    ----------
+    sizes : sequence of float
+        Shares of the dense cache's bytes; with ``max_bits``, bits per element.
+    kls : sequence of float
+        The KL of each, nats.
+    target : Target
 
-def _size_then_kl(row: TuneRow) -> tuple[float, float]:
-    return row.share.estimate, row.kl.estimate
-
-
-def _kl_then_size(row: TuneRow) -> tuple[float, float]:
-    return row.kl.estimate, row.share.estimate
+    Examples
+    --------
+    >>> choose([0.1, 0.2, 0.3], [0.02, 0.004, 0.001], Target("max_kl", 0.005))
+    (1, True)
+    >>> choose([0.1, 0.2, 0.3], [0.02, 0.004, 0.001], Target("max_share", 0.05))
+    (0, False)
+    """
+    by_kl = target.kind == "max_kl"
+    bounded, other = (kls, sizes) if by_kl else (sizes, kls)
+    fits = [at for at, value in enumerate(bounded) if value <= target.value]
+    if fits:
+        return min(fits, key=lambda at: (other[at], bounded[at])), True
+    return min(range(len(kls)), key=lambda at: (bounded[at], other[at])), False

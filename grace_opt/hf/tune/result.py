@@ -42,8 +42,10 @@ class TuneResult:
         Name, digest and numbers of tokens of each window.
     fingerprint : mapping
         The model; see `grace_opt.hf.masking.fingerprint`.
+    measured : mapping
+        By setting and number of the window, what was measured: the numbers of which the rows are means.
     provenance : mapping
-        Date, versions, machine and what was asked for.
+        Date, versions, machine, seed and seconds.
     interrupted, out_of_time : bool
         Whether Ctrl-C or the time limit stopped it.
     """
@@ -54,6 +56,7 @@ class TuneResult:
     left_out: Mapping[str, str]
     windows: Sequence[Mapping[str, Any]]
     fingerprint: Mapping[str, int | str]
+    measured: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     interrupted: bool = False
     out_of_time: bool = False
@@ -102,7 +105,7 @@ class TuneResult:
             "recommended": None if found is None else found.row.name,
             "reached": found is not None and found.reached,
             "recommendation": str(self),
-            "rows": [{**row.values(), "settings": row.candidate.settings()} for row in self.rows],
+            "rows": [{**row.values(), "kls": row.kls, "settings": row.candidate.settings()} for row in self.rows],
             "left_out": dict(self.left_out),
             "windows": [dict(one) for one in self.windows],
             "fingerprint": dict(self.fingerprint),

@@ -120,8 +120,8 @@ def with_differences(rows: Sequence[TuneRow], chosen: TuneRow, seed: int) -> tup
 
 def _row(candidate: Candidate, cells: Sequence[Sequence[Mapping[str, Any]]], seed: int) -> TuneRow:
     first = [cell[0] for cell in cells]
-    means = {name: mean_interval([float(row[name]) for row in first], seed=seed) for name in MEANS}
-    counts = {
+    means: dict[str, Any] = {name: mean_interval([float(row[name]) for row in first], seed=seed) for name in MEANS}
+    counts: dict[str, Any] = {
         name: sum(int(row[name]) for row in first)
         for name in ("found", "kept", "asked", "dense_found", "compressed_tokens", "tokens")
     }

@@ -113,7 +113,7 @@ def windows_of_texts(
         for name, one in ids.items():
             if sum(shares.values()) < count and shares[name] < _fits(one, length):
                 shares[name] += 1
-    found = []
+    found: list[Window] = []
     for name, number in shares.items():
         whole = ids[name]
         for turn in range(number):
@@ -147,7 +147,8 @@ def windows_of_prompts(
     if not prompts:
         raise OptionError('there are no prompts to measure on: give some, each {"prompt": "...", "answer": "..."}')
     places = [at * len(prompts) // min(count, len(prompts)) for at in range(min(count, len(prompts)))]
-    first, found = _first_token(tokenizer), []
+    first = _first_token(tokenizer)
+    found: list[Window] = []
     for place in places:
         one, where = prompts[place], f"prompt {place + 1}"
         answer = (one.get("answer") or one.get("completion")) if isinstance(one, Mapping) else None
@@ -188,7 +189,7 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
                 found.append(json.loads(line))
             except (ValueError, RecursionError) as error:
                 raise OptionError(
-                    f'{path}, line {number} is no JSON ({error}): write {{"prompt": "...", "answer": "..."}} on each line'
+                    f'{path}, line {number} is no JSON ({error}): write {{"prompt": "...", "answer": "..."}}'
                 ) from None
     return found
 
