@@ -94,7 +94,7 @@ def draw_frontier(figure: Any, rows: Sequence[TuneRow], target: Target, recommen
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelspacing=0.9)
 
 
 def save_frontier(
