@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,6 +277,27 @@ def test_failing_cells_stop_no_other_and_are_tried_again(tmp_path: Path) -> None
     assert "n=6" in errors[5]
     again = run_sweep(worker.cells(7), worker.slow, tmp_path, progress=False)
     assert (again.before, again.made, again.complete) == (2, 5, True)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_after_its_time_a_sweep_begins_no_cell_and_the_next_one_goes_on(threads: bool, tmp_path: Path) -> None:
+    cells = [Cell("slow", {"n": n}) for n in range(40)]
+
+    def slow(config: dict[str, Any]) -> list[dict[str, Any]]:
+        time.sleep(0.02)
+        return [{"square": config["n"] ** 2}]
+
+    with ThreadPoolExecutor(1) as executor:
+        given = {"executor": executor} if threads else {}
+        none = run_sweep(cells, slow, tmp_path, time_limit=0, progress=False, **given)
+        assert (none.made, none.failures, none.complete) == (0, (), False)
+        if not threads:  # an executor is given many cells at once, which it finishes
+            some = run_sweep(cells, slow, tmp_path, time_limit=0.2, progress=False)
+            assert 0 < some.made < 40
+            assert not some.complete
+        assert run_sweep(cells, slow, tmp_path, progress=False, **given).complete
+    with pytest.raises(OptionError, match="time_limit=-1"):
+        run_sweep(cells, slow, tmp_path, time_limit=-1)
 
 
 def test_a_full_disk_stops_the_sweep_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
