@@ -486,7 +486,7 @@ def tune(
         _fail("error", "nothing could be measured.", Exit.LIMIT if result.out_of_time else Exit.SOLVER)
     with _errors_as_exit_codes():
         result.save(out / "cache.json")
-        result.to_json(out / "tune.json")
+        to_json_text(result.to_dict(), out / "tune.json")
         result.plot(out / "tune.png")
     written = escape_path(f"wrote {', '.join(str(out / name) for name in TUNE_FILES)}", sys.stdout)
     (errors if as_json else console).print(written, soft_wrap=True)

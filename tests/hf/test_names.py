@@ -33,7 +33,7 @@ from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantiza
         ({"quantize": Quantization}, r"for instance Quantization\(keys=4\)"),
         ({"provider": "mies"}, r"provider='mies': write a function .* a name alone is method="),
         ({"provider": MaskProvider}, r"write a function .* for instance MaskProvider\(\"mies\", 0\.5\)"),
-        ({"pruning": PruningConfig}, r"pruning must be a PruningConfig, not <class"),
+        ({"pruning": PruningConfig}, r"pruning must be a PruningConfig, or the name of a file .*, not <class"),
     ],
     ids=str,
 )
