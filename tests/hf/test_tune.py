@@ -56,18 +56,21 @@ def cut(texts, **changes):
 @pytest.mark.parametrize("count", [2, 5, 9])
 def test_windows_are_pieces_that_do_not_overlap_with_facts_hidden_in_them(texts, count) -> None:
     places: dict[str, list[int]] = {}
+    decode = pocket()[1].decode
     for window in cut(texts, count=count):
         name, _, where = window.name.partition(", tokens ")
         start, end = map(int, where.split(" to "))
         whole = ids(texts[name])
         assert end - start == 200 <= len(whole)
         assert window.later[0].tolist() == whole[end - 20 : end]
-        facts = [pocket()[1].decode(answer[0]) for _, answer in window.asked]
+        facts = [decode(answer[0]) for _, answer in window.asked]
         assert len(set(facts)) == windows.FACTS
-        context = pocket()[1].decode(window.context[0])
+        context = decode(window.context[0])
         assert all(f": {fact}" in context for fact in facts)
         left = iter(window.context[0].tolist())
         assert all(token in left for token in whole[start : end - 20])  # in this order, nothing lost
+        hidden = sum(len(ids(decode(q[0]).split("?")[1] + decode(a[0]) + ".")) for q, a in window.asked)
+        assert window.context.shape[1] == 180 + hidden  # none of the later tokens
         assert window.fed.shape[1] == 20 + sum(q.shape[1] + a.shape[1] for q, a in window.asked)
         places.setdefault(name, []).append(start)
     assert all(b - a >= 200 for starts in places.values() for a, b in itertools.pairwise(starts))

@@ -23,7 +23,9 @@ from ..config import PruningConfig
 from ..eviction import SnapKV
 from ..quantization import Quantization
 
-RATIOS, BITS, COMBINED_BITS = (0.3, 0.5, 0.6), (1.0, 1.5, 2.0, 2.25, 3.0, 4.0), 3.0
+RATIOS, COMBINED_BITS = (0.3, 0.5, 0.6), 3.0
+#: In steps of some 10 % of the bytes where most recommendations lie: who needs 1.75 bits should not pay for 2.
+BITS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 4.0)
 #: Bits of uniform quantisation, and the back end that offers them; transformers' own: back end and bits.
 UNIFORM, FOREIGN = {8: "hqq", 4: "quanto", 2: "quanto"}, (("quanto", 4), ("quanto", 2), ("hqq", 4))
 #: Families, in the order in which pictures and tables show them.
