@@ -419,7 +419,7 @@ def tune(
     ] = None,
     windows: Annotated[int, typer.Option(min=1, help="Number of windows of text, or of prompts, to measure on.")] = 6,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a window; default: the longest of 1024 to 256 that fits.")
+        int | None, typer.Option(min=1, help="Tokens of a window; default: the longest of 768 to 256 that fits.")
     ] = None,
     later: Annotated[int, typer.Option(min=2, help="How many of these are fed after the rest was compressed.")] = 96,
     basis: Annotated[

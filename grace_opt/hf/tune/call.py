@@ -90,7 +90,7 @@ def tune(
     candidates : sequence of Candidate, optional
         What to measure, instead of the default list.
     windows, tokens, later : int
-        Number of windows, tokens of each (None: the longest of 1024, 768, 512, 384 and 256 that fits), and how many of
+        Number of windows, tokens of each (None: the longest of 768, 512, 384 and 256 that fits), and how many of
         these are fed after the rest was compressed.
     basis : str or path
         Of the budgeted cache, as in `PruningConfig`.

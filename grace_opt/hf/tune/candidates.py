@@ -23,11 +23,11 @@ from ..config import PruningConfig
 from ..eviction import SnapKV
 from ..quantization import Quantization
 
-RATIOS, COMBINED_BITS = (0.3, 0.5, 0.6), 3.0
+RATIOS, COMBINED_BITS = (0.3, 0.6), 3.0
 #: In steps of some 10 % of the bytes where most recommendations lie: who needs 1.75 bits should not pay for 2.
 BITS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 4.0)
 #: Bits of uniform quantisation, and the back end that offers them; transformers' own: back end and bits.
-UNIFORM, FOREIGN = {8: "hqq", 4: "quanto", 2: "quanto"}, (("quanto", 4), ("quanto", 2), ("hqq", 4))
+UNIFORM, FOREIGN = {8: "hqq", 4: "quanto", 2: "quanto"}, (("quanto", 4), ("quanto", 2))
 #: Families, in the order in which pictures and tables show them.
 GRACE, BUDGET, UNIFORM_FAMILY, EVICTION, TRANSFORMERS = (
     "GRACE, channels pruned",
@@ -108,7 +108,7 @@ def default_candidates(context: int, *, bits: Sequence[float] = BITS, basis: str
     Examples
     --------
     >>> [one.name for one in default_candidates(900, bits=[2.25])][:4]
-    ['GRACE, ratio 0.3', 'GRACE, ratio 0.5', 'GRACE, ratio 0.6', 'bits 2.25']
+    ['GRACE, ratio 0.3', 'GRACE, ratio 0.6', 'bits 2.25', 'int8']
     """
     if not bits or len(set(bits)) < len(bits):
         raise OptionError(f"bits={list(bits)}: give at least one number, and each only once, such as 2,2.25,3")

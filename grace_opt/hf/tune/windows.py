@@ -25,7 +25,7 @@ from ..needle import CITIES, fact, question, random_answer
 #: Fewest tokens of a context: fewer leave nothing to compress, as sinks, recent tokens and one block stay dense.
 LEAST_CONTEXT = 128
 #: Lengths of windows that are tried, longest first, if none is given; number of windows, and of tokens fed afterwards.
-LENGTHS, WINDOWS, LATER = (1024, 768, 512, 384, 256), 6, 96
+LENGTHS, WINDOWS, LATER = (768, 512, 384, 256), 6, 96
 #: Number of facts hidden in each window, and their tokens at most, questions included.
 FACTS, FACT_ROOM = 2, 160
 
