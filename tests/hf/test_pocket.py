@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from grace_opt import CacheError, OptionError, instances, interaction_matrix, solve
 from grace_opt.cli.app import app
-from grace_opt.hf import PrunedKeyCache, attention_implementation, capture
+from grace_opt.hf import PrunedKeyCache, PruningConfig, SnapKV, attention_implementation, capture
 from grace_opt.hf.demo import run_demo
 from grace_opt.hf.models import POCKET_FOLDER, ModelError, load_model, load_pocket
 from grace_opt.hf.needle import make_prompt
@@ -118,14 +118,17 @@ def test_the_demo_shows_few_bits_also_without_a_known_tokenizer(tmp_path, monkey
 def test_the_demo_command_writes_its_files(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["demo", "--tokens", "250", "--out", str(out)])
+    settings = tmp_path / "cache.json"
+    PruningConfig(ratio=0.0, evict=SnapKV(budget=99)).to_json(settings, pocket()[0])
+    done = CliRunner().invoke(app, ["demo", "--tokens", "250", "--pruning", str(settings), "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "GRACE" in done.output
     assert "found" in done.output
     assert "Start with ratio=0.3" in done.output
     report = json.loads((out / "demo.json").read_text())
-    assert [row["ratio"] for row in report["rows"]] == [0, *[0.3] * 3, *[0.5] * 3, *[0.6] * 3, 0, 0]
-    assert [row["method"] for row in report["rows"][-2:]] == ["3 bits", "2 bits"]
+    assert [row["ratio"] for row in report["rows"]] == [0, *[0.3] * 3, *[0.5] * 3, *[0.6] * 3, 0, 0, 0]
+    assert [row["method"] for row in report["rows"][-3:]] == ["3 bits", "2 bits", "your settings"]
+    assert report["rows"][-1]["total_ratio"] < 0.5
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in out.iterdir()) == ["demo.json", "demo.png"]
 
