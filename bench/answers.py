@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.answers_page import WIDTHS, page, rows
-from bench.efficiency.methods import int4, tensors_in
+from bench.efficiency.methods import int4
 from bench.material import MODEL, model_path
 from bench.provenance import refuse, require_clean, write_json
 from bench.questions import DEFAULT, Prompt, answered, in_common, prompts, read_questions
@@ -39,6 +39,7 @@ from bench.report import add_options, read_results, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, attention_implementation
 from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.tune.foreign import tensors_in
 
 ROOT = Path(__file__).parent.parent
 #: Longer than any prompt: until a question is known, all of a text is a first chunk.

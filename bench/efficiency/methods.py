@@ -8,12 +8,11 @@ Source: GRACE (arXiv 2604.16983), ThinK (arXiv 2407.21018), kvpress' ``ThinKPres
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, QuantizedCache
@@ -22,7 +21,7 @@ from bench.efficiency.clock import Clock, Mark
 from grace_opt import ChannelMask, MaskProvider
 from grace_opt.attention.provider import PRESETS
 from grace_opt.hf import PrunedKeyCache, Quantization
-from grace_opt.hf.quantization import QuantizedTokens
+from grace_opt.hf.tune.foreign import tensors_in
 
 
 @dataclass
@@ -147,18 +146,3 @@ def held_bytes(cache: Any) -> int:
         t.untyped_storage() for layer in cache.layers for part in vars(layer).values() for t in tensors_in(part)
     )
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def tensors_in(part: Any) -> Iterator[Tensor]:
-    """The plain tensors inside lists, dicts and quantised tensors."""
-    if isinstance(part, QuantizedTokens):
-        part = [*part.tensors().values(), *part.places()]
-    elif isinstance(part, dict):
-        part = list(part.values())
-    elif hasattr(part, "__tensor_flatten__"):
-        part = [getattr(part, name) for name in part.__tensor_flatten__()[0]]
-    if isinstance(part, list | tuple):
-        for item in part:
-            yield from tensors_in(item)
-    elif isinstance(part, Tensor) and not isinstance(part, torch.nn.Parameter):
-        yield part

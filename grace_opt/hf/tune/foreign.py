@@ -11,17 +11,20 @@ from torch import Tensor
 from ...errors import EvaluationError
 from ..evaluation import StoredBits, stated_bits
 from ..evaluation.sizes import DENSE_BITS
+from ..quantization import QuantizedTokens
 
 
 def tensors_in(part: Any) -> Iterator[Tensor]:
-    """Yield the plain tensors inside lists, dicts and other libraries' quantised tensors.
+    """Yield the plain tensors inside lists, dicts and quantised tensors, ours and other libraries'.
 
     Examples
     --------
     >>> [len(one) for one in tensors_in([torch.ones(2), {"scale": torch.ones(3)}, 4])]
     [2, 3]
     """
-    if isinstance(part, dict):
+    if isinstance(part, QuantizedTokens):
+        part = [*part.tensors().values(), *part.places()]
+    elif isinstance(part, dict):
         part = list(part.values())
     elif hasattr(part, "__tensor_flatten__"):
         part = [getattr(part, name) for name in part.__tensor_flatten__()[0]]
