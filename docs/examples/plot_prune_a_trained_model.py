@@ -38,7 +38,7 @@ print("generated:", tokenizer.decode(output[0, inputs.input_ids.shape[1] :]))
 print(cache.memory_report())
 
 # %%
-# ``run_demo`` does what ``grace-opt demo`` does: it reads a text with five passwords into a dense cache and into smaller
+# ``run_demo`` does what ``grace-opt demo`` does: it reads a text with five passwords into a dense cache and smaller
 # ones. Each row has the bits per number, the share of the dense cache's bytes, how far next-token distributions move as
 # the text goes on (KL), and how many passwords are found in the smaller cache.
 
