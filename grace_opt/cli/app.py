@@ -334,7 +334,7 @@ def demo(
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
 ) -> None:
-    """Make a trained model's cache smaller in several ways, and show what each costs.
+    """Make a model's cache smaller in several ways; show what each costs.
 
     The model reads a long text with passwords in it. Dense and smaller caches are compared by bits, bytes, next-token
     distributions as the text goes on, and passwords found; ways to choose channels by f and its certified gap.
@@ -344,7 +344,7 @@ def demo(
             require(module, "demo", "the demo")
         try:
             from ..hf.demo import BITS, RATIO, providers, run_demo
-            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.models import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
             from .figures import save_demo
         except ImportError as error:
             raise OptionError(f'the demo needs transformers: pip install "grace-opt[demo]" ({error})') from None
@@ -369,6 +369,7 @@ def demo(
                 depth=depth,
                 distractors=distractors,
                 seed=seed,
+                basis=None if model else POCKET_BASIS,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
     print_demo(console, report)  # first: writing the files may fail

@@ -154,6 +154,7 @@ def run_demo(
     ratio: float = RATIO,
     ratios: tuple[float, ...] = RATIOS,
     bits: tuple[float, ...] = BITS,
+    basis: str | Path | None = None,
     advance: Callable[[str], None] = lambda step: None,
 ) -> DemoReport:
     """Read one text into a dense cache and into smaller ones, and compare predictions, answers and bytes.
@@ -171,7 +172,9 @@ def run_demo(
     ratios : tuple of float
         Ratios in the table of solvers.
     bits : tuple of float
-        Mean bits per element of caches with ``bits=``. The basis is that of the model, made now if there is none yet.
+        Mean bits per element of caches with ``bits=``.
+    basis : str or Path, optional
+        File of the model's basis for these. By default it is looked for, and made now if there is none yet.
     advance : callable
         Called with the name of each finished step, for a progress bar.
 
@@ -207,7 +210,8 @@ def run_demo(
         rows = [run.dense()]
         advance(DENSE)
         with tempfile.TemporaryDirectory() as folder:
-            basis = _basis(model, tokenizer, Path(folder)) if bits else CALIBRATED
+            if basis is None and bits:
+                basis = _basis(model, tokenizer, Path(folder))
             of = functools.partial(PrunedKeyCache, model)  # not made yet, so that only one holds its tokens at a time
             caches = {
                 "int4": functools.partial(of, ratio=0.0, quantize=Quantization(keys=4, values=4)),
