@@ -334,7 +334,7 @@ def demo(
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
 ) -> None:
-    """Make a model's cache smaller in several ways; show what each costs.
+    """Shrink a model's cache in several ways; see what it costs.
 
     The model reads a long text with passwords in it. Dense and smaller caches are compared by bits, bytes, next-token
     distributions as the text goes on, and passwords found; ways to choose channels by f and its certified gap.
