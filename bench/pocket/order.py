@@ -94,7 +94,7 @@ def page(value: dict[str, Any]) -> Page:
         rows.append([name, f"{bits:.2f}", f"{share:.1%}", kl, there, f"{right} of {asked}"])
     apart = [[f"{low} below {high}", shown(pocket, low, high), shown(real, high, low)] for low, high in differ]
     lost = {name: sum(int(row["questions"] - row["right"]) for row in each) for name, each in value["pocket"].items()}
-    losers = ", ".join(f"{name} {count}" for name, count in lost.items() if count) or "none by any"
+    losers = ", ".join(f"{name} {count}" for name, count in lost.items() if count)
     return Page(
         title="The pocket model beside a real one",
         picture="KL divergence from the dense cache, logarithmic: the pocket model's across, SmolLM2's up",
@@ -102,7 +102,7 @@ def page(value: dict[str, Any]) -> Page:
         asked=f"Does the demo's table have the same order on the pocket model as on {value['model']}?",
         found=f"{pairs - len(differ)} of {pairs} pairs of caches have the same order by KL. "
         + (f"Where they differ: on the pocket model {said}. " if differ else "")
-        + f"Of its passwords, these are lost: {losers}.",
+        + (f"Of its passwords, these are lost: {losers}." if losers else "Every cache finds all of its passwords."),
         sure=f"Means over {value['texts']} texts and {len(real['int4'])} passages of the arena; sizes of KL "
         "cannot be compared, as the pocket model's text is a closed grammar that it predicts far better.",
         tables=[
