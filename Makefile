@@ -64,7 +64,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)"
-	@echo "  MODEL=ID_OR_PATH    the model that the demo prunes, instead of the one that is shipped"
+	@echo "  MODEL=ID_OR_PATH    the model of the demo, instead of the one that is shipped"
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
@@ -87,7 +87,7 @@ $(STAMP): $(DEMO_STAMP)
 
 install: $(STAMP) ## Make .venv with everything, or bring it up to date
 
-demo: $(DEMO_STAMP) ## Prune the key cache of a trained model and show what it cost (MODEL=... for another model)
+demo: $(DEMO_STAMP) ## Make a trained model's cache smaller and show what it costs (MODEL=... for another model)
 	@$(BIN)/grace-opt demo $(if $(MODEL),--model "$(MODEL)") $(DEMO_FLAGS)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt | $(STAMP)

@@ -42,6 +42,7 @@ COMMANDS = {
     "efficiency": "python -m bench.efficiency",
     "answers": "python -m bench.answers",
     "real_model": "python -m bench.real_model",
+    "pocket": "python -m bench.pocket.order",
     "adapter_matrix": "make test-matrix",
     "test_deep": "make test-deep",
     "solvers": "python -m bench.solvers all",

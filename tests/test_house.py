@@ -249,7 +249,8 @@ def test_the_demo_installs_what_the_demo_needs(dry_run: Callable[..., str]) -> N
     assert len(asked) == 1
     assert asked[0].endswith('-c constraints.txt -e ".[demo]"')
     extras = PROJECT["optional-dependencies"]
-    assert set(extras["demo"]) == {"grace-opt[hf]", "matplotlib>=3.9"}, "is that for the demo, or for bench, docs, dev?"
+    needed = {"grace-opt[hf]", "matplotlib>=3.9", "optimum-quanto>=0.2.7"}
+    assert set(extras["demo"]) == needed, "is that for the demo, or for bench, docs, dev?"
     assert {Requirement(r).name for r in extras["hf"]} == {"transformers", "accelerate", "gguf"}
 
 

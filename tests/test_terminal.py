@@ -130,7 +130,11 @@ def test_what_users_write_is_not_markup(terminal, file, tmp_path, text):
 
 
 def test_an_extra_keeps_its_brackets(terminal, monkeypatch):
-    for missing, module in (("transformers", "grace_opt.hf.demo"), ("matplotlib", "matplotlib")):
+    for missing, module in (
+        ("transformers", "grace_opt.hf.demo"),
+        ("matplotlib", "matplotlib"),
+        ("optimum.quanto", "optimum.quanto"),
+    ):
         with monkeypatch.context() as patched:
             patched.setitem(sys.modules, module, None)  # as if it were missing
             assert terminal("demo") == 2
@@ -232,31 +236,37 @@ def test_a_fitting_table_fits_exactly():
     assert text.split() == "[title] name a number: 123456789 words: some words that are wrapped [caption]".split()
 
 
-def report(text="found [/x] it"):
-    from grace_opt.hf.demo import DemoReport, DemoRow
+def report(name="GRACE + local search"):
+    from grace_opt.hf.demo import DemoReport, DemoRow, SolverRow
 
-    row = DemoRow(
-        "GRACE + local search", 0.6, 3.19e8, 0.058, 0.0553, 1_564_672, 3_129_344, 0.41, 0.705, True, text, [1.0]
-    )
-    values = {"model": "org/[bold]m", "question": "Who [/]?", "answer": "[red]x", "rows": [row]}
-    values |= {"layers": [0], "kv_heads": 2, "head_dim": 64, "prompt_tokens": 1020, "depth": 0.5, "seconds": 1.0}
+    rows = [DemoRow("dense", 16, 3_129_344, 1.0, 0.0, 1.0, 5), DemoRow(name, 12.0, 2_206_187, 0.705, 3.1e-5, 0.5, 4)]
+    values = {"model": "org/[bold]m", "question": "Who [/]?", "answer": "[red]x", "rows": rows, "questions": 5}
+    values |= {
+        "layers": [0],
+        "kv_heads": 2,
+        "head_dim": 64,
+        "context_tokens": 1010,
+        "later_tokens": 128,
+        "seconds": 1.0,
+    }
+    values |= {"solvers": [SolverRow("GRACE + local search", 0.6, 3.19e8, 0.058)]}
     from dataclasses import fields
 
     return DemoReport(**{f.name: values.get(f.name) for f in fields(DemoReport)})
 
 
 @pytest.mark.parametrize("width", [200, 80, 60, 40])
-def test_the_demo_shows_what_a_model_writes(width):
+def test_the_demo_shows_what_it_measured(width):
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=width, color_system=None)
-    print_demo(console, report())
+    print_demo(console, report("[/x] it"))
     console.file.flush()
     text = console.file.buffer.getvalue().decode("ascii")
-    for part in ("org/[bold]m", "Who [/]? [red]x", "found [/x] it"):
+    for part in ("org/[bold]m", "Who [/]? [red]x", "[/x] it", "4 of 5"):
         assert part in " ".join(text.split())
-    assert {"3.19e+08", "5.8%", "5.53%", "1,528", "70.5"} <= set(text.split())
+    assert {"3.19e+08", "5.8%", "3.1e-05", "2,154", "70.5"} <= set(text.split())
     assert "…" not in text
     assert max(len(line.rstrip()) for line in text.splitlines()[2:]) <= width
-    assert ("\nmethod GRACE" in text) == (width < 80)  # tables there, lists here
+    assert ("\nmethod [/x]" in text) == (width < 80)  # tables there, lists here
 
 
 def test_compare_answers_where_optimality_was_proved(terminal, file):

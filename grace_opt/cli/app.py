@@ -336,8 +336,10 @@ def demo(
         str | None,
         typer.Option(help="Hub id, folder or .gguf file of any Llama-like model; default: the pocket model."),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Length of the prompt, in tokens.")] = 1024,
-    depth: Annotated[float, typer.Option(help="Where the password is hidden: 0 = at the start, 1 = at the end.")] = 0.5,
+    tokens: Annotated[int, typer.Option(help="Length of the text, in tokens.")] = 1024,
+    depth: Annotated[
+        float, typer.Option(help="Where the first password is hidden: 0 = at the start, 1 = at the end.")
+    ] = 0.5,
     distractors: Annotated[int, typer.Option(help="Number of other passwords in the text.")] = 4,
     seed: Seed = 0,
     pruning: Annotated[
@@ -345,17 +347,18 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("grace-demo"),
 ) -> None:
-    """Prune a trained model's key cache and show what it costs.
+    """Shrink a model's cache in several ways; see what it costs.
 
-    Hides a password in a long text, asks the model for it with a dense cache and with pruned ones, and compares f,
-    logits, bytes and text.
+    The model reads a long text with passwords in it. Dense and smaller caches are compared by bits, bytes, next-token
+    distributions as the text goes on, and passwords found; ways to choose channels by f and its certified gap.
     """
     with _errors_as_exit_codes():
-        require("matplotlib", "demo", "the demo")  # now, not after minutes, when the picture is drawn
+        for module in ("matplotlib", "optimum.quanto"):  # now, not when int4 begins or the picture is drawn
+            require(module, "demo", "the demo")
         try:
             from ..hf.config import PruningConfig
-            from ..hf.demo import BITS, RATIOS, providers, run_demo
-            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
+            from ..hf.demo import BITS, RATIO, providers, run_demo
+            from ..hf.models import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
             from .figures import save_demo
         except ImportError as error:
             raise OptionError(f'the demo needs transformers: pip install "grace-opt[demo]" ({error})') from None
@@ -367,7 +370,7 @@ def demo(
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        steps = 2 + len(RATIOS) * len(providers(0.5)) + len(BITS) + (pruning is not None)
+        steps = 3 + len(providers(RATIO)) + len(BITS) + (pruning is not None)
         with Progress(*columns, console=errors, transient=True) as progress:
             bar = progress.add_task("loading the model", total=steps)
             if model is None:
@@ -382,6 +385,7 @@ def demo(
                 depth=depth,
                 distractors=distractors,
                 seed=seed,
+                basis=None if model else POCKET_BASIS,
                 pruning=settings,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )

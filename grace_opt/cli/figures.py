@@ -1,8 +1,7 @@
-"""The demo's figure: reconstruction error per layer against THINK (the paper's Fig. 5) and an interaction heatmap
-(Fig. 3).
+"""The demo's figure: what a smaller cache costs by its bytes, and a heat map of interactions (the paper's Fig. 3).
 
 Colours are from the Okabe-Ito palette, which colour-blind readers can tell apart. matplotlib is imported on first use.
-Source: GRACE (arXiv 2604.16983), figures 3 and 5.
+Source: GRACE (arXiv 2604.16983), figure 3.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ from .._util.files import write_file
 if TYPE_CHECKING:
     from ..hf.demo import DemoReport
 
-COLOURS = {"THINK": "#000000", "GRACE": "#0072B2", "GRACE + local search": "#D55E00"}
-STYLES = ("-", "--", ":")
+#: Of `bits=`, and of the others in turn; markers differ from row to row.
+BITS_COLOUR, COLOURS, MARKERS = "#0072B2", ("#E69F00", "#000000", "#009E73", "#D55E00", "#CC79A7"), "sDo^vPX"
+#: Below this, two runs of the same cache differ as much.
+LEAST_KL = 1e-9
 
 
 def draw_demo(figure: Any, report: DemoReport) -> None:
@@ -32,7 +33,7 @@ def draw_demo(figure: Any, report: DemoReport) -> None:
     report : DemoReport
     """
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    _reconstruction(left, report)
+    _caches(left, report)
     _heatmap(figure, right, report)
 
 
@@ -56,23 +57,22 @@ def save_demo(report: DemoReport, path: Path) -> None:
     write_file(path, picture.getvalue())
 
 
-def _reconstruction(axes: Any, report: DemoReport) -> None:
-    pruned = [row for row in report.rows if row.layer_objective]
-    ratios = sorted({row.ratio for row in pruned})
-    base = {row.ratio: np.array(row.layer_objective) for row in pruned if row.method == "THINK"}
-    axes.axhline(0, color=COLOURS["THINK"], linewidth=1, label="THINK")
-    for row in pruned:
-        if row.method != "THINK":
-            style = STYLES[ratios.index(row.ratio) % len(STYLES)]
-            change = 100 * (np.array(row.layer_objective) / base[row.ratio] - 1)
-            label = f"{row.method}, λ = {row.ratio:g}"
-            # Larger, open markers for one curve: the two often coincide.
-            marker = {"marker": "o", "markersize": 8, "fillstyle": "none"} if "local" in row.method else {"marker": "."}
-            axes.plot(report.layers, change, style, color=COLOURS[row.method], label=label, **marker)
-    axes.set_xlabel("layer")
-    axes.set_ylabel("change of reconstruction error\nagainst THINK (%)")
-    axes.set_title("‖Q$_P$K$_P$ᵀ‖² of the pruned channels P, observed queries")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+def _caches(axes: Any, report: DemoReport) -> None:
+    """KL against bytes; down and left is better."""
+    dense, *smaller = report.rows
+    for number, row in enumerate(smaller):
+        bits = row.method.endswith(" bits")
+        colour = BITS_COLOUR if bits else COLOURS[number % len(COLOURS)]
+        kl = max(row.kl, LEAST_KL)  # a logarithmic scale has no zero
+        place = row.total_bytes / 1024
+        axes.plot(place, kl, MARKERS[number % len(MARKERS)], color=colour, markersize=9, fillstyle="none",
+                  markeredgewidth=2, label=row.method)  # fmt: skip
+    axes.axvline(dense.total_bytes / 1024, color="0.6", linestyle=":", label=f"{dense.method}: KL 0")
+    axes.set_yscale("log")
+    axes.set_xlim(0, 1.05 * dense.total_bytes / 1024)
+    axes.set_xlabel("K + V in 16 bits, KiB")
+    axes.set_ylabel("next-token KL from dense, nats")
+    axes.set_title(f"{report.context_tokens:,} tokens, then {report.later_tokens} more")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
 

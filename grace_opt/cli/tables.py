@@ -48,48 +48,44 @@ def print_basis(console: Console, basis: CalibratedBasis, seconds: float, size: 
 
 
 def print_demo(console: Console, report: DemoReport) -> None:
-    """Print a demo's report: the question, a row per cache, what the columns mean, and where to start."""
-    from ..hf.demo import ADVICE  # loaded already: the report comes from this module
+    """Print a demo's report: a row per cache, a row per solver, what the columns mean, and where to start."""
+    from ..hf.demo import ADVICE, DENSE  # loaded already: the report comes from this module
 
     console.print(
         Text.assemble(
             (report.model, "bold"),
-            f": {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} channels; prompt of "
-            f"{report.prompt_tokens} tokens, needle at depth {report.depth:g}\n{report.question} ",
+            f": {len(report.layers)} layers, {report.kv_heads} KV heads of {report.head_dim} channels; reads "
+            f"{report.context_tokens} tokens with {report.questions} passwords in them\n{report.question} ",
             (report.answer, "bold"),
         ),
         soft_wrap=True,
     )
-    table = FittingTable(title="key cache, compared with dense")
-    table.add_column("method", min_width=12)
-    for name in ("ratio", "f", "gap", "logits", "K KiB", "%", "K+V KiB", "%"):
-        table.add_column(name, justify="right")
-    last = report.rows[0].ratio
+    caches = FittingTable(title="caches")
+    caches.add_column("method", min_width=12)
+    for name in ("bits", "K+V KiB", "%", "KL", "same next token", "right"):
+        caches.add_column(name, justify="right")
     for row in report.rows:
-        if row.ratio != last:
-            table.add_section()
-        last = row.ratio
-        costs = [f"{row.ratio:g}", f"{row.objective:.3g}", f"{row.gap:.1%}"] if row.ratio else [""] * 3
-        table.add_row(
-            row.method,
-            *costs,
-            f"{row.logit_error:.2%}" if row.method != "dense" else "",
-            *(f"{row.key_bytes / 1024:,.0f}", f"{100 * row.key_ratio:.1f}"),
-            *(f"{row.total_bytes / 1024:,.0f}", f"{100 * row.total_ratio:.1f}"),
-        )
-    console.print(table)
-    texts = FittingTable("method", "ratio", "found")
-    texts.add_column("generated", min_width=20)
-    for row in report.rows:
-        found = Text("yes", "green") if row.found else Text("no", "red")
-        texts.add_row(row.method, f"{row.ratio:g}" if row.ratio else "", found, " ".join(row.text.split()))
-    console.print(texts)
+        compared = [f"{row.kl:.2g}", f"{row.top1:.1%}"] if row.method != DENSE else [""] * 2
+        right = Text(f"{row.right} of {report.questions}", "green" if row.right == report.questions else "red")
+        size = f"{row.bits:.3g}", f"{row.total_bytes / 1024:,.0f}", f"{100 * row.share:.1f}"
+        caches.add_row(row.method, *size, *compared, right)
+    console.print(caches)
+    solvers = FittingTable(title="which channels THINK and GRACE drop")
+    solvers.add_column("method", min_width=12)
+    for name in ("ratio", "f", "gap"):
+        solvers.add_column(name, justify="right")
+    for before, each in zip((None, *report.solvers), report.solvers, strict=False):
+        if before is not None and before.ratio != each.ratio:
+            solvers.add_section()
+        solvers.add_row(each.method, f"{each.ratio:g}", f"{each.objective:.3g}", f"{each.gap:.1%}")
+    console.print(solvers)
     console.print(
-        "ratio: share of the channels that is pruned. f: squared change of the observed logits, over all heads. gap: "
-        "distance of f from a certified lower bound for every choice of as many channels. logits: relative error over "
-        "the dense run's continuation; a smaller f need not make it smaller. bits: every channel of every token gets "
-        "its own number of bits, so many on average. The whole answer is decoded from the smaller cache. "
-        f"{report.seconds:.1f} s.",
+        "bits: mean per number that is compressed, everything counted. K+V, %: the whole cache, if the model had 16 "
+        "bits. KL: how far next-token distributions are from the dense cache's, nats, mean over the next "
+        f"{report.later_tokens} tokens of the text; same next token: how often the likeliest is the same. right: "
+        "passwords that are found in the smaller cache, asked for after it was made. ratio: share of the key channels "
+        "that is dropped. f: squared change of the observed logits, over all heads. gap: distance of f from a "
+        f"certified lower bound for every choice of as many channels. {report.seconds:.1f} s.",
         style="dim",
     )
     console.print(ADVICE)

@@ -1,15 +1,19 @@
-"""The demo: answer one long needle prompt with a dense cache and with smaller ones, and compare memory and answers.
+"""The demo: let a model read one long text, make its cache smaller in several ways, and compare what is left.
 
-``grace-opt demo`` prints what `run_demo` returns. All of the prompt except its last token is prefilled, the cache is
-pruned, and the last token is decoded from the pruned cache. Every token of the answer, even the first, therefore comes
-from pruned keys. Source: the experiments of GRACE (arXiv 2604.16983), figures 3 and 5 and table 3, at a small scale.
+``grace-opt demo`` prints what `run_demo` returns. Each cache is filled with the text alone. Then the text goes on, and
+next-token distributions are compared; and for each password in the text a copy of the cache is asked. No query of the
+text had looked for them. Source: the experiments of GRACE (arXiv 2604.16983) at a small scale; metrics are those of
+`grace_opt.hf.evaluation`.
 """
 
 from __future__ import annotations
 
+import functools
+import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,26 +29,33 @@ from ..errors import OptionError
 from ..problem import Problem
 from .bits.at_hand import basis_for
 from .cache import PrunedKeyCache
-from .capture import capture
+from .capture import CapturedAttention, capture
 from .config import PruningConfig
+from .evaluation import ask, compare_predictions, next_token_log_probs, stored_bits
+from .evaluation.sizes import DENSE_BITS
 from .implementation import attention_implementation
-from .needle import NeedlePrompt, make_prompt
-from .report import MemoryReport
+from .needle import filler, make_prompt, question
 
-#: The first is the recommended start, measured on a real model by bench/answers.py; the paper's ratios are larger.
+#: The method of the first row, with which the others are compared.
+DENSE = "dense"
+#: Share of the key channels that is pruned in the table of caches: the paper's smallest.
+RATIO = 0.5
+#: Shares in the table of solvers, which needs no further pass of the model.
 RATIOS = (0.3, 0.5, 0.6)
 #: Mean bits per element of the rows in which every channel of every token gets its own number of bits.
 BITS = (3.0, 2.0)
-#: Printed below the table, where the pocket model finds its password at all of these ratios.
+#: Printed below the tables.
 ADVICE = (
-    f"Start with ratio={RATIOS[0]:g}: with a real model, larger ratios soon lose answers; 4 bits without pruning "
-    f"keep about as many answers and save more (see the table in the README)."
+    "Start with attach(model, bits=2.25): on a real model it stays as close to the dense cache as int4 does, in half "
+    "of the bytes (see the table in the README)."
 )
 OBSERVED_QUERIES = 32
+#: Tokens with which the text goes on, and sentences that have so many in any case.
+LATER_TOKENS, LATER_SENTENCES = 128, 20
 
 
 def providers(ratio: float) -> dict[str, MaskProvider]:
-    """Return the methods of the demo's table, at one ratio."""
+    """Return the ways to choose channels, at one ratio."""
     protect = (PROTECT_LOW, PROTECT_HIGH)
     return {
         "THINK": MaskProvider("think", ratio),
@@ -55,44 +66,51 @@ def providers(ratio: float) -> dict[str, MaskProvider]:
 
 @dataclass(frozen=True)
 class DemoRow:
-    """One line of the table: one cache.
+    """One line of the first table: one cache.
+
+    Attributes
+    ----------
+    method : str
+    bits : float
+        Mean bits per element of what is compressed, as if the model had 16 bits.
+    total_bytes : int
+        Bytes of K + V after the text, everything counted, as if the model had 16 bits.
+    share : float
+        The same, divided by the dense cache's.
+    kl : float
+        KL divergence of the next-token distributions from the dense cache's, nats, mean over later tokens.
+    top1 : float
+        Share of these tokens after which the likeliest next token is the dense cache's.
+    right : int
+        Number of passwords whose every token is the likeliest after the question.
+    """
+
+    method: str
+    bits: float
+    total_bytes: int
+    share: float
+    kl: float
+    top1: float
+    right: int
+
+
+@dataclass(frozen=True)
+class SolverRow:
+    """One line of the second table: one way to choose the channels of all heads.
 
     Attributes
     ----------
     method, ratio : str, float
     objective : float
-        Σ over layers and KV heads of f(S), the squared change of the observed logits; 0 where no channel is pruned.
+        Σ over layers and KV heads of f(S), the squared change of the observed logits.
     gap : float
         (Σf - Σbound) / Σf, with one certified bound (without protection) for every method.
-    logit_error : float
-        Relative Frobenius error of the logits on the dense run's continuation.
-    key_bytes, total_bytes : int
-        Bytes of K (indices included), and of K + V.
-    key_ratio, total_ratio : float
-        The same, divided by the dense cache's.
-    found : bool
-        Whether the generated text contains the answer.
-    text : str
-        The greedily generated text.
-    layer_objective : list of float
-        Σ over KV heads of f(S), per prunable layer.
-    bits : float or None
-        Mean bits per element of what is coded, for a cache with ``bits=``.
     """
 
     method: str
     ratio: float
     objective: float
     gap: float
-    logit_error: float
-    key_bytes: int
-    total_bytes: int
-    key_ratio: float
-    total_ratio: float
-    found: bool
-    text: str
-    layer_objective: list[float] = field(default_factory=list)
-    bits: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,14 +118,17 @@ class DemoReport:
     """All that the demo shows; `to_dict` gives it for JSON."""
 
     model: str
-    prompt_tokens: int
+    context_tokens: int
+    later_tokens: int
     depth: float
     question: str
     answer: str
+    questions: int
     layers: list[int]
     kv_heads: int
     head_dim: int
     rows: list[DemoRow]
+    solvers: list[SolverRow]
     interaction: Tensor
     seconds: float
 
@@ -127,13 +148,14 @@ def run_demo(
     depth: float = 0.5,
     distractors: int = 4,
     seed: int = 0,
-    new_tokens: int = 8,
+    ratio: float = RATIO,
     ratios: tuple[float, ...] = RATIOS,
     bits: tuple[float, ...] = BITS,
+    basis: str | Path | None = None,
     pruning: PruningConfig | None = None,
     advance: Callable[[str], None] = lambda step: None,
 ) -> DemoReport:
-    """Answer one needle prompt with a dense cache, with pruned ones, and with channels in few bits.
+    """Read one text into a dense cache and into smaller ones, and compare predictions, answers and bytes.
 
     Parameters
     ----------
@@ -143,12 +165,14 @@ def run_demo(
         Name of the model in the report.
     tokens, depth, distractors, seed
         Arguments of `grace_opt.hf.needle.make_prompt`.
-    new_tokens : int
-        Number of tokens to generate.
+    ratio : float
+        Share of the key channels that THINK and GRACE prune in the table of caches.
     ratios : tuple of float
-        Ratios to prune at.
+        Ratios in the table of solvers.
     bits : tuple of float
-        Mean bits per element of caches with ``bits=``. The basis is that of the model, made now if there is none yet.
+        Mean bits per element of caches with ``bits=``.
+    basis : str or Path, optional
+        File of the model's basis for these. By default it is looked for, and made now if there is none yet.
     pruning : PruningConfig, optional
         Settings of one more row, for instance those that ``grace-opt tune`` recommends.
     advance : callable
@@ -160,142 +184,112 @@ def run_demo(
     """
     began = time.perf_counter()
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    tokens, new_tokens = integer("tokens", tokens, at_least=1), integer("new_tokens", new_tokens, at_least=1)
-    if context is not None and tokens + new_tokens > context:
+    tokens = integer("tokens", tokens, at_least=1)
+    if context is not None and tokens + LATER_TOKENS > context:
         raise OptionError(
-            f"tokens={tokens} and {new_tokens} new ones are more than this model's context of {context}: "
-            f"ask for at most {context - new_tokens}."
+            f"tokens={tokens} and {LATER_TOKENS} later ones are more than this model's context of {context}: "
+            f"ask for at most {context - LATER_TOKENS}."
         )
-    prompt = make_prompt(
-        tokens,
-        depth,
-        distractors=distractors,
-        count=lambda text: len(tokenizer(text, add_special_tokens=False).input_ids),
-        seed=seed,
-    )
-    ids = tokenizer(prompt.text, return_tensors="pt").input_ids
+
+    def ids_of(text: str, special: bool = False) -> Tensor:
+        ids: Tensor = tokenizer(text, return_tensors="pt", add_special_tokens=special).input_ids
+        return ids
+
+    prompt = make_prompt(tokens, depth, distractors=distractors, count=lambda text: ids_of(text).shape[1], seed=seed)
+    read = ids_of(prompt.context, special=True)
+    rng = random.Random(f"later {seed}")
+    later = ids_of("".join(f" {filler(rng)}" for _ in range(LATER_SENTENCES)))[:, :LATER_TOKENS]
+    asked = [(ids_of(" " + question(city)), ids_of(" " + answer)) for city, answer in prompt.passwords]
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
         probe = PrunedKeyCache(model.config, ratio=0.0, protect=(0.0, 0.0))
-        W = _interactions(model, ids, probe.prunable_layers)
+        captured = [c for _, c in sorted(capture(model, read, layers=probe.prunable_layers).items())]
+        W = _interactions(captured)
+        solvers = [row for each in ratios for row in _solved(captured, W, each)]
         advance("interaction matrices")
-        run = _Run(model, tokenizer, prompt, ids, new_tokens, W)
+        run = _Run(model, read, later, asked)
         rows = [run.dense()]
-        advance("dense")
-        for ratio in ratios:
-            bound = _bound(W, ratio)
-            for method, provider in providers(ratio).items():
-                rows.append(run.pruned(method, provider, bound))
-                advance(f"{method} {ratio:g}")
-        if bits or (pruning is not None and pruning.is_coded):
+        advance(DENSE)
+        if basis is None and (bits or (pruning is not None and pruning.is_coded)):
             basis_for(model, tokenizer=tokenizer)  # for GGUF files, whose tokenizer the model does not know
-        for number in bits:
-            rows.append(run.coded(f"{number:g} bits", PruningConfig(bits=number)))
-            advance(f"{number:g} bits")
+        few_bits = {} if basis is None else {"basis": basis}
+        of = functools.partial(PrunedKeyCache, model)  # not made yet, so that only one holds its tokens at a time
+        caches = {
+            "int4": functools.partial(of, ratio=0.0, quantize="int4"),
+            **{method: functools.partial(of, provider=one) for method, one in providers(ratio).items()},
+            **{f"{each:g} bits": functools.partial(of, bits=each, **few_bits) for each in bits},
+        }
         if pruning is not None:
-            rows.append(run.coded("your settings", pruning))
-            advance("your settings")
+            caches["your settings"] = functools.partial(of, pruning=pruning)
+        for method, new_cache in caches.items():
+            rows.append(run.smaller(method, new_cache()))
+            advance(method)
     return DemoReport(
         model=name,
-        prompt_tokens=ids.shape[1],
+        context_tokens=read.shape[1],
+        later_tokens=later.shape[1],
         depth=depth,
         question=f"What is the password of {prompt.city}?",
         answer=prompt.answer,
+        questions=len(asked),
         layers=list(probe.prunable_layers),
         kv_heads=W.shape[1],
         head_dim=W.shape[-1],
         rows=rows,
+        solvers=solvers,
         interaction=W[W.shape[0] // 2, 0],
         seconds=time.perf_counter() - began,
     )
 
 
-def _interactions(model: PreTrainedModel, ids: Tensor, layers: tuple[int, ...]) -> Tensor:
+def _interactions(captured: list[CapturedAttention]) -> Tensor:
     """Return W of every prunable layer and KV head, (layers, H_kv, d, d), as the cache will see it."""
-    captured = capture(model, ids[:, :-1], layers=layers)
-    return torch.stack(
-        [interaction_matrix(c.queries[0, :, -OBSERVED_QUERIES:], c.keys[0]) for _, c in sorted(captured.items())]
-    ).to(torch.float64)
+    observed = (interaction_matrix(c.queries[0, :, -OBSERVED_QUERIES:], c.keys[0]) for c in captured)
+    return torch.stack(list(observed)).to(torch.float64)
 
 
-def _bound(W: Tensor, ratio: float) -> float:
+def _solved(captured: list[CapturedAttention], W: Tensor, ratio: float) -> list[SolverRow]:
+    """Choose the channels of all heads by each method; W is positive semidefinite, so no bound is below zero."""
     problem = Problem.of(W, prune_count(ratio, W.shape[-1])).flatten()
-    return float(bounds.certificate(problem).clamp_min(0.0).sum())  # W is positive semidefinite: f >= 0
+    bound = float(bounds.certificate(problem).clamp_min(0.0).sum())
+    rows = []
+    for method, provider in providers(ratio).items():
+        chosen = [provider(c.queries[:, :, -OBSERVED_QUERIES:], c.keys).pruned[0] for c in captured]
+        f = float(objective.evaluate(W, torch.stack(chosen)).sum())
+        rows.append(SolverRow(method, ratio, f, (f - bound) / max(f, 1e-300)))
+    return rows
 
 
 @dataclass
 class _Run:
-    """The state that all caches of one demo share."""
+    """What all caches of one demo share."""
 
     model: PreTrainedModel
-    tokenizer: Any
-    prompt: NeedlePrompt
-    ids: Tensor
-    new_tokens: int
-    W: Tensor
+    read: Tensor  #: Tokens of the text, which fill a cache.
+    later: Tensor  #: Tokens with which it goes on.
+    asked: list[tuple[Tensor, Tensor]]  #: Questions that may come instead, and their answers.
     reference: Tensor | None = None
-    continuation: Tensor | None = None
+    dense_bytes: int = 0
 
     def dense(self) -> DemoRow:
-        cache = self._prefilled(DynamicCache(config=self.model.config))
-        generated, text = self._generate(cache)
-        self.continuation = torch.cat([self.ids[:, -1:], generated[:, :-1]], dim=1)
-        cache = self._prefilled(DynamicCache(config=self.model.config))
-        size = [sum(t.nbytes for t in pair) for pair in zip(*((x.keys, x.values) for x in cache.layers), strict=True)]
-        self.reference = self.model(self.continuation, past_key_values=cache).logits
-        found = self.prompt.found_in(text)
-        return DemoRow("dense", 0.0, 0.0, 0.0, 0.0, size[0], sum(size), 1.0, 1.0, found, text)
+        cache = self._filled(DynamicCache(config=self.model.config))
+        numbers = sum(tensor.numel() for layer in cache.layers for tensor in (layer.keys, layer.values))
+        self.dense_bytes = numbers * DENSE_BITS // 8
+        right = self._right(cache)
+        self.reference = next_token_log_probs(self.model, cache, self.later)
+        return DemoRow(DENSE, DENSE_BITS, self.dense_bytes, 1.0, 0.0, 1.0, right)
 
-    def pruned(self, method: str, provider: MaskProvider, bound: float) -> DemoRow:
-        cache = self._prefilled(PrunedKeyCache(self.model.config, provider=provider))
-        f = objective.evaluate(self.W, cache.channel_mask().pruned[:, 0])
-        return self._row(
-            method,
-            cache,
-            PrunedKeyCache(self.model.config, provider=provider),
-            ratio=provider.ratio,
-            objective=float(f.sum()),
-            gap=(float(f.sum()) - bound) / max(float(f.sum()), 1e-300),
-            layer_objective=f.sum(-1).tolist(),
-        )
-
-    def coded(self, name: str, pruning: PruningConfig) -> DemoRow:
-        """A cache that is not compared by f: with bits, or with settings from a file."""
-        caches = (PrunedKeyCache(self.model, pruning=pruning) for _ in range(2))
-        cache = self._prefilled(next(caches))
-        found = cache.memory_report().bits
-        return self._row(name, cache, next(caches), ratio=0.0, objective=0.0, gap=0.0, bits=found)
-
-    def _row(self, method: str, cache: PrunedKeyCache, to_generate: PrunedKeyCache, **others: Any) -> DemoRow:
-        """Decode from a prefilled cache and from a second, equal one that is still empty."""
-        if self.reference is None or self.continuation is None:
+    def smaller(self, method: str, cache: PrunedKeyCache) -> DemoRow:
+        """Measure a cache that is still empty; `stored_bits` refuses one in which nothing was compressed."""
+        if self.reference is None:
             raise RuntimeError("the dense cache runs first: it is what the others are compared to")
-        report: MemoryReport = cache.memory_report()
-        logits = self.model(self.continuation, past_key_values=cache).logits
-        _, text = self._generate(self._prefilled(to_generate))
-        return DemoRow(
-            method=method,
-            logit_error=float((logits - self.reference).norm() / self.reference.norm()),
-            key_bytes=report.key_bytes,
-            total_bytes=report.total_bytes - report.spare_bytes,
-            key_ratio=report.key_ratio,
-            total_ratio=report.total_ratio,
-            found=self.prompt.found_in(text),
-            text=text,
-            **others,
-        )
+        size, right = stored_bits(self._filled(cache)), self._right(cache)
+        predicted = next_token_log_probs(self.model, cache, self.later)
+        found = compare_predictions(predicted, self.reference, self.later[0, 1:])
+        return DemoRow(method, size.bits, round(size.share * self.dense_bytes), size.share, found.kl, found.top1, right)
 
-    def _prefilled(self, cache: Any) -> Any:
-        self.model(self.ids[:, :-1], past_key_values=cache, logits_to_keep=1)
+    def _filled(self, cache: Any) -> Any:
+        self.model(self.read, past_key_values=cache, logits_to_keep=1)
         return cache
 
-    def _generate(self, cache: Any) -> tuple[Tensor, str]:
-        output = self.model.generate(
-            self.ids,
-            attention_mask=torch.ones_like(self.ids),
-            past_key_values=cache,
-            max_new_tokens=self.new_tokens,
-            do_sample=False,
-            pad_token_id=self.model.config.pad_token_id or 0,
-        )
-        generated = output[:, self.ids.shape[1] :]
-        return generated, " ".join(self.tokenizer.decode(generated[0], skip_special_tokens=True).split())
+    def _right(self, cache: Any) -> int:
+        return sum(ask(self.model, cache, question, answer).exact for question, answer in self.asked)

@@ -17,6 +17,8 @@ from ..errors import GraceError
 
 #: Folder of the pocket model in the installed package.
 POCKET_FOLDER = Path(__file__).parent.parent / "data" / "pocket"
+#: Its basis for caches of a few bits, which `python -m bench.pocket.basis` makes from documents of its own grammar.
+POCKET_BASIS = POCKET_FOLDER / "basis.safetensors"
 
 
 class ModelError(GraceError, OSError):

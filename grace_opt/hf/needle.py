@@ -49,12 +49,21 @@ _PREPOSITIONS = """above across at before behind below beside by inside near out
 
 @dataclass(frozen=True)
 class NeedlePrompt:
-    """One retrieval task: `text` ends where the model has to continue with `answer`."""
+    """One retrieval task: `text` ends where the model has to continue with `answer`.
+
+    `passwords` has all that the text states, by city; the one that is asked for comes first.
+    """
 
     text: str
     answer: str
     city: str
     depth: float
+    passwords: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def context(self) -> str:
+        """The text before the question."""
+        return self.text.removesuffix(question(self.city)).rstrip()
 
     def found_in(self, generated: str) -> bool:
         """Return whether the continuation starts with the answer, ignoring case and spacing."""
@@ -132,6 +141,8 @@ def make_prompt(
     >>> p = make_prompt(200, 0.5, count=lambda s: len(s.split()), seed=1)
     >>> p.answer in p.text, p.text.endswith(f"Password of {p.city}:")
     (True, True)
+    >>> p.context.endswith("."), p.passwords[0] == (p.city, p.answer), len(p.passwords)
+    (True, True, 5)
     """
     depth = number(
         "depth", depth, at_least=0, at_most=1, hint="0 puts it in the first sentence of the haystack, 1 in the last"
@@ -142,7 +153,8 @@ def make_prompt(
     city, *others = rng.sample(CITIES, distractors + 1)
     answer = random_answer(rng)
     asked = question(city)
-    needle, noise = fact(city, answer), [fact(c, random_answer(rng)) for c in others]
+    passwords = ((city, answer), *((c, random_answer(rng)) for c in others))
+    needle, *noise = (fact(*pair) for pair in passwords)
     room = tokens - count(" ".join([needle, *noise, asked]))
     if room < 0:
         raise OptionError(
@@ -155,4 +167,4 @@ def make_prompt(
     for sentence in noise:
         hay.insert(rng.randint(0, len(hay)), sentence)
     hay.insert(round(depth * len(hay)), needle)
-    return NeedlePrompt(" ".join([*hay, asked]), answer, city, depth)
+    return NeedlePrompt(" ".join([*hay, asked]), answer, city, depth, passwords)
