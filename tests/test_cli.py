@@ -29,7 +29,7 @@ def file(tmp_path):
 
 def test_methods(run):
     assert "1-swap-local optimum" in run("methods").output
-    names = [row["method"] for row in json.loads(run("methods", "--json").output)]
+    names = [row["method"] for row in json.loads(run("methods", "--json").stdout)]
     assert {"mies", "think", "exhaustive"} <= set(names)
 
 
@@ -37,17 +37,17 @@ def test_solve_prints_a_table_or_json(run, file):
     shown = run("solve", file, "-k", 3, "--method", "exhaustive")
     assert shown.exit_code == 0
     assert "OPTIMAL" in shown.output
-    (answer,) = json.loads(run("solve", file, "-k", 3, "--method", "exhaustive", "--json").output)
+    (answer,) = json.loads(run("solve", file, "-k", 3, "--method", "exhaustive", "--json").stdout)
     assert answer["status"] == "OPTIMAL"
     assert answer["gap"] == 0.0
     assert len(answer["indices"]) == 3
-    (plain,) = json.loads(run("solve", file, "-k", 3, "--json").output)
+    (plain,) = json.loads(run("solve", file, "-k", 3, "--json").stdout)
     assert plain["lower_bound"] is None  # JSON has no infinity
 
 
 def test_tight_gives_a_tighter_bound(run, file):
-    (loose,) = json.loads(run("solve", file, "-k", 3, "--certify", "--json").output)
-    (tight,) = json.loads(run("solve", file, "-k", 3, "--tight", "--json").output)
+    (loose,) = json.loads(run("solve", file, "-k", 3, "--certify", "--json").stdout)
+    (tight,) = json.loads(run("solve", file, "-k", 3, "--tight", "--json").stdout)
     assert loose["lower_bound"] <= tight["lower_bound"] <= tight["objective"]
 
 
@@ -80,7 +80,7 @@ def test_k_comes_from_the_file(run, tmp_path):
     shown = run("compare", tmp_path / "w.npz")
     assert shown.exit_code == 0
     assert "25 instances" in shown.output
-    everything = json.loads(run("compare", tmp_path / "w.npz", "--json").output)
+    everything = json.loads(run("compare", tmp_path / "w.npz", "--json").stdout)
     assert {len(s["objective"]) for s in everything} == {25}
 
 

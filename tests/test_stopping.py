@@ -241,7 +241,7 @@ def test_the_command_line_has_them(tmp_path):
     path = tmp_path / "w.npy"
     instances.write(path, hard(110))
     runner = CliRunner()
-    first = json.loads(runner.invoke(app, ["solve", str(path), "-k", "55", "--json"]).output)[0]["objective"]
+    first = json.loads(runner.invoke(app, ["solve", str(path), "-k", "55", "--json"]).stdout)[0]["objective"]
     common = ["solve", str(path), "-k", "55", "--method", "tabu", "--json"]
     met = runner.invoke(app, [*common, "--target", str(first)])
     assert (met.exit_code, json.loads(met.stdout)[0]["objective"]) == (0, first)

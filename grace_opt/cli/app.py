@@ -598,7 +598,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write the basis, widths and scales of MODEL, the same for every token, for a server's cache.
+    """Write what a server needs to store MODEL's cache in few bits.
 
     The file is for those who build kernels for vLLM, SGLang, llama.cpp or others: every token of a layer takes the same
     number of bits. docs/howto/servers.md describes it. To use few bits with transformers, see attach(model, bits=2.25).
