@@ -47,7 +47,7 @@ BITS = (3.0, 2.0)
 #: Printed below the tables.
 ADVICE = (
     "Start with attach(model, bits=2.25): on a real model it stays as close to the dense cache as int4 does, in half "
-    "of the bytes (see the table in the README)."
+    "of the bytes (see the picture in the README)."
 )
 OBSERVED_QUERIES = 32
 #: Tokens with which the text goes on, and sentences that have so many in any case.

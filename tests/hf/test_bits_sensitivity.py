@@ -144,7 +144,7 @@ def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, caps
     monkeypatch.setattr(at_hand, "tokenizer_of", lambda model: None)
     monkeypatch.setattr(at_hand, "shipped_texts", lambda: [ids()])
     for _ in range(2):  # made, and then read
-        found = at_hand._made_now(model, tmp_path / "llama.safetensors")
+        found = at_hand._made_now(model, tmp_path / "llama.safetensors", None, lambda done: None)
         assert torch.equal(found.key_rates[1], expected.key_rates[1])
         said = capsys.readouterr().err
         assert "LlamaForCausalLM gives no gradients" in said

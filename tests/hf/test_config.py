@@ -167,7 +167,7 @@ class TestValues:
             ("options", "start", "options='start': write a dict from names to values"),
             ("options", {"no_such_option": 1}, "no_such_option"),
             ("fused", "no", "fused='no': write True or False"),
-            ("evict", "snapkv", r"evict='snapkv': write .* SnapKV\(budget=512\)"),
+            ("evict", "snap", r"evict='snap': write one of 'snapkv', .*Did you mean 'snapkv'"),
             ("evict", SimpleNamespace(scores=print), r"one of your own has queries_needed, tokens\(\) and scores\(\)"),
             ("quantize", 4, r"quantize=4: write .* Quantization\(keys=4\)"),
         ],
@@ -181,7 +181,7 @@ class TestValues:
             PruningConfig("miess")
 
     def test_the_same_wrong_values_are_told_by_the_cache(self, tiny):
-        for wrong in ({"options": 3}, {"seed": "x"}, {"evict": "snapkv"}, {"quantize": 4}, {"ratio": []}):
+        for wrong in ({"options": 3}, {"seed": "x"}, {"evict": "snap"}, {"quantize": 4}, {"ratio": []}):
             with pytest.raises(OptionError, match=next(iter(wrong))):
                 PrunedKeyCache(tiny().config, **wrong)
 
