@@ -280,7 +280,7 @@ def named(tmp_path):
 @pytest.mark.parametrize("command", ["solve", "compare"])
 def test_the_most_with_vertices_by_name_or_number(run, named, command):
     exact = ("--method", "exhaustive", "--json")
-    for required, protected in (("a", "2"), ("0", "2"), ("a", "b")):
+    for required, protected in (("a", "2"), ("a", "b")):
         result = run(command, named, "-k", 2, *exact, "--maximize", "--required", required, "--protected", protected)
         (answer,) = json.loads(result.stdout)
         assert answer["labels"] == (["a", "b"] if protected == "2" else ["a", "2"])
@@ -295,7 +295,8 @@ def test_the_most_with_vertices_by_name_or_number(run, named, command):
     ("given", "message"),
     [
         (["--required", "q"], "required names 'q'"),
-        (["--protected", "7"], "--protected: 7 is neither a name"),
+        (["--protected", "7"], "protected names '7'"),
+        (["--required", "2,0"], "required names '0'"),  # numbers are names here, as one of them is
         (["--required", "a,b,2"], "required names 3 vertices, but k = 2"),
         (["--required", "a", "--protected", "a"], "both"),
     ],
@@ -314,3 +315,11 @@ def test_the_largest_f_of_the_literatures_files_is_the_worst(run, tmp_path):
     edges = [int(result.stdout.split("edges: ")[1].split()[0]) for result in (best, worst)]
     assert edges[0] > edges[1]
     assert "note: in" not in best.output
+
+
+def test_numbers_are_vertices_where_no_name_is_a_number(run, tmp_path):
+    path = tmp_path / "w.csv"
+    instances.write(path, [[4.0, 1, -2], [1, 3, 0], [-2, 0, 5]], labels=["a", "b", "c"])
+    (answer,) = json.loads(run("solve", path, "-k", 2, "--required", "2", "--protected", "1", "--json").stdout)
+    assert answer["labels"] == ["a", "c"]
+    assert "7 is neither a name" in run("solve", path, "-k", 2, "--protected", "7").output

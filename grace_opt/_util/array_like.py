@@ -114,7 +114,7 @@ def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
     if value is None or isinstance(value, str | bytes | os.PathLike | dict):
         hint = ""
         if name == "W" and isinstance(value, str | os.PathLike):
-            hint = f"; to read a file, write grace_opt.instances.read({os.fspath(value)!r}).W"
+            hint = f"; to read a file: from grace_opt import instances, then instances.read({os.fspath(value)!r}).W"
         raise ProblemError(f"{name} is a {type(value).__name__}: give {wanted or 'an array of numbers'}{hint}.")
     parts = list(_parts(value)) if isinstance(value, list | tuple) else [value]
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):

@@ -757,18 +757,18 @@ def _numbers(text: str) -> list[float]:
 
 
 def _vertices(option: str, text: str | None, labels: tuple[str, ...] | None) -> list[Any] | None:
-    """The vertices of ``--protected`` or ``--required``: names if all of them are, else numbers."""
+    """The vertices of ``--protected`` or ``--required``: names, if one is or names are numbers; else numbers."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if labels is not None and all(part in labels for part in parts):
-        return parts
+    if labels is not None and (set(parts) & set(labels) or any(label.isdecimal() for label in labels)):
+        return parts  # the error names the one that is unknown
     try:
         numbers = [int(part) for part in parts]
     except ValueError:
         if labels is None:
             raise OptionError(f"--{option} {text!r}: write vertex numbers with commas, e.g. 0,3,17.") from None
-        return parts  # the error names the one that is unknown
+        return parts
     if labels is None:
         return numbers
     if wrong := [number for number in numbers if not 0 <= number < len(labels)]:

@@ -28,7 +28,7 @@ from ..prunable import text_config
 from ..texts import shipped_texts, token_ids
 from .at_hand import basis_for, tokenizer_of
 from .basis import Basis
-from .calibrate import TOKENS, refuse_parts
+from .calibrate import FEWEST_TOKENS, TOKENS, refuse_parts
 from .calibrated import CalibratedBasis
 from .classes import SINKS
 from .codebooks import EVEN_WIDTH, WIDTHS, distortions
@@ -176,8 +176,12 @@ def export_static(
     longest = min(integer("tokens", tokens, at_least=1), getattr(config, "max_position_embeddings", None) or tokens)
     every = [token_ids(text, tokenizer, n, "export_static")[:, :longest] for n, text in enumerate(given, 1)]
     every = [ids for ids in every if ids.shape[1] > SINKS]
-    if not every:
-        raise CalibrationError(f"no text has more than {SINKS} tokens, which stay dense; give longer ones")
+    known = sum(ids.shape[1] - SINKS for ids in every)
+    if known < FEWEST_TOKENS:
+        raise CalibrationError(
+            f"the texts have {known} tokens, without {SINKS} of each, which stay dense; at least {FEWEST_TOKENS} are "
+            "needed: give more or longer ones"
+        )
     spreads = {layer: (_Spread.empty(found.keys[layer]), _Spread.empty(found.values[layer])) for layer in found.layers}
 
     def take(call: AttentionCall) -> None:
@@ -204,7 +208,7 @@ def export_static(
         fingerprint=here,
         sinks=SINKS,
         texts=len(every),
-        tokens=sum(ids.shape[1] - SINKS for ids in every),
+        tokens=known,
     )
     made.save(path)
     return made
