@@ -1,0 +1,1 @@
+"""RULER's tasks and its published scores, for smaller caches: ``python -m bench.ruler``."""
