@@ -21,6 +21,8 @@ from __future__ import annotations
 import importlib
 import inspect
 
+from torch import nn
+
 MINIMUM = (5, 2)
 
 _INSTALL = 'write: pip install "grace-opt[hf]"'
@@ -56,3 +58,18 @@ def crop_is_relative() -> bool:
     from transformers.cache_utils import DynamicLayer
 
     return "tokens_to_remove" in inspect.signature(DynamicLayer.crop).parameters
+
+
+def weights_may_be_read(module: nn.Module) -> bool:
+    """Return whether somebody may read the attention weights that `module` returns in the forward pass that runs now.
+
+    A model that records its outputs says what it collects, and others listen by hooks. True of models that do not say.
+    """
+    from transformers.utils import output_capturing
+
+    collected = output_capturing._active_collector.get()
+    if collected is None or any("attentions" in name for name in collected):
+        return True
+    # Its own hooks, which stay once there was something to collect, do nothing now.
+    hooks = module._forward_hooks.values()
+    return any(getattr(hook, "__module__", None) != output_capturing.__name__ for hook in hooks)

@@ -6,9 +6,10 @@ query norms, biases and scaling are those of the model.
 
 Decoding: the two-segment attention of :mod:`grace_opt.hf.pruned_attention`, by a kernel if one fits
 (:mod:`grace_opt.hf.decoding`); coded tokens (``bits=``) are read where they lie if a kernel fits
-(:mod:`grace_opt.hf.bits.in_place`). For many new tokens at once (another turn of a conversation), its logits would take
-as much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the keys are therefore widened with
-zeros, or made dense, one layer at a time, and the base function computes the same result.
+(:mod:`grace_opt.hf.bits.in_place`). Kernels return no attention weights: eager attention uses them where nobody reads
+weights (by ``output_attentions``, or a forward hook). For many new tokens at once (another turn of a conversation), the
+two segments' logits would take as much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the
+keys are therefore widened with zeros, or made dense, one layer at a time, and the base function computes the same.
 
 Keys that do not come from a `PrunedKeyLayer` (another cache, a sliding layer, no cache) go straight to the base
 function. Soft-capped logits, which sdpa cannot compute, are refused with any cache.
@@ -31,6 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .._util.arrays import without_autocast
 from ..errors import CacheError
 from ..kernels.decode.reference import causal_mask
+from ._compat import weights_may_be_read
 from .bits.coded import CodedTokens
 from .bits.importance import tail_attention
 from .bits.in_place import attention_in_place
@@ -168,13 +170,14 @@ def _decoded(
 ) -> Attended:
     """Compute attention of new tokens over the compressed part and the dense tail."""
     fused = layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES
+    want_weights = base_name == "eager" and (bool(kwargs.get("output_attentions")) or weights_may_be_read(module))
     if fused and isinstance(old, Compressed):
-        return fused_attention(module, query, tail, value, attention_mask, old, base_name == "eager", **kwargs)
+        return fused_attention(module, query, tail, value, attention_mask, old, want_weights, **kwargs)
     if attention_mask is not None:
         check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
         attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
     scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
-    if fused and isinstance(old, CodedTokens) and base_name != "eager":  # which returns weights
+    if fused and isinstance(old, CodedTokens) and not want_weights:
         given = {**kwargs, "scaling": scaling}
         found = attention_in_place(module, query, tail, value, attention_mask, old, **given)
         if found is not None:

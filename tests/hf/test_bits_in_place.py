@@ -103,6 +103,15 @@ def test_steps_are_those_on_dense_copies(settings, model, counted, monkeypatch):
     assert len(found) == STEPS * model.config.num_hidden_layers
 
 
+def test_capped_logits_of_eager_attention(tiny, counted, monkeypatch):
+    """Gemma 2: eager attention, of which nobody reads the weights."""
+    full = ("full_attention", "full_attention")
+    model = tiny("Gemma2", attention="eager", attn_logit_softcapping=5.0, query_pre_attn_scalar=16, layer_types=full)
+    found = check_alike(monkeypatch, counted, model, torch.randint(0, model.config.vocab_size, (2, 320)))
+    assert all(found)
+    assert len(found) == STEPS * model.config.num_hidden_layers
+
+
 def test_of_padded_rows_one_of_which_is_too_short_to_be_coded(model, counted, monkeypatch):
     ids, mask = torch.randint(0, model.config.vocab_size, (3, 300)), torch.ones(3, 300, dtype=torch.int64)
     mask[1, :PADDING], mask[2, : LENGTH - 20] = 0, 0
