@@ -35,6 +35,7 @@ COMMANDS = {
     "growth": "python -m bench.growth",
     "arena": "python -m bench.arena",
     "tune": "python -m bench.tune",
+    "ruler": "python -m bench.ruler",
     "decode_cpu": "python -m bench.decode",
     "decode_bits": "python -m bench.decode_bits",
     "hand_made": "python -m bench.hand_made",
