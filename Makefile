@@ -150,9 +150,9 @@ unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 		$(BIN)/python -c "from grace_opt.kernels import coded, decode; [o.OPERATION.cpu.trial() for o in (coded, decode)]"; wait; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)
 
-test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, a quarter of an hour; page in docs/results
+test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, half an hour; page in docs/results
 	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_INSTANCES=100000 $(BIN)/python -m pytest \
-		tests/test_against_exhaustive.py tests/test_allocation.py $(PYTEST_FLAGS)
+		tests/test_against_exhaustive.py tests/test_allocation.py tests/test_allocation_interaction.py $(PYTEST_FLAGS)
 
 test-matrix: $(STAMP) ## Every model family in every way of generating, some ten minutes; page in docs/results
 	GRACE_ALLOW_DIRTY=$(ALLOW_DIRTY) GRACE_TEST_MATRIX=1 $(BIN)/python -m pytest tests/hf/test_matrix.py $(PYTEST_FLAGS)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from . import bounds, objective, registry
 from ._util.array_like import as_tensor
 from ._util.arrays import count_true
+from ._util.names import arguments_of, refuse_unknown
 from ._util.parameters import number, plain, shown
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
@@ -65,7 +66,8 @@ def solve(
     W : array_like (..., n, n), scipy.sparse matrix, pandas DataFrame, networkx graph, distances, or Problem
         Symmetric weights: ``W_ii`` of vertices, ``2 W_ij`` of edges. Leading dimensions are a batch. For a graph, f is
         the weight of the induced subgraph, each edge counted once. A vector (n (n - 1) / 2,) is read as scipy's
-        ``pdist`` returns it. The labels of a DataFrame and the nodes of a graph come back as `Solution.labels`.
+        ``pdist`` returns it. The labels of a DataFrame and the nodes of a graph come back as `Solution.labels`. A list
+        of DataFrames with the same labels in the same order is a batch.
     k : int, or int array broadcastable to (...)
         Number of vertices to choose. Leave out when W is a `Problem`.
     method : str or options object
@@ -162,7 +164,7 @@ def solve(
     problem = reduction.problem
     if callback is not None and not callable(callback):
         raise OptionError(f"callback={callback!r}: give a function of a Progress, or leave it out.")
-    spec, made = registry.chosen(method, options)
+    spec, made = registry.chosen(method, options, arguments_of(solve) if options else ())
     reduction.check_options(made)
     stopping = _Stopping.of(reduction, time_limit, target, patience)
     seed, level = checked_seed(seed), _level(certify)
@@ -191,6 +193,7 @@ def compare(
     certify: Certify = False,
     check: bool = True,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> Comparison:
     """Solve one problem by several methods, and return their solutions in the order given.
 
@@ -215,6 +218,8 @@ def compare(
     progress : bool, optional
         Show a progress bar on stderr; default: if stderr is a terminal and it takes longer than a second or two. False
         also leaves out the line that says that loops are being compiled.
+    **unknown
+        Refused, with the argument that may be meant.
 
     Returns
     -------
@@ -241,6 +246,7 @@ def compare(
     >>> [float(s.objective) for s in both], both.best.method
     ([8.0, 5.0], 'exhaustive')
     """
+    refuse_unknown(compare, unknown)
     if isinstance(methods, str) or dataclasses.is_dataclass(methods):
         raise OptionError(f"methods={shown(methods)}: give a list, [{shown(methods)}].")
     if not (methods is None or isinstance(methods, Iterable)):
@@ -252,6 +258,8 @@ def compare(
     problem = reduction.problem
     asked = methods is not None
     given = sorted(registry.specs()) if methods is None else list(methods)
+    if not given:
+        raise OptionError("methods=[] names no method: give at least one, or leave methods= out for all of them.")
     names = [each for each in given if isinstance(each, str)]
     if stray := [name for name in by_name if name not in names]:
         raise OptionError(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,8 +17,11 @@ from grace_opt import (
     MaskError,
     MaskProvider,
     OptionError,
+    Problem,
     ProblemError,
     UnknownSolverError,
+    allocate,
+    instances,
     interaction_matrix,
     prune_count,
     salient_channels,
@@ -38,6 +42,42 @@ def graph_with_node_weight(weight):
     graph.nodes["a"]["weight"] = weight
     return graph
 
+
+FRAME = pd.DataFrame([[1.0, 2.0, 0.5], [2.0, 3.0, 0.5], [0.5, 0.5, 4.0]], index=list("abc"), columns=list("abc"))
+MISSING = FRAME.mask(FRAME == 2)
+
+
+def renamed(*labels):
+    return FRAME.set_axis(list(labels), axis=0).set_axis(list(labels), axis=1)
+
+
+FRAMES = {
+    "nan": (MISSING, r"W\[0, 1\] \(row 'a', column 'b'\) is nan: every weight must be finite"),
+    "nullable": (MISSING.astype("Float64"), r"W\.loc\['a', 'b'\] is <NA>.*W\.fillna\(value\)"),
+    "nullable bools": ((FRAME > 1).astype("boolean"), r"W\.loc\['a', 'a'\] is False, a bool: .*W\.astype\(float\)"),
+    "None": (FRAME.astype(object).where(FRAME != 2, None), r"W\.loc\['a', 'b'\] is None.*fillna"),
+    "text": (FRAME.astype(str), r"W\.loc\['a', 'a'\] is '1\.0', a str: .*W\.astype\(float\)"),
+    "one object column": (FRAME.astype({"b": object}), r"column 'b' of W has dtype object: write W\.astype\(float\)"),
+    "asymmetric": (FRAME.where(FRAME != 2, np.triu(FRAME)), r"= 2 \('a' and 'b'\), .*symmetrize\(W\); .*--symmetrize"),
+    "nan label": (renamed("a", np.nan, "c"), "column 1 is called nan: give every vertex a label"),
+    "None label": (renamed(*pd.Index(["a", None, 3], dtype=object)), "column 1 is called None: give every vertex"),
+    "pandas.NA label": (renamed("a", 1, pd.NA), "column 2 is called <NA>"),
+    "a list for a label": (renamed("a", ["b"], "c"), r"column 1 is called \['b'\], a list"),
+    "label twice": (renamed("a", "b", "a"), "column 0 and column 2 are both called 'a'"),
+    "row label twice": (FRAME.set_axis(list("aba"), axis=0), "row 0 and row 2 are both called 'a'"),
+    "a list in another order": (
+        [FRAME, FRAME.loc[list("acb"), list("acb")]],
+        r"vertex 1 is called 'b' in W\[0\] and 'c' in W\[1\]: .*Write W\[1\]\.loc\[W\[0\]\.columns, W\[0\]\.columns\]",
+    ),
+    "a list with other labels": (
+        (FRAME, FRAME, renamed("a", "b", "d")),
+        r"'c' in W\[0\] and 'd' in W\[2\]: .*one by one",
+    ),
+    "a list of two sizes": ([FRAME, FRAME.iloc[:2, :2]], r"W\[0\] has 3 vertices and W\[1\] has 2"),
+    "a list with an array": ([FRAME, FRAME.to_numpy()], r"W\[1\], a ndarray, has none: give all with labels"),
+    "nan in a list": ([FRAME, MISSING], r"W\[1, 0, 1\] \(row 'a', column 'b'\) is nan"),
+    "a list of wrong frames": ([FRAME, FRAME.iloc[:2]], r"W\[1\] is a DataFrame of shape \(2, 3\)"),
+}
 
 PROBLEMS = {
     "not square": (np.ones((3, 4)), 1, {}, r"\(3, 4\).*square"),
@@ -107,6 +147,12 @@ PROBLEMS = {
     "imaginary": (EYE.astype(complex), 1, {}, r"W\.real where"),
     "a generator": ((row for row in EYE), 1, {}, "W is a generator: give an array"),
     "bools among numbers": ([[True, 0.5], [0.5, 1.0]], 1, {}, "give only numbers"),
+    "condensed rows": (
+        np.ones((2, 6)),
+        1,
+        {},
+        r"\(2, 6\).*6 distances of scipy's pdist for n = 4, .*squareform\(row\)",
+    ),
     "protected one bool": (np.eye(3), 1, {"protected": [True]}, r"one entry per vertex, shape \(3,\)\.$"),
 }
 
@@ -172,6 +218,55 @@ def test_problem_errors(case):
     with pytest.raises(ProblemError, match=message) as caught:
         solve(W, k, **extra)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_frames_are_refused_by_label_and_place(case, tmp_path):
+    W, message = FRAMES[case]
+    with pytest.raises(ProblemError, match=message):
+        solve(W, 1)
+    if case not in ("asymmetric", "a list in another order"):
+        with pytest.raises(ProblemError):
+            instances.write(tmp_path / "w.npz", W)
+
+
+def test_frames_with_nullable_columns_and_lists_of_frames():
+    assert solve(FRAME.convert_dtypes(), 1).labels == ["a"]
+    whole = Problem.of((2 * FRAME).astype("Int64"), 1)
+    assert whole.integer
+    assert whole.W.tolist() == (2 * FRAME).to_numpy().tolist()
+    with pytest.raises(ProblemError, match=r"2\*\*53"):  # rounded beside a column of fractions
+        solve((FRAME * 2**54).astype({"a": "Int64", "b": "Float64", "c": "Int64"}), 1)
+    batch = solve([FRAME, 9 - 3 * FRAME, FRAME], 1, protected=["a"])
+    assert batch.labels == [["b"], ["c"], ["b"]]
+    graphs = [nx.Graph([("x", "y", {"weight": w})]) for w in (1, -1)]
+    assert solve(graphs, 1, required=["y"]).labels == [["y"], ["y"]]
+    with pytest.raises(ProblemError, match="labels: vertex 1 is called nan"):
+        Problem.of(EYE, 1, labels=["a", float("nan"), "c", "d"])
+    with pytest.raises(ProblemError, match="labels: vertex 0 and vertex 1 are both called 'a'"):
+        Problem.of(EYE, 1, labels=["a", "a", "c", "d"])
+
+
+UNKNOWN = {
+    "solve": (lambda: solve(EYE, 1, maximise=True), "no option 'maximise'.*Did you mean 'maximize'"),
+    "required": (lambda: solve(EYE, 1, require=[0]), "Did you mean 'required'"),
+    "protected": (lambda: solve(EYE, 1, protect=[0]), "Did you mean 'protected'"),
+    "compare": (lambda: grace_opt.compare(EYE, 1, maximise=True), "compare has no argument 'maximise'.*'maximize'"),
+    "Problem": (lambda: Problem.of(EYE, 1, protect=5), "Problem.of has no argument 'protect'.*'protected'"),
+    "of solve": (lambda: Problem.of(EYE, 1, required="a"), r"solve\(Problem.of\(W, k\), required="),
+    "allocate": (
+        lambda: allocate(EYE, [0] * 4, budgets=1),
+        "allocate has no argument 'budgets'.*Did you mean 'budget'",
+    ),
+    "no method": (lambda: grace_opt.compare(EYE, 3, []), r"methods=\[\] names no method.*leave methods= out"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_unknown_arguments_say_what_may_be_meant(case):
+    call, message = UNKNOWN[case]
+    with pytest.raises(OptionError, match=message):
+        call()
 
 
 def test_devices_differ():

@@ -323,3 +323,67 @@ def test_numbers_are_vertices_where_no_name_is_a_number(run, tmp_path):
     (answer,) = json.loads(run("solve", path, "-k", 2, "--required", "2", "--protected", "1", "--json").stdout)
     assert answer["labels"] == ["a", "c"]
     assert "7 is neither a name" in run("solve", path, "-k", 2, "--protected", "7").output
+
+
+@pytest.fixture
+def commas(tmp_path):
+    path = tmp_path / "w.tsv"
+    instances.write(path, [[4.0, 1, -2], [1, 3, 0], [-2, 0, 5]], labels=["a,b", 'the "c"', "d"])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        (["--required", '"a,b"'], ["a,b", "d"]),
+        (["--required", '"a,b", "the ""c"""'], ["a,b", 'the "c"']),
+        (["--protected", 'd,"a,b"', "-k", 1], ['the "c"']),
+        (["--required", "", "--protected", ""], ["a,b", "d"]),
+        (["--option", 'start="a,b",d', "--method", "local_search", "--option", "max_steps=0"], ["a,b", "d"]),
+        (["--option", 'start="a,b"', "--method", "local_search", "--option", "max_steps=0", "-k", 1], ["a,b"]),
+        (["--option", "start=0,2", "--method", "local_search", "--option", "max_steps=0"], ["a,b", "d"]),
+        (["--option", "start=1", "--method", "local_search", "--option", "max_steps=0", "-k", 1], ['the "c"']),
+        (["--option", 'start=["d"]', "--method", "local_search", "--option", "max_steps=0", "-k", 1], ["d"]),
+        (["--option", "start=think", "--method", "local_search"], ["a,b", "d"]),
+    ],
+)
+def test_names_with_commas_are_quoted(run, commas, given, chosen):
+    more = [] if "--method" in given else ["--method", "exhaustive"]
+    result = run("solve", commas, "-k", 2, *more, "--json", *given)
+    assert result.exit_code in (0, 3), result.output  # 3: no step was taken
+    assert json.loads(result.stdout)[0]["labels"] == chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--required", '"a,b'], "cannot be read"),
+        (["--required", "a,b"], "required names 'a'"),
+        (["--method", "tabu", "--option", "start=d,q"], "start names 'q'"),
+        (["--method", "tabu", "--option", "start=thnk"], "Did you mean 'think'"),
+    ],
+)
+def test_names_that_are_not_quoted(run, commas, given, message):
+    result = run("solve", commas, "-k", 2, *given)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert """'"a,b",c'""" in " ".join(run("solve", "--help").output.split())
+
+
+@pytest.mark.parametrize("command", ["solve", "compare"])
+def test_an_asymmetric_file_says_what_to_write_here(run, tmp_path, command):
+    (tmp_path / "w.csv").write_text("1,4\n0,1\n")
+    given = (command, tmp_path / "w.csv", "-k", 2, "--method", "mies", "--json")
+    refused = run(*given)
+    assert refused.exit_code == 2
+    assert "on the command line, --symmetrize" in refused.output
+    assert json.loads(run(*given, "--symmetrize").stdout)[0]["objective"] == 6
+
+
+@pytest.mark.parametrize("command", ["basis", "export"])
+def test_files_of_tensors_are_named_so(run, tmp_path, command):
+    for name in ("st.bin", "st", ".."):
+        refused = run(command, "pocket", "-o", tmp_path / name)
+        assert refused.exit_code == 2
+        assert "only .safetensors" in refused.output
+    assert not list(tmp_path.iterdir())

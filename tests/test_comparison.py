@@ -378,7 +378,7 @@ def test_verify_finds_methods_that_contradict_each_other(register):
 
 
 def test_empty():
-    none = compare(W3, 2, [])
+    none = Comparison((), {})
     assert len(none) == 0
     assert repr(none) == "<Comparison of no methods>"
     assert none.values()["solutions"] == []

@@ -120,7 +120,7 @@ REFUSED = {
     "bools among numbers": (lambda: [[True, 2.0], [2.0, 1.0]], 1, None, "mixes bools"),
     "a dict": (lambda: {0: W}, 1, None, "dict"),
     "a scalar": (lambda: np.float64(3.0), 1, None, "square"),
-    "missing values": (lambda: pd.DataFrame([[1.0, None], [None, 1.0]], dtype="Float64"), 1, None, "dtype object"),
+    "missing values": (lambda: pd.DataFrame([[1.0, None], [None, 1.0]], dtype="Float64"), 1, None, r"\[0, 1\] is <NA>"),
     "no vertex": (lambda: np.ones((2, 0, 0)), 0, None, "empty"),
     "k of bools": (lambda: np.stack([W] * 2), [True, False], None, "bool"),
     "k bools among numbers": (lambda: np.stack([W] * 2), [True, 2], None, "k mixes bools"),

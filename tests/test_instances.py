@@ -168,7 +168,7 @@ def test_objectives_in_the_sources_terms(tmp_path):
         ("w.dat", -2 * (1 - np.eye(3)), 1, "as k-cluster: it has other entries.*W = -A"),
         ("w.dat", np.array([[0, -1], [0, 0]]), 1, "not symmetric"),
         ("w.txt", np.eye(3), 1, "as MDPLIB: its diagonal is not zero"),
-        ("w.txt", np.array([[0, np.inf], [np.inf, 0]]), 1, "other entries.*finite"),
+        ("w.txt", np.array([[0, np.inf], [np.inf, 0]]), 1, "every weight must be finite"),
         ("w.clq", -(1 - np.eye(3)), None, "as DIMACS: it has other entries.*complement"),
         ("w.clq", 1 - np.eye(3), 1, "cannot store k"),
         ("w.dat", np.zeros((3, 3)), None, "states k in its first line"),
@@ -239,6 +239,16 @@ def test_what_is_no_name_of_a_file(path):
             call(path)
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".csv", ".tsv", ".mtx"])
+def test_weights_that_are_not_finite_are_not_written(tmp_path, suffix):
+    frame = pd.DataFrame([[1.0, 2.0], [2.0, np.nan]], index=["a", "b"], columns=["a", "b"])
+    with pytest.raises(ProblemError, match=r"W\[1, 1\] \(row 'b', column 'b'\) is nan: every weight must be finite"):
+        instances.write(tmp_path / f"w{suffix}", frame)
+    with pytest.raises(ProblemError, match=r"W\[0, 1\] is -inf"):
+        instances.write(tmp_path / f"w{suffix}", [[1.0, -np.inf], [2.0, 1.0]])
+    assert not list(tmp_path.iterdir())
+
+
 def test_masks_are_not_lost_in_files(tmp_path):
     masked = np.ma.array(np.eye(2), mask=[[True, False], [False, False]])
     for W, k in ((masked, None), (np.eye(2), np.ma.array(1, mask=True))):
@@ -253,6 +263,9 @@ NAMED = {
     "european.csv": "x;a;b\na;1,0;2\nb;2;3,0\n",
     "semicolons.csv": "a;b\n1.0;2\n2;3\n",
     "r.csv": '"a","b"\n"a",1,2\n"b",2,3\n',
+    "tabs.tsv": "\ta\tb\na\t1\t2\nb\t2\t3\n",
+    "tabs.csv": "a\tb\n1\t2.0\n2\t3\n",
+    "commas.tsv": ",a,b\na,1,2\nb,2,3\n",
 }
 
 
@@ -269,17 +282,18 @@ def test_names_in_tables(tmp_path, name, packed):
     assert solve(problem).labels == ["b"]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
-def test_names_round_trip_and_pandas_reads_them(tmp_path, suffix):
-    frame = pd.DataFrame([[1.5, 2.0], [2.0, 1e300]], index=["a, b", "c"], columns=["a, b", "c"])
-    path = tmp_path / f"w{suffix}"
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".tsv", ".tsv.gz"])
+@pytest.mark.parametrize("names", [("a, b", "c"), ("a;b", "c\td"), ("1,5", "2;5")])
+def test_names_round_trip_and_pandas_reads_them(tmp_path, suffix, names):
+    frame = pd.DataFrame([[1.5, 2.0], [2.0, 1e300]], index=names, columns=names)
+    path, mark = tmp_path / f"w{suffix}", "\t" if "tsv" in suffix else ","
     instances.write(path, frame)
-    assert pd.read_csv(path, index_col=0).equals(frame)
+    assert pd.read_csv(path, index_col=0, sep=mark).equals(frame)
     made = instances.read(path)
     assert (frame.to_numpy() == made.W).all()
-    assert made.labels == ("a, b", "c")
-    frame.to_csv(path)
-    assert instances.read(path).labels == ("a, b", "c")
+    assert made.labels == names
+    frame.to_csv(path, sep=mark)
+    assert instances.read(path).labels == names
     instances.write(path, frame.to_numpy(), labels=["x", "y"])
     assert instances.read(path).labels == ("x", "y")
     with pytest.raises(ProblemError, match="cannot store labels"):
@@ -300,11 +314,27 @@ def test_equal_instances_are_equal_gzipped_files(tmp_path):
 TABLES = {
     "rows.csv": ("a,b\n1,2\n2,3\n3,4\n", "3 rows after the first one, which was taken for names because of 'a'"),
     "other names.csv": (",a,b\nb,1,2\na,2,3\n", "row 1 is called 'b' and column 1 'a'"),
-    "twice.csv": ("a,a\n1,2\n2,3\n", "two columns are called 'a'"),
+    "twice.csv": ("a,a\n1,2\n2,3\n", "column 1 and column 2 are both called 'a'"),
     "no name.csv": ("a,\n1,2\n2,3\n", "a name is empty"),
     "two marks.csv": ("a;b\n1,5;2\n2;1.000,5\n", "decimal commas and '1.000,5'"),
     "half named.csv": ("a,b\na,1,2\n2,3\n", "some rows have a name"),
-    "typing error.csv": ("1,2\n2,o\n", "'o' is not a number"),
+    "typing error.csv": ("1,2\n2,o\n", "line 2, column 2: 'o' is not a number"),
+    "empty.csv": (
+        "# made by hand\n,a,b\na,1,2\n\nb,,3\n",
+        r"line 5, column 2 \(row 'b', column 'a'\): the cell is empty",
+    ),
+    "empty first.csv": ("1,,3\n2,3,4\n3,4,5\n", "line 1, column 2: the cell is empty, and every weight needs a number"),
+    "no diagonal.csv": (",\n1,2\n", "line 1, column 1: the cell is empty"),
+    "empty.tsv.gz": (
+        gzip.compress(b"\ta\tb\na\t1\t2\nb\t2\t\n"),
+        r"line 3, column 3 \(row 'b', column 'b'\): the cell is",
+    ),
+    "commas for points.tsv": ("1\t2\n2,5\t3\n", "line 2, column 1: '2,5' is not a number"),
+    "latin.csv": (
+        "a,b\n1,2\n2,3\n\xe9,\n".encode("latin-1"),
+        r"not in UTF-8 \(byte 0xe9 in line 4\). Save it as UTF-8",
+    ),
+    "utf-16.csv": ("a,b\n1,2\n2,3\n".encode("utf-16"), r"not in UTF-8 \(byte 0xff in line 1\). Save it as UTF-8"),
     "typing error first.csv": ("1,o\n2,3\n4,5\n6,7\n", "3 rows after the first one.*because of 'o'"),
     "no numbers.csv": ("a,b\n", "no row of numbers"),
     "many names.csv": ("a,b,c\n1,2\n2,3\n", "3 names in the first row, and 2 rows"),

@@ -305,7 +305,7 @@ class TestDataFrames:
             (frame.rename(index={"y": "q"}), r"row 2 is called 'q' and column 2 'y'.*set_axis"),
             (frame.loc[["w", "x", "z", "y"]], r"row 2 is called 'z' and column 2 'y'.*W\.loc\[W\.columns\]"),
             (frame.iloc[:3], r"shape \(3, 4\)"),
-            (pd.DataFrame(W, index=list("aabc"), columns=list("aabc")), "two columns called 'a'"),
+            (pd.DataFrame(W, index=list("aabc"), columns=list("aabc")), "column 0 and column 1 are both called 'a'"),
             (pd.DataFrame([[2**53 + 1, 0.5], [0, 1.0]]), "holds the integer 9007199254740993"),
         ],
     )
@@ -319,7 +319,11 @@ class TestDataFrames:
 
     @pytest.mark.parametrize(
         ("labels", "message"),
-        [(["a"], "1 names, W has 4"), (["a", "b", "c", "a"], "'a' twice"), ("wxyz", "give a list of 4")],
+        [
+            (["a"], "1 names, W has 4"),
+            (["a", "b", "c", "a"], "0 and vertex 3 are both called 'a'"),
+            ("wxyz", "give a list of 4"),
+        ],
     )
     def test_labels_that_do_not_fit(self, labels, message):
         with pytest.raises(ProblemError, match=message):

@@ -93,8 +93,9 @@ def instance_files(path: str) -> list[Path]:
         raise ProblemError(f"--set instances={path}: nothing is there; give an instance file or a folder of them.")
     if not place.is_dir():
         return [place]
-    # A collection's own lists (optima.csv) are no instances, and .csv says nothing of what it holds: name such a file.
-    files = sorted(f for f in place.iterdir() if f.suffix.lower() in instances.SUFFIXES and f.suffix != ".csv")
+    # A collection's own lists (optima.csv) are no instances, and a table's name says nothing of what it holds: name it.
+    readable = set(instances.SUFFIXES) - {".csv", ".tsv"}
+    files = sorted(f for f in place.iterdir() if f.suffix.lower() in readable)
     if not files:
         raise ProblemError(f"--set instances={path}: no instance in this folder; readable are {instances.SUFFIXES}.")
     return files

@@ -229,7 +229,8 @@ def read_lines(path: Path, error: type[GraceError]) -> list[str]:
     ----------
     path : Path
     error : type
-        What to raise if the file is empty or does not end with a newline: ``12`` may be the rest of ``123``.
+        What to raise if the file is empty, not in UTF-8, or does not end with a newline: ``12`` may be the rest of
+        ``123``.
 
     Examples
     --------
@@ -242,7 +243,14 @@ def read_lines(path: Path, error: type[GraceError]) -> list[str]:
     grace_opt.errors.FileError: ...w.csv: the last line, '3,4', does not end. Was the file cut short (truncated)? ...
     """
     with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding=TEXT) as file:
-        text = file.read()
+        try:
+            text = file.read()
+        except UnicodeDecodeError as failure:
+            byte, line = failure.object[failure.start], failure.object.count(b"\n", 0, failure.start) + 1
+            raise error(
+                f"{path} cannot be read as {path.suffix}: it is not in UTF-8 (byte 0x{byte:02x} in line {line}). "
+                "Save it as UTF-8; in a spreadsheet, as CSV UTF-8."
+            ) from None
     if not text.strip():
         raise error(f"{path} cannot be read as {path.suffix}: it is empty. The first line is missing.")
     lines = text.split("\n")

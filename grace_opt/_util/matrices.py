@@ -1,6 +1,7 @@
 """Matrices from what people have instead: networkx graphs and pandas DataFrames (with labels), condensed distances.
 
 `Problem.of` calls these functions. Neither library is imported here: their objects are recognised by what they offer.
+`frames` reads DataFrames.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ from torch import Tensor
 
 from ..errors import ProblemError
 from .array_like import MAX_EXACT_INTEGER, too_large_error
-
-Labels = tuple[Any, ...]
+from .frames import Labels, check_names, from_frame, is_frame
 
 
 def with_labels(W: Any) -> tuple[Any, Labels | None]:
     """Return the matrix of a graph or a DataFrame with the names of its vertices; anything else as it is, with None.
 
+    A list of them is a batch, if all have the same names in the same order.
+
     Raises
     ------
     ProblemError
-        If a weight of a graph is no finite number, or the rows and columns of a DataFrame do not have equal labels.
+        If a weight of a graph is no finite number, the rows and columns of a DataFrame do not have equal labels, or
+        those of a list do not.
     """
-    if hasattr(W, "adjacency") and hasattr(W, "nodes"):
+    if _is_graph(W):
         return _from_graph(W)
-    if hasattr(W, "columns") and hasattr(W, "index") and hasattr(W, "to_numpy"):
-        return _from_frame(W)
+    if is_frame(W):
+        return from_frame(W)
+    if isinstance(W, list | tuple) and any(is_frame(one) or _is_graph(one) for one in W):
+        return _from_list(W)
     return W, None
 
 
@@ -49,19 +54,20 @@ def checked_labels(labels: Any, n: int) -> Labels:
         raise ProblemError(f"labels={labels!r}: give a list of {n} names, one per vertex.")
     if len(listed) != n:
         raise ProblemError(f"labels has {len(listed)} names, W has {n} vertices: give one per vertex.")
-    if (again := first_repeated(listed)) is not None:
-        raise ProblemError(f"labels names {again!r} twice: every vertex needs a name of its own.")
+    check_names(listed, "labels: ", "vertex")
     return tuple(listed)
 
 
-def first_repeated(labels: Sequence[Any]) -> Any:
-    """Return the first label that came before; None if all differ."""
-    seen: set[Any] = set()
-    for label in labels:
-        if label in seen:
-            return label
-        seen.add(label)
-    return None
+def place_of(at: Sequence[int], labels: Sequence[Any] | None) -> str:
+    """Return how a message calls an entry of W, also by the names of its vertices.
+
+    Examples
+    --------
+    >>> place_of([1, 0], None), place_of([3, 1, 0], ["a", "b"])
+    ('W[1, 0]', "W[3, 1, 0] (row 'b', column 'a')")
+    """
+    names = "" if labels is None else f" (row {labels[at[-2]]!r}, column {labels[at[-1]]!r})"
+    return f"W{list(at)}{names}"
 
 
 def from_condensed(distances: Tensor) -> Tensor:
@@ -92,31 +98,38 @@ def from_condensed(distances: Tensor) -> Tensor:
     return W
 
 
-def _from_frame(frame: Any) -> tuple[npt.NDArray[Any], Labels]:
-    rows, columns = tuple(frame.index.tolist()), tuple(frame.columns.tolist())
-    if len(rows) != len(columns):
-        raise ProblemError(
-            f"W is a DataFrame of shape {(len(rows), len(columns))}: give a square one, whose rows and columns are the "
-            "vertices, such as frame.corr()."
-        )
-    for at, (row, column) in enumerate(zip(rows, columns, strict=True)):
-        if row != column:
-            same = set(rows) == set(columns)
-            advice = "W.loc[W.columns]" if same else "W.set_axis(W.columns, axis=0) if the order of the rows is that"
+def _from_list(given: Sequence[Any]) -> tuple[npt.NDArray[Any], Labels]:
+    """Return a batch of DataFrames or graphs, which must have the same names in the same order."""
+    made = []
+    for at, one in enumerate(given):
+        if not (is_frame(one) or _is_graph(one)):
             raise ProblemError(
-                f"W is a DataFrame whose row {at} is called {row!r} and column {at} {column!r}: rows and columns must "
-                f"have the same labels in the same order. Write {advice}."
+                f"W is a list in which some have labels, and W[{at}], a {type(one).__name__}, has none: give all with "
+                "labels, or all as arrays, frame.to_numpy()."
             )
-    if (again := first_repeated(columns)) is not None:
-        raise ProblemError(f"W is a DataFrame with two columns called {again!r}: give every vertex its own label.")
-    values = np.asarray(frame)
-    if values.dtype.kind == "f":  # a column of large integers beside one of fractions was rounded
-        for label, dtype in zip(columns, frame.dtypes.tolist(), strict=True):
-            if getattr(dtype, "kind", "") in "iu" and len(columns):
-                worst = max(map(int, frame[label].tolist()), key=abs)
-                if abs(worst) > MAX_EXACT_INTEGER:
-                    raise too_large_error("W", worst)
-    return values, columns
+        made.append(from_frame(one, f"W[{at}]") if is_frame(one) else _from_graph(one))
+    names = made[0][1]
+    for at, (_, others) in enumerate(made):
+        if len(others) != len(names):
+            raise ProblemError(
+                f"W[0] has {len(names)} vertices and W[{at}] has {len(others)}: a batch is of one size. Solve them one "
+                "by one."
+            )
+        for place, (name, other) in enumerate(zip(names, others, strict=True)):
+            if name != other:
+                order = f"W[{at}].loc[W[0].columns, W[0].columns]"
+                advice = (
+                    f"Write {order}" if set(names) == set(others) and is_frame(given[at]) else "Solve them one by one"
+                )
+                raise ProblemError(
+                    f"vertex {place} is called {name!r} in W[0] and {other!r} in W[{at}]: a batch has the same labels "
+                    f"in the same order. {advice}."
+                )
+    return np.stack([matrix for matrix, _ in made]), names
+
+
+def _is_graph(value: Any) -> bool:
+    return hasattr(value, "adjacency") and hasattr(value, "nodes")
 
 
 def _from_graph(graph: Any) -> tuple[npt.NDArray[np.float64], Labels]:

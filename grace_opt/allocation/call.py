@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
 
+from .._util.names import refuse_unknown
 from .._util.parameters import choice, flag, number
 from ..errors import OptionError
 from ..solution import Status
@@ -36,6 +37,7 @@ def allocate(
     path: bool = False,
     method: str = "lagrangian",
     time_limit: float | None = None,
+    **unknown: Never,
 ) -> Allocation:
     r"""Choose one level for each group so that the losses sum to the least within a budget of costs.
 
@@ -68,6 +70,8 @@ def allocate(
     time_limit : float, optional
         Seconds after which the best allocation so far is returned (Status.LIMIT). The relaxation is always solved,
         which takes O(n L²) per instance.
+    **unknown
+        Refused, with the argument that may be meant.
 
     Returns
     -------
@@ -126,6 +130,7 @@ def allocate(
     grace_opt.errors.InfeasibleBudgetError: budget=5.0 cannot be kept: the cheapest admissible levels cost 6.0. Give
     at least that, or lower least=.
     """
+    refuse_unknown(allocate, unknown)
     began = time.monotonic()
     choice("method", method, METHODS)
     seconds = number("time_limit", time_limit, at_least=0, infinite=True, optional=True)

@@ -42,7 +42,8 @@ def checked_problem(
     *batch, n, L = f.shape
     shape = (-1, n, L)
     c = _finite(costs, "costs")
-    c = _expanded(c, (*batch, n, L), "costs", f"({L},), ({n}, {L}) or {(*batch, n, L)}").reshape(shape)
+    shapes = " or ".join(map(str, dict.fromkeys([(L,), (n, L), (*batch, n, L)])))
+    c = _expanded(c, (*batch, n, L), "costs", f"the cost of each of the {L} levels, shape {shapes}").reshape(shape)
     f = f.reshape(shape)
     if bool((c < 0).any()):
         at = tuple((c < 0).nonzero()[0].tolist())
@@ -81,7 +82,10 @@ def checked_problem(
 
 def _with_interaction(f: Tensor, interaction: Any) -> tuple[Tensor, Tensor, bool]:
     """Losses with those of level 0 from W; W (B, n, n) in float64; and whether W was given as integers."""
-    given = Problem.of(interaction, 0)
+    try:
+        given = Problem.of(interaction, 0)
+    except ProblemError as error:
+        raise ProblemError(f"interaction: {error}") from None
     W = given.W.to(torch.float64)
     if f.ndim < 2 or W.shape != (*f.shape[:-1], f.shape[-2]):
         wanted = (*f.shape[:-1], f.shape[-2]) if f.ndim > 1 else "(..., n, n)"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import registry
 from .._util.arrays import to_float_tensor
-from .._util.names import nearest_name
+from .._util.names import did_you_mean
 from .._util.parameters import choice, integer
 from ..errors import ProblemError, UnknownSolverError
 from ..problem import Problem
@@ -90,8 +90,7 @@ class MaskProvider:
             presets = ", ".join(
                 f"{name!r} (protection of salient channels, then {m!r})" for name, (m, _) in PRESETS.items()
             )
-            near = nearest_name(method, PRESETS)
-            meant = f" Did you mean {near!r}?" if near is not None else ""
+            meant = did_you_mean(method, PRESETS)
             raise UnknownSolverError(f"{error} Here, {presets} is known as well.{meant}") from None
         self._options = replace(self._spec, name=method).make_options(options)  # for messages
 

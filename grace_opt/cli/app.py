@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import inspect
-import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -38,8 +36,10 @@ from ..comparison.json_values import solution_to_dict, to_json_text
 from ..errors import GraceError, OptionError, SolverError
 from ..instances import generators
 from ..problem import Problem
+from ..problem import symmetrize as symmetrize_matrix
 from ..solution import Solution
 from .tables import print_basis, print_demo, print_tune, solution_table
+from .values import parse_option, parse_vertices
 
 EXIT_CODES = (
     "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "
@@ -61,10 +61,6 @@ app = typer.Typer(
 console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
 
 
-#: Option values that Python and JSON spell differently.
-PYTHON_LITERALS = {"True": True, "False": False, "None": None}
-
-
 #: What `tune` writes.
 TUNE_FILES = ("cache.json", "tune.json", "tune.png")
 
@@ -80,6 +76,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+VERTICES_HELP = "vertices such as 0,3,17, or names that the file gives them, quoted if they have commas: '\"a,b\",c'"
 File = Annotated[
     Path,
     typer.Argument(
@@ -108,12 +105,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Maximize = Annotated[
     bool, typer.Option("--maximize", help="Seek the largest f: the heaviest, densest or most diverse choice.")
 ]
-Required = Annotated[
-    str | None, typer.Option(help="Always chosen: vertices such as 0,3,17, or names that the file gives them.")
+Symmetrize = Annotated[
+    bool, typer.Option("--symmetrize", help="If the file's W is asymmetric, take (W + W^T)/2, which has the same f.")
 ]
-Protected = Annotated[
-    str | None, typer.Option(help="Never chosen: vertices such as 0,3,17, or names that the file gives them.")
-]
+Required = Annotated[str | None, typer.Option(help=f"Always chosen: {VERTICES_HELP}.")]
+Protected = Annotated[str | None, typer.Option(help=f"Never chosen: {VERTICES_HELP}.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -214,9 +210,13 @@ def solve(
     method: Annotated[str, typer.Option(help="Name of the solver; for a list: grace-opt methods")] = "mies",
     option: Annotated[
         list[str] | None,
-        typer.Option(help="Option of the method, name=value; repeatable. True, False and None as in Python or JSON."),
+        typer.Option(
+            help="Option of the method, name=value; repeatable. True, False and None as in Python or JSON; start= also "
+            "takes vertices, as --required does."
+        ),
     ] = None,
     maximize: Maximize = False,
+    symmetrize: Symmetrize = False,
     required: Required = None,
     protected: Protected = None,
     seed: Seed = 0,
@@ -232,8 +232,8 @@ def solve(
     Example: grace-opt solve W.npy -k 39 --method local_search --option start=think --certify
     """
     with _errors_as_exit_codes():
-        instance = instances.read(file)
-        options = dict(_option(text) for text in option or [])
+        instance = _read(file, symmetrize)
+        options = dict(parse_option(text, instance.labels) for text in option or [])
         common = _common(seed, (time_limit, target, patience), "tight" if tight else certify)
         common |= _wanted(instance, maximize, required)
         problem = _problem(instance, _k(k, instance, file), protected)
@@ -254,6 +254,7 @@ def compare(
         list[str] | None, typer.Option(help="Name of a method; repeatable. Default: all that accept this size.")
     ] = None,
     maximize: Maximize = False,
+    symmetrize: Symmetrize = False,
     required: Required = None,
     protected: Protected = None,
     seed: Seed = 0,
@@ -271,7 +272,7 @@ def compare(
     Example: grace-opt compare W.npz -k 39 --method think --method mies --method local_search
     """
     with _errors_as_exit_codes():
-        instance = instances.read(file)
+        instance = _read(file, symmetrize)
         common = _common(seed, (time_limit, target, patience), "tight" if tight else certify)
         common |= _wanted(instance, maximize, required)
         problem = _problem(instance, _k(k, instance, file), protected)
@@ -314,7 +315,7 @@ def generate(
         make = generators.GENERATORS.get(kind)
         if make is None:
             raise OptionError(f"no kind is called {kind!r}; there are {', '.join(generators.GENERATORS)}.")
-        given = dict(_option(text) for text in option or []) | ({} if k is None else {"k": k})
+        given = dict(parse_option(text) for text in option or []) | ({} if k is None else {"k": k})
         accepted = [name for name in inspect.signature(make).parameters if name not in ("n", "seed")]
         if unknown := sorted(set(given) - set(accepted)):
             raise OptionError(f"kind {kind!r} has no option {unknown[0]!r}; it accepts {', '.join(accepted)}.")
@@ -522,8 +523,7 @@ def basis(
     Example: grace-opt basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """
     with _errors_as_exit_codes():
-        if not out.absolute().parent.is_dir():  # now, not after minutes
-            raise OptionError(f"cannot write {out}: there is no folder {out.absolute().parent}.")
+        _check_tensor_file(out)
         try:
             from ..hf.bits.calibrate import calibrate_basis
             from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
@@ -606,8 +606,7 @@ def export(
     Example: grace-opt export HuggingFaceTB/SmolLM2-135M --bits 2.25 -o static.safetensors
     """
     with _errors_as_exit_codes():
-        if not out.absolute().parent.is_dir():  # now, not after minutes
-            raise OptionError(f"cannot write {out}: there is no folder {out.absolute().parent}.")
+        _check_tensor_file(out)
         try:
             from ..hf.bits.export import export_static
             from ..hf.bits.settings import CALIBRATED
@@ -693,27 +692,20 @@ def _exit_unless_finished(statuses: set[str]) -> None:
             raise typer.Exit(status)
 
 
+def _read(file: Path, symmetric: bool) -> instances.Instance:
+    instance = instances.read(file)
+    if symmetric and not np.array_equal(
+        instance.W, instance.W.swapaxes(-1, -2)
+    ):  # whole numbers stay whole if they can
+        return dataclasses.replace(instance, W=symmetrize_matrix(instance.W))
+    return instance
+
+
 def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:
     if k is None and instance.k is None:
         half = max(1, instance.W.shape[-1] // 2)
         raise OptionError(f"{file} does not state k: give the number of vertices to choose, e.g. -k {half}.")
     return instance.k if k is None else k
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise OptionError(f"--option {text!r}: write name=value, for instance --option start=think.")
-    if value in PYTHON_LITERALS:
-        return name, PYTHON_LITERALS[value]
-    try:
-        if re.fullmatch(r"-?\d+(,-?\d+)+", value):
-            return name, [int(part) for part in value.split(",")]  # vertices, as for --protected
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
-    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-        raise OptionError(f"--option {name}=...: the value cannot be read ({error}).") from None
 
 
 def _common(
@@ -725,7 +717,7 @@ def _common(
 
 
 def _problem(instance: instances.Instance, k: Any, protected: str | None) -> Problem:
-    blocked = _vertices("protected", protected, instance.labels)
+    blocked = parse_vertices("protected", protected, instance.labels)
     return Problem.of(instance.W, k, protected=blocked, labels=instance.labels)
 
 
@@ -739,14 +731,7 @@ def _wanted(instance: instances.Instance, maximize: bool, required: str | None) 
             style="dim",
             soft_wrap=True,
         )
-    return {"maximize": maximize, "required": _vertices("required", required, instance.labels)}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
-        raise OptionError(f"--text {path} cannot be read: {error}; give a text file in UTF-8.") from None
+    return {"maximize": maximize, "required": parse_vertices("required", required, instance.labels)}
 
 
 def _numbers(text: str) -> list[float]:
@@ -756,26 +741,19 @@ def _numbers(text: str) -> list[float]:
         raise OptionError(f"--bits {text!r}: write numbers with commas, e.g. 2,2.25,3.") from None
 
 
-def _vertices(option: str, text: str | None, labels: tuple[str, ...] | None) -> list[Any] | None:
-    """The vertices of ``--protected`` or ``--required``: names, if one is or names are numbers; else numbers."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if labels is not None and (set(parts) & set(labels) or any(label.isdecimal() for label in labels)):
-        return parts  # the error names the one that is unknown
+def _check_tensor_file(out: Path) -> None:
+    """Raise OptionError now, not after minutes, if tensors cannot be written there, or their file would be misnamed."""
+    if out.suffix.lower() != ".safetensors":
+        raise OptionError(f"{out}: cannot write {out.suffix!r}, only .safetensors; for instance -o file.safetensors.")
+    if not out.absolute().parent.is_dir():
+        raise OptionError(f"cannot write {out}: there is no folder {out.absolute().parent}.")
+
+
+def _text(path: Path) -> str:
     try:
-        numbers = [int(part) for part in parts]
-    except ValueError:
-        if labels is None:
-            raise OptionError(f"--{option} {text!r}: write vertex numbers with commas, e.g. 0,3,17.") from None
-        return parts
-    if labels is None:
-        return numbers
-    if wrong := [number for number in numbers if not 0 <= number < len(labels)]:
-        raise OptionError(
-            f"--{option}: {wrong[0]} is neither a name in the file nor a vertex from 0 to {len(labels) - 1}."
-        )
-    return [labels[number] for number in numbers]
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
+        raise OptionError(f"--text {path} cannot be read: {error}; give a text file in UTF-8.") from None
 
 
 def _print_json(value: Any) -> None:

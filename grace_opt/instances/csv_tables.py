@@ -1,8 +1,9 @@
 """Read and write W as CSV, with or without names: what spreadsheets, pandas and R write, and what numpy writes.
 
-When: `grace_opt.instances` reads or writes .csv. Read are a header row of names; names in the first column as well,
-with a corner or without; ``;`` between the cells, then also with decimal commas; a byte-order mark. A file is refused
-where its shape, or the names of its rows, do not fit. The cells are split by the csv module (RFC 4180).
+When: `grace_opt.instances` reads or writes .csv and .tsv. Read are a header row of names; names in the first column as
+well, with a corner or without; ``;`` or tabs between the cells, with ``;`` also decimal commas; a byte-order mark. A
+file is refused where its shape, or the names of its rows, do not fit, or a cell is no number; the message says in which
+line and column. The cells are split by the csv module (RFC 4180).
 """
 
 from __future__ import annotations
@@ -17,31 +18,44 @@ from typing import Any
 import numpy.typing as npt
 
 from .._util.files import read_lines
-from .._util.matrices import first_repeated
+from .._util.frames import check_names
 from ..errors import ProblemError
 from .formats import format_numbers, is_number_text, parse_numbers
 
 Array = npt.NDArray[Any]
 
 
-def read_table(path: Path) -> tuple[Array, tuple[str, ...] | None]:
+def read_table(path: Path, suffix: str = ".csv") -> tuple[Array, tuple[str, ...] | None]:
     """Return W (n, n), int64 if all cells are whole, and the names of its vertices if the file has them.
+
+    `suffix` is .csv or .tsv: what most likely stands between the cells.
 
     Raises
     ------
     ProblemError
         If the numbers are no square, names are repeated, or rows are named otherwise than columns.
     """
-    lines = [line for line in read_lines(path, ProblemError) if line.strip() and not line.startswith("#")]
-    mark = ";" if lines and ";" in re.sub(r'"[^"]*"', "", lines[0]) else ","
-    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=mark, strict=True)]
+    numbered = [
+        (at, line)
+        for at, line in enumerate(read_lines(path, ProblemError), 1)
+        if line.strip() and not line.startswith("#")
+    ]
+    lines = [line for _, line in numbered]
+    mark = _mark(lines, "\t;," if suffix == ".tsv" else ";\t,")
+    reader = csv.reader(lines, delimiter=mark, strict=True)
+    rows, places = [], []
+    for row in reader:
+        rows.append([cell.strip() for cell in row])
+        places.append(numbered[reader.line_num - 1][0])
+    words = [cell for cell in rows[0] if not is_number_text(_point(cell, mark))] if rows else []
     head = None
-    if rows and (words := [cell for cell in rows[0] if not is_number_text(_point(cell, mark))]):
-        head, rows = rows[0], rows[1:]
-    n, what = len(rows), f"{path} cannot be read as .csv: "
+    if any(words) or (len(words) == 1 and not rows[0][0]):  # else a row of numbers, some of them missing
+        head, rows, places = rows[0], rows[1:], places[1:]
+    n, what = len(rows), f"{path} cannot be read as {suffix}: "
     if not rows:
         raise ProblemError(f"{what}there is no row of numbers.")
-    after = "" if head is None else f" after the first one, which was taken for names because of {words[0][:40]!r}"
+    taken = next(filter(None, words), "")
+    after = "" if head is None else f" after the first one, which was taken for names because of {taken[:40]!r}"
     for row in rows:
         if len(row) != n and not (head is not None and len(row) == n + 1):
             raise ProblemError(
@@ -53,19 +67,36 @@ def read_table(path: Path) -> tuple[Array, tuple[str, ...] | None]:
         if dotted := next((cell for cell in cells if "." in cell), None):
             raise ProblemError(f"{what}decimal commas and {dotted[:40]!r}, with a point: write one of the two.")
         cells = [_point(cell, mark) for cell in cells]
-    return parse_numbers(path, cells).reshape(n, n), names
+
+    def place(at: int) -> str:
+        i, j = divmod(at, n)
+        own = "" if names is None else f" (row {names[i]!r}, column {names[j]!r})"
+        return f"line {places[i]}, column {len(rows[i]) - n + j + 1}{own}: "
+
+    return parse_numbers(path, cells, place).reshape(n, n), names
 
 
-def table_text(W: Array, names: Sequence[Any] | None = None) -> str:
+def table_text(W: Array, names: Sequence[Any] | None = None, mark: str = ",") -> str:
     """Write W (n, n) as CSV, one row a line; with names in the first row and column, as pandas does."""
     numbers = [format_numbers(row) for row in W]
     if names is None:
-        return "".join(f"{','.join(row)}\n" for row in numbers)
+        return "".join(f"{mark.join(row)}\n" for row in numbers)
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, delimiter=mark, lineterminator="\n")
     writer.writerow(["", *names])
     writer.writerows([name, *row] for name, row in zip(names, numbers, strict=True))
     return text.getvalue()
+
+
+def _mark(lines: list[str], order: str) -> str:
+    """Return what stands between the cells: of several marks, as in names, the one by which the last line fits."""
+    first = re.sub(r'"[^"]*"', "", lines[0]) if lines else ""
+    marks = [mark for mark in order if mark in first]
+    for mark in marks if len(marks) > 1 else ():
+        cells = next(csv.reader(lines[-1:], delimiter=mark))
+        if len(cells) in (len(lines) - 1, len(lines)) and is_number_text(_point(cells[-1].strip(), mark)):
+            return mark
+    return marks[0] if marks else ","
 
 
 def _names(what: str, head: list[str], rows: list[list[str]]) -> tuple[str, ...]:
@@ -83,8 +114,9 @@ def _names(what: str, head: list[str], rows: list[list[str]]) -> tuple[str, ...]
                 f"{what}row {at + 1} is called {row[0]!r} and column {at + 1} {names[at]!r}: rows and columns must "
                 "have the same names in the same order."
             )
-    if "" in names or (again := first_repeated(names)) is not None:
-        raise ProblemError(f"{what}{'a name is empty' if '' in names else f'two columns are called {again!r}'}.")
+    if "" in names:
+        raise ProblemError(f"{what}a name is empty.")
+    check_names(names, what, "column", 1)
     return tuple(names)
 
 

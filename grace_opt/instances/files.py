@@ -5,7 +5,7 @@ format              content
 ==================  ==============================================================================================
 .npy                W (..., n, n)
 .npz, .safetensors  W under ``W`` (or the only matrix in the file), optionally ``k``
-.csv                W, one row a line; perhaps names in the first row, and in the first column as well
+.csv, .tsv          W, one row a line; perhaps names in the first row, and in the first column as well
 .mtx                MatrixMarket: W, coordinate or array; symmetric, skew-symmetric or general
 k-cluster .dat      ``n k m``, then ``i j weight`` with 1-based vertices; the weight is ignored, W = -A: f = -2·(edges)
 MDPLIB .txt         ``n m``, then ``i j d_ij`` with 0-based vertices; W = -d: f = -2·(dispersion)
@@ -37,14 +37,14 @@ import torch
 
 from .._util import files
 from .._util.array_like import as_tensor, to_array, wrong_dtype_error
-from .._util.matrices import checked_labels, with_labels
+from .._util.matrices import checked_labels, place_of, with_labels
 from ..errors import ProblemError
 from . import formats, matrix_market
 from .csv_tables import read_table, table_text
 
 Array = npt.NDArray[Any]
 #: Formats that may be gzipped, with .gz behind their suffix.
-TEXT_SUFFIXES = (".csv", ".mtx", ".dat", ".txt", ".clq", ".col")
+TEXT_SUFFIXES = (".csv", ".tsv", ".mtx", ".dat", ".txt", ".clq", ".col")
 SUFFIXES = (".npy", ".npz", ".safetensors", *TEXT_SUFFIXES)
 READABLE = f"{', '.join(SUFFIXES)}; text also with .gz behind it"
 #: Formats that can store k.
@@ -170,7 +170,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
     k : int or array, optional
         Fits into .npz and .safetensors, and must be given for .dat and .txt, whose headers state it.
     labels : sequence of n names, optional
-        Fit into .csv; those of a DataFrame are written there by default.
+        Fit into .csv and .tsv; those of a DataFrame are written there by default.
 
     Raises
     ------
@@ -196,7 +196,8 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
     suffix = suffix_of(path)
     if suffix not in SUFFIXES:
         raise ProblemError(f"{path}: cannot write {suffix!r}; write {READABLE}.")
-    if labels is not None and suffix != ".csv":
+    marks = {".csv": ",", ".tsv": "\t"}
+    if labels is not None and suffix not in marks:
         raise ProblemError(f"{path}: {suffix} cannot store labels; write .csv.")
     if k is not None and suffix not in SUFFIXES_WITH_K:
         raise ProblemError(f"{path}: {suffix} cannot store k; write .npz or .safetensors.")
@@ -207,7 +208,10 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
     if W.dtype.kind not in "biuf" or W.dtype.itemsize > 8:
         raise ProblemError(f"W has dtype {W.dtype}: give real numbers of at most 64 bits.")
     names = own if labels is None else checked_labels(labels, W.shape[-1])
-    content = table_text(W, names) if suffix == ".csv" else _content(path, suffix, W, k)
+    if W.dtype.kind == "f" and not (finite := np.isfinite(W)).all():
+        at = [int(i) for i in np.argwhere(~finite)[0]]
+        raise ProblemError(f"{path}: {place_of(at, names)} is {W[tuple(at)]}: every weight must be finite.")
+    content = table_text(W, names, marks[suffix]) if suffix in marks else _content(path, suffix, W, k)
     if path.suffix.lower() == ".gz":  # without the time: equal instances are equal files
         content = gzip.compress(content.encode() if isinstance(content, str) else content, mtime=0)
     files.write_file(path, content, ProblemError)
@@ -302,7 +306,7 @@ def _whole(path: Path, k: Array | None) -> Any:
 
 
 def _csv(path: Path) -> Instance:
-    W, labels = read_table(path)
+    W, labels = read_table(path, suffix_of(path))
     return Instance(W, None, "csv", labels=labels)
 
 
@@ -323,6 +327,7 @@ _READERS: dict[str, Callable[[Path], Instance]] = {
     ".npz": _npz,
     ".safetensors": _safetensors,
     ".csv": _csv,
+    ".tsv": _csv,
     ".mtx": _mtx,
     ".dat": _text,
     ".txt": _text,

@@ -9,6 +9,7 @@ Satisfiability, DIMACS 26 (1996).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def k_cluster_text(W: Array, k: int) -> str:
 
 def mdplib_text(W: Array, k: int) -> str:
     """Write W = -d as an MDPLIB file, one pair per line."""
-    _need(W, "MDPLIB", "W = -d with d symmetric, finite distances", np.isfinite(W).all())
+    _need(W, "MDPLIB", "W = -d with d symmetric distances", True)
     i, j = np.triu_indices(len(W), 1)
     listed = W[i, j]
     # Keep integers beyond 2**53 exact, and avoid -0.
@@ -143,14 +144,14 @@ def is_number_text(text: str) -> bool:
     return _REAL.fullmatch(text) is not None
 
 
-def parse_numbers(path: Path, texts: list[str]) -> Array:
+def parse_numbers(path: Path, texts: list[str], place: Callable[[int], str] = lambda at: "") -> Array:
     """Return int64 (or uint64) if all texts are 64-bit integers, which float64 would round; else `parse_floats`."""
     if all(map(is_integer_text, texts)):
         whole = list(map(int, texts))
         for kind in (np.int64, np.uint64):
             if not whole or (min(whole) >= np.iinfo(kind).min and max(whole) <= np.iinfo(kind).max):
                 return np.array(whole, dtype=kind)
-    return parse_floats(path, texts)
+    return parse_floats(path, texts, place)
 
 
 def format_numbers(values: Array) -> list[str]:
@@ -159,11 +160,12 @@ def format_numbers(values: Array) -> list[str]:
     return [repr(value) if isinstance(value, float) else str(int(value)) for value in plain.tolist()]
 
 
-def parse_floats(path: Path, texts: list[str]) -> Array:
-    """Return the numbers as float64."""
-    for text in texts:
+def parse_floats(path: Path, texts: list[str], place: Callable[[int], str] = lambda at: "") -> Array:
+    """Return the numbers as float64; `place` begins the message for one that is none."""
+    for at, text in enumerate(texts):
         if not is_number_text(text):
-            raise ProblemError(f"{path} cannot be read as {path.suffix}: {text[:40]!r} is not a number.")
+            wrong = f"{text[:40]!r} is not a number" if text else "the cell is empty, and every weight needs a number"
+            raise ProblemError(f"{path} cannot be read as {path.suffix}: {place(at)}{wrong}.")
     return np.array([float(text) for text in texts], dtype=np.float64)
 
 

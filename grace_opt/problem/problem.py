@@ -7,9 +7,10 @@ checks. Source: the problem of GRACE (arXiv 2604.16983, section 3); heaviest k-s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -17,13 +18,15 @@ from torch import Tensor
 from .._util.array_like import as_tensor
 from .._util.arrays import Backend, backend_of, to_float_tensor, to_floats, working_dtype
 from .._util.inputs import check_enough_candidates, k_per_instance
-from .._util.matrices import checked_labels, from_condensed, with_labels
+from .._util.matrices import checked_labels, from_condensed, place_of, with_labels
+from .._util.names import refuse_unknown
 from .._util.vertices import vertex_mask
 from ..errors import ProblemError
 from ..kernels.extremes import extremes
 
 #: W may be asymmetric by this many rounding units of its dtype, relative to max |W| of the instance.
 SYMMETRY_EPS = 16
+OF_SOLVE = "maximize= and required= belong to solve and compare: solve(Problem.of(W, k), required=[...])."
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +64,19 @@ class Problem:
     required: Tensor | None = None
 
     @classmethod
-    def of(cls, W: Any, k: Any, *, protected: Any = None, labels: Any = None, check: bool = True) -> Problem:
+    def of(
+        cls, W: Any, k: Any, *, protected: Any = None, labels: Any = None, check: bool = True, **unknown: Never
+    ) -> Problem:
         """Validate an instance or a batch.
 
         Parameters
         ----------
         W : array_like (..., n, n), scipy.sparse matrix, pandas DataFrame, networkx graph, or distances (n (n - 1) / 2,)
             Each instance is symmetric to ``16 eps(dtype) max|W|``. The rows and columns of a DataFrame have equal
-            labels. For a graph, the node attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute
-            ``weight`` becomes ``2 W_ij`` (default 1); f is then the weight of the induced subgraph. A vector is the
-            upper triangle without the diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
+            labels; a list of DataFrames with the same labels in the same order is a batch. For a graph, the node
+            attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute ``weight`` becomes ``2 W_ij``
+            (default 1); f is then the weight of the induced subgraph. A vector is the upper triangle without the
+            diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
@@ -81,10 +87,12 @@ class Problem:
         check : bool
             False skips the checks that read W (finite, symmetric), and whether enough vertices are unprotected; for
             trusted callers.
+        **unknown
+            Refused, with the argument that may be meant.
 
         Raises
         ------
-        ProblemError
+        ProblemError, OptionError
             The message says what is wrong, where, and what to write instead.
 
         Examples
@@ -92,6 +100,7 @@ class Problem:
         >>> Problem.of([[2.0, -1.0], [-1.0, 3.0]], 1).n
         2
         """
+        refuse_unknown(cls.of, unknown, dict.fromkeys(("required", "maximize"), OF_SOLVE))
         W, own = with_labels(W)
         if own is not None and labels is not None:
             raise ProblemError("W is a graph or a DataFrame, which has labels of its own: leave labels= out.")
@@ -104,11 +113,11 @@ class Problem:
         if tensor.numel() == 0:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
         *batch, n, _ = tensor.shape
+        labels = own if labels is None else checked_labels(labels, n)
         if check:
-            tensor = _checked_weights(tensor)
+            tensor = _checked_weights(tensor, labels)
         tensor = tensor.to(working_dtype(tensor.dtype))
         k_tensor, k_max = k_per_instance(k, tuple(batch), n, tensor.device)
-        labels = own if labels is None else checked_labels(labels, n)
         blocked = vertex_mask(protected, "protected", labels, tuple(batch), n, tensor.device)
         candidates = (~blocked).expand(*batch, n)
         if check:
@@ -178,7 +187,17 @@ def symmetrize(W: Any) -> Any:
 
 def _check_square(tensor: Tensor) -> None:
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2]:
-        raise ProblemError(f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n).")
+        length = tensor.shape[-1] if tensor.ndim == 2 else 0
+        n = (1 + math.isqrt(1 + 8 * length)) // 2
+        hint = (
+            f" If each row holds the {length} distances of scipy's pdist for n = {n}, write "
+            "np.stack([squareform(row) for row in W]), with scipy.spatial.distance.squareform."
+            if length > 1 and n * (n - 1) // 2 == length
+            else ""
+        )
+        raise ProblemError(
+            f"W has shape {tuple(tensor.shape)}: give a square matrix (n, n) or a batch (..., n, n).{hint}"
+        )
 
 
 def _mean(tensor: Tensor) -> Tensor:
@@ -187,14 +206,15 @@ def _mean(tensor: Tensor) -> Tensor:
     return torch.where(total.isfinite(), total / 2, tensor / 2 + tensor.mT / 2)
 
 
-def _checked_weights(W: Tensor) -> Tensor:
+def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None) -> Tensor:
     """W, checked and made exactly symmetric; in float64 if sums would leave the range of float32."""
     n, eps = W.shape[-1], torch.finfo(W.dtype).eps
     finite, largest, worst = extremes(W)
     if not bool(finite.all()):
         where = [int(i) for i in (~torch.isfinite(W)).nonzero()[0]]
         raise ProblemError(
-            f"W{where} is {W[tuple(where)].item()}: every weight must be finite. To forbid a vertex, use protected=."
+            f"{place_of(where, labels)} is {W[tuple(where)].item()}: every weight must be finite. To forbid a vertex, "
+            "use protected=."
         )
     # Divide rather than multiply: the product with max |W| may underflow; dividing by a power of two is exact.
     skew = worst / (SYMMETRY_EPS * eps) > largest
@@ -203,9 +223,10 @@ def _checked_weights(W: Tensor) -> Tensor:
         wide, whose = W[at].to(torch.float64), " of the instance" if at else ""
         i, j = ((wide - wide.mT).abs() == worst[at].to(W.device)).nonzero()[0].tolist()
         raise ProblemError(
-            f"W is not symmetric: |W{[*at, i, j]} - W{[*at, j, i]}| = {float(worst[at]):.3g}, allowed "
+            f"W is not symmetric: |W{[*at, i, j]} - W{[*at, j, i]}| = {float(worst[at]):.3g}"
+            f"{'' if labels is None else f' ({labels[i]!r} and {labels[j]!r})'}, allowed "
             f"{SYMMETRY_EPS * eps * float(largest[at]):.3g} ({SYMMETRY_EPS} eps max|W|{whose}). "
-            "If you mean the symmetric part, pass grace_opt.symmetrize(W)."
+            "If you mean the symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
         )
     if bool((largest > torch.finfo(torch.float64).max / 8 / n**2).any()):
         size = float(largest.max())

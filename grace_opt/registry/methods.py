@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Protocol
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from .. import objective
-from .._util.names import nearest_name
+from .._util.names import did_you_mean
 from .._util.parameters import plain, shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
@@ -101,13 +101,12 @@ class SolverSpec:
                         objective.evaluate(small.W, spec.solve(small, spec.options(), Run(0)).mask)
                 _prepared.add((self.solver, dtype))
 
-    def make_options(self, given: Mapping[str, Any]) -> Any:
-        """The options dataclass, or OptionError naming the accepted ones."""
+    def make_options(self, given: Mapping[str, Any], arguments: Iterable[str] = ()) -> Any:
+        """The options dataclass, or OptionError naming the accepted ones; `arguments` of the caller may be meant."""
         accepted = [field.name for field in dataclasses.fields(self.options) if field.init]
         for name in given:
             if name not in accepted:
-                near = nearest_name(name, accepted)
-                hint = f" Did you mean {near!r}?" if near is not None else ""
+                hint = did_you_mean(name, [*accepted, *arguments])
                 takes = f"accepts {', '.join(accepted)}" if accepted else "takes no options"
                 raise OptionError(f"method {self.name!r} has no option {name!r}; it {takes}.{hint}")
         return self.options(**given)
@@ -291,8 +290,7 @@ def get(name: str) -> SolverSpec:
     known = specs()
     spec = known.get(name) if isinstance(name, str) else None
     if spec is None:
-        near = nearest_name(name, known)
-        hint = f" Did you mean {near!r}?" if near is not None else ""
+        hint = did_you_mean(name, known)
         if name == "grace":
             hint = " 'grace' is a preset of MaskProvider and PrunedKeyCache: salient channels protected, then 'mies'."
         lost = "".join(
@@ -314,8 +312,10 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def chosen(method: Any, options: Mapping[str, Any]) -> tuple[SolverSpec, Any]:
+def chosen(method: Any, options: Mapping[str, Any], arguments: Iterable[str] = ()) -> tuple[SolverSpec, Any]:
     """A method and its options object, from a name and keyword options, or from an options object.
+
+    `arguments` are those of the caller, which an unknown option may have been meant to be.
 
     Raises
     ------
@@ -334,7 +334,7 @@ def chosen(method: Any, options: Mapping[str, Any]) -> tuple[SolverSpec, Any]:
     """
     if isinstance(method, str):
         spec = get(method)
-        return spec, spec.make_options(options)
+        return spec, spec.make_options(options, arguments)
     spec = _owner(method)
     if options:
         name, kind = next(iter(options)), type(method).__name__

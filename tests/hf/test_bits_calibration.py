@@ -530,7 +530,7 @@ def test_the_command_line_writes_a_file(tmp_path):
     first = basis.shares(2.25, 2.25)[0][0]
     assert f"{first[0]:.2f}  {first[1]:.2f}" in shown.output
     for wrong in (
-        (str(POCKET_FOLDER), "-o", tmp_path / "missing" / "b"),
+        (str(POCKET_FOLDER), "-o", tmp_path / "missing" / "b.safetensors"),
         ("pocket", "--text", tmp_path / "none.txt", "-o", out),
         ("pocket", "--text", tmp_path / "latin.txt", "-o", out),
         (tmp_path / "no model", "-o", out),

@@ -264,10 +264,10 @@ def test_on_the_command_line(tmp_path):
     text.write_text("the quiet river runs past a late singer " * 20)
     calibrate_basis(model, tokenizer, [text.read_text()]).save(tmp_path / "basis")
     files = ["--basis", str(tmp_path / "basis"), "--text", str(text)]
-    done = CliRunner().invoke(app, ["export", "pocket", "-o", str(tmp_path / "out"), "--bits", "3", *files])
+    done = CliRunner().invoke(app, ["export", "pocket", "-o", str(tmp_path / "out.safetensors"), "--bits", "3", *files])
     assert done.exit_code == 0, done.output
     assert "bits per element, 3 layers, from" in done.output
-    assert 2.9 < StaticCoders.load(tmp_path / "out").bits <= 3
-    done = CliRunner().invoke(app, ["export", "pocket", "-o", str(tmp_path / "no" / "out")])
+    assert 2.9 < StaticCoders.load(tmp_path / "out.safetensors").bits <= 3
+    done = CliRunner().invoke(app, ["export", "pocket", "-o", str(tmp_path / "no" / "out.safetensors")])
     assert done.exit_code == 2
     assert "there is no folder" in done.output
