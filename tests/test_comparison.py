@@ -360,7 +360,7 @@ def test_frame():
 
 def test_frame_without_pandas_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(OptionError, match=r'pip install "grace-opt\[bench\]"'):
+    with pytest.raises(OptionError, match=r'pip install "\.\[bench\]"'):
         compare(W3, 2, ["mies"]).to_frame()
 
 
