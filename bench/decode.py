@@ -6,7 +6,7 @@ still in the processor's caches when its turn comes again. As in a model, an unt
 call: it wakes torch's threads, which helps code that runs on them and slows down code that runs on others. The kernel
 reads pruned keys in three layouts: each token's channels side by side (token-major), the same with room up to a
 multiple of sixteen channels (padded), and each channel's tokens side by side (channel-major). It also reads keys in 8,
-4 and 3 bits, which needs ``grace-opt[quant]``. Ratios are medians of the ratios of each round.
+4 and 3 bits, which needs ``pip install ".[quant]"``. Ratios are medians of the ratios of each round.
 
 The lower bound is the time to move keys, values and kept indices at the bandwidth of a large copy. A copy also writes,
 so reading alone can be a little faster.

@@ -3,7 +3,7 @@
 ``check_solver("name")`` runs the suite on a registered method and raises AssertionError at the first violation of the
 contract: exactly k vertices, none protected; correct objective; bound at most f and the optimum; batch = loop;
 per-instance k; reproducible; input unchanged; dtypes and edge cases. Our own tests run it over the whole registry.
-Needs ``pip install "grace-opt[dev]"`` for hypothesis.
+Needs ``pip install ".[dev]"`` for hypothesis.
 """
 
 from __future__ import annotations

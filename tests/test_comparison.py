@@ -168,7 +168,7 @@ def test_defaults_leave_out_what_cannot_and_say_why(register, monkeypatch):
     monkeypatch.setattr("grace_opt.api.DEFAULT_COMPARE_SECONDS", 0.5)
     all_ = compare(W3, 2)
     assert all_.left_out["refuses"] == "would need 5 PB"
-    assert "grace-opt[peers]" in all_.left_out["missing"]
+    assert 'pip install ".[peers]"' in all_.left_out["missing"]
     assert {"mies", "exhaustive"} <= set(all_.methods)
     with pytest.raises(UnknownSolverError, match="left out: would need 5 PB"):
         all_["refuses"]
@@ -360,7 +360,7 @@ def test_frame():
 
 def test_frame_without_pandas_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(OptionError, match=r'pip install "grace-opt\[bench\]"'):
+    with pytest.raises(OptionError, match=r'pip install "\.\[bench\]"'):
         compare(W3, 2, ["mies"]).to_frame()
 
 

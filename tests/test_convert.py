@@ -174,5 +174,5 @@ def test_bad_input(monkeypatch):
             with pytest.raises(OptionError, match="penalty="):
                 convert.to_dimod_bqm(W3, 1, penalty)
     monkeypatch.setitem(sys.modules, "dimod", None)
-    with pytest.raises(OptionError, match=r'pip install "grace-opt\[peers\]"'):
+    with pytest.raises(OptionError, match=r'pip install "\.\[peers\]"'):
         convert.to_dimod_cqm(W3, 1)

@@ -142,7 +142,7 @@ class TestFallback:
     def test_without_triton(self, monkeypatch, calls):
         monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cpu")
         monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
-        self.answers(monkeypatch, why=r"triton is not installed: pip install \"grace-opt\[gpu\]\"")
+        self.answers(monkeypatch, why=r'triton is not installed: pip install "\.\[gpu\]" in the checkout of grace_opt')
         assert not calls
 
     @pytest.mark.parametrize(("wrong", "why"), [(lambda d: False, "differed"), (lambda d: 1 // 0, "ZeroDivisionError")])

@@ -206,4 +206,4 @@ def test_doctor_finds_a_loop_that_is_wrong(run, monkeypatch, wrong, why):
 def test_what_is_not_installed_is_named_with_the_way_to_get_it(run, monkeypatch):
     original = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: "" if name == "transformers" else original(name))
-    assert 'not installed: transformers, for pruning key caches: pip install "grace-opt[hf]"' in run("--quick").output
+    assert 'not installed: transformers, for pruning key caches: pip install ".[hf]"' in run("--quick").output

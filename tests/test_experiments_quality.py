@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-pytest.importorskip("transformers", reason="needs grace-opt[hf]")
+pytest.importorskip("transformers", reason="needs the extra hf")
 
 from bench.experiments import bits, quality, reconstruction, tensors
 from bench.experiments.registry import Experiment, Settings

@@ -447,6 +447,16 @@ def test_testing_without_hypothesis_names_the_extra(monkeypatch: pytest.MonkeyPa
     assert spec is not None
     assert spec.loader is not None
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    with pytest.raises(ImportError, match=r'hypothesis.*pip install "grace-opt\[dev\]"') as caught:
+    with pytest.raises(ImportError, match=r'hypothesis.*pip install "\.\[dev\]"') as caught:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert isinstance(caught.value, grace_opt.GraceError)
+
+
+def test_every_command_to_install_is_one_for_a_clone() -> None:
+    """grace_opt is on no package index, where a stranger could take its name."""
+    rooms_and_pages = ("grace_opt", "solvers", "bench", "tests", "docs/howto", "docs/reference", "docs/tutorials")
+    texts = [path for folder in rooms_and_pages for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")]
+    texts += [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/examples/*.py"), ROOT / "Makefile"]
+    named = re.compile("""pip install ["']?grace[-_]opt""")
+    assert len(texts) > 400
+    assert not [path for path in texts if named.search(path.read_text(encoding="utf-8"))]

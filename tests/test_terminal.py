@@ -139,9 +139,9 @@ def test_an_extra_keeps_its_brackets(terminal, monkeypatch):
             patched.setitem(sys.modules, module, None)  # as if it were missing
             assert terminal("demo") == 2
         assert f"the demo needs {missing}" in terminal.err
-        assert 'pip install "grace-opt[demo]"' in terminal.err
+        assert 'pip install ".[demo]"' in terminal.err
     assert terminal("report", "--help") == 0
-    assert 'pip install "grace-opt[bench]"' in " ".join(terminal.out.split())
+    assert 'pip install ".[bench]"' in " ".join(terminal.out.split())
 
 
 @pytest.fixture

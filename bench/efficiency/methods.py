@@ -120,9 +120,9 @@ def missing(name: str) -> str | None:
     if name == "kvpress" and importlib.util.find_spec("kvpress") is None:
         return "not run here: kvpress needs transformers < 5.3"
     if name == "int4" and _quantizer() is None:
-        return 'not run here: write pip install "grace-opt[quant]"'
+        return 'not run here: write pip install ".[quant]"'
     if name.startswith("grace+int4") and not _importable("optimum.quanto"):
-        return 'not run here: write pip install "grace-opt[quant]"'
+        return 'not run here: write pip install ".[quant]"'
     return None
 
 
@@ -141,7 +141,7 @@ def _importable(module: str) -> bool:
 def held_bytes(cache: Any) -> int:
     """Bytes of all memory that a cache keeps, room to grow included; by `memory_report` if it is ours."""
     if isinstance(cache, PrunedKeyCache):
-        return cache.memory_report().total_bytes
+        return cache.memory_report().allocated_bytes
     storages = (
         t.untyped_storage() for layer in cache.layers for part in vars(layer).values() for t in tensors_in(part)
     )

@@ -197,7 +197,7 @@ def _share(row: dict[str, Any]) -> float:
 def needs(settings: Settings) -> str:
     """A checkpoint and texts at full size, and the library that packs bits."""
     if importlib.util.find_spec("hqq") is None:
-        return "quantised caches need hqq: pip install 'grace-opt[quant]'"
+        return "quantised caches need hqq: pip install '.[quant]'"
     return missing(settings)
 
 

@@ -132,7 +132,7 @@ FETCH = (
 RUN = (
     "Each method runs in its own process, in one thread, compiled and warm before the clock starts. Finished cells are "
     "not measured again, so you can stop and resume. Missing instances and solvers are skipped and named; "
-    'pip install "grace-opt[peers]" installs the solvers.'
+    'pip install ".[peers]" installs the solvers.'
 )
 REPORT = "The page needs cells of one clean commit; it names the others and refuses them."
 

@@ -4,7 +4,7 @@ Each function takes ``(W, k, limit, seed)`` and returns a dict: ``status`` ("pro
 ``indices``, ``claimed`` (the objective it states), ``bound``, ``time`` (its own search, without building the model),
 ``nodes``, ``message``. W is multiplied by a power of two (`in_scale`), because their absolute tolerances suppose
 objectives of ordinary size, and "proved" means the same as ours: f - bound at most 1e-9 max(|f|, trace W), or less
-than one step for integer W. ``pip install "grace-opt[peers]"``; ortools and highspy cannot share a process.
+than one step for integer W. ``pip install ".[peers]"``; ortools and highspy cannot share a process.
 """
 
 from __future__ import annotations

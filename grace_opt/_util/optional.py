@@ -1,4 +1,4 @@
-"""Import an optional library where it is used; if it is missing, the error names the pip extra."""
+"""Import an optional library where it is used; if it is missing, the error says which command installs it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def missing(module: str, extra: str, purpose: str) -> MissingLibraryError:
     Examples
     --------
     >>> missing("pandas", "bench", "to_frame()")
-    MissingLibraryError('to_frame() needs pandas, which is not installed: pip install "grace-opt[bench]".')
+    MissingLibraryError('to_frame() needs pandas, which is not installed: pip install ".[bench]" in the ... grace_opt.')
     """
-    return MissingLibraryError(f'{purpose} needs {module}, which is not installed: pip install "grace-opt[{extra}]".')
+    return MissingLibraryError(f"{purpose} needs {module}, which is not installed: {pip_install(extra)}.")
+
+
+def pip_install(extra: str = "") -> str:
+    """Return the command that installs an extra, and where to run it: grace_opt is on no package index.
+
+    Examples
+    --------
+    >>> print(pip_install("quant"))
+    pip install ".[quant]" in the checkout of grace_opt
+    """
+    what = f'".[{extra}]"' if extra else "."
+    return f"pip install {what} in the checkout of grace_opt"

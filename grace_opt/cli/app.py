@@ -28,7 +28,7 @@ from rich.text import Text
 
 from .. import api, instances
 from .._util.files import NO_SPACE_ERRORS, new_folder
-from .._util.optional import require
+from .._util.optional import pip_install, require
 from .._util.progress import progress_bar
 from .._util.terminal import FittingTable, escape_path, use_ascii_fallback
 from ..comparison import Comparison, ComparisonError
@@ -362,7 +362,7 @@ def demo(
             from ..hf.models import POCKET_BASIS, POCKET_FOLDER, disable_progress_bars, load_model
             from .figures import save_demo
         except ImportError as error:
-            raise OptionError(f'the demo needs transformers: pip install "grace-opt[demo]" ({error})') from None
+            raise OptionError(f"the demo needs transformers: {pip_install('demo')} ({error})") from None
         except UnicodeDecodeError as error:  # torch reads some of its own files in the locale's encoding
             raise OptionError(f"torch cannot be loaded in this locale ({error}): set PYTHONUTF8=1.") from None
         columns = (
@@ -457,7 +457,7 @@ def tune(
             from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
             from ..hf.tune.windows import read_prompts
         except ImportError as error:
-            raise OptionError(f'tune needs transformers: pip install "grace-opt[demo]" ({error})') from None
+            raise OptionError(f"tune needs transformers: {pip_install('demo')} ({error})") from None
         given = {path.name: _text(path) for path in text} if text else None
         if text and given is not None and len(given) < len(text):
             given = {str(path): _text(path) for path in text}
@@ -529,7 +529,7 @@ def basis(
             from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
             from ..hf.texts import shipped_texts
         except ImportError as error:
-            raise OptionError(f'calibration needs transformers: pip install "grace-opt[hf]" ({error})') from None
+            raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
         texts = [_text(path) for path in text] if text else shipped_texts()
         if model == "pocket":
             disable_progress_bars()
@@ -577,9 +577,7 @@ def lm_eval(context: typer.Context) -> None:
         try:
             from ..hf.lm_eval.command import run_harness
         except ImportError as error:
-            raise OptionError(
-                f'grace-opt lm-eval needs transformers: pip install "grace-opt[lm-eval]" ({error})'
-            ) from None
+            raise OptionError(f"grace-opt lm-eval needs transformers: {pip_install('lm-eval')} ({error})") from None
         run_harness(context.args or ["--help"])
 
 
@@ -612,7 +610,7 @@ def export(
             from ..hf.bits.settings import CALIBRATED
             from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
         except ImportError as error:
-            raise OptionError(f'exporting needs transformers: pip install "grace-opt[hf]" ({error})') from None
+            raise OptionError(f"exporting needs transformers: {pip_install('hf')} ({error})") from None
         texts = [_text(path) for path in text] if text else None
         if model == "pocket":
             disable_progress_bars()
@@ -633,7 +631,7 @@ def report(
     """Turn the experiments' results in DIR into pages.
 
     Writes Markdown and HTML, with tables and plots. Unfinished experiments show the results so far. Needs pandas,
-    pyarrow and matplotlib: pip install "grace-opt[bench]".
+    pyarrow and matplotlib: pip install ".[bench]" in the checkout.
 
     Example: grace-opt report results --out docs/results/experiments
     """

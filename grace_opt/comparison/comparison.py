@@ -272,7 +272,7 @@ class Comparison(Sequence[Solution]):
         Raises
         ------
         OptionError
-            If pandas is not installed: it comes with ``grace-opt[bench]``.
+            If pandas is not installed: it comes with ``pip install ".[bench]"``.
         """
         return require("pandas", "bench", "to_frame()").DataFrame(self.rows())
 

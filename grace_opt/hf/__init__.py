@@ -19,7 +19,7 @@ In few bits, divided among the channels and tokens of keys and values, instead o
 
 Importing this package registers the attention functions ``"grace_sdpa"`` and ``"grace_eager"`` with transformers,
 through its documented registration interface; nothing is patched. With any other cache they behave exactly like
-``"sdpa"`` and ``"eager"``. Needs ``pip install "grace-opt[hf]"`` (transformers 5.2 or newer).
+``"sdpa"`` and ``"eager"``. Needs ``pip install ".[hf]"`` in the checkout (transformers 5.2 or newer).
 """
 
 from __future__ import annotations

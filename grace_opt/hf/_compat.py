@@ -23,9 +23,11 @@ import inspect
 
 from torch import nn
 
+from .._util.optional import pip_install
+
 MINIMUM = (5, 2)
 
-_INSTALL = 'write: pip install "grace-opt[hf]"'
+_INSTALL = f"write: {pip_install('hf')}"
 
 
 def require_transformers() -> None:

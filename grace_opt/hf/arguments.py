@@ -173,7 +173,6 @@ def unwrap_model(given: Any, call: str) -> Any:
         for name in ("model", "module", "base_model"):
             if isinstance(getattr(model, name, None), PreTrainedModel):
                 kind = type(model).__name__
-                raise OptionError(
-                    f"model must be a transformers model, and a {kind} contains one; write {call}(x.{name})"
-                )
+                what = f"pipe.{name}, ...), and call pipe as before" if "Pipeline" in kind else f"x.{name}, ...)"
+                raise OptionError(f"model must be a transformers model, and a {kind} contains one; write {call}({what}")
     return model

@@ -31,6 +31,7 @@ from .config import PruningConfig
 from .generate_hook import GenerateHook, close_block, open_block
 from .implementation import ImplementationOverride, base_for
 from .layer import PrunedKeyLayer
+from .prompt import NO_TOKENS
 from .running_calls import RunningCalls
 
 
@@ -88,6 +89,10 @@ class Attached(ContextDecorator):
                 "past_key_values is the object that attach() yields, which is not a cache; write "
                 "past_key_values=attached.cache to continue a conversation, or leave it out"
             )
+        if length == 0:
+            raise OptionError(NO_TOKENS)
+        if isinstance(given, PrunedKeyCache):
+            given.check_model(self._model)
         if kwargs.get("cache_implementation") is not None:
             raise OptionError("attach() already gives generate() a cache; leave out cache_implementation")
         if given is None and self._uses_cache(args, kwargs):

@@ -129,6 +129,10 @@ def pruning_function(base_name: str) -> AttentionFunction:
             )
         layer, old = context.layer, context.compressed
         layer.attended()
+        # Layers that share another layer's keys (Gemma 3n) get here too.
+        is_owner = getattr(module, "layer_idx", layer.plan.index) == layer.plan.index
+        if is_owner:
+            layer.check_filled_by(module)
         fused = layer.plan.config.fused and layer.plan.bits is None
         if fused:
             _refuse_unsupported(module, kwargs)
@@ -136,8 +140,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
             return _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
         attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
         behind = layer.prompt.behind(query.shape[2], key.shape[2])
-        # Layers that share another layer's keys (Gemma 3n) get here too; the owner's queries choose.
-        if getattr(module, "layer_idx", layer.plan.index) == layer.plan.index:
+        if is_owner:  # whose queries choose
             now = Observation(
                 query,
                 key_validity(attention_mask, query.shape[0], key.shape[2]),

@@ -33,7 +33,7 @@ from .arguments import GRACE, RATIO, given_of, unwrap_model
 from .bits.make_budget import budget_of
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
-from .masking import fingerprint, layer_devices, mask_from_kept, static_sources
+from .masking import fingerprint, fingerprint_differences, layer_devices, mask_from_kept, static_sources
 from .plan import LayerPlan, MaskSource
 from .prunable import prunable_layers, text_config
 from .report import MemoryReport, measure
@@ -305,6 +305,24 @@ class PrunedKeyCache(Cache):
         """Return which model this cache is for, weights included if it was made from a model that still exists."""
         model = None if self._model is None else self._model()
         return self._shape if model is None else fingerprint(model)
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Raise if the cache was made for, or loaded with, a model that differs from this one in shape or weights.
+
+        A cache made from a configuration, or whose model is gone, knows only the shape.
+
+        Raises
+        ------
+        CacheError
+        """
+        own = None if self._model is None else self._model()
+        if own is model:
+            return
+        here = fingerprint(model.config if own is None else model)
+        if differences := fingerprint_differences("cache", self.fingerprint(), here):
+            raise CacheError(
+                f"past_key_values is a cache of another model ({'; '.join(differences)}); use a new cache for this one"
+            )
 
     @property
     def is_dense(self) -> bool:

@@ -12,7 +12,8 @@ Source: LeanK (arXiv 2508.02215) for static masks per head; GRACE (arXiv 2604.16
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from ..errors import OptionError
 from ..problem import Problem
 from ..registry import MethodOptions
 from .arguments import GRACE, RATIO, require_model
+from .bits.settings import BUDGETS
 from .cache import PrunedKeyCache
 from .capture import capture
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
@@ -34,7 +36,9 @@ from .masking import execution_device, fingerprint
 from .texts import token_ids
 
 #: Settings of a cache that do not affect which channels are chosen from whole texts.
-_NOT_ASKED = frozenset(("recent_window", "sink_tokens", "tail_block", "fused", "evict", "quantize"))
+_NOT_ASKED = frozenset(
+    ("recent_window", "sink_tokens", "tail_block", "fused", "evict", "quantize", "prompt_length", "offloading")
+)
 
 
 def calibrate(
@@ -62,7 +66,7 @@ def calibrate(
     method, ratio, pruning, **settings
         As in `PrunedKeyCache`, but only those on which the channels depend. ``recent_window``, ``sink_tokens``,
         ``tail_block``, ``fused``, ``evict`` and ``quantize`` belong to the cache; in ``pruning`` they are ignored, and
-        so is its ``observation_window``.
+        so is its ``observation_window``. ``bits`` and its like drop no channels: see `calibrate_basis`.
     observation_window : int, optional
         Number of last queries of each text that count. None means all, since a static mask serves them all.
     advance : callable
@@ -108,6 +112,9 @@ def calibrate(
             f"the channels do not depend on {', '.join(ignored)}; give them to the cache that uses the masks: "
             f"PrunedKeyCache(model, masks=masks, {', '.join(f'{name}=...' for name in ignored)})"
         )
+    if isinstance(pruning, str | os.PathLike):
+        pruning = PruningConfig.from_json(pruning, model)
+    _refuse_bits(settings, pruning)
     observed = integer("observation_window", observation_window, at_least=1, optional=True)
     # The same checks, layers and settings as the cache that will use the masks.
     cache = PrunedKeyCache(model, method, ratio, pruning=pruning, **settings)
@@ -143,3 +150,15 @@ def calibrate(
         count = provider.count(means[layer].shape[-1])
         masks.append(ChannelMask(provider.choose(Problem.of(means[layer], count, protected=protected)).pruned.cpu()))
     return ChannelMask.stack(masks, fingerprint(model))
+
+
+def _refuse_bits(settings: Mapping[str, Any], pruning: PruningConfig | None) -> None:
+    """Refuse settings that drop no channels, before a cache calibrates a basis for them."""
+    named = [name for name in (*BUDGETS, "basis") if settings.get(name) is not None]
+    held = [name for name in BUDGETS if isinstance(pruning, PruningConfig) and getattr(pruning, name) is not None]
+    if named or held:
+        raise OptionError(
+            f"calibrate() chooses channels to drop, and {', '.join(named or held)}= drops none: write "
+            "calibrate_basis(model, tokenizer, texts).save(FILE), and give the cache bits= and basis=FILE; to drop "
+            f"channels, leave out {', '.join(named) or 'pruning='}"
+        )

@@ -25,7 +25,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
 from .._util.arrays import without_autocast
@@ -37,10 +37,11 @@ from .bits.settings import OF_PROMPT
 from .bits.waiting import SETTLED
 from .channel_choice import check_numbers, raise_for_verdict
 from .compression import compress
+from .filler import Filler
 from .layer_context import LayerContext, with_context
 from .observation import Observation
 from .plan import LayerPlan
-from .prompt import Prompt
+from .prompt import NO_TOKENS, Prompt
 from .pruned_attention import scatter_channels
 from .storage import Compressed, StoredTensor, Tail
 
@@ -67,6 +68,7 @@ class PrunedKeyLayer(DynamicLayer):
         #: The model's attention implementation when keys were last returned, if the cache knows it.
         self.implementation = ""
         self._awaits_attention = False
+        self._filler = Filler()
         self._announced = False
         self._fresh = False  # compressed, and unchanged since
         self._postponed: Observation | None = None
@@ -193,6 +195,10 @@ class PrunedKeyLayer(DynamicLayer):
             verdict, self._verdict = self._verdict, None
             raise_for_verdict(self.plan.index, verdict.tolist())
 
+    def check_filled_by(self, module: nn.Module) -> None:
+        """Raise if the layer was filled by a model with other weights than those of this attention module."""
+        self._filler.check(module, self.plan.index)
+
     def attended(self) -> None:
         """Record that the attention function has received what ``update`` returned."""
         self._awaits_attention = False
@@ -304,6 +310,11 @@ class PrunedKeyLayer(DynamicLayer):
             return old.coded
         return 0 if old is None else old.pruned_keys.shape[-2]
 
+    @property
+    def evicted_length(self) -> int:
+        """Number of tokens that were read and that each KV head has dropped, every head its own."""
+        return 0 if self.compressed is None else self.compressed.length - self.compressed.stored
+
     def get_seq_length(self) -> int:
         """Number of tokens that were added and not cropped: pruned, dense and evicted."""
         old = 0 if self.compressed is None else self.compressed.length
@@ -312,6 +323,8 @@ class PrunedKeyLayer(DynamicLayer):
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Return length and offset for the mask; old transformers pass the new tokens' positions, not their number."""
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        if count == 0 and not self.get_seq_length():
+            raise CacheError(NO_TOKENS)
         if count == 0:
             raise CacheError(
                 f"there are no new tokens: the cache already holds the whole input of {self.get_seq_length()} "
@@ -406,6 +419,7 @@ class PrunedKeyLayer(DynamicLayer):
         """Forget everything, ready for another prompt."""
         self.tail = self.compressed = self._received = None
         self.prompt.reset()
+        self._filler = Filler()
         self.is_initialized = False
         self._awaits_attention = self._fresh = False
         self._verdict = self._postponed = None

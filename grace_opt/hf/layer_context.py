@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .bits.coded import CodedTokens
 from .observation import Observation
@@ -26,6 +26,9 @@ class LayerProtocol(Protocol):
 
     def attended(self) -> None:
         """Record that the attention function has received what ``update`` returned."""
+
+    def check_filled_by(self, module: nn.Module) -> None:
+        """Raise if the layer was filled by a model with other weights."""
 
     def receive(self, attention: Tensor) -> None:
         """Record the attention that the tail's tokens received."""

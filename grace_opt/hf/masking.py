@@ -53,7 +53,7 @@ def fingerprint(model: PreTrainedModel | PreTrainedConfig) -> dict[str, int | st
     if isinstance(model, PreTrainedModel):
         if is_tensor_parallel(model):
             found["tensor_parallel"] = f"rank {rank()} of {_ranks()}"
-        elif not any(parameter.is_meta or _is_sharded(parameter) for parameter in model.parameters()):
+        elif has_all_weights(model):
             found["weights"] = weights_digest(model)
     return found
 
@@ -89,6 +89,11 @@ def is_tensor_parallel(model: PreTrainedModel) -> bool:
     return (getattr(model, "tp_size", None) or 1) > 1
 
 
+def has_all_weights(module: nn.Module) -> bool:
+    """Return whether all parameters are in this process: none is sharded over ranks, or offloaded to disk."""
+    return not any(parameter.is_meta or _is_sharded(parameter) for parameter in module.parameters())
+
+
 def _is_sharded(parameter: Tensor) -> bool:
     """Return whether it is a DTensor, judged by its attributes: some builds of torch lack the class."""
     return hasattr(parameter, "placements")
@@ -106,7 +111,7 @@ def rank() -> int:
 DIGEST_ENTRIES_PER_PARAMETER = 16
 
 
-def weights_digest(model: PreTrainedModel) -> str:
+def weights_digest(model: nn.Module) -> str:
     """Return the SHA-256 of names, shapes and some evenly spread entries of every parameter, as bfloat16."""
     sampled = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):

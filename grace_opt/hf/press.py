@@ -5,7 +5,7 @@ When: to compare methods on the benchmarks of kvpress, alone or after a press th
 
 Import it by its full name, ``from grace_opt.hf.press import GracePress``. `grace_opt.hf` does not import it, because
 kvpress wraps every attention function of transformers and pins transformers below 5.3. Install it in a separate virtual
-environment: ``pip install "grace-opt[kvpress]"``.
+environment: ``pip install ".[kvpress]"`` in the checkout.
 
 Source: the interface of kvpress 0.5.5 (``ThinKPress``, ``BasePress.forward_hook``); the methods are ours.
 """
@@ -19,14 +19,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._util.optional import pip_install
 from ..attention.provider import MaskProvider
 from ..registry import MethodOptions
 
 MINIMUM = (0, 5, 5)
 
-_INSTALL = (
-    'write: pip install "grace-opt[kvpress]" (it needs transformers older than 5.3: use a separate virtual environment)'
-)
+_INSTALL = f"write: {pip_install('kvpress')} (it needs transformers older than 5.3: use a separate virtual environment)"
 
 
 def require_kvpress() -> None:

@@ -20,6 +20,12 @@ from .bits.importance import spread_queries
 from .observation import Observation
 from .plan import LayerPlan
 
+#: What is said of a prompt of length 0.
+NO_TOKENS = (
+    "the prompt has no tokens: input_ids, or inputs_embeds, has the length 0; give at least one token, for instance "
+    "tokenizer.bos_token_id"
+)
+
 
 class Prompt:
     """Collects a layer's last queries until the prompt is over.

@@ -9,7 +9,7 @@ When: for tokens that have left the dense window. Quantisation is lossy. The dec
 any other read has the cost of :meth:`QuantizedTokens.dequantize`.
 
 Rounding and packing come from optimum-quanto or hqq, which transformers' own quantised caches use too; see
-docs/adr/0005-quantised-storage.md. Install both with ``pip install "grace-opt[quant]"``; they are imported on first
+docs/adr/0005-quantised-storage.md. Install both with ``pip install ".[quant]"``; they are imported on first
 use.
 
 Source: KIVI (arXiv 2402.02750) for the two groupings.

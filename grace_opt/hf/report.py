@@ -2,8 +2,8 @@
 
 The numbers are measured, not computed by a formula: they are the sizes of the storages that the cache keeps alive. Both
 ratios are always given, because keys are only half of a cache: 60 % off K is 30 % off K+V. The indices of kept channels
-are counted with the keys. Spare room, allocated for 64 tokens at once, is part of the total but has its own line and is
-left out of the ratios: it is negligible for long prompts and would dominate the ratio of a short one.
+are counted with the keys. Spare room, allocated for 64 tokens at once, has its own line and is part of neither totals
+nor ratios: it is negligible for long prompts and would dominate the ratio of a short one.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from typing import Any
 from torch import Tensor
 
 from .bits.coded import CodedTokens
+from .idle import idle_settings
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes of a cache by part, summed over its layers.
+    """Bytes of a cache by part, summed over its layers: what is stored, and apart from it the room to grow.
 
     Attributes
     ----------
     layers, prunable_layers : int
         Number of all layers of the cache, and of those that can be pruned.
     tokens, pruned_tokens : int
-        Number of cached tokens per sequence, and how many of them are in the pruned segment.
+        Number of tokens that were read per sequence, evicted ones included; and how many are in the pruned segment
+        (coded, with ``bits=``) of the layer that has most there.
+    evicted_tokens : int
+        How many of `tokens` are not stored any more, in the layer that keeps most.
     pruned_key_bytes, dense_key_bytes, index_bytes, value_bytes : int
         Bytes in the prunable layers: of pruned keys, of dense keys (sink tokens and tail), of the indices of kept
         channels and, after eviction, of kept tokens (with ``bits=``, of the tokens' classes, and of tables of addresses
         once codes are read where they lie), and of values.
     spare_bytes : int
-        Bytes of spare room, and of memory that only views keep alive.
+        Bytes of room to grow: allocated for tokens to come, or kept alive by views. Part of `allocated_bytes` alone.
     other_bytes : int
         Bytes in all other layers (sliding windows and the like).
     dense_equivalent_key_bytes, dense_equivalent_value_bytes : int
         Bytes that the keys and values of the prunable layers would take unpruned.
     code_bytes, parameter_bytes, basis_bytes : int
-        With ``bits=``, of K and V together: codes; widths, scales and means; bases of the prompt. They are part of
-        ``pruned_key_bytes`` and ``value_bytes``.
+        With ``bits=``, of K and V together: codes; what is needed to read them (how many bits each channel has, its
+        scale and its mean); bases of the prompt. They are part of ``pruned_key_bytes`` and ``value_bytes``.
     coded_key_bytes, coded_value_bytes : float
         All of the above for K and for V, and half of the tokens' classes each.
     coded_key_elements, coded_value_elements, all_elements : int
@@ -51,6 +55,10 @@ class MemoryReport:
         With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
     asks_for_bits : bool
         Whether the cache was made with ``bits=``.
+    evictions_differ : bool
+        Whether some layers have evicted more tokens than `evicted_tokens`.
+    idle : tuple of str
+        Settings that have changed nothing so far and why, a sentence each; ``str(report)`` ends with them.
     """
 
     layers: int
@@ -75,6 +83,9 @@ class MemoryReport:
     all_elements: int = 0
     waiting_tokens: int = 0
     asks_for_bits: bool = False
+    evicted_tokens: int = 0
+    evictions_differ: bool = False
+    idle: tuple[str, ...] = ()
 
     @property
     def key_bits(self) -> float | None:
@@ -104,12 +115,17 @@ class MemoryReport:
 
     @property
     def total_bytes(self) -> int:
-        """All bytes that the cache holds: K, V, spare room and the other layers."""
-        return self.key_bytes + self.value_bytes + self.spare_bytes + self.other_bytes
+        """Bytes of all that is stored: K, V and the other layers, without room to grow."""
+        return self.key_bytes + self.value_bytes + self.other_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of memory that the cache takes: `total_bytes` and the room to grow."""
+        return self.total_bytes + self.spare_bytes
 
     @property
     def dense_equivalent_total_bytes(self) -> int:
-        """All bytes that the cache would hold if nothing were pruned."""
+        """What `total_bytes` would be if nothing were pruned."""
         return self.dense_equivalent_key_bytes + self.dense_equivalent_value_bytes + self.other_bytes
 
     @property
@@ -119,12 +135,14 @@ class MemoryReport:
 
     @property
     def total_ratio(self) -> float:
-        """Bytes of K+V divided by those of dense K+V, in all layers, without spare room; 1 for an empty cache."""
+        """`total_bytes` divided by `dense_equivalent_total_bytes`, so without room to grow; 1 for an empty cache."""
         dense = self.dense_equivalent_total_bytes
-        return (self.total_bytes - self.spare_bytes) / dense if dense else 1.0
+        return self.total_bytes / dense if dense else 1.0
 
-    def to_dict(self) -> dict[str, int | float | bool | None]:
+    def to_dict(self) -> dict[str, int | float | bool | list[str] | None]:
         """Return all fields and everything computed from them, as plain values for JSON.
+
+        ``total_bytes`` and ``total_ratio`` are of what is stored; ``allocated_bytes`` has the room to grow as well.
 
         Examples
         --------
@@ -135,43 +153,64 @@ class MemoryReport:
         (2, 0, 1.0, None)
         """
         computed = [name for name, found in vars(type(self)).items() if isinstance(found, property)]
-        return {name: getattr(self, name) for name in (*(each.name for each in fields(self)), *computed)}
+        names = *(each.name for each in fields(self)), *computed
+        return {name: list(self.idle) if name == "idle" else getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        dense = f"of dense {self.dense_equivalent_total_bytes:,}"
         rows = [
             ("keys, pruned" if self.bits is None else "keys, coded", self.pruned_key_bytes, ""),
             ("keys, dense", self.dense_key_bytes, ""),
             ("indices", self.index_bytes, ""),
-            ("K", self.key_bytes, f"{self.key_ratio:.1%} of dense {self.dense_equivalent_key_bytes:,}"),
+            ("K", self.key_bytes, _share(self.key_ratio, self.dense_equivalent_key_bytes)),
             ("V", self.value_bytes, ""),
             *self._coded_rows(),
             ("other layers", self.other_bytes, ""),
-            (
-                "K+V",
-                self.total_bytes - self.spare_bytes,
-                f"{self.total_ratio:.1%} {dense}",
-            ),
+            ("K+V", self.total_bytes, _share(self.total_ratio, self.dense_equivalent_total_bytes)),
             ("room to grow", self.spare_bytes, ""),
         ]
-        done = "coded" if self.asks_for_bits else "pruned"
-        pruned = f"{self.pruned_tokens} of them {done}" if self.pruned_tokens else f"nothing {done}"
-        if self.asks_for_bits and self.tokens and not self.pruned_tokens:
-            pruned = "all dense, as the prompt is too short for its bits"
-        lines = [f"{self.tokens} tokens, {pruned}, in {self.prunable_layers} of {self.layers} layers (bytes)"]
+        lines = [f"{self._header()}, in {self.prunable_layers} of {self.layers} layers (bytes)"]
         lines += [f"  {name:<16} {size:>15,}  {note}".rstrip() for name, size, note in rows]
-        return "\n".join(lines)
+        if self.bits is not None:
+            lines.append(
+                f"  coded tokens have {self.bits:.3f} bits per element ({self.key_bits:.3f} of K, "
+                f"{self.value_bits:.3f} of V), everything counted; all tokens {self.mean_bits:.3f}"
+            )
+        return "\n".join([*lines, *(f"  {sentence}" for sentence in self.idle)])
+
+    def _header(self) -> str:
+        """Return what became of the tokens that were read."""
+        done = "coded" if self.asks_for_bits else "pruned"
+        if self.asks_for_bits and self.tokens and not self.pruned_tokens and not self.evicted_tokens:
+            return f"{self.tokens} tokens, all dense, as the prompt is too short for its bits"
+        pruned = f"{self.pruned_tokens} of them {done}" if self.pruned_tokens else f"nothing {done}"
+        if not self.evicted_tokens:
+            return f"{self.tokens} tokens, {pruned}"
+        kept = self.tokens - self.evicted_tokens
+        if self.evictions_differ:
+            return (
+                f"{self.tokens} tokens read, at least {self.evicted_tokens} of them evicted in every layer, "
+                f"at most {kept} kept, at most {self.pruned_tokens} of these {done}"
+            )
+        return (
+            f"{self.tokens} tokens read, {self.evicted_tokens} of them evicted, {kept} kept: {self.pruned_tokens} "
+            f"{done} and {kept - self.pruned_tokens} dense"
+        )
 
     def _coded_rows(self) -> list[tuple[str, int, str]]:
         """Return what codes consist of; nothing if nothing is coded."""
         if self.bits is None:
             return []
-        share = f"{self.bits:.3f} bits per element ({self.key_bits:.3f} of K, {self.value_bits:.3f} of V)"
+        waiting = f"{self.waiting_tokens} tokens still have more bits than asked for" if self.waiting_tokens else ""
         return [
-            ("  codes", self.code_bytes, share + f", {self.waiting_tokens} tokens wait" * (self.waiting_tokens > 0)),
-            ("  parameters", self.parameter_bytes, f"{self.mean_bits:.3f} bits per element of all tokens"),
-            ("  bases", self.basis_bytes, ""),
+            ("  codes", self.code_bytes, waiting),
+            ("  scales, means", self.parameter_bytes, "and how many bits each channel has"),
+            ("  bases", self.basis_bytes, "of the prompt's own" if self.basis_bytes else ""),
         ]
+
+
+def _share(ratio: float, dense: int) -> str:
+    """Return a ratio in words; nothing if there is nothing to compare with."""
+    return f"{ratio:.1%} of dense {dense:,}" if dense else ""
 
 
 def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> MemoryReport:
@@ -206,6 +245,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
     for name, also in _CODED.items():
         sizes[name] += sum(coded[each] for each in also)
     used = sum(sizes[name] for name in _PARTS)
+    evicted = [layer.evicted_length for layer in layers]
     held = sum(storages(part for layer in layers for part in layer.stored_parts().values()).values())
     return MemoryReport(
         layers=len(layers) + len(rest),
@@ -232,6 +272,9 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
             layer.compressed.waiting if isinstance(layer.compressed, CodedTokens) else 0 for layer in layers
         ),
         asks_for_bits=layers[0].plan.bits is not None,
+        evicted_tokens=min(evicted),
+        evictions_differ=min(evicted) < max(evicted),
+        idle=idle_settings(layers),
     )
 
 

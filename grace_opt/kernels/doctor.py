@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from .._util.optional import pip_install
 from .._util.terminal import FittingTable
 from ._shared.operation import Operation
 from .explanation import COMPILED, ON_GPU, Choice, Explanation, explain
@@ -181,8 +182,7 @@ def _version(name: str) -> str:
 
 
 def _how_to_get(extra: str, use: str) -> str:
-    package = f'"grace-opt[{extra}]"' if extra else "grace-opt"
-    return f"{use}: pip install {package}"
+    return f"{use}: {pip_install(extra)}"
 
 
 def _sdp_solvers() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import torch
 
 from .. import objective
 from .._util.names import did_you_mean
+from .._util.optional import pip_install
 from .._util.parameters import plain, shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
@@ -300,8 +301,8 @@ def get(name: str) -> SolverSpec:
     for requirement in spec.requires:
         module, _, extra = requirement.partition(":")
         if not _is_installed(module):
-            what = f"grace-opt[{extra}]" if extra else module
-            raise UnknownSolverError(f'method {name!r} needs {module}, which is not installed: pip install "{what}".')
+            what = pip_install(extra) if extra else f"pip install {module}"
+            raise UnknownSolverError(f"method {name!r} needs {module}, which is not installed: {what}.")
     return spec
 
 

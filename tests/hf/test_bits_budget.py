@@ -150,11 +150,11 @@ class TestBits:
         text = str(report)
         assert f"{report.tokens} tokens, {CODED} of them coded, in 2 of 2 layers" in text
         assert f"{report.bits:.3f} bits per element ({report.key_bits:.3f} of K, {report.value_bits:.3f} of V)" in text
-        assert f"{report.mean_bits:.3f} bits per element of all tokens" in text
-        for name, size in (("codes", report.code_bytes), ("parameters", report.parameter_bytes), ("bases", 0)):
+        assert f"everything counted; all tokens {report.mean_bits:.3f}" in text
+        for name, size in (("codes", report.code_bytes), ("scales, means", report.parameter_bytes), ("bases", 0)):
             assert any(name in line and f"{size:,}" in line for line in text.splitlines()), name
         elements = 2 * 2 * 2 * LENGTH * 2 * 16
-        assert report.mean_bits == pytest.approx(8 * (report.total_bytes - report.spare_bytes) / elements)
+        assert report.mean_bits == pytest.approx(8 * (report.total_bytes) / elements)
         assert report.mean_bits > report.bits
 
 
@@ -206,13 +206,13 @@ class TestReport:
         mask[1, :PADDING] = 0
         for settings in ({}, {"evict": SnapKV(budget=120, window=8)}, {"evict": StreamingLLM(budget=120)}):
             cache = read(tiny(), ids, mask, bits=4, basis=basis, **settings)
-            assert cache.memory_report().total_bytes == held(cache)
+            assert cache.memory_report().allocated_bytes == held(cache)
             feed_padded(tiny(), cache, ids[:, :90], mask)
             assert cache.layers[0].compressed.length == LENGTH - RECENT + 64
             report = cache.memory_report()
-            assert report.total_bytes == held(cache)
+            assert report.allocated_bytes == held(cache)
             parts = report.pruned_key_bytes, report.dense_key_bytes, report.index_bytes, report.value_bytes
-            assert sum(parts) + report.spare_bytes + report.other_bytes == report.total_bytes
+            assert sum(parts) + report.other_bytes == report.total_bytes
 
     @pytest.mark.slow
     def test_counts_rows_that_beams_share_once(self, tiny, ids, read):
@@ -220,12 +220,12 @@ class TestReport:
         before = cache.memory_report()
         cache.batch_repeat_interleave(3)
         after = cache.memory_report()
-        assert after.total_bytes == held(cache)
+        assert after.allocated_bytes == held(cache)
         for name in ("code_bytes", "parameter_bytes", "coded_key_elements", "bits"):
             assert getattr(after, name) == getattr(before, name)
         assert after.dense_key_bytes - before.dense_key_bytes == 2 * 2 * 2 * 2 * RECENT * 16 * 4
         feed(tiny(), cache, ids[:1, :70].expand(6, -1))
-        assert cache.memory_report().total_bytes == held(cache)
+        assert cache.memory_report().allocated_bytes == held(cache)
 
     def test_bases_of_prompts_are_counted_and_those_of_models_are_not(self, basis, tiny, ids, read):
         report = read(tiny(), ids, bits=4, basis=basis).memory_report()

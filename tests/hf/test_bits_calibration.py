@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -336,6 +337,16 @@ def test_texts_that_are_too_short():
             calibrate_basis(model_of("Llama"), None, texts)
     with pytest.raises(OptionError, match="tokens"):
         calibrate_basis(model_of("Llama"), None, [ids()], tokens=0)
+
+
+def test_texts_with_few_tokens_for_their_channels_are_told_of():
+    few, many = (torch.arange(3, 90).repeat(9)[: SINKS + WINDOW + count] for count in (255, 256))
+    with pytest.warns(UserWarning, match="made from 255 tokens, and with fewer than 256 it is mostly chance") as said:
+        calibrate_basis(load_pocket()[0], None, [few], end_to_end=False)
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        calibrate_basis(load_pocket()[0], None, [many, ids(30)], end_to_end=False)
 
 
 def test_a_file_gives_back_everything(made, tmp_path):

@@ -346,8 +346,8 @@ class TestUse:
         model, tokenizer = load_pocket()
         pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
         for wrong, says in (
-            (pipe, r"a TextGenerationPipeline contains one; write \w+\(x\.model\)"),
-            (torch.nn.DataParallel(model), r"a DataParallel contains one; write \w+\(x\.module\)"),
+            (pipe, r"a TextGenerationPipeline contains one; write \w+\(pipe\.model, \.\.\.\), and call pipe as before"),
+            (torch.nn.DataParallel(model), r"a DataParallel contains one; write \w+\(x\.module, \.\.\.\)"),
             ("gpt2", r"write \w+\(model, \.\.\.\) with model = AutoModelForCausalLM\.from_pretrained\('gpt2'\)"),
         ):
             for take in (attach, PrunedKeyCache):

@@ -254,6 +254,31 @@ class TestBadInput:
         both = calibrate(tiny(), texts, pruning=PruningConfig(**setting)), calibrate(tiny(), texts)
         assert torch.equal(both[0].pruned, both[1].pruned), "of a whole configuration they are not read"
 
+    @pytest.mark.parametrize("name", ["prompt_length", "offloading"])
+    def test_arguments_of_a_cache(self, name, tiny, texts):
+        with pytest.raises(OptionError, match=rf"do not depend on {name}; .*masks=masks, {name}=\.\.\.\)"):
+            calibrate(tiny(), texts, **{name: 9})
+
+    @pytest.mark.parametrize(
+        ("given", "named", "leave_out"),
+        [
+            ({"bits": 2}, "bits=", "bits"),
+            ({"total_bytes": 10**6, "basis": "none"}, "total_bytes, basis=", "total_bytes, basis"),
+            ({"basis": "prompt"}, "basis=", "basis"),
+            ({"pruning": PruningConfig(key_bits=2, value_bits=3)}, "key_bits, value_bits=", "pruning="),
+        ],
+        ids=str,
+    )
+    def test_bits_drop_no_channels(self, given, named, leave_out, tiny, texts, monkeypatch, tmp_path):
+        monkeypatch.setattr(calibration, "PrunedKeyCache", None)  # which would calibrate a basis first
+        path = tmp_path / "settings.json"
+        if "pruning" in given:
+            given["pruning"].to_json(path)
+        for each in (given, {"pruning": path}) if "pruning" in given else (given,):
+            with pytest.raises(OptionError, match=rf"and {named} drops none: write calibrate_basis\(.*") as error:
+                calibrate(tiny(), texts, **each)
+            assert str(error.value).endswith(f"to drop channels, leave out {leave_out}")
+
     def test_an_empty_text(self):
         model, tokenizer = pocket()
         with pytest.raises(OptionError, match=r"text 2 is empty; leave it out"):

@@ -15,7 +15,7 @@ def test_no_transformers(monkeypatch):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(_compat, "importlib", types.SimpleNamespace(import_module=missing))
-    with pytest.raises(ImportError, match=r'not installed; write: pip install "grace-opt\[hf\]"'):
+    with pytest.raises(ImportError, match=r'not installed; write: pip install "\.\[hf\]"'):
         _compat.require_transformers()
 
 
@@ -23,7 +23,7 @@ def test_no_transformers(monkeypatch):
 def test_old_transformers(version, monkeypatch):
     module = types.SimpleNamespace(__version__=version)
     monkeypatch.setattr(_compat, "importlib", types.SimpleNamespace(import_module=lambda name: module))
-    with pytest.raises(ImportError, match=f'>= 5.2, but {version} is installed; write: pip install "grace-opt'):
+    with pytest.raises(ImportError, match=f'>= 5.2, but {version} is installed; write: pip install "\\.'):
         _compat.require_transformers()
 
 

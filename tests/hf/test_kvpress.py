@@ -142,7 +142,7 @@ def test_bad_arguments():
 @pytest.mark.parametrize("version", ["0.5.4", "0.4.10", "0.5"])
 def test_old_kvpress(version, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    with pytest.raises(ImportError, match=rf'>= 0.5.5, but {version} is installed; write: pip install "grace-opt\[kvp'):
+    with pytest.raises(ImportError, match=rf'>= 0.5.5, but {version} is installed; write: pip install "\.\[kvp'):
         press_module.require_kvpress()
 
 
@@ -157,7 +157,7 @@ def test_no_kvpress(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ImportError, match=r'not installed; write: pip install "grace-opt\[kvpress\]".*environment'):
+    with pytest.raises(ImportError, match=r'not installed; write: pip install "\.\[kvpress\]".*environment'):
         press_module.require_kvpress()
 
 

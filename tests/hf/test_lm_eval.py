@@ -15,7 +15,7 @@ from grace_opt.hf.lm_eval.arguments import model_arguments, split_arguments
 from grace_opt.hf.lm_eval.pieces import piece_of
 from grace_opt.hf.lm_eval.tally import Tally, least_tokens
 
-pytest.importorskip("lm_eval", reason='needs pip install "grace-opt[lm-eval]"')
+pytest.importorskip("lm_eval", reason='needs pip install ".[lm-eval]"')
 
 import datasets
 import huggingface_hub
@@ -305,4 +305,4 @@ def test_without_the_harness_the_error_names_the_extra(command, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
     ran = command("--tasks", "passwords.yaml")
     assert ran.exit_code == 2
-    assert 'pip install "grace-opt[lm-eval]"' in ran.output
+    assert 'pip install ".[lm-eval]"' in ran.output

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from grace_opt.hf import MemoryReport, PrunedKeyCache, Quantization
+from grace_opt.hf import MemoryReport, PrunedKeyCache, PyramidKV, Quantization, SnapKV
 from grace_opt.kernels import decode as kernels
 
 
@@ -46,7 +48,7 @@ def test_the_report_equals_the_storages_and_the_formula(dtype, ratio, tiny, prun
     assert report.value_bytes == report.dense_equivalent_key_bytes == heads * 52 * 16 * size
     assert report.spare_bytes == heads * 53 * 32 * size  # room was made for 8 + 1 + 64 tokens, and 20 are there
     assert report.other_bytes == 0
-    assert report.total_bytes == storage_bytes(cache)
+    assert report.allocated_bytes == storage_bytes(cache)
     assert (report.tokens, report.pruned_tokens) == (52, 32)
 
 
@@ -59,7 +61,7 @@ def test_as_a_dict_has_everything_and_goes_into_json(settings, tiny, step, conti
             step(model, cache, prompt, continuation[:1])
         report = cache.memory_report()
         found = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-        assert found == {name: getattr(report, name) for name in found}
+        assert found == {name: getattr(report, name) for name in found} | {"idle": list(report.idle)}
         public = {name for name in dir(report) if not name.startswith("_") and not callable(getattr(report, name))}
         assert set(found) == public
     assert (found["bits"] is not None) == bool(settings)
@@ -73,11 +75,11 @@ def test_what_tells_kernels_where_the_bits_are_is_counted(values, tiny, prune, p
     cache = prune(model, "mies", 0.5, quantize=Quantization(4, values, group_size=8))
     with torch.no_grad():
         model(prompt, past_key_values=cache)
-        before = cache.memory_report().total_bytes
+        before = cache.memory_report().allocated_bytes
         assert before == storage_bytes(cache)
         model(continuation[:, :1], past_key_values=cache)
     after = cache.memory_report()
-    assert after.total_bytes == storage_bytes(cache)
+    assert after.allocated_bytes == storage_bytes(cache)
     layers = model.config.num_hidden_layers
     # Per layer and sequence an entry of six int64; an int32 for each group of keys and for each token of values.
     keys, tokens = layers * (2 * 48 + 4 * 4), layers * (2 * 48 + 4 * 32)
@@ -116,7 +118,7 @@ def test_every_operation_leaves_tensors_that_own_their_bytes(tiny, prune, prompt
     for change in changes:
         with torch.no_grad():
             change()
-        assert cache.memory_report().total_bytes == storage_bytes(cache)
+        assert cache.memory_report().allocated_bytes == storage_bytes(cache)
     assert cache.get_seq_length() == 22
 
 
@@ -137,18 +139,24 @@ def test_ratios_and_text():
     )
     assert report.key_bytes == 610
     assert report.key_ratio == pytest.approx(0.61)
-    assert report.total_bytes == 1910
-    assert report.total_ratio == pytest.approx(0.805)
+    assert (report.total_bytes, report.allocated_bytes) == (1610, 1910)
+    assert report.total_ratio == report.total_bytes / report.dense_equivalent_total_bytes == pytest.approx(0.805)
     assert "61.0% of dense 1,000" in str(report)
     assert "80.5% of dense 2,000" in str(report)
     assert "100 tokens, 80 of them pruned, in 2 of 2 layers" in str(report)
+    evicted = replace(report, tokens=150, evicted_tokens=50)
+    assert "150 tokens read, 50 of them evicted, 100 kept: 80 pruned and 20 dense, in 2 of 2 layers" in str(evicted)
+    by_layer = replace(evicted, evictions_differ=True)
+    assert "at least 50 of them evicted in every layer, at most 100 kept, at most 80 of these pruned" in str(by_layer)
 
 
 def test_an_empty_cache_reports_zeros(tiny, prune):
     report = prune(tiny()).memory_report()
     assert report.total_bytes == report.tokens == 0
     assert report.key_ratio == report.total_ratio == 1.0
-    assert "0 tokens" in str(report)
+    assert str(report).startswith("0 tokens, nothing pruned, in 2 of 2 layers")
+    assert "%" not in str(report)
+    assert "dense 0" not in str(report)
 
 
 def test_a_short_prompt_reports_a_dense_cache(tiny, prune, prompt, generate):
@@ -158,4 +166,80 @@ def test_a_short_prompt_reports_a_dense_cache(tiny, prune, prompt, generate):
         generate(model, cache, prompt[:, :5], max_new_tokens=2)
     report = cache.memory_report()
     assert report.key_ratio == report.total_ratio == 1.0
-    assert report.total_bytes == storage_bytes(cache)
+    assert report.allocated_bytes == storage_bytes(cache)
+
+
+class TestTokensOfTheReport:
+    """80 tokens are read: 79 of the prompt, of which 8 are recent, and one more."""
+
+    @pytest.fixture
+    def report(self, tiny):
+        def make(**settings):
+            model = tiny()
+            tokens = torch.randint(3, 97, (1, 80), generator=torch.Generator().manual_seed(1))
+            cache = PrunedKeyCache(model, **{"recent_window": 8, **settings})
+            with torch.no_grad():
+                for part in tokens.split([79, 1], dim=1):
+                    model(part, past_key_values=cache)
+            return cache.memory_report()
+
+        return make
+
+    @pytest.mark.parametrize("settings", [{}, {"bits": 8, "basis": "none", "sink_tokens": 0}], ids=["", "bits"])
+    def test_are_counted_whatever_became_of_them(self, settings, report):
+        found = report(evict=SnapKV(budget=75, window=8), **settings)
+        assert (found.tokens, found.evicted_tokens, found.pruned_tokens) == (80, 79 - 75, 75 - 8)
+        done = "coded" if settings else "pruned"
+        assert str(found).startswith(f"80 tokens read, 4 of them evicted, 76 kept: 67 {done} and 9 dense, in 2 of 2")
+        assert not found.idle
+
+    def test_that_layers_evict_differently(self, report):
+        found = report(evict=PyramidKV(budget=40, window=8, beta=4))
+        assert (found.evicted_tokens, found.pruned_tokens) == (79 - 64, 64 - 8)  # the first layer keeps 24 more
+        assert "at least 15 of them evicted in every layer, at most 65 kept, at most 56" in str(found)
+
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"evict": SnapKV(budget=79, window=8)}, ["evict=SnapKV(budget=79, .*) has dropped no token: the prompt"]),
+            ({"evict": SnapKV(budget=78, window=8)}, []),
+            ({"evict": SnapKV(budget=99), "bits": 4, "basis": "none", "sink_tokens": 0}, ["evict=.* no token"]),
+            ({"ratio": 0}, ["no channel is dropped, so keys take as many bytes as dense ones: write a larger ratio"]),
+            ({"kept_channels": 16}, ["no channel is dropped"]),
+            ({"ratio": [0, 0.1]}, []),
+            ({"ratio": 0, "evict": SnapKV(budget=78, window=8)}, []),
+            ({"ratio": 0, "evict": SnapKV(budget=99)}, ["evict=.* no token", "no channel is dropped"]),
+            (
+                {"recent_window": 79},
+                ["all tokens are dense: the prompt is too short, as its last recent_window=79"],
+            ),
+            ({"recent_window": 78}, []),
+            (
+                {"recent_window": 70, "sink_tokens": 9, "evict": SnapKV(budget=99)},
+                ["all tokens are dense and none is evicted: .* recent_window=70 tokens and the first sink_tokens=9"],
+            ),
+        ],
+        ids=str,
+    )
+    @pytest.mark.filterwarnings("ignore:the prompt has 79 tokens")
+    def test_settings_that_changed_nothing_are_named(self, settings, said, report):
+        found = report(**settings)
+        assert len(found.idle) == len(said)
+        assert str(found).endswith("".join(f"\n  {sentence}" for sentence in found.idle))
+        for sentence, expected in zip(found.idle, said, strict=True):
+            assert re.match(expected.replace("(", r"\(").replace(")", r"\)"), sentence)
+
+    @pytest.mark.parametrize("quantize", [None, Quantization(keys=4, group_size=8)])
+    def test_bits_without_pruning_are_no_idle_ratio(self, quantize, report):
+        if quantize is not None:
+            pytest.importorskip("optimum.quanto")
+        assert bool(report(ratio=0, quantize=quantize).idle) == (quantize is None)
+
+    def test_nothing_is_said_before_the_prompt_is_over(self, tiny, prompt):
+        model, cache = tiny(), PrunedKeyCache(tiny(), recent_window=50, prompt_length=45)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+            assert not cache.memory_report().idle
+            with pytest.warns(UserWarning, match="stay dense"):
+                model(prompt[:, :5], past_key_values=cache)
+        assert len(cache.memory_report().idle) == 1

@@ -421,7 +421,7 @@ def test_a_missing_library_names_the_extra(monkeypatch):
 
     monkeypatch.setattr("grace_opt._util.optional.importlib.import_module", missing)
     for name in SUPPORTED_BITS:
-        with pytest.raises(OptionError, match=r"grace-opt\[quant\]"):
+        with pytest.raises(OptionError, match=r"pip install .\.\[quant\]. in"):
             QuantizedTokens.quantize(draw(1, 1, 8, 4), 4, "tokens", GROUP, name)
         with pytest.raises(OptionError, match=name):
             Quantization(backend=name).check_installed()

@@ -69,7 +69,7 @@ def basis_for(
     >>> from grace_opt.hf import calibrate_basis
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> made = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 20])
+    >>> made = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
     >>> path = Path(tempfile.mkdtemp()) / "pocket.safetensors"
     >>> made.save(path)
     >>> basis_for(model, path).tokens == made.tokens

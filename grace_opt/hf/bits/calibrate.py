@@ -7,6 +7,7 @@ then a few hundred tokens with gradients, which say how much each head's errors 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,8 @@ from .sensitivity import factors, information
 TOKENS = 2048
 #: Fewest tokens, sinks and recent windows not counted, that moments are made from.
 FEWEST_TOKENS = 64
+#: Tokens per channel below which moments are mostly chance, and a warning says so.
+SENSIBLE_TOKENS_PER_CHANNEL = 4
 
 
 def calibrate_basis(
@@ -76,11 +79,16 @@ def calibrate_basis(
     CacheError
         If the model's attention does not go through the attention interface.
 
+    Warns
+    -----
+    UserWarning
+        If there are fewer than four tokens per channel of a head, sinks and windows not counted.
+
     Examples
     --------
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> basis = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 20])
+    >>> basis = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
     >>> basis.layers, basis.keys[0].encode.shape
     ((0, 1, 2), torch.Size([2, 64, 64]))
     """
@@ -112,6 +120,14 @@ def calibrate_basis(
         raise CalibrationError(
             f"the texts have {count} tokens besides the first {SINKS} and last {WINDOW} of each, which stay dense; at "
             f"least {FEWEST_TOKENS} are needed, and some thousand are better"
+        )
+    sensible = SENSIBLE_TOKENS_PER_CHANNEL * int(model_is["head_dim"])
+    if count < sensible:
+        warnings.warn(
+            f"the basis is made from {count} tokens, and with fewer than {sensible} it is mostly chance, which costs "
+            "quality: give longer texts, some thousand tokens of several kinds",
+            UserWarning,
+            stacklevel=2,
         )
     layers = {index: LayerMoments(index) for index in prunable_layers(config)}
     device = execution_device(model.get_input_embeddings()) or torch.device("cpu")

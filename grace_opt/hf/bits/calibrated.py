@@ -50,7 +50,7 @@ class CalibratedBasis:
     >>> from grace_opt.hf import calibrate_basis
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> basis = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 20])
+    >>> basis = calibrate_basis(model, tokenizer, ["the quiet river runs past a late singer " * 40])
     >>> shares = basis.shares(2.25, 2.0)
     >>> round(float(torch.stack([keys for keys, _ in shares.values()]).mean()), 9)
     2.25

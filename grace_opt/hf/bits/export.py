@@ -152,7 +152,7 @@ def export_static(
     >>> from grace_opt.hf import calibrate_basis
     >>> from grace_opt.hf.models import load_pocket
     >>> model, tokenizer = load_pocket()
-    >>> texts = ["the quiet river runs past a late singer " * 20]
+    >>> texts = ["the quiet river runs past a late singer " * 40]
     >>> basis = calibrate_basis(model, tokenizer, texts)
     >>> file = Path(tempfile.mkdtemp()) / "static.safetensors"
     >>> made = export_static(model, file, bits=2.25, tokenizer=tokenizer, texts=texts, basis=basis)

@@ -1,7 +1,7 @@
 """`GraceLM`: the harness's Hugging Face model, with every prompt read into one of our caches first.
 
 When: ``grace-opt lm-eval``, or ``lm_eval.simple_evaluate(model=GraceLM(...))`` in Python. Importing this registers the
-model's name, ``grace``, with the harness. Needs ``pip install "grace-opt[lm-eval]"``.
+model's name, ``grace``, with the harness. Needs ``pip install ".[lm-eval]"``.
 
 The prompt but its last token is read and compressed; what is scored or generated is predicted from the compressed cache
 alone (:mod:`grace_opt.hf.lm_eval.pieces` says why the last token waits). The choices of a question share its

@@ -108,7 +108,7 @@ class Tally:
             report, count, real = cache.memory_report(), len(rows), sum(lengths) / mask.numel()
             self.prompts += count
             self.prompt_tokens += sum(lengths)
-            self.bytes += report.total_bytes - report.spare_bytes
+            self.bytes += report.total_bytes
             # A dense cache of the prompts alone, without the padding of their batch.
             self.dense_bytes += real * report.dense_equivalent_total_bytes
             self.bits = _added(self.bits, report.bits, count)

@@ -16,6 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.cache_utils import QuantizedCache
 
+from ..._util.optional import pip_install
 from ...errors import OptionError
 from ..bits.settings import CALIBRATED
 from ..cache import PrunedKeyCache
@@ -84,7 +85,7 @@ class Candidate:
         if self.pruning is not None and self.pruning.quantize is not None:
             backend = self.pruning.quantize.backend
         if backend and not _importable(_MODULES[backend]):
-            return f'{backend} is not installed: pip install "grace-opt[quant]"'
+            return f"{backend} is not installed: {pip_install('quant')}"
         return None
 
 

@@ -17,6 +17,7 @@ import warnings
 
 import torch
 
+from ..._util.optional import pip_install
 from .operation import Triton
 from .switches import TRITON, is_off
 
@@ -67,7 +68,7 @@ def use_triton(kernel: Triton, device: torch.device, unsupported: str | None = N
 def unsupported_machine(device: torch.device) -> str | None:
     """Return why no Triton kernel can run on a device, or None."""
     if importlib.util.find_spec("triton") is None:
-        return 'triton is not installed: pip install "grace-opt[gpu]"'
+        return f"triton is not installed: {pip_install('gpu')}"
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     found = torch.cuda.get_device_capability(device)

@@ -1,0 +1,54 @@
+"""`idle_settings`: which settings of a cache have changed nothing, in words, for the memory report.
+
+When: `grace_opt.hf.report` measures a cache. A budget that is larger than the prompt, or a ratio of 0, is no mistake in
+itself, as the next prompt may be longer; so nothing warns, and the report says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .layer import PrunedKeyLayer
+from .storage import Compressed
+
+
+def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
+    """Return a sentence for every setting that has changed nothing; none before the end of the prompt.
+
+    Parameters
+    ----------
+    layers : sequence of PrunedKeyLayer
+        The prunable layers of a cache, at least one.
+    """
+    config, old = layers[0].plan.config, [layer.compressed for layer in layers]
+    if not any(layer.get_seq_length() for layer in layers) or any(_prompt_goes_on(layer) for layer in layers):
+        return ()
+    if any(layer.evicted_length for layer in layers):
+        return ()
+    if not any(layer.pruned_length for layer in layers):
+        # With bits=, the report's first line says why.
+        return () if layers[0].plan.bits is not None else (_too_short(layers[0]),)
+    found = []
+    if config.evict is not None:
+        found.append(f"evict={config.evict} has dropped no token: the prompt has no more than it keeps")
+    if config.quantize is None and all(
+        isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
+        for each, layer in zip(old, layers, strict=True)
+    ):
+        found.append("no channel is dropped, so keys take as many bytes as dense ones: write a larger ratio")
+    return tuple(found)
+
+
+def _prompt_goes_on(layer: PrunedKeyLayer) -> bool:
+    declared = layer.prompt.declared
+    return layer.prompt.waiting or (declared is not None and layer.get_seq_length() < declared)
+
+
+def _too_short(layer: PrunedKeyLayer) -> str:
+    config = layer.plan.config
+    first = f" and the first sink_tokens={config.sink_tokens}" if config.sink_tokens else ""
+    evicted = " and none is evicted" if config.evict is not None else ""
+    return (
+        f"all tokens are dense{evicted}: the prompt is too short, as its last recent_window={config.recent_window} "
+        f"tokens{first} stay so"
+    )
