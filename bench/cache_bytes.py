@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from rich.progress import track
+from torch import nn
 from transformers import LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -96,7 +96,8 @@ def measured(shape: Shape, tokens: int, ratio: float, *, recent: int = RECENT) -
         return torch.randn(1, heads, length, shape.head_dim, generator=generator, dtype=torch.bfloat16)
 
     keys, values = cache.update(draw(shape.kv_heads, tokens), draw(shape.kv_heads, tokens), 0)
-    module = SimpleNamespace(num_key_value_groups=shape.query_heads // shape.kv_heads, is_causal=True, training=False)
+    module = nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = shape.query_heads // shape.kv_heads, True
     with torch.no_grad():
         attend = ALL_ATTENTION_FUNCTIONS["grace_sdpa"]
         attend(module, draw(shape.query_heads, RECENT), keys, values, None, scaling=shape.head_dim**-0.5)

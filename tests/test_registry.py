@@ -97,7 +97,7 @@ def test_what_a_method_requires(forget):
     with pytest.raises(grace_opt.OptionError, match=r"requires=\('cvxpy',\)"):
         grace_opt.register("needs_one", requires="cvxpy")
     grace_opt.register("needs_part", requires=("no_such_package.part",))(lambda p, o, r: None)
-    with pytest.raises(grace_opt.UnknownSolverError, match=r'pip install "no_such_package\.part"'):
+    with pytest.raises(grace_opt.UnknownSolverError, match=r"pip install no_such_package\.part\."):
         solve(torch.eye(3), 1, "needs_part")
 
 
