@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError, OptionError
-from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, Quantization, SnapKV, StreamingLLM, _compat, calibrate
+from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, Quantization, SnapKV, StreamingLLM, _compat, attach, calibrate
 from grace_opt.hf.observation import Observation
 
 quantises = pytest.mark.skipif(importlib.util.find_spec("optimum") is None, reason="optimum-quanto is not installed")
@@ -135,6 +135,24 @@ class TestQuantisation:
         model = tiny()
         with pytest.warns(UserWarning, match="group_size=64"), torch.no_grad():
             model(prompt, past_key_values=prune(model, quantize=Quantization(keys=4, group_size=64)))
+
+
+class TestPromptWithoutTokens:
+    """transformers itself fails in the middle of a layer, over a reshape."""
+
+    SAYS = "the prompt has no tokens: input_ids, or inputs_embeds, has the length 0; give at least one token"
+
+    @pytest.mark.parametrize("given", ["input_ids", "inputs_embeds"])
+    @pytest.mark.parametrize("settings", [{}, {"bits": 2, "basis": "none"}], ids=["pruned", "coded"])
+    def test_is_refused_by_generate(self, settings, given, tiny):
+        model = tiny()
+        empty = torch.zeros(1, 0, 64) if given == "inputs_embeds" else torch.zeros(1, 0, dtype=torch.long)
+        with attach(model, **settings), pytest.raises(OptionError, match=self.SAYS):
+            model.generate(**{given: empty}, max_new_tokens=2)
+
+    def test_is_refused_by_the_cache(self, tiny, prune):
+        with pytest.raises(CacheError, match=self.SAYS), torch.no_grad():
+            tiny()(torch.zeros(1, 0, dtype=torch.long), past_key_values=prune(tiny()))
 
 
 class TestShortPrompt:

@@ -243,3 +243,14 @@ class TestTokensOfTheReport:
             with pytest.warns(UserWarning, match="stay dense"):
                 model(prompt[:, :5], past_key_values=cache)
         assert len(cache.memory_report().idle) == 1
+
+    def test_nothing_is_said_between_chunks_of_a_prompt(self, tiny, prompt, monkeypatch):
+        model = tiny()
+        monkeypatch.setattr(model.generation_config, "prefill_chunk_size", 20)
+        cache = PrunedKeyCache(model, recent_window=50)
+        with torch.no_grad():
+            model(prompt[:, :20], past_key_values=cache)
+            assert not cache.memory_report().idle
+            with pytest.warns(UserWarning, match="stay dense"):
+                model(prompt[:, 20:25], past_key_values=cache)
+        assert len(cache.memory_report().idle) == 1
