@@ -21,7 +21,7 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
         The prunable layers of a cache, at least one.
     """
     config, old = layers[0].plan.config, [layer.compressed for layer in layers]
-    if not any(layer.get_seq_length() for layer in layers) or any(_prompt_goes_on(layer) for layer in layers):
+    if not any(layer.get_seq_length() for layer in layers) or any(layer.prompt.waiting for layer in layers):
         return ()
     if any(layer.evicted_length for layer in layers):
         return ()
@@ -37,11 +37,6 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
     ):
         found.append("no channel is dropped, so keys take as many bytes as dense ones: write a larger ratio")
     return tuple(found)
-
-
-def _prompt_goes_on(layer: PrunedKeyLayer) -> bool:
-    declared = layer.prompt.declared
-    return layer.prompt.waiting or (declared is not None and layer.get_seq_length() < declared)
 
 
 def _too_short(layer: PrunedKeyLayer) -> str:
