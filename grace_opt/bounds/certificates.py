@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import objective
+from .._util.memory import free_memory
 from ..errors import OptionError
 from ..problem import Problem
 from ..run import Run
@@ -23,7 +24,6 @@ from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, i
 from .convexity import CHOLESKY_FROM, convex_shift
 from .incumbents import checked_incumbent
 from .qcr import seconds_to_relax
-from .sdp_primal import free_memory
 from .tight import FAST, FIXING_RTOL, fast_bound, tight_bound
 
 #: Levels of ``certify=``; the first is the default.

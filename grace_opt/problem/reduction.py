@@ -32,6 +32,7 @@ from .._util.parameters import flag
 from .._util.vertices import vertex_mask
 from ..errors import OptionError, ProblemError
 from ..kernels.objective import objective
+from ..kernels.weights import Weights
 from .problem import Problem
 
 
@@ -73,8 +74,7 @@ class Reduction:
             If `maximize` is no bool, or vertices are required without the checks.
         """
         upwards = flag("maximize", maximize)
-        # 0 - W and not -W, which would hold negative zeros.
-        problem = dataclasses.replace(given, W=0.0 - given.W) if upwards else given
+        problem = dataclasses.replace(given, W=_negated(given.W)) if upwards else given
         if required is None:
             return cls(given, problem, upwards)
         if not check:
@@ -171,6 +171,11 @@ class Reduction:
         rest = [0.0] * len(value) if self.rest is None else self.rest.tolist()
         moved = [None if f is None else f + more for f, more in zip(value, rest, strict=True)]
         return [0.0 - f if self.maximize and f is not None else f for f in moved]
+
+
+def _negated(W: Any) -> Any:
+    """-W: 0 - W, and not -W, which would hold negative zeros."""
+    return W.negated() if isinstance(W, Weights) else 0.0 - W
 
 
 def _check_required(given: Problem, mask: Tensor) -> None:

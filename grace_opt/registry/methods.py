@@ -70,6 +70,9 @@ class SolverSpec:
         Whether it runs code that is compiled at its first use.
     searches : bool
         Whether it keeps improving its choice, and so obeys ``target=`` and ``patience=``.
+    forms : tuple of str
+        Forms of W, beside a tensor, that it takes: "sparse" and "factored", see `grace_opt.problem.Weights`. Without
+        them, it gets W as a tensor, if there is memory for it.
     """
 
     name: str
@@ -82,6 +85,7 @@ class SolverSpec:
     summary: str = ""
     compiled: bool = False
     searches: bool = False
+    forms: tuple[str, ...] = ()
 
     def prepare(self, dtype: torch.dtype = torch.float64) -> None:
         """Load compiled code for W of this dtype, compiling it first if it is new to this machine.
@@ -117,6 +121,8 @@ class SolverSpec:
 
         Solvers of other packages get a copy, and an error if they write into it, unless `check` is False.
         """
+        if problem.weights is not None and problem.weights.form not in self.forms:
+            problem = problem.dense(f"method {self.name!r}")
         theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"
         given = copy_of_problem(problem) if theirs else problem
         if run.numbers is None:
@@ -177,6 +183,7 @@ def register(
     guarantee: str = "none",
     compiled: bool = False,
     searches: bool = False,
+    forms: tuple[str, ...] = (),
 ) -> Callable[[Solver], Solver]:
     """Register the decorated function as method `name`.
 
@@ -186,7 +193,7 @@ def register(
         The name for ``method=``.
     options : type
         Frozen dataclass of the method's options, which validates itself in ``__post_init__``.
-    exact, batched, requires, guarantee, compiled, searches
+    exact, batched, requires, guarantee, compiled, searches, forms
         As in `SolverSpec`.
 
     Raises
@@ -229,7 +236,7 @@ def register(
                 f"a method named {name!r} is registered already ({taken.solver.__module__}): choose another name."
             )
         summary = (solver.__doc__ or "").strip().split("\n")[0]
-        known = (options, exact, batched, requires, guarantee, summary, compiled, searches)
+        known = (options, exact, batched, requires, guarantee, summary, compiled, searches, forms)
         _REGISTRY[name] = SolverSpec(name, solver, *known)
         return solver
 
