@@ -7,6 +7,7 @@ in both directions, row by row (CSR), as scipy keeps them; node weights are apar
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from .._util.array_like import MAX_EXACT_INTEGER, too_large_error, wrong_dtype_error
 from ..errors import ProblemError
+from ..kernels.objective import CANCELLED
+from ..kernels.sparse import Graph
 from ..kernels.weights import Weights
 
 #: A scipy.sparse.csr_array; scipy ships no types.
@@ -58,27 +61,18 @@ class SparseWeights(Weights):
         ProblemError
             As for a matrix: the message says what is wrong, where, and what to write instead.
         """
-        from scipy.sparse import coo_array
-
-        given = W.tocoo()
-        if len(given.shape) != 2 or given.shape[0] != given.shape[1]:
-            raise ProblemError(f"W has shape {tuple(given.shape)}: give a square matrix (n, n).")
-        data = np.asarray(given.data)
-        if data.dtype.kind not in "iuf":
-            raise wrong_dtype_error("W", data.dtype)
-        integer, n = data.dtype.kind in "iu", given.shape[0]
-        if integer and data.size:
-            _refuse_too_large(data)
-        row, column = _places(given)
-        whole = coo_array((data.astype(np.float64), (row, column)), shape=(n, n)).tocsr()  # adds doubles
-        whole.sort_indices()
-        if integer and whole.nnz:
-            _refuse_too_large(whole.data)
+        if len(W.shape) != 2 or W.shape[0] != W.shape[1]:
+            raise ProblemError(f"W has shape {tuple(W.shape)}: give a square matrix (n, n).")
+        dtype = np.dtype(W.dtype)
+        if dtype.kind not in "iuf":
+            raise wrong_dtype_error("W", dtype)
+        integer = dtype.kind in "iu"
+        whole = _in_float64(W, integer)
         _check_finite(whole)
         nodes = whole.diagonal()
-        edges = _without_diagonal(whole)
-        own = data.dtype if data.dtype.kind == "f" and data.dtype.itemsize < 8 else np.dtype(np.float64)
-        return cls(_symmetric(edges, nodes, float(np.finfo(own).eps)), torch.from_numpy(nodes)), integer
+        own = dtype if dtype.kind == "f" and dtype.itemsize < 8 else np.dtype(np.float64)
+        edges = _symmetric(_without_diagonal(whole), nodes, float(np.finfo(own).eps))
+        return cls(edges, torch.from_numpy(nodes)), integer
 
     @property
     def n(self) -> int:
@@ -122,23 +116,41 @@ class SparseWeights(Weights):
         flat = x.reshape(self.n).to(torch.float64)
         return (torch.from_numpy(self.edges @ flat.numpy()) + self.nodes * flat).reshape(x.shape)
 
-    def chosen(self, mask: Tensor) -> npt.NDArray[np.float64]:
-        """Return the entries of W over chosen vertices: what f is the sum of, zeros left out."""
-        inside = mask.reshape(self.n).numpy().nonzero()[0]
-        return np.concatenate([self.edges[inside][:, inside].data, self.nodes.numpy()[inside]])
+    def graph(self, keep: Tensor | None = None) -> Graph:
+        """Return W, or that of some of its vertices, a mask (n,), as compiled loops take it."""
+        edges, nodes = self.edges, self.nodes.numpy()
+        if keep is not None and not bool(keep.all()):
+            inside = keep.reshape(self.n).numpy().nonzero()[0]
+            edges, nodes = edges[inside][:, inside], np.ascontiguousarray(nodes[inside])
+        indptr, indices = edges.indptr.astype(np.int64), edges.indices.astype(np.int32, copy=False)
+        return Graph(indptr, indices, edges.data, nodes)
 
     def objective(self, mask: Tensor) -> Tensor:
         """Return f, exact to the last digit; O(edges)."""
-        return self._each(mask, math.fsum)
+        return self._each(mask, self._exact)
 
     def magnitude(self, mask: Tensor) -> Tensor:
         """Return the sum of |W_ij| over the chosen vertices."""
-        return self._each(mask, lambda terms: float(np.abs(terms).sum()))
+        return self._each(mask, lambda one: self._sums(one)[1])
 
-    def _each(self, mask: Tensor, function: Any) -> Tensor:
-        """Return a function of the chosen entries for every mask (..., n)."""
-        sums = [function(self.chosen(one)) for one in mask.reshape(-1, self.n)]
-        return torch.tensor(sums, dtype=torch.float64, device=mask.device).reshape(mask.shape[:-1])
+    def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
+        from ..kernels.sparse.cpu.sums import objective
+
+        value, size = objective(self.graph(), mask)
+        return float(value), float(size)
+
+    def _exact(self, mask: npt.NDArray[np.bool_]) -> float:
+        value, size = self._sums(mask)
+        if abs(value) >= CANCELLED * size:
+            return value
+        inside = mask.nonzero()[0]
+        return math.fsum([*self.edges[inside][:, inside].data.tolist(), *self.nodes.numpy()[inside].tolist()])
+
+    def _each(self, mask: Tensor, function: Callable[[npt.NDArray[np.bool_]], float]) -> Tensor:
+        """Return a function of every mask (..., n)."""
+        rows = np.ascontiguousarray(mask.reshape(-1, self.n).cpu().numpy())
+        values = torch.tensor([function(row) for row in rows], dtype=torch.float64, device=mask.device)
+        return values.reshape(mask.shape[:-1])
 
     def reshape(self, *shape: int) -> Self:
         """Return the instance as a batch of one, or without a batch dimension."""
@@ -154,9 +166,25 @@ class SparseWeights(Weights):
         return W.expand(*self.shape)
 
 
-def _places(given: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    row, column = given.coords if hasattr(given, "coords") else (given.row, given.col)
-    return np.asarray(row, dtype=np.int64), np.asarray(column, dtype=np.int64)
+def _in_float64(W: Any, integer: bool) -> Edges:
+    """W by rows, sorted, duplicates added as doubles; W's own arrays where they are so already."""
+    from scipy.sparse import coo_array, csr_array
+
+    if integer and W.nnz:
+        _refuse_too_large(W.tocoo().data)
+    if getattr(W, "format", "") == "csr":
+        whole = csr_array((W.data.astype(np.float64, copy=False), W.indices, W.indptr), shape=W.shape)
+        if not whole.has_canonical_format:
+            whole = whole.copy()  # the user's stays as it is
+            whole.sum_duplicates()
+    else:
+        given = W.tocoo()
+        row, column = given.coords if hasattr(given, "coords") else (given.row, given.col)
+        whole = coo_array((given.data.astype(np.float64), (row, column)), shape=W.shape).tocsr()
+        whole.sum_duplicates()
+    if integer and whole.nnz:
+        _refuse_too_large(whole.data)
+    return whole
 
 
 def _refuse_too_large(data: npt.NDArray[Any]) -> None:
@@ -175,11 +203,13 @@ def _check_finite(whole: Edges) -> None:
 
 
 def _without_diagonal(whole: Edges) -> Edges:
-    """The entries off the diagonal that are not zero; 32-bit indices where they suffice."""
-    own = np.repeat(np.arange(whole.shape[0]), np.diff(whole.indptr))
+    """The entries off the diagonal that are not zero; `whole` itself if it has no others."""
+    own = np.repeat(np.arange(whole.shape[0], dtype=whole.indices.dtype), np.diff(whole.indptr))
     keep = (own != whole.indices) & (whole.data != 0)
-    indptr = np.concatenate([[0], np.cumsum(keep)])[whole.indptr]
-    return type(whole)((whole.data[keep], whole.indices[keep], indptr), shape=whole.shape)
+    if keep.all():
+        return whole
+    before = np.concatenate([[0], np.cumsum(np.bincount(own[keep], minlength=whole.shape[0]))])
+    return type(whole)((whole.data[keep], whole.indices[keep], before.astype(own.dtype)), shape=whole.shape)
 
 
 def _symmetric(edges: Edges, nodes: npt.NDArray[np.float64], eps: float) -> Edges:
