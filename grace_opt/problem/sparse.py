@@ -74,6 +74,14 @@ class SparseWeights(Weights):
         edges = _symmetric(_without_diagonal(whole), nodes, float(np.finfo(own).eps))
         return cls(edges, torch.from_numpy(nodes)), integer
 
+    @classmethod
+    def small(cls) -> Self:
+        """Return a batch of one with 24 vertices, for which every part of a search runs: to compile them."""
+        from scipy.sparse import csr_array
+
+        place = np.arange(24.0)
+        return cls.of(csr_array(np.cos(7 * place[:, None] * place)))[0].reshape(1, 24, 24)
+
     @property
     def n(self) -> int:
         """Number of vertices."""
@@ -99,6 +107,15 @@ class SparseWeights(Weights):
     def negated(self) -> Self:
         """Return -W."""
         return type(self)(-self.edges, 0.0 - self.nodes, self.batch)
+
+    def largest(self) -> float:
+        """Return the largest absolute weight."""
+        return max(float(np.abs(part).max(initial=0.0)) for part in (self.edges.data, self.nodes.numpy()))
+
+    def between(self, some: Tensor, others: Tensor) -> Edges:
+        """Return the edges between two sets, masks (n,), as a matrix by rows."""
+        rows, columns = (mask.reshape(self.n).numpy().nonzero()[0] for mask in (some, others))
+        return self.edges[rows][:, columns]
 
     def without(self, vertices: Tensor) -> Self:
         """Return W without the edges and weights of these vertices."""

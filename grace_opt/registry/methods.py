@@ -23,7 +23,7 @@ from .._util.names import nearest_name
 from .._util.parameters import plain, shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
-from ..problem import Problem
+from ..problem import Problem, SparseWeights, Weights
 from ..run import Run
 from ..solution import Result
 from .result_checks import checked_result, copy_of_problem, refuse_overwritten
@@ -87,23 +87,24 @@ class SolverSpec:
     searches: bool = False
     forms: tuple[str, ...] = ()
 
-    def prepare(self, dtype: torch.dtype = torch.float64) -> None:
-        """Load compiled code for W of this dtype, compiling it first if it is new to this machine.
+    def prepare(self, dtype: torch.dtype = torch.float64, weights: Weights | None = None) -> None:
+        """Load compiled code for W of this dtype or form, compiling it first if it is new to this machine.
 
-        Called before a time limit starts; does nothing unless the method is `compiled`.
+        Called before a time limit starts; does nothing unless the method is `compiled`, or takes sparse W.
         """
-        if not self.compiled:
+        sparse = isinstance(weights, SparseWeights) and "sparse" in self.forms
+        if not self.compiled and not sparse:
             return
         with _preparing:  # other threads wait until everything is ready
-            if (self.solver, dtype) not in _prepared:
+            if (self.solver, dtype, sparse) not in _prepared:
                 place = torch.arange(24.0, dtype=torch.float64, device="cpu")
                 W = torch.cos(7 * place[:, None] * place).to(dtype)  # no bound settles it: every part of a search runs
-                small = Problem.of(W[None], 12)
+                small = Problem.of(SparseWeights.small() if sparse else W[None], 12)
                 with always_compiled():
                     self.solver(small, self.options(), Run(0))
                     for spec in (get(name) for name in ("mies", "drop_greedy")):  # where others start
                         objective.evaluate(small.W, spec.solve(small, spec.options(), Run(0)).mask)
-                _prepared.add((self.solver, dtype))
+                _prepared.add((self.solver, dtype, sparse))
 
     def make_options(self, given: Mapping[str, Any]) -> Any:
         """The options dataclass, or OptionError naming the accepted ones."""
@@ -165,7 +166,7 @@ def _noted(result: Result, problem: Problem, run: Run) -> Result:
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
-_prepared: set[tuple[Solver, torch.dtype]] = set()
+_prepared: set[tuple[Solver, torch.dtype, bool]] = set()
 _preparing = threading.RLock()  # reentrant: preparing a method calls others
 _loaded = False
 _this_thread = threading.local()  # `loading`: this thread is loading the solvers
