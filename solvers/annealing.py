@@ -3,11 +3,11 @@ r"""Simulated annealing over exchanges: the best answers for sparse W and for th
 Maths: a chosen vertex i and another j are drawn at random, and exchanged if f then rises by less than T times an
 exponential random number; :math:`\Delta f = c_j - c_i - 2 W_{ij}` from costs :math:`c_v = W_{vv} + 2 \sum_{u \in S, u
 \neq v} W_{uv}` that are kept up to date. T falls geometrically, from a temperature at which about one in fifty
-exchanges of the start would be made, to a tenth of it. Exchanges that are refused, almost all, cost O(1); those that are
-made cost O(n), or the degrees of both vertices if W is sparse: this is what makes it faster than `tabu`, which looks
-for the best exchange. Then `local_search` from the best set. Complexity `sweeps` times n proposals. Guarantee: never
-worse than its start, compared by exact sums; unless a limit ended it, no exchange improves the answer. The same seed
-gives the same answer unless time ends the search. Reference: Kirkpatrick, Gelatt & Vecchi, Science 220 (1983).
+exchanges of the start would be made, to a tenth of it. Exchanges that are refused, almost all, cost O(1); those that
+are made cost O(n), or the degrees of both vertices if W is sparse: this is what makes it faster than `tabu`, which
+looks for the best exchange. Then `local_search` from the best set. Complexity `sweeps` times n proposals. Guarantee:
+never worse than its start, compared by exact sums; unless a limit ended it, no exchange improves the answer. The same
+seed gives the same answer unless time ends the search. Reference: Kirkpatrick, Gelatt & Vecchi, Science 220 (1983).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -112,10 +113,13 @@ class _Search:
         self.problem, self.options, self.run = problem, options, run
         self.alive, self.k = problem.candidates.cpu().numpy(), int(problem.k)
         self.sure = start[self.alive]
-        self.size, self.spent, self.made, self.round, self.moves = len(self.sure), 0, 0, -1, None
+        self.size, self.spent, self.made, self.value = len(self.sure), 0, 0, math.inf
         self.done = self.k in (0, self.size)
-        self.value = math.inf
-        self.pace, self.ended = 0.0, True
+        # This round: its number, proposals in all and so far, how far the temperature has fallen, whether it is slowed
+        # down to fill the time, whether it is over; seconds per proposal.
+        self.round, self.total, self.spent_here, self.progress, self.last, self.ended = -1, 0, 0, 0.0, False, True
+        self.round_began = self.until = self.pace = 0.0
+        self.hot = self.cold = 1.0
 
     def advance(self) -> None:
         """Search for one slice."""
@@ -123,7 +127,6 @@ class _Search:
         if self.ended:
             self._begin_round(began)
         moves = self.moves
-        assert moves is not None
         count = min(SLICE, self.total - self.spent_here) if not self.last else SLICE
         share = count / self.total
         if self.last:
@@ -146,8 +149,7 @@ class _Search:
 
     def _begin_round(self, now: float) -> None:
         self.round += 1
-        if self.moves is None:
-            self.moves = self._new_moves()
+        if self.round == 0:
             self.value = self._exact(self.sure)
         else:
             self.moves.refresh()
@@ -155,18 +157,19 @@ class _Search:
         self.total = max(LEAST, sweeps * self.size)
         self.spent_here, self.progress, self.round_began, self.last = 0, 0.0, now, False
         self.until = min(self.run.deadline, now + self.run.patience / 2)
-        if self.run.limited and self.options.restarts is None:
-            if self.pace:
-                self.last = self._must_be_last(now)
-                sweeps = min(sweeps, int((self.until - now) / self.pace / self.size))
+        if self.run.limited and self.options.restarts is None and self.pace:
+            self.last = self._must_be_last(now)
+            sweeps = int(min(sweeps, (self.until - now) / self.pace / self.size))
         self._set_temperatures(sweeps)
 
     def _must_be_last(self, now: float) -> bool:
         """Whether there will be no time for another round after this one."""
         rest = (self.total - self.spent_here) * self.pace
-        return now + rest + GROWTH * self.total * self.pace > self.until
+        return bool(now + rest + GROWTH * self.total * self.pace > self.until)
 
-    def _new_moves(self) -> DenseMoves:
+    @cached_property
+    def moves(self) -> DenseMoves:
+        """The set that is annealed; made when the search begins."""
         entropy = np.random.SeedSequence(self.run.seed).generate_state(1, np.uint64)
         random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
         if isinstance(self.problem.weights, SparseWeights):
@@ -177,7 +180,6 @@ class _Search:
 
     def _set_temperatures(self, sweeps: float) -> None:
         """The hottest and the coldest temperature of this round."""
-        assert self.moves is not None
         given = self.options
         share = ACCEPTED * min(1.0, max(sweeps, 1) / FULL_SWEEPS)
         self.hot = temperature_accepting(self.moves.changes(SAMPLE), share) if given.hot is None else given.hot
@@ -189,7 +191,6 @@ class _Search:
 
     def _value(self) -> float:
         """f of the best choice so far; with a target, equal to `Solution.objective` to the last bit."""
-        assert self.moves is not None
         if self.run.targets:
             self._settle()
             return self.value
@@ -197,13 +198,12 @@ class _Search:
 
     def _settle(self) -> None:
         """Sum the best set's f exactly, and keep it if it is better than the last one that was."""
-        moves = self.moves
-        if moves is None or moves.values[1] == self.value:
+        if self.round < 0 or self.moves.values[1] == self.value:
             return
-        exact = self._exact(moves.best.x)
+        exact = self._exact(self.moves.best.x)
         if exact < self.value:
-            self.sure, self.value = moves.best.x.copy(), exact
-        moves.values[1] = self.value
+            self.sure, self.value = self.moves.best.x.copy(), exact
+        self.moves.values[1] = self.value
 
     def _exact(self, x: npt.NDArray[np.bool_]) -> float:
         mask = torch.from_numpy(self._whole(x)).to(self.problem.W.device)

@@ -30,8 +30,9 @@ from grace_opt.solution import Result, proved
 SECONDS_TO_DROP, SECONDS_TO_DROP_EDGES, EDGES_SHARE = 2e-8, 6e-7, 0.15
 #: Up to this many vertices of sparse W, tabu search gets that share too, after annealing.
 LARGEST_FOR_TABU = 5000
-#: Shares of the remaining time that branch and bound gets: a probe, and half if the probe gives hope.
-PROBE, HALF = 0.1, 0.5
+#: Shares of the remaining time that branch and bound gets: a probe, of at least so many seconds unless that is more
+#: than half, and half if the probe gives hope.
+PROBE, LEAST_PROBE, HALF = 0.1, 0.5, 0.5
 #: A gap this small, relative to f, gives hope; or one that so many probes would close, at the rate of the first.
 CLOSE, PATIENT = 0.1, 20
 
@@ -104,7 +105,8 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
 def _prove(problem: Problem, rows: Tensor, mask: Tensor, bound: Tensor, run: Run, stats: dict[str, Any]) -> None:
     """Branch and bound for these rows of `mask` and `bound`, in place: a short probe, then those that it gives hope."""
     left, part, told = rows, problem, run
-    for share in (PROBE, HALF):
+    seconds = max(run.deadline - time.monotonic(), 1e-9)
+    for share in (min(HALF, max(PROBE, LEAST_PROBE / seconds)), HALF):
         before = bound[left]
         exact = _call("branch_and_bound", part, told.until(share), start=mask[left])
         mask[left] = _better(part, mask[left], exact.mask)
@@ -113,7 +115,9 @@ def _prove(problem: Problem, rows: Tensor, mask: Tensor, bound: Tensor, run: Run
             stats[name] += exact.stats[name]
         value = objective.evaluate(part.W, mask[left])
         gap, gained = value - bound[left], bound[left] - before
-        hope = ((gap <= CLOSE * value.abs()) | (gap <= PATIENT * gained)) & ~proved(part, mask[left], value, bound[left])
+        hope = ((gap <= CLOSE * value.abs()) | (gap <= PATIENT * gained)) & ~proved(
+            part, mask[left], value, bound[left]
+        )
         places = hope.nonzero().squeeze(-1)
         left, part, told = left[places], part.instances(places), told.instances(places.tolist())
         if not len(left) or told.expired():

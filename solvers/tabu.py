@@ -14,7 +14,7 @@ T. Evol. Comput. 21 (2017); Nogueira et al. (2025) for the GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -167,8 +167,7 @@ class _SparseSearch(_Search):
     def advance(self) -> None:
         """Search for one slice."""
         if not self.started:
-            assert isinstance(self.problem.weights, SparseWeights)
-            graph = self.problem.weights.graph(torch.from_numpy(self.alive))
+            graph = cast(SparseWeights, self.problem.weights).graph(torch.from_numpy(self.alive))
             self.search = TabuSearch(graph, self.best, self.restart_after, self.tenure, self.random)
             self.started = True
         before, count = self.search.value, min(self.budget - self.spent, SPARSE_ITERATIONS_PER_LOOK)

@@ -107,10 +107,10 @@ def _of_edges(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
     best = sparse_bound(problem, run, level)
     tensor = problem.n <= LARGEST_AS_TENSOR[level] and free_memory() >= (COPIES + 1) * 8.0 * problem.n**2
     if tensor and run.has_time(_seconds_as_tensor(problem, level)):
-        masks = checked_incumbent(problem, incumbent)
+        dense = problem.dense("the certificate")
+        masks = checked_incumbent(dense, incumbent)
         if len(_open(best, objective.evaluate(problem.W, masks))):
-            found = certificate(problem.dense("the certificate"), level, incumbent=masks, run=run)
-            best = torch.maximum(best, found)
+            best = torch.maximum(best, certificate(dense, level, incumbent=masks, run=run))
     return best
 
 

@@ -164,7 +164,7 @@ def plane_bound(problem: Problem, run: Run | None = None) -> Tensor:
         error = 8 * m * _EPS * (float(z @ sizes) + k * float(sizes.max()) + abs(shift) * k)
         dual = float(gradient[places].sum()) - form - shift * k - error
         rise, best = dual - best, max(best, dual)
-        if step and (rise < RTOL / 10 * abs(best) and step > PATIENCE) or run.expired():
+        if (step and (rise < RTOL / 10 * abs(best) and step > PATIENCE)) or run.expired():
             break
         towards = -z
         towards[places] += 1.0

@@ -189,8 +189,12 @@ def _stays_sparse(W: Any) -> bool:
     """Whether it is a scipy.sparse matrix, many vertices with few edges."""
     if not hasattr(W, "tocsr"):
         return False
-    n = min(W.shape)
-    return n >= SPARSE_FROM and bool(W.nnz <= SPARSE_SHARE * n**2)
+    return stays_sparse(min(W.shape), W.nnz)
+
+
+def stays_sparse(n: int, entries: int) -> bool:
+    """Whether W of n vertices with so many stored entries is better kept sparse."""
+    return n >= SPARSE_FROM and entries <= SPARSE_SHARE * n**2
 
 
 def symmetrize(W: Any) -> Any:

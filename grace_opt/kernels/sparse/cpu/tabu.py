@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import jit, part
-from ...tabu.cpu import CLOCK, ELITES, RESTARTS, SLACK, STALE, draw, keep_elite, restart
+from ...tabu.cpu import CLOCK, RESTARTS, SLACK, STALE, draw, keep_elite, restart
 from .exchange import best_exchange, neighbour, partner
 from .heap import arrange, change, push, put, take_out
 from .kept import BEST, NOW, RUN, keep, note_all, note_moved, settle
