@@ -27,7 +27,7 @@ from grace_opt.run import Run
 from grace_opt.solution import Result, proved
 
 #: Approximate seconds of `drop_greedy` per entry of W; and of sparse W, where it gets at most a share of the time.
-SECONDS_TO_DROP, SECONDS_TO_DROP_EDGES, EDGES_SHARE = 2e-8, 6e-7, 0.15
+SECONDS_TO_DROP, SECONDS_TO_DROP_EDGES, EDGES_SHARE = 2e-8, 6e-7, 0.1
 #: Up to this many vertices of sparse W, tabu search gets that share too, after annealing.
 LARGEST_FOR_TABU = 5000
 #: Shares of the remaining time that branch and bound gets: a probe, of at least so many seconds unless that is more
