@@ -29,6 +29,7 @@ COMMANDS = {
     "cache_bytes": "python -m bench.cache_bytes",
     "real_heads": "python -m bench.real_heads",
     "certificates": "python -m bench.certificates",
+    "sparse": "python -m bench.sparse",
     "allocation": "python -m bench.allocation",
     "quadratic_zero": "python -m bench.quadratic_zero",
     "bits": "python -m bench.bits",

@@ -169,7 +169,7 @@ def solve(
     stopping = _Stopping.of(reduction, time_limit, target, patience)
     seed, level = checked_seed(seed), _level(certify)
     if stopping.timed:
-        _prepare(spec, level, problem.W.dtype)
+        _prepare(spec, level, problem)
     run = stopping.run(seed, callback=reduction.callback(callback))
     with run.heeding_ctrl_c():
         answer = _answer(problem, spec, made, run, level, check)
@@ -289,7 +289,7 @@ def compare(
             try:
                 show(spec.name, at)
                 if stopping.timed and not (cap and problem.n**2 <= SMALL):
-                    _prepare(spec, level, problem.W.dtype)
+                    _prepare(spec, level, problem)
                 run = stopping.run(seed, cap=cap)
                 with run.heeding_ctrl_c():
                     answers.append(_answer(problem, spec, made, run, None, check))
@@ -436,9 +436,9 @@ def _reduced(W: Any, k: Any, protected: Any, required: Any, maximize: Any, check
     return Reduction.of(given, required=required, maximize=maximize, check=check)
 
 
-def _prepare(spec: SolverSpec, level: str | None, dtype: torch.dtype = torch.float64) -> None:
+def _prepare(spec: SolverSpec, level: str | None, problem: Problem) -> None:
     """Have everything compiled before a time limit starts to run."""
-    spec.prepare(dtype)
+    spec.prepare(problem.W.dtype, problem.weights)
     if level is not None or spec.compiled:
         bounds.prepare()
 

@@ -16,14 +16,15 @@ from .kernels.indices import indices_from_mask as indices_from_mask
 from .kernels.indices import mask_from_indices as mask_from_indices
 from .kernels.objective import magnitude as magnitude
 from .kernels.objective import objective as one_per_instance
+from .kernels.weights import Weights
 
 
-def evaluate(W: Tensor, mask: Tensor) -> Tensor:
+def evaluate(W: Tensor | Weights, mask: Tensor) -> Tensor:
     """Objective f(S) in float64.
 
     Parameters
     ----------
-    W : Tensor, shape (..., n, n), float32 or float64
+    W : Tensor, shape (..., n, n), float32 or float64, or Weights
     mask : Tensor, shape (..., n), bool
 
     Returns
@@ -46,6 +47,8 @@ def evaluate(W: Tensor, mask: Tensor) -> Tensor:
     >>> evaluate(W, torch.tensor([True, False, True]))
     tensor(5., dtype=torch.float64)
     """
+    if isinstance(W, Weights):
+        return W.objective(mask)
     if W.shape[:-1] == mask.shape:
         return one_per_instance(W, mask)
     if W.ndim == 2 and mask.numel():  # many choices of one instance
@@ -53,11 +56,13 @@ def evaluate(W: Tensor, mask: Tensor) -> Tensor:
     return one_per_instance(W.expand(*mask.shape[:-1], *W.shape[-2:]), mask)
 
 
-def evaluate_fast(W: Tensor, mask: Tensor) -> Tensor:
+def evaluate_fast(W: Tensor | Weights, mask: Tensor) -> Tensor:
     """Objective f(S) in one pass over W, without a float64 copy: row sums in W's own precision, or better.
 
     Rounding error about ``n eps * sum |W_ij|`` over the chosen entries (eps of W's dtype). O(n²) per instance.
     """
+    if isinstance(W, Weights):
+        return W.objective(mask)
     x = mask.to(W.dtype)
     rows = (x.unsqueeze(-2) @ W).squeeze(-2)  # W is symmetric; this side of it is the faster one
     return (rows * x).sum(-1, dtype=torch.float64)

@@ -23,6 +23,7 @@ for _name in _modules:
 
 # ruff: noqa: E402 (below the loop, so that methods are registered and listed by name)
 # Imported again for editors and type checkers, which do not run the loop.
+from .annealing import AnnealingOptions
 from .beam import BeamOptions
 from .branch_and_bound.search import BranchAndBoundOptions
 from .drop_greedy import DropGreedyOptions
@@ -34,6 +35,7 @@ from .sdp import SdpOptions
 from .tabu import TabuOptions
 
 __all__ = [
+    "AnnealingOptions",
     "BeamOptions",
     "BranchAndBoundOptions",
     "DropGreedyOptions",

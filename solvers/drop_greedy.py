@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
+from grace_opt.kernels.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
-from grace_opt.problem import Problem
+from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, flag, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
@@ -51,9 +52,17 @@ class DropGreedyOptions:
         check_fields(self, flag, "path")
 
 
-@register("drop_greedy", options=DropGreedyOptions, batched=True, guarantee="optimal for diagonal W")
+@register(
+    "drop_greedy",
+    options=DropGreedyOptions,
+    batched=True,
+    guarantee="optimal for diagonal W",
+    forms=("sparse",),
+)
 def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Result:
     """Drop the vertex whose removal lowers f most until k are left; ties drop the lowest index."""
+    if isinstance(problem.weights, SparseWeights):
+        return _sparse(problem, problem.weights, options)
     size = problem.candidates.sum(-1)
     scores = removal_scores(problem.W, problem.candidates)
     drops = size if options.path else size - problem.k
@@ -64,6 +73,18 @@ def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Resul
     step = torch.arange(problem.n, device=order.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
     return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
+
+
+def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions) -> Result:
+    """The same drops from the edges alone, by a heap of scores; those that are rounding error are summed again."""
+    graph, size = W.graph(), int(problem.candidates.sum())
+    dropped = sparse_greedy.dropped(graph, problem.candidates, size if options.path else size - problem.k_max)
+    if not options.path:
+        return Result(problem.candidates & ~mask_from_indices(dropped, problem.n))
+    order = dropped.flip(-1)
+    mask = mask_from_indices(order[:, : problem.k_max], problem.n)
+    padded = torch.nn.functional.pad(order, (0, problem.n - size), value=-1)
+    return Result(mask, stats={"order": padded, "path": sparse_greedy.path_of(graph, order)}, objective_stats=("path",))
 
 
 def _dropped(problem: Problem, scores: Tensor, drops: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,11 @@ r"""Local search: from any start, make the best exchange of two vertices until n
 Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W
 1_S`; the best exchange is made, s is updated in O(n), and the search stops when a recomputed s shows no improving
 exchange. Complexity O(n²) per step. Compiled on the CPU; on a GPU, for n up to 256, all steps run in one launch of a
-Triton kernel. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f by more
-than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.exchange.rounding`), whatever the
-other weights are. Good after MIES: it improves most of greedy's non-optimal answers on attention's W. Reference: Ghosh
-(1996), and any work on maximum diversity.
+Triton kernel. For sparse W, a step costs about the degrees of its two vertices, times log n. Guarantee: a verified
+1-swap-local optimum, never worse than its start: no exchange improves f by more than the rounding error of its own two
+vertices' weights with S (`grace_opt.kernels.exchange.rounding`), whatever the other weights are. Good after MIES: it
+improves most of greedy's non-optimal answers on attention's W. Reference: Ghosh (1996), and any work on maximum
+diversity.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
 from grace_opt.kernels.exchange import KERNEL, reference
 from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
-from grace_opt.problem import Problem
+from grace_opt.kernels.sparse.exchange import Exchanges
+from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
@@ -34,6 +36,8 @@ from grace_opt.starts import starting_masks
 
 #: Pairs per instance that the compiled search tries between two looks at the clock: some hundredths of a second.
 PAIRS_PER_LOOK = 50_000_000
+#: Exchanges in a sparse graph between two looks at the clock, and at a target.
+SPARSE_STEPS_PER_LOOK, SPARSE_STEPS_TO_TARGET = 5_000, 16
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,15 @@ class LocalSearchOptions:
     guarantee="1-swap-local optimum",
     compiled=True,
     searches=True,
+    forms=("sparse",),
 )
 def local_search(problem: Problem, options: LocalSearchOptions, run: Run) -> Result:
     """Exchange two vertices, the best pair at a time, until no exchange improves f."""
     mask = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
     run.begin()
+    if isinstance(problem.weights, SparseWeights):
+        return _sparse(problem, problem.weights, mask, options.max_steps, run)
     if use_triton(KERNEL, mask.device, _unsupported_reason(problem, options, run)):
         from grace_opt.kernels.exchange.gpu import swap_refine
 
@@ -134,6 +141,28 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
         active = active[now - before == most]
     stats = {"iterations": int(done.max(initial=0))}
     return Result(torch.from_numpy(chosen), limit=limit, stats=stats)
+
+
+def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | None, run: Run) -> Result:
+    """Run the compiled loop over edges; the best exchange costs about the degrees of its two vertices."""
+    free, limit = problem.candidates[0], torch.zeros_like(problem.k, dtype=torch.bool)
+    search = Exchanges(W.graph(free), mask[0][free].numpy())
+    steps, active = 0, torch.zeros(1, dtype=torch.int64, device="cpu")
+    while True:
+        mask[0, free] = torch.from_numpy(search.x)
+        if run.watches:
+            active = _open(problem, mask, active, limit, run)
+        if run.expired() or not len(active) or (max_steps is not None and steps >= max_steps):
+            limit[:] = True
+            break
+        most = SPARSE_STEPS_TO_TARGET if run.targets else SPARSE_STEPS_PER_LOOK
+        most = most if max_steps is None else min(most, max_steps - steps)
+        made = search.improve(most)
+        steps += made
+        if made < most:
+            mask[0, free] = torch.from_numpy(search.x)
+            break
+    return Result(mask, limit=limit, stats={"iterations": steps})
 
 
 def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:

@@ -1,15 +1,18 @@
 r"""Portfolio: several methods in turn, for the best answer in the time given, with a certificate. Use it when in doubt.
 
 Without a time limit: both greedy methods, tabu search from the better one, and `grace_opt.bounds.certificate` for that
-answer. With one: the same, then, for instances not yet proved, branch and bound for half of the remaining time (it ends
-early if it proves the optimum), and tabu search again until the limit; above 2000 vertices, tabu search all the time.
-A step that does not fit into the remaining time is skipped, including `drop_greedy` and the bound for large W.
+answer. With one: the same, then, for instances not yet proved, branch and bound for a tenth of the remaining time. If
+the gap is small by then, or shrinks fast enough, branch and bound for half of what is left (it ends early if it proves
+the optimum); then tabu search again until the limit. Above 2000 vertices, tabu search all the time. For sparse W, both
+greedy methods, `annealing`, on small graphs some tabu search, and the certificate: a time limit is annealing's but for
+a share. A step that does not fit into the remaining time is skipped, including `drop_greedy` and the bound for large W.
 Complexity: the sum of its parts. Guarantee: never worse than `mies`, and, given the time, never worse than
 `drop_greedy` or a local optimum of exchanges, and with a bound. Reference: Huberman, Lukose & Hogg, Science 275 (1997).
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +21,20 @@ from torch import Tensor
 
 from grace_opt import bounds, objective, registry
 from grace_opt.bounds.qcr import LARGEST_RELAXED, SECONDS_PER_CUBE
-from grace_opt.problem import Problem
+from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, choice, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result, proved
 
-#: Approximate seconds of `drop_greedy` per entry of W.
-SECONDS_TO_DROP = 2e-8
+#: Approximate seconds of `drop_greedy` per entry of W; and of sparse W, where it gets at most a share of the time.
+SECONDS_TO_DROP, SECONDS_TO_DROP_EDGES, EDGES_SHARE = 2e-8, 6e-7, 0.1
+#: Up to this many vertices of sparse W, tabu search gets that share too, after annealing.
+LARGEST_FOR_TABU = 5000
+#: Shares of the remaining time that branch and bound gets: a probe, of at least so many seconds unless that is more
+#: than half, and half if the probe gives hope.
+PROBE, LEAST_PROBE, HALF = 0.1, 0.5, 0.5
+#: A gap this small, relative to f, gives hope; or one that so many probes would close, at the rate of the first.
+CLOSE, PATIENT = 0.1, 20
 
 
 @dataclass(frozen=True)
@@ -54,9 +64,12 @@ class PortfolioOptions:
     guarantee="never worse than mies and drop_greedy",
     compiled=True,
     searches=True,
+    forms=("sparse",),
 )
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     """Greedy, tabu search and a certificate; with a time limit, also branch and bound and more tabu search."""
+    if isinstance(problem.weights, SparseWeights):
+        return _of_edges(problem, options, run)
     mask = _call("mies", problem, run).mask
     run.ctrl_c_stops()
     entries = problem.W.numel()
@@ -78,10 +91,7 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
         rows = open_.nonzero().squeeze(-1)
         part, told = problem.instances(rows), run.instances(rows.tolist())
         if problem.n <= LARGEST_RELAXED and run.has_time(SECONDS_PER_CUBE * problem.n**3):
-            exact = _call("branch_and_bound", part, told.until(0.5), start=mask[rows])
-            mask[rows] = _better(part, mask[rows], exact.mask)
-            bound[rows] = torch.maximum(bound[rows], exact.lower_bound.to(bound))  # type: ignore[union-attr]
-            stats |= exact.stats
+            _prove(part, rows, mask, bound, told, stats)
         limit = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
         if bool(limit.any()) and not run.expired():
             rows = limit.nonzero().squeeze(-1)
@@ -90,6 +100,50 @@ def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
             mask[rows] = _better(part, mask[rows], last.mask)
             stats["iterations"] += last.stats["iterations"]
     return Result(mask, bound, limit, stats, certified=options.bound)
+
+
+def _prove(problem: Problem, rows: Tensor, mask: Tensor, bound: Tensor, run: Run, stats: dict[str, Any]) -> None:
+    """Branch and bound for these rows of `mask` and `bound`, in place: a short probe, then those that it gives hope."""
+    left, part, told = rows, problem, run
+    seconds = max(run.deadline - time.monotonic(), 1e-9)
+    for share in (min(HALF, max(PROBE, LEAST_PROBE / seconds)), HALF):
+        before = bound[left]
+        exact = _call("branch_and_bound", part, told.until(share), start=mask[left])
+        mask[left] = _better(part, mask[left], exact.mask)
+        bound[left] = torch.maximum(bound[left], exact.lower_bound.to(bound))  # type: ignore[union-attr]
+        for name in ("nodes", "strong_bounds"):
+            stats[name] += exact.stats[name]
+        value = objective.evaluate(part.W, mask[left])
+        gap, gained = value - bound[left], bound[left] - before
+        hope = ((gap <= CLOSE * value.abs()) | (gap <= PATIENT * gained)) & ~proved(
+            part, mask[left], value, bound[left]
+        )
+        places = hope.nonzero().squeeze(-1)
+        left, part, told = left[places], part.instances(places), told.instances(places.tolist())
+        if not len(left) or told.expired():
+            break
+
+
+def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
+    """Greedy, annealing, tabu search on small graphs, and a certificate; for sparse W."""
+    mask, entries = _call("mies", problem, run).mask, problem.W.numel()
+    run.ctrl_c_stops()
+    if not run.expired() and (not run.limited or run.has_time(SECONDS_TO_DROP_EDGES * entries / EDGES_SHARE)):
+        better = _better(problem, mask, _call("drop_greedy", problem, run).mask)
+        mask = mask if run.targets and not run.open()[0] else better
+    seconds, left = bounds.seconds_to_certify(problem, options.bound), run.deadline - time.monotonic()
+    search = run.leaving(min(seconds, max(0.0, EDGES_SHARE * left)) if run.limited else seconds)
+    small = problem.n <= LARGEST_FOR_TABU
+    found = _call("annealing", problem, search.until(1 - EDGES_SHARE) if small else search, start=mask)
+    mask, stats = _better(problem, mask, found.mask), dict(found.stats)
+    if small or options.iterations is not None:
+        count = 20 * problem.n if options.iterations is None and not run.limited else options.iterations
+        found = _call("tabu", problem, search, start=mask, iterations=count)
+        mask = _better(problem, mask, found.mask)
+        stats["iterations"] += found.stats["iterations"]
+    bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
+    open_ = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
+    return Result(mask, bound, open_ if run.limited else torch.zeros_like(open_), stats, certified=options.bound)
 
 
 def _call(name: str, problem: Problem, run: Run, **options: Any) -> Result:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from grace_opt import objective, registry
 from grace_opt._util.arrays import power_of_two_scale
+from grace_opt._util.memory import free_memory
 from grace_opt.bounds import sdp_dual, sdp_primal
 from grace_opt.errors import SolverError
 from grace_opt.problem import Problem
@@ -208,7 +209,7 @@ def _check_memory(m: int, options: SdpOptions) -> None:
     """Refuse before anything is allocated."""
     solver, gib = _order(m, options)[0], 2.0**30
     needed = sdp_primal.memory_needed(m, options.relaxation, solver) / gib
-    allowed = sdp_primal.free_memory() / gib if options.max_memory is None else options.max_memory
+    allowed = free_memory() / gib if options.max_memory is None else options.max_memory
     if needed <= allowed:
         return
     frugal = sdp_primal.memory_needed(m, options.relaxation, "scs") / gib

@@ -14,7 +14,7 @@ T. Evol. Comput. 21 (2017); Nogueira et al. (2025) for the GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +22,22 @@ import torch
 
 from grace_opt import objective
 from grace_opt.errors import OptionError
+from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
 from grace_opt.parallel import map_in_threads
-from grace_opt.problem import Problem
+from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
-#: Number of sets kept to combine at restarts; iterations per vertex in all (if no limit is given) and before a restart.
-ELITE_SETS, ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 8, 20, 2
+#: Iterations per vertex in all (if no limit is given) and before a restart.
+ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 20, 2
 #: A moved vertex is blocked for this many iterations plus a random number up to as many, unless k or n - k is small.
 TENURE = 10
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
 WORK_BETWEEN_CLOCK_CHECKS = 2_000_000
+#: Iterations on a sparse graph between two looks at the clock: some hundredths of a second.
+SPARSE_ITERATIONS_PER_LOOK = 10_000
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,24 @@ class TabuOptions:
 
 
 @register(
-    "tabu", options=TabuOptions, batched=True, guarantee="never worse than its start", compiled=True, searches=True
+    "tabu",
+    options=TabuOptions,
+    batched=True,
+    guarantee="never worse than its start",
+    compiled=True,
+    searches=True,
+    forms=("sparse",),
 )
 def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     """Exchange vertices, even uphill, with memory; usually optimal, proves nothing."""
     start = starting_masks(problem, options.start, run).cpu().numpy()
     run.ctrl_c_stops()
     run.begin()
-    searches = [_Search(problem.instance(b), start[b], options, run.instance(b)) for b in range(len(start))]
+    kind = _Search if problem.weights is None else _SparseSearch
+    searches = [kind(problem.instance(b), start[b], options, run.instance(b)) for b in range(len(start))]
     waiting = searches
     while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
-        map_in_threads(_Search.advance, waiting, run)
+        map_in_threads(kind.advance, waiting, run)
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
     limit = torch.tensor([not search.done for search in searches], device=problem.W.device)
     return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
@@ -99,14 +109,17 @@ class _Search:
             return
         self.restart_after = options.restart_after or max(100, RESTART_AFTER_PER_VERTEX * m)
         self.tenure = options.tenure or max(1, min(TENURE, least // 4))
-        W = problem.W.detach().to("cpu").double().numpy()
+        entropy = np.random.SeedSequence(run.seed).generate_state(1, np.uint64)
+        self.random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
+        self._set_up(problem, alive)
+
+    def _set_up(self, problem: Problem, alive: npt.NDArray[np.bool_]) -> None:
+        m, W = len(self.free), problem.W.detach().to("cpu").double().numpy()
         self.W = np.ascontiguousarray(W if m == problem.n else W[np.ix_(alive, alive)])
         self.x, self.sums, self.until = self.best.copy(), np.empty(m), np.zeros(m, np.int64)
         self.values = np.full(4, np.inf)
         self.elites, self.elite_values = np.zeros((ELITE_SETS, m), bool), np.zeros(ELITE_SETS)
         self.state = np.zeros(4, np.int64)
-        entropy = np.random.SeedSequence(run.seed).generate_state(1, np.uint64)
-        self.random = np.maximum(entropy, np.uint64(1))  # xorshift must not start at 0
         self.top, self.heavy, self.grain = np.empty(0), np.empty(0), np.inf
 
     @property
@@ -143,3 +156,35 @@ class _Search:
         whole = np.zeros(self.n, bool)
         whole[self.free[self.best]] = True
         return whole
+
+
+class _SparseSearch(_Search):
+    """The same over the edges of a sparse graph."""
+
+    def _set_up(self, problem: Problem, alive: npt.NDArray[np.bool_]) -> None:
+        self.alive, self.started = alive, False
+
+    def advance(self) -> None:
+        """Search for one slice."""
+        if not self.started:
+            graph = cast(SparseWeights, self.problem.weights).graph(torch.from_numpy(self.alive))
+            self.search = TabuSearch(graph, self.best, self.restart_after, self.tenure, self.random)
+            self.started = True
+        before, count = self.search.value, min(self.budget - self.spent, SPARSE_ITERATIONS_PER_LOOK)
+        self.search.advance(count)
+        self.spent += count
+        if self.search.value < before or self.spent == count:
+            self.run.report(0, self._value(), -np.inf, self.mask())
+
+    def _value(self) -> float:
+        """f of the best choice so far, exactly."""
+        mask = self.mask()
+        if self.run.targets:
+            return float(objective.evaluate(self.problem.W, torch.from_numpy(mask)))
+        return self.search.value
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """The best choice so far, in the instance's numbering."""
+        if self.budget and self.started:
+            self.best = self.search.settle()
+        return super().mask()

@@ -100,7 +100,7 @@ def test_exit_codes(run, file, tmp_path):
 @pytest.mark.slow
 def test_compare_says_what_it_leaves_out(run, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "grace_opt.bounds.sdp_primal.free_memory", lambda: 0.0
+        "grace_opt.solvers.sdp.free_memory", lambda: 0.0
     )  # else sdp would take a minute to set itself up
     instances.write(tmp_path / "big.npy", np.diag(np.arange(1.0, 1101.0)))
     shown = run("compare", tmp_path / "big.npy", "-k", 550)

@@ -20,6 +20,7 @@ import pytest
 import grace_opt
 from grace_opt import Status, api, compare, instances, registry, solve
 from grace_opt.cli.app import app
+from grace_opt.problem import Problem
 from grace_opt.run import Run, _Stop
 from grace_opt.solution import Result
 from tests import children
@@ -37,7 +38,7 @@ def interrupted(method, n, batch, longest, options):
         W = W + W.swapaxes(1, 2)
         small = np.cos(np.arange(576.0).reshape(24, 24))
         solve(small + small.T, 12, method)  # compiled
-        api._prepare(registry.get(method), "tight")
+        api._prepare(registry.get(method), "tight", Problem.of(W, n // 2))
         solve(W, n // 2, "local_search", start="think", max_steps=1)  # and the checks of large W
         moments, found = random.Random(0), []
         for _ in range(4):
@@ -81,6 +82,7 @@ def process(forks):
     [
         ("tabu", 120, 1, 0.25, {"time_limit": 60}),
         ("tabu", 120, 3, 0.25, {"time_limit": 60}),
+        ("annealing", 120, 2, 0.25, {"time_limit": 60}),
         ("branch_and_bound", 120, 1, 0.5, {}),
         ("branch_and_bound", 120, 3, 0.5, {}),
         ("portfolio", 90, 2, 0.8, {"time_limit": 60}),

@@ -134,6 +134,8 @@ def _spellings(good: Any) -> list[Any]:
 def test_the_walk_meets_what_there_is():
     met = {(p.where, p.name) for p in PARAMETERS}
     assert {
+        ("annealing", "sweeps"),
+        ("annealing", "restarts"),
         ("tabu", "iterations"),
         ("tabu", "restart_after"),
         ("beam", "width"),

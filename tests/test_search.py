@@ -1,5 +1,6 @@
 """Tabu search, branch and bound, and portfolio: what they promise about starts, limits, callbacks, proofs and seeds."""
 
+import importlib
 import itertools
 import math
 import time
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import GraceError, OptionError, Problem, SolverError, Status, registry, solve
-from grace_opt.instances.generators import attention, k_cluster
+from grace_opt.instances.generators import attention, dispersion, k_cluster
 from grace_opt.kernels.tabu import cpu as compiled
 from grace_opt.run import Run
 from grace_opt.solution import Result
@@ -544,3 +545,21 @@ def test_a_method_that_overstates_its_bound_is_caught():
             grace_opt.testing.check_solver("planted")
     finally:
         registry.unregister("planted")
+
+
+def test_portfolio_gives_up_a_hopeless_proof_and_searches_on(monkeypatch):
+    """Branch and bound gets its probe, and no more; tabu search the rest."""
+    portfolio = importlib.import_module("grace_opt.solvers.portfolio")
+    calls = []
+    original = portfolio._call
+
+    def watched(name, problem, run, **options):
+        calls.append((name, run.deadline))
+        return original(name, problem, run, **options)
+
+    monkeypatch.setattr(portfolio, "_call", watched)
+    made = dispersion(300, seed=0, k=30)
+    solve(made.W, made.k, "portfolio", time_limit=2.0)
+    names = [name for name, _ in calls]
+    assert names.count("branch_and_bound") == 1
+    assert names[-1] == "tabu"

@@ -35,7 +35,7 @@ def forget():
 
 
 def test_who_searches():
-    assert SEARCHING == ["beam", "branch_and_bound", "exhaustive", "local_search", "portfolio", "tabu"]
+    assert SEARCHING == ["annealing", "beam", "branch_and_bound", "exhaustive", "local_search", "portfolio", "tabu"]
 
 
 @pytest.mark.parametrize("method", SEARCHING)
@@ -59,7 +59,7 @@ def test_each_instance_stops_at_its_own_target(method, kind):
         assert alone.status is sol.status[b]
 
 
-@pytest.mark.parametrize("method", ["tabu", "local_search", "branch_and_bound", "portfolio", "beam"])
+@pytest.mark.parametrize("method", ["tabu", "annealing", "local_search", "branch_and_bound", "portfolio", "beam"])
 def test_a_start_that_is_good_enough_is_the_answer(method):
     W = hard(30)
     first = solve(W, 15, "mies")
@@ -116,7 +116,7 @@ def test_branch_and_bound_keeps_a_valid_bound_where_a_target_ends_it():
     assert -math.inf < float(aimed.lower_bound) <= float(best.objective)
 
 
-@pytest.mark.parametrize("method", ["tabu", "branch_and_bound", "portfolio", "beam"])
+@pytest.mark.parametrize("method", ["tabu", "annealing", "branch_and_bound", "portfolio", "beam"])
 def test_patience_ends_what_would_go_on(method):
     W = hard(110, 2)
     solve(hard(24), 12, method, time_limit=0.01)  # compiled, which no limit counts

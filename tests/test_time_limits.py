@@ -15,7 +15,7 @@ from grace_opt.bounds.subproblem import Subproblem
 from grace_opt.problem import Problem
 from grace_opt.run import Run
 
-LIMITED = ["tabu", "branch_and_bound", "portfolio", "beam", "local_search", "exhaustive"]
+LIMITED = ["tabu", "annealing", "branch_and_bound", "portfolio", "beam", "local_search", "exhaustive"]
 
 
 def hard(n: int, *size: int) -> np.ndarray:

@@ -132,26 +132,24 @@ def _is_graph(value: Any) -> bool:
     return hasattr(value, "adjacency") and hasattr(value, "nodes")
 
 
-def _from_graph(graph: Any) -> tuple[npt.NDArray[np.float64], Labels]:
+def _from_graph(graph: Any) -> tuple[Any, Labels]:
     if graph.is_directed():
         raise ProblemError("the graph is directed: pass graph.to_undirected() if each edge's weight counts once.")
     labels = tuple(graph.nodes)
     place = {label: i for i, label in enumerate(labels)}
-    W = np.zeros((len(labels), len(labels)))
-    for label, data in graph.nodes(data=True):
-        W[place[label], place[label]] += _weight(data, 0, f"node {label!r}")
+    entries = [(place[label], place[label], _weight(data, 0, f"node {label!r}")) for label, data in graph.nodes.items()]
     for a, b, data in graph.edges(data=True):
         weight = _weight(data, 1, f"edge ({a!r}, {b!r})")
         if a == b:
-            W[place[a], place[a]] += weight
-        else:
-            if weight / 2 * 2 != weight:
-                raise ProblemError(
-                    f"the weight {weight!r} of edge ({a!r}, {b!r}) is too small to be halved: scale W up."
-                )
-            W[place[a], place[b]] += weight / 2
-            W[place[b], place[a]] += weight / 2
-    return W, labels
+            entries.append((place[a], place[a], weight))
+            continue
+        if weight / 2 * 2 != weight:
+            raise ProblemError(f"the weight {weight!r} of edge ({a!r}, {b!r}) is too small to be halved: scale W up.")
+        entries += [(place[a], place[b], weight / 2), (place[b], place[a], weight / 2)]
+    from scipy.sparse import coo_array
+
+    row, column, weights = (np.array(part) for part in zip(*entries, strict=True)) if entries else ([], [], [])
+    return coo_array((weights, (row, column)), shape=(len(labels), len(labels)), dtype=np.float64), labels
 
 
 def _weight(data: Any, default: float, where: str) -> float:

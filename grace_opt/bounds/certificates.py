@@ -9,21 +9,22 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import objective
+from .._util.memory import free_memory
 from ..errors import OptionError
-from ..problem import Problem
+from ..problem import Problem, SparseWeights
 from ..run import Run
 from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, in_chunks, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
 from .incumbents import checked_incumbent
 from .qcr import seconds_to_relax
-from .sdp_primal import free_memory
+from .sparse import seconds_to_bound, sparse_bound
 from .tight import FAST, FIXING_RTOL, fast_bound, tight_bound
 
 #: Levels of ``certify=``; the first is the default.
@@ -35,6 +36,8 @@ SECONDS_PER_CUBE, RELAXATIONS, TO_START = {"fast": 3e-8, "tight": 1.3e-7}, 6, 0.
 LONG_ENOUGH = 0.01
 #: Up to this many vertices `eigenvalue_bound` is cheap, and it beats a relaxation if W is nearly of rank one.
 LARGEST_EIGEN = 500
+#: Up to this many vertices sparse W is also bounded as a tensor.
+LARGEST_AS_TENSOR = {"fast": 2000, "tight": 5000}
 #: Number of n² float64 matrices that a relaxation needs besides W.
 COPIES = 6
 
@@ -75,6 +78,8 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     if level not in LEVELS:
         raise OptionError(f"level={level!r}: give one of {', '.join(map(repr, LEVELS))}.")
     run = Run() if run is None else run
+    if isinstance(problem.weights, SparseWeights):
+        return _of_edges(problem, level, incumbent, run)
     began, usual = time.monotonic(), ROW_SECONDS * problem.W.numel()
     best = row_bound_in_time(problem, run)
     if usual > LONG_ENOUGH:  # to tell how busy the machine is
@@ -97,6 +102,18 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     return best
 
 
+def _of_edges(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
+    """The certificate for sparse W: from its edges, and from W as a tensor where that is small."""
+    best = sparse_bound(problem, run, level)
+    tensor = problem.n <= LARGEST_AS_TENSOR[level] and free_memory() >= (COPIES + 1) * 8.0 * problem.n**2
+    if tensor and run.has_time(_seconds_as_tensor(problem, level)):
+        dense = problem.dense("the certificate")
+        masks = checked_incumbent(dense, incumbent)
+        if len(_open(best, objective.evaluate(problem.W, masks))):
+            best = torch.maximum(best, certificate(dense, level, incumbent=masks, run=run))
+    return best
+
+
 def _open(bound: Tensor, value: Tensor) -> Tensor:
     """Indices of the instances with a known choice that is not proved optimal yet."""
     return (bound < value - FIXING_RTOL * value.abs()).nonzero().squeeze(-1)
@@ -108,12 +125,21 @@ def prepare() -> None:
     place = torch.arange(24.0, dtype=torch.float64, device="cpu")
     small = Problem.of(torch.cos(7 * place[:, None] * place)[None], 12)  # no bound settles it: every part runs
     certificate(small, "tight")
+    sparse_bound(replace(small, W=cast(Tensor, SparseWeights.small())), Run(), "fast")
     convex_shift(np.diag(np.arange(float(CHOLESKY_FROM))))
 
 
 def seconds_to_certify(problem: Problem, level: str = "fast") -> float:
     """Approximate seconds that a certificate takes, which a method with a time limit leaves for it."""
-    n, threads = problem.n, max(1, min(len(problem.k), torch.get_num_threads()))
+    if isinstance(problem.weights, SparseWeights):
+        tensor = _seconds_as_tensor(problem, level) if problem.n <= LARGEST_AS_TENSOR[level] else 0.0
+        return TO_START + seconds_to_bound(problem, level) + tensor
+    return TO_START + _seconds_as_tensor(problem, level)
+
+
+def _seconds_as_tensor(problem: Problem, level: str) -> float:
+    n, count = problem.n, len(problem.k)
+    threads = max(1, min(count, torch.get_num_threads()))
     cubic = level == "tight" or n <= FAST.probed
     each = SECONDS_PER_CUBE[level] * n**3 if cubic else RELAXATIONS * seconds_to_relax(n)
-    return TO_START + ROW_SECONDS * problem.W.numel() + each * len(problem.k) / threads
+    return ROW_SECONDS * count * n**2 + each * count / threads

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from .._util.arrays import power_of_two_scale
 from ..errors import SolverError, UnknownSolverError
@@ -191,11 +190,6 @@ def memory_needed(m: int, relaxation: str, solver: str) -> float:
     if solver == "clarabel":
         return 64.0 * entries**2
     return 2048.0 * (2 * entries + {"shor": 0, "dnn": 1, "rlt": 4}[relaxation] * pairs)
-
-
-def free_memory() -> float:
-    """Bytes that may be allocated without swapping."""
-    return float(psutil.virtual_memory().available)
 
 
 def _settings(solver: str, eps: float | None, max_iters: int | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ format              content
 .npy                W (..., n, n)
 .npz, .safetensors  W under ``W`` (or the only matrix in the file), optionally ``k``
 .csv, .tsv          W, one row a line; perhaps names in the first row, and in the first column as well
+.npz of scipy       a sparse W, as ``scipy.sparse.save_npz`` writes it (csr, csc or coo), optionally ``k``
 .mtx                MatrixMarket: W, coordinate or array; symmetric, skew-symmetric or general
 k-cluster .dat      ``n k m``, then ``i j weight`` with 1-based vertices; the weight is ignored, W = -A: f = -2·(edges)
 MDPLIB .txt         ``n m``, then ``i j d_ij`` with 0-based vertices; W = -d: f = -2·(dispersion)
@@ -15,7 +16,8 @@ DIMACS .clq, .col   ``p edge n m``, then ``e i j`` with 1-based vertices; W = ad
 
 All of them can be written too, and the text formats (from .csv on) are read and written gzipped as well:
 ``w.csv.gz``. W is int64 if the format makes all weights whole numbers: objectives then differ by whole steps, which
-proofs can use. A graph in a .mtx file is read as its adjacency matrix, unchanged. A file that was cut short or damaged
+proofs can use. W of scipy, and of a .mtx in coordinates with many vertices and few entries, stays sparse, and is
+written as such. A graph in a .mtx file is read as its adjacency matrix, unchanged. A file that was cut short or damaged
 raises an error, as far as the format shows it; for this reason the last line of a text file must end with a newline.
 
 Sources: Lambert's k-cluster library; MDPLIB (Martí et al., Optsicom); NIST MatrixMarket; DIMACS's second challenge.
@@ -63,7 +65,7 @@ class Instance:
 
     Attributes
     ----------
-    W : ndarray (..., n, n)
+    W : ndarray (..., n, n), or scipy.sparse.csr_array (n, n)
     k : int, ndarray or None
     source : str
         The file format or the generator that W comes from.
@@ -164,8 +166,9 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
     ----------
     path : path
         Its suffix is one of `SUFFIXES`; .dat is k-cluster and .txt is MDPLIB. With .gz behind it, text is gzipped.
-    W : array_like (..., n, n)
-        .dat needs W = -A with a 0/1 matrix A, .txt a zero diagonal, .clq and .col the 0/1 matrix of a complement graph;
+    W : array_like (..., n, n), or scipy.sparse matrix (n, n)
+        Sparse W stays so in .npz, which scipy then reads as well, and in .mtx. .dat needs W = -A with a 0/1 matrix A,
+        .txt a zero diagonal, .clq and .col the 0/1 matrix of a complement graph;
         a batch fits into .npy, .npz and .safetensors.
     k : int or array, optional
         Fits into .npz and .safetensors, and must be given for .dat and .txt, whose headers state it.
@@ -189,6 +192,9 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
     """
     path = Path(files.path_text(path))
     W, own = with_labels(W)
+    if own is None and hasattr(W, "tocsr") and suffix_of(path) in (".npz", ".mtx"):
+        content = _sparse_content(path, W.tocsr(), k, labels)
+        return files.write_file(path, _packed(path, content), ProblemError)
     W = _numbers(path, "W", as_tensor(W, "W").cpu()) if isinstance(W, torch.Tensor) else to_array(W, "W")
     if k is not None:
         k = to_array(k, "k", "an integer, or an array of integers with one k per instance")
@@ -212,9 +218,37 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
         at = [int(i) for i in np.argwhere(~finite)[0]]
         raise ProblemError(f"{path}: {place_of(at, names)} is {W[tuple(at)]}: every weight must be finite.")
     content = table_text(W, names, marks[suffix]) if suffix in marks else _content(path, suffix, W, k)
-    if path.suffix.lower() == ".gz":  # without the time: equal instances are equal files
-        content = gzip.compress(content.encode() if isinstance(content, str) else content, mtime=0)
-    files.write_file(path, content, ProblemError)
+    files.write_file(path, _packed(path, content), ProblemError)
+
+
+def _packed(path: Path, content: str | bytes) -> str | bytes:
+    if path.suffix.lower() != ".gz":
+        return content
+    return gzip.compress(
+        content.encode() if isinstance(content, str) else content, mtime=0
+    )  # equal instances, equal files
+
+
+def _sparse_content(path: Path, W: Any, k: Any, labels: Any) -> str | bytes:
+    """Return the content of the file of a sparse W: .npz as scipy writes it, or .mtx in coordinates."""
+    if labels is not None:
+        raise ProblemError(f"{path}: {suffix_of(path)} cannot store labels; write .csv.")
+    if W.shape[0] != W.shape[1] or W.dtype.kind not in "iuf":
+        raise ProblemError(f"W is {W.dtype} of shape {W.shape}: give a square matrix of real numbers.")
+    if W.dtype.kind == "f" and not (finite := np.isfinite(W.data)).all():
+        i, j = (int(x[~finite][0]) for x in W.tocoo().coords)
+        raise ProblemError(f"{path}: {place_of([i, j], None)} is {W[i, j]}: every weight must be finite.")
+    if suffix_of(path) == ".mtx":
+        if k is not None:
+            raise ProblemError(f"{path}: .mtx cannot store k; write .npz or .safetensors.")
+        return matrix_market.sparse_text(W)
+    arrays = {"format": np.array(b"csr"), "shape": W.shape, "data": W.data, "indices": W.indices, "indptr": W.indptr}
+    if k is not None:
+        _whole(path, given := to_array(k, "k", "an integer"))
+        arrays["k"] = given
+    buffer = BytesIO()
+    np.savez_compressed(buffer, _is_array=np.array(True), **arrays)
+    return buffer.getvalue()
 
 
 def _content(path: Path, suffix: str, W: Array, k: Array | None) -> str | bytes:
@@ -267,7 +301,29 @@ def _npz(path: Path) -> Instance:
                 f"{path}: its end promises {promised} arrays, its directory lists {len(file.zip.infolist())}: it was "
                 "damaged."
             )
-        return _from_mapping(path, {name: file[name] for name in file.files}, "npz")
+        arrays = {name: file[name] for name in file.files}
+    if "format" in arrays and "shape" in arrays:
+        k = _whole(path, arrays.get("k"))
+        return Instance(_of_scipy(path, arrays), k, "npz")
+    return _from_mapping(path, arrays, "npz")
+
+
+def _of_scipy(path: Path, arrays: Mapping[str, Any]) -> Any:
+    """Return the matrix of a file of scipy, with every index checked: scipy itself reads beyond arrays if one lies."""
+    from scipy.sparse import coo_array, csc_array, csr_array
+
+    layout = arrays["format"].item()
+    layout = layout.decode() if isinstance(layout, bytes) else str(layout)
+    shape = tuple(int(size) for size in arrays["shape"])
+    if layout == "coo":
+        made = coo_array((arrays["data"], (arrays["row"], arrays["col"])), shape=shape)
+    elif layout in ("csr", "csc"):
+        kind = csr_array if layout == "csr" else csc_array
+        made = kind((arrays["data"], arrays["indices"], arrays["indptr"]), shape=shape)
+        made.check_format(full_check=True)
+    else:
+        raise ProblemError(f"{path} holds a sparse matrix as {layout}: save it as csr, csc or coo.")
+    return made.tocsr()
 
 
 def _safetensors(path: Path) -> Instance:

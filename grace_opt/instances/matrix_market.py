@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .._util.files import read_lines
 from ..errors import ProblemError
+from ..problem.problem import stays_sparse
 from .formats import first_duplicate, format_numbers, is_integer_text, parse_floats, parse_numbers
 
 Array = npt.NDArray[Any]
@@ -23,8 +24,10 @@ FIELDS = ("real", "double", "integer", "unsigned-integer", "pattern")
 SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 
 
-def read_matrix(path: Path) -> Array:
+def read_matrix(path: Path) -> Any:
     """Return the matrix (n, n): int64 for the fields integer and pattern (all entries 1), else float64.
+
+    A csr_array if it is in coordinates, with many rows and few entries; else an array.
 
     Raises
     ------
@@ -57,6 +60,22 @@ def read_matrix(path: Path) -> Array:
     if n != columns or n < 1:
         raise ProblemError(f"{path} holds a matrix of {n} by {columns}: W is square and has at least one row.")
     return (_coordinate if layout == "coordinate" else _array)(path, rows[1:], n, field, symmetry, *count)
+
+
+def sparse_text(W: Any) -> str:
+    """Write a real sparse matrix (n, n) as .mtx text in coordinates (the lower half if it is symmetric)."""
+    from scipy.sparse import tril
+
+    skew = W - W.T
+    symmetric = skew.nnz == 0 or not skew.data.any()
+    listed = (tril(W) if symmetric else W).tocoo()
+    listed.sum_duplicates()
+    row, column = listed.coords if hasattr(listed, "coords") else (listed.row, listed.col)
+    field = "real" if W.dtype.kind == "f" else "integer"
+    header = f"%%MatrixMarket matrix coordinate {field} {'symmetric' if symmetric else 'general'}\n"
+    entries = zip((row + 1).tolist(), (column + 1).tolist(), format_numbers(listed.data), strict=True)
+    lines = "".join(f"{i} {j} {text}\n" for i, j, text in entries)
+    return f"{header}{W.shape[0]} {W.shape[0]} {listed.nnz}\n{lines}"
 
 
 def matrix_text(W: Array) -> str:
@@ -105,7 +124,15 @@ def _array(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str)
     return _filled(n, at, _values(path, [row[0] for row in rows], field), symmetry)
 
 
-def _filled(n: int, at: Array, values: Array, symmetry: str) -> Array:
+def _filled(n: int, at: Array, values: Array, symmetry: str) -> Any:
+    if stays_sparse(n, 2 * len(values)):
+        from scipy.sparse import coo_array
+
+        if symmetry != "general":
+            off = at[:, 0] != at[:, 1]
+            mirrored = -values[off] if symmetry == "skew-symmetric" else values[off]
+            at, values = np.concatenate([at, at[off][:, ::-1]]), np.concatenate([values, mirrored])
+        return coo_array((values, (at[:, 0], at[:, 1])), shape=(n, n)).tocsr()
     W = np.zeros((n, n), values.dtype)
     if symmetry != "general":
         W[at[:, 1], at[:, 0]] = -values if symmetry == "skew-symmetric" else values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    annealing,
     coded,
     coding,
     completion,
@@ -20,6 +21,7 @@ from . import (
     relaxation,
     search,
     shift,
+    sparse,
     steps,
     tabu,
 )
@@ -29,7 +31,7 @@ OPERATIONS = tuple(
     door.OPERATION
     for door in (
         *(interaction, gather, received, coding, heads, decode, coded),
-        *(greedy, completion, exchange, tabu),
+        *(greedy, completion, exchange, tabu, annealing, sparse),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices, steps),
     )

@@ -1,6 +1,8 @@
 """`Problem`, an instance that solvers may trust, and `Reduction`, by which they maximise and heed required vertices."""
 
+from ..kernels.weights import Weights
 from .problem import Problem, symmetrize
 from .reduction import Reduction
+from .sparse import SparseWeights
 
-__all__ = ["Problem", "Reduction", "symmetrize"]
+__all__ = ["Problem", "Reduction", "SparseWeights", "Weights", "symmetrize"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,11 @@ from .._util.names import refuse_unknown
 from .._util.vertices import vertex_mask
 from ..errors import ProblemError
 from ..kernels.extremes import extremes
+from ..kernels.weights import Weights
+from .sparse import SparseWeights
 
+#: Sparse W stays sparse from this number of vertices on, if at most this share of its entries is stored.
+SPARSE_FROM, SPARSE_SHARE = 1000, 0.1
 #: W may be asymmetric by this many rounding units of its dtype, relative to max |W| of the instance.
 SYMMETRY_EPS = 16
 OF_SOLVE = "maximize= and required= belong to solve and compare: solve(Problem.of(W, k), required=[...])."
@@ -38,7 +42,8 @@ class Problem:
     Attributes
     ----------
     W : Tensor, shape (..., n, n), float32 or float64
-        Node weights on the diagonal; edge weights are ``2 W_ij``.
+        Node weights on the diagonal; edge weights are ``2 W_ij``. Methods registered with ``forms=`` also get W in
+        these forms, see `weights`; all others get a tensor.
     k : Tensor, shape (...), int64
         Number of vertices to choose, per instance.
     candidates : Tensor, shape (..., n), bool
@@ -105,6 +110,10 @@ class Problem:
         if own is not None and labels is not None:
             raise ProblemError("W is a graph or a DataFrame, which has labels of its own: leave labels= out.")
         backend = backend_of(W, k, protected if own is None else None)
+        if isinstance(W, Weights) or _stays_sparse(W):
+            weights, integer = (W, False) if isinstance(W, Weights) else SparseWeights.of(W)
+            labels = own if labels is None else checked_labels(labels, weights.shape[-1])
+            return cls._with(cast(Tensor, weights), k, protected, labels, backend, integer, check)
         given = as_tensor(W, "W")
         if given.ndim == 1:
             given = from_condensed(given)
@@ -112,17 +121,40 @@ class Problem:
         _check_square(tensor)
         if tensor.numel() == 0:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
-        *batch, n, _ = tensor.shape
-        labels = own if labels is None else checked_labels(labels, n)
+        labels = own if labels is None else checked_labels(labels, tensor.shape[-1])
         if check:
             tensor = _checked_weights(tensor, labels)
         tensor = tensor.to(working_dtype(tensor.dtype))
-        k_tensor, k_max = k_per_instance(k, tuple(batch), n, tensor.device)
-        blocked = vertex_mask(protected, "protected", labels, tuple(batch), n, tensor.device)
+        return cls._with(tensor, k, protected, labels, backend, integer, check)
+
+    @classmethod
+    def _with(
+        cls, W: Tensor, k: Any, protected: Any, labels: Any, backend: Backend, integer: bool, check: bool
+    ) -> Problem:
+        """The problem of a checked W."""
+        *batch, n, _ = W.shape
+        k_tensor, k_max = k_per_instance(k, tuple(batch), n, W.device)
+        blocked = vertex_mask(protected, "protected", labels, tuple(batch), n, W.device)
         candidates = (~blocked).expand(*batch, n)
         if check:
             check_enough_candidates(k_tensor, candidates, n)
-        return cls(tensor, k_tensor, candidates, k_max, backend, integer, labels)
+        return cls(W, k_tensor, candidates, k_max, backend, integer, labels)
+
+    @property
+    def weights(self) -> Weights | None:
+        """W, if it is in a form that is no tensor; None if it is a tensor."""
+        return self.W if isinstance(self.W, Weights) else None
+
+    def dense(self, wanted_by: str) -> Problem:
+        """The same problem with W as a tensor.
+
+        Raises
+        ------
+        ProblemError
+            If that takes more memory than is free; the message names `wanted_by`, and says how much.
+        """
+        weights = self.weights
+        return self if weights is None else replace(self, W=weights.dense(wanted_by))
 
     @property
     def n(self) -> int:
@@ -161,6 +193,18 @@ class Problem:
         k, required = self.k[rows], None if self.required is None else self.required[rows]
         largest = int(k.max()) if len(rows) else 0
         return replace(self, W=self.W[rows], k=k, candidates=self.candidates[rows], k_max=largest, required=required)
+
+
+def _stays_sparse(W: Any) -> bool:
+    """Whether it is a scipy.sparse matrix, many vertices with few edges."""
+    if not hasattr(W, "tocsr"):
+        return False
+    return stays_sparse(min(W.shape), W.nnz)
+
+
+def stays_sparse(n: int, entries: int) -> bool:
+    """Whether W of n vertices with so many stored entries is better kept sparse."""
+    return n >= SPARSE_FROM and entries <= SPARSE_SHARE * n**2
 
 
 def symmetrize(W: Any) -> Any:

@@ -21,7 +21,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from .._util.parameters import flag
 from .._util.vertices import vertex_mask
 from ..errors import OptionError, ProblemError
 from ..kernels.objective import objective
+from ..kernels.weights import Weights
 from .problem import Problem
+from .sparse import SparseWeights
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,7 @@ class Reduction:
             If `maximize` is no bool, or vertices are required without the checks.
         """
         upwards = flag("maximize", maximize)
-        # 0 - W and not -W, which would hold negative zeros.
-        problem = dataclasses.replace(given, W=0.0 - given.W) if upwards else given
+        problem = dataclasses.replace(given, W=_negated(given.W)) if upwards else given
         if required is None:
             return cls(given, problem, upwards)
         if not check:
@@ -87,9 +88,14 @@ class Reduction:
         if not bool(mask.any()):
             return cls(given, problem, upwards)
         flat, chosen = problem.flatten(), mask.reshape(-1, n)
-        W, rest = flat.W.to(torch.float64, copy=True), []
-        for b, (k, row) in enumerate(zip(flat.k.tolist(), chosen, strict=True)):
-            rest.append(_take_out(W[b], row, flat.candidates[b] & ~row, k, whole=given.integer))
+        if isinstance(flat.W, SparseWeights):
+            others = flat.candidates[0] & ~chosen[0]
+            sparse, constant = _take_out_edges(flat.W, chosen[0], others, int(flat.k[0]), whole=given.integer)
+            W, rest = cast(Tensor, sparse), [constant]
+        else:
+            W, rest = flat.W.to(torch.float64, copy=True), []
+            for b, (k, row) in enumerate(zip(flat.k.tolist(), chosen, strict=True)):
+                rest.append(_take_out(W[b], row, flat.candidates[b] & ~row, k, whole=given.integer))
         _check_range(W, given)
         k = problem.k - count_true(mask)
         problem = dataclasses.replace(
@@ -173,6 +179,11 @@ class Reduction:
         return [0.0 - f if self.maximize and f is not None else f for f in moved]
 
 
+def _negated(W: Any) -> Any:
+    """-W: 0 - W, and not -W, which would hold negative zeros."""
+    return W.negated() if isinstance(W, Weights) else 0.0 - W
+
+
 def _check_required(given: Problem, mask: Tensor) -> None:
     def where(at: Sequence[int]) -> str:
         return f" in instance {list(at)}" if at else ""
@@ -203,11 +214,41 @@ def _take_out(W: Tensor, required: Tensor, others: Tensor, k: int, *, whole: boo
     W[:, inside] = 0.0
     if left == 0:
         return sum_down(constant)
-    shift = math.fsum(constant) / left
-    shifts = [math.floor(shift) + 0.0] if whole else [shift, math.fsum([*constant, *[-shift] * left]) / left]
+    shifts = _shifts(constant, left, whole)
     sums = [sum_down([w, *shifts, *(2 * tie for tie in row)]) for w, row in zip(own, ties, strict=True)]
     W.diagonal()[free] = torch.tensor(sums, dtype=torch.float64, device=W.device)
     return sum_down([*constant, *(-part for part in shifts for _ in range(left))])
+
+
+def _take_out_edges(
+    W: SparseWeights, required: Tensor, others: Tensor, k: int, *, whole: bool
+) -> tuple[SparseWeights, float]:
+    """As `_take_out`, for sparse W, which is not changed: the new one, and the constant."""
+    own, left = W.nodes.tolist(), k - int(required.sum())
+    constant = W.between(required, required).data.tolist() + W.nodes[required].tolist()
+    without = W.without(required)
+    if left == 0:
+        return without, sum_down(constant)
+    shifts, ties = _shifts(constant, left, whole), W.between(others, required)
+    free, ends, data = others.nonzero().flatten().tolist(), ties.indptr.tolist(), (2 * ties.data).tolist()
+    alone: dict[float, float] = {}  # of vertices without a required neighbour: many have the same weight
+    sums = []
+    for at, vertex in enumerate(free):
+        w, row = own[vertex], data[ends[at] : ends[at + 1]]
+        if row:
+            sums.append(sum_down([w, *shifts, *row]))
+        else:
+            sums.append(alone[w] if w in alone else alone.setdefault(w, sum_down([w, *shifts])))
+    nodes = without.nodes.clone()
+    nodes[others] = torch.tensor(sums, dtype=torch.float64, device=nodes.device)
+    constant += [-part for part in shifts for _ in range(left)]
+    return without.with_diagonal(nodes), sum_down(constant)
+
+
+def _shifts(constant: Sequence[float], left: int, whole: bool) -> list[float]:
+    """The shift t as a sum of one or two floats."""
+    shift = math.fsum(constant) / left
+    return [math.floor(shift) + 0.0] if whole else [shift, math.fsum([*constant, *[-shift] * left]) / left]
 
 
 def sum_down(terms: Sequence[float]) -> float:
@@ -224,10 +265,14 @@ def sum_down(terms: Sequence[float]) -> float:
 
 def _check_range(W: Tensor, given: Problem) -> None:
     """Raise if sums of the reduced W may overflow float64, as `Problem.of` does for W itself."""
-    largest = float(W.abs().max())
+    largest = _largest(W)
     if largest > torch.finfo(torch.float64).max / 8 / given.n**2:
-        size = float(given.W.abs().max())
+        size = _largest(given.W)
         raise ProblemError(
             f"max|W| = {size:.3g}: sums with the required vertices overflow float64. Divide W by {size:.3g}; f scales "
             "with it."
         )
+
+
+def _largest(W: Any) -> float:
+    return W.largest() if isinstance(W, SparseWeights) else float(W.abs().max())

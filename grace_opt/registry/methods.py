@@ -24,7 +24,7 @@ from .._util.optional import pip_install
 from .._util.parameters import plain, shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
-from ..problem import Problem
+from ..problem import Problem, SparseWeights, Weights
 from ..run import Run
 from ..solution import Result
 from .result_checks import checked_result, copy_of_problem, refuse_overwritten
@@ -71,6 +71,9 @@ class SolverSpec:
         Whether it runs code that is compiled at its first use.
     searches : bool
         Whether it keeps improving its choice, and so obeys ``target=`` and ``patience=``.
+    forms : tuple of str
+        Forms of W, beside a tensor, that it takes: "sparse" and "factored", see `grace_opt.problem.Weights`. Without
+        them, it gets W as a tensor, if there is memory for it.
     """
 
     name: str
@@ -83,24 +86,26 @@ class SolverSpec:
     summary: str = ""
     compiled: bool = False
     searches: bool = False
+    forms: tuple[str, ...] = ()
 
-    def prepare(self, dtype: torch.dtype = torch.float64) -> None:
-        """Load compiled code for W of this dtype, compiling it first if it is new to this machine.
+    def prepare(self, dtype: torch.dtype = torch.float64, weights: Weights | None = None) -> None:
+        """Load compiled code for W of this dtype or form, compiling it first if it is new to this machine.
 
-        Called before a time limit starts; does nothing unless the method is `compiled`.
+        Called before a time limit starts; does nothing unless the method is `compiled`, or takes sparse W.
         """
-        if not self.compiled:
+        sparse = isinstance(weights, SparseWeights) and "sparse" in self.forms
+        if not self.compiled and not sparse:
             return
         with _preparing:  # other threads wait until everything is ready
-            if (self.solver, dtype) not in _prepared:
+            if (self.solver, dtype, sparse) not in _prepared:
                 place = torch.arange(24.0, dtype=torch.float64, device="cpu")
                 W = torch.cos(7 * place[:, None] * place).to(dtype)  # no bound settles it: every part of a search runs
-                small = Problem.of(W[None], 12)
+                small = Problem.of(SparseWeights.small() if sparse else W[None], 12)
                 with always_compiled():
                     self.solver(small, self.options(), Run(0))
                     for spec in (get(name) for name in ("mies", "drop_greedy")):  # where others start
                         objective.evaluate(small.W, spec.solve(small, spec.options(), Run(0)).mask)
-                _prepared.add((self.solver, dtype))
+                _prepared.add((self.solver, dtype, sparse))
 
     def make_options(self, given: Mapping[str, Any], arguments: Iterable[str] = ()) -> Any:
         """The options dataclass, or OptionError naming the accepted ones; `arguments` of the caller may be meant."""
@@ -117,6 +122,8 @@ class SolverSpec:
 
         Solvers of other packages get a copy, and an error if they write into it, unless `check` is False.
         """
+        if problem.weights is not None and problem.weights.form not in self.forms:
+            problem = problem.dense(f"method {self.name!r}")
         theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"
         given = copy_of_problem(problem) if theirs else problem
         if run.numbers is None:
@@ -159,7 +166,7 @@ def _noted(result: Result, problem: Problem, run: Run) -> Result:
 
 
 _REGISTRY: dict[str, SolverSpec] = {}
-_prepared: set[tuple[Solver, torch.dtype]] = set()
+_prepared: set[tuple[Solver, torch.dtype, bool]] = set()
 _preparing = threading.RLock()  # reentrant: preparing a method calls others
 _loaded = False
 _this_thread = threading.local()  # `loading`: this thread is loading the solvers
@@ -177,6 +184,7 @@ def register(
     guarantee: str = "none",
     compiled: bool = False,
     searches: bool = False,
+    forms: tuple[str, ...] = (),
 ) -> Callable[[Solver], Solver]:
     """Register the decorated function as method `name`.
 
@@ -186,7 +194,7 @@ def register(
         The name for ``method=``.
     options : type
         Frozen dataclass of the method's options, which validates itself in ``__post_init__``.
-    exact, batched, requires, guarantee, compiled, searches
+    exact, batched, requires, guarantee, compiled, searches, forms
         As in `SolverSpec`.
 
     Raises
@@ -229,7 +237,7 @@ def register(
                 f"a method named {name!r} is registered already ({taken.solver.__module__}): choose another name."
             )
         summary = (solver.__doc__ or "").strip().split("\n")[0]
-        known = (options, exact, batched, requires, guarantee, summary, compiled, searches)
+        known = (options, exact, batched, requires, guarantee, summary, compiled, searches, forms)
         _REGISTRY[name] = SolverSpec(name, solver, *known)
         return solver
 

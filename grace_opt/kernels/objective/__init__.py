@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._shared.operation import Compiled, Operation, trial_of
 from .._shared.threads import COMPILE_FROM, worth_one_pass
+from ..weights import Weights
 from . import reference
 
 #: If f is a smaller share of the sum of absolute weights than this, it is summed again without any rounding.
@@ -23,8 +24,10 @@ OPERATION = Operation(
 )
 
 
-def objective(W: Tensor, mask: Tensor) -> Tensor:
+def objective(W: Tensor | Weights, mask: Tensor) -> Tensor:
     """Return f in float64, (...), exact to the last digit; mask (..., n) selects rows of W."""
+    if isinstance(W, Weights):
+        return W.objective(mask)
     value, size = _sums(W, mask)
     doubtful = (value.abs() < CANCELLED * size).flatten().nonzero().flatten().tolist()
     if doubtful:  # too much has cancelled for pairs of numbers to hold the rest
@@ -35,8 +38,10 @@ def objective(W: Tensor, mask: Tensor) -> Tensor:
     return value
 
 
-def magnitude(W: Tensor, mask: Tensor) -> Tensor:
+def magnitude(W: Tensor | Weights, mask: Tensor) -> Tensor:
     """Return the sum of |W_ij| over the chosen vertices, float64, (...): rounding of f is relative to it."""
+    if isinstance(W, Weights):
+        return W.magnitude(mask)
     return _sums(W, mask)[1]
 
 

@@ -215,7 +215,7 @@ def run(
         if state[STALE] >= patience:
             note_best(W, x, g, best_x, values)
             keep_elite(run_x, values[2], elites, elite_values, state)
-            restart(W, k, x, best_x, elites, state, rng)
+            restart(k, x, best_x, elites, state, rng)
             values[0], values[3] = fill_sums(W, x, g)
             values[2] = values[0]
             copy(run_x, x)
@@ -255,10 +255,9 @@ def keep_elite(x, value, elites, elite_values, state):
 
 
 @part
-def restart(W, k, x, best_x, elites, state, rng):
+def restart(k, x, best_x, elites, state, rng):
     """Put a new set in x: alternately two combined elites, or the perturbed best set."""
-    n = W.shape[0]
-    held = state[ELITES]
+    n, held = len(x), state[ELITES]
     pool = np.empty(n, np.int64)
     if held >= 2 and state[RESTARTS] % 2 == 1:
         a = draw(rng, held)

@@ -1,0 +1,1 @@
+"""Compiled loops over the edges of a sparse graph."""

@@ -1,0 +1,165 @@
+r"""The best exchange of a chosen vertex for another in a sparse graph, and the local search that makes it.
+
+The change of f is ``leave[i] + enter[j] - 2 W_ij``. Both costs lie in heaps: without an edge, the best exchange is that
+of the first entries; an edge with W_ij < 0 makes it worse, and one with W_ij > 0 better, so that such edges of
+promising vertices are looked at one by one. A heap is searched from its top, and never below an entry that is too
+costly: an exchange usually costs little more than the degrees of its two vertices.
+
+Rounding: beside each cost is its size, :math:`|W_{vv}| + 2 \sum |W_{uv}|` over every u added or subtracted since it was
+last summed, which happens at the latest after ``REFRESH`` changes. Keys hold ``tolerance * size`` besides: an exchange
+is made only if it improves f whatever the rounding (`grace_opt.kernels.exchange.rounding`). Source: Ghosh (1996).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..._shared.jit import jit, part
+from ...exchange.rounding import REFRESH
+from .heap import arrange, change, push, put, take_out
+from .sums import weight_of
+
+
+@jit
+def largest(g, top):
+    """Set each row's largest edge weight, at least 0; return the largest of all."""
+    most = 0.0
+    for v in range(len(top)):
+        top[v] = 0.0
+        for p in range(g.indptr[v], g.indptr[v + 1]):
+            top[v] = max(top[v], g.data[p])
+        most = max(most, top[v])
+    return most
+
+
+@part
+def best_exchange(g, top, most, x, leave, enter, best, stack):
+    """Return the least change of f below `best`, and its vertices; i = -1: none.
+
+    `stack` (2, 128) int64 is scratch: a heap of 4^30 entries needs less than 94 at once.
+    """
+    bi, bj = -1, -1
+    if leave.held[0] == 0 or enter.held[0] == 0:
+        return best, bi, bj
+    low, waiting = enter.keys[0], 1
+    stack[0, 0] = 0
+    while waiting > 0:
+        waiting -= 1
+        at = stack[0, waiting]
+        key = leave.keys[at]
+        if key + low - 2.0 * most >= best:
+            continue
+        for child in range(min(4 * at + 4, leave.held[0] - 1), 4 * at, -1):
+            stack[0, waiting] = child
+            waiting += 1
+        i = leave.items[at]
+        if key + low < best:
+            found, j = partner(g, i, key, enter, best, stack[1])
+            if j >= 0:
+                best, bi, bj = found, i, j
+        if top[i] > 0.0 and key + low - 2.0 * top[i] < best:
+            found, j = neighbour(g, i, key, x, enter, best)
+            if j >= 0:
+                best, bi, bj = found, i, j
+    return best, bi, bj
+
+
+@part
+def partner(g, v, key, heap, best, stack):
+    """Return the best exchange of v, which costs `key`, with an entry of the heap, if below `best`."""
+    found, waiting = -1, 1
+    stack[0] = 0
+    if heap.held[0] == 0:
+        return best, found
+    while waiting > 0:
+        waiting -= 1
+        at = stack[waiting]
+        if key + heap.keys[at] >= best:
+            continue
+        for child in range(min(4 * at + 4, heap.held[0] - 1), 4 * at, -1):
+            stack[waiting] = child
+            waiting += 1
+        total = (key + heap.keys[at]) - 2.0 * weight_of(g, v, heap.items[at])
+        if total < best:
+            best, found = total, heap.items[at]
+    return best, found
+
+
+@part
+def neighbour(g, v, key, x, heap, best):
+    """As `partner`, among neighbours by an edge of positive weight on the other side."""
+    found = -1
+    for p in range(g.indptr[v], g.indptr[v + 1]):
+        u = g.indices[p]
+        if g.data[p] > 0.0 and x[u] != x[v] and heap.place[u] >= 0:
+            total = (key + heap.keys[heap.place[u]]) - 2.0 * g.data[p]
+            if total < best:
+                best, found = total, u
+    return best, found
+
+
+@jit
+def improve(g, top, most, tolerance, x, cost, size, age, leave, enter, steps):
+    """Make up to `steps` exchanges in `x`; return how many. Fewer: it is a local optimum.
+
+    cost, size (n,); age (n,) int64, changes since the cost was summed, -1 before the first call; leave, enter : Heap
+    """
+    stack = np.empty((2, 128), np.int64)
+    fresh = age[0] < 0
+    if fresh:
+        _begin(g, tolerance, x, cost, size, age, leave, enter)
+    done = 0
+    while done < steps:
+        _, i, j = best_exchange(g, top, most, x, leave, enter, 0.0, stack)
+        if i < 0:
+            if fresh:
+                break
+            _begin(g, tolerance, x, cost, size, age, leave, enter)
+            fresh = True
+            continue
+        take_out(leave, i)
+        take_out(enter, j)
+        x[i], x[j] = False, True
+        for v, sign in ((i, -2.0), (j, 2.0)):
+            for p in range(g.indptr[v], g.indptr[v + 1]):
+                u = g.indices[p]
+                age[u] += 1
+                if age[u] > 2 * REFRESH:
+                    _sum(g, x, u, cost, size, age)
+                else:
+                    cost[u] += sign * g.data[p]
+                    size[u] += 2.0 * abs(g.data[p])
+                if leave.place[u] < 0:  # i or j
+                    continue
+                if x[u]:
+                    change(leave, u, tolerance * size[u] - cost[u])
+                else:
+                    change(enter, u, tolerance * size[u] + cost[u])
+        push(leave, j, tolerance * size[j] - cost[j])
+        push(enter, i, tolerance * size[i] + cost[i])
+        done += 1
+        fresh = False
+    return done
+
+
+@part
+def _begin(g, tolerance, x, cost, size, age, leave, enter):
+    leave.held[0] = enter.held[0] = 0
+    for v in range(len(x)):
+        _sum(g, x, v, cost, size, age)
+        if x[v]:
+            put(leave, v, tolerance * size[v] - cost[v])
+        else:
+            put(enter, v, tolerance * size[v] + cost[v])
+    arrange(leave)
+    arrange(enter)
+
+
+@part
+def _sum(g, x, v, cost, size, age):
+    total, held = 0.0, abs(g.nodes[v])
+    for p in range(g.indptr[v], g.indptr[v + 1]):
+        if x[g.indices[p]]:
+            total += g.data[p]
+            held += 2.0 * abs(g.data[p])
+    cost[v], size[v], age[v] = g.nodes[v] + 2.0 * total, held, 0

@@ -1,0 +1,118 @@
+"""The greedy loops of MIES and drop-greedy over edges, with a heap; f of every prefix of an order.
+
+Every score is summed in the order of the dense loops, less the zeros: the choices are the same, bit for bit, where W
+is float64. Complexity O((n + edges) log n).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..._shared.inner import ask_for
+from ..._shared.jit import jit, part
+from .heap import Heap, arrange, change, put, take_out
+
+#: If a sum has shrunk by this factor, only a few digits of it are right: it is summed again.
+DWARFING_RATIO = 2.0**36
+
+
+@part
+def by_index(n):
+    """An empty heap in which the lowest index comes first among equal keys."""
+    place = np.full(n, -1, np.int32)
+    return Heap(np.empty(n), np.empty(n, np.int32), place, np.empty(0, np.int32), np.zeros(1, np.int64))
+
+
+@part
+def ask_for_neighbours(g, heap, vertex):
+    """Have a vertex's neighbours in the cache when their keys change: each is somewhere else in memory."""
+    for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
+        ask_for(heap.place, g.indices[p])
+    for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
+        ask_for(heap.keys, max(heap.place[g.indices[p]], 0))
+
+
+@jit
+def add(g, free, taken):
+    """Fill `taken` with the vertices that MIES takes, in order; return the sum of their scores."""
+    heap = by_index(len(free))
+    for v in range(len(free)):
+        if free[v]:
+            put(heap, v, g.nodes[v])
+    arrange(heap)
+    rise = 0.0
+    for step in range(len(taken)):
+        vertex = heap.items[0]
+        rise += heap.keys[0]
+        taken[step] = vertex
+        ask_for_neighbours(g, heap, vertex)
+        take_out(heap, vertex)
+        for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
+            other = g.indices[p]
+            if heap.place[other] >= 0:
+                change(heap, other, heap.keys[heap.place[other]] + 2.0 * g.data[p])
+    return rise
+
+
+@jit
+def drop(g, free, dropped):
+    """Fill `dropped` with the vertices that drop-greedy drops, in order."""
+    n, grain, most = len(free), np.inf, 0.0
+    heap = by_index(n)
+    held, rest = np.empty(n), np.empty(n)  # the size of what a score was summed from, and of what is left of it
+    for v in range(n):
+        if free[v]:
+            put(heap, v, 0.0)
+        if g.nodes[v] != 0.0:
+            grain = min(grain, abs(g.nodes[v]))
+    for p in range(len(g.data)):
+        grain = min(grain, abs(g.data[p]))
+    for at in range(heap.held[0]):
+        heap.keys[at] = _leaving(g, heap.place, heap.items[at], held, rest)
+        most = max(most, held[heap.items[at]])
+    arrange(heap)
+    dwarfed = most / DWARFING_RATIO > grain  # else no sum can shrink that far
+    for step in range(len(dropped)):
+        vertex = heap.items[0]
+        dropped[step] = vertex
+        ask_for_neighbours(g, heap, vertex)
+        take_out(heap, vertex)
+        for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
+            other = g.indices[p]
+            if heap.place[other] < 0:
+                continue
+            key = heap.keys[heap.place[other]] + 2.0 * g.data[p]
+            if dwarfed:
+                rest[other] -= abs(g.data[p])
+                if held[other] / DWARFING_RATIO > max(rest[other], grain):
+                    key = _leaving(g, heap.place, other, held, rest)
+            change(heap, other, key)
+
+
+@part
+def _leaving(g, place, vertex, held, rest):
+    """W_vv - 2 (W 1_C)_v with C the vertices left, summed from the first to the last."""
+    own, passed, total, size = g.nodes[vertex], False, 0.0, 0.0
+    for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
+        other = g.indices[p]
+        if not passed and other > vertex:
+            total, size, passed = total + own, size + abs(own), True
+        if place[other] >= 0:
+            total += g.data[p]
+            size += abs(g.data[p])
+    if not passed:
+        total, size = total + own, size + abs(own)
+    held[vertex] = rest[vertex] = size
+    return own - 2.0 * total
+
+
+@jit
+def path(g, taken, found):
+    """Fill `found` (len(taken) + 1,) with f of the first vertices of an order, for every length."""
+    sums = np.zeros(len(g.nodes))
+    found[0] = 0.0
+    for step in range(len(taken)):
+        vertex = taken[step]
+        found[step + 1] = found[step] + (g.nodes[vertex] + 2.0 * sums[vertex])
+        for p in range(g.indptr[vertex], g.indptr[vertex + 1]):
+            sums[g.indices[p]] += g.data[p]

@@ -1,0 +1,254 @@
+"""`SparseWeights`: W by its edges, in memory proportional to their number.
+
+When: W is a scipy.sparse matrix or a networkx graph with many vertices and few edges; `Problem.of` decides. Edges lie
+in both directions, row by row (CSR), as scipy keeps them; node weights are apart. Always one instance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .._util.array_like import MAX_EXACT_INTEGER, too_large_error, wrong_dtype_error
+from ..errors import ProblemError
+from ..kernels.objective import CANCELLED
+from ..kernels.sparse import Graph
+from ..kernels.weights import Weights
+
+#: A scipy.sparse.csr_array; scipy ships no types.
+Edges: TypeAlias = Any
+
+
+class SparseWeights(Weights):
+    """W of one instance as edges and node weights, in float64.
+
+    Parameters
+    ----------
+    edges : scipy.sparse.csr_array (n, n), float64
+        W without its diagonal: symmetric, sorted, without duplicates and explicit zeros. Trusted.
+    nodes : Tensor (n,), float64
+        The diagonal.
+    batch : tuple of int
+        () or (1,): a batch of one, as solvers of batches get it.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> weights, integer = SparseWeights.of(scipy.sparse.csr_array([[1.0, 2.0], [2.0, 0.0]]))
+    >>> weights.objective(torch.tensor([True, True])), weights.numel(), integer
+    (tensor(5., dtype=torch.float64), 4, False)
+    """
+
+    form = "sparse"
+
+    def __init__(self, edges: Edges, nodes: Tensor, batch: tuple[int, ...] = ()) -> None:
+        self.edges, self.nodes, self.batch = edges, nodes, batch
+
+    @classmethod
+    def of(cls, W: Any) -> tuple[Self, bool]:
+        """Check a scipy.sparse matrix, and take it over; also whether it holds integers.
+
+        Entries given twice are added, without overflow; zeros are left out.
+
+        Raises
+        ------
+        ProblemError
+            As for a matrix: the message says what is wrong, where, and what to write instead.
+        """
+        if len(W.shape) != 2 or W.shape[0] != W.shape[1]:
+            raise ProblemError(f"W has shape {tuple(W.shape)}: give a square matrix (n, n).")
+        dtype = np.dtype(W.dtype)
+        if dtype.kind not in "iuf":
+            raise wrong_dtype_error("W", dtype)
+        integer = dtype.kind in "iu"
+        whole = _in_float64(W, integer)
+        _check_finite(whole)
+        nodes = whole.diagonal()
+        own = dtype if dtype.kind == "f" and dtype.itemsize < 8 else np.dtype(np.float64)
+        edges = _symmetric(_without_diagonal(whole), nodes, float(np.finfo(own).eps))
+        return cls(edges, torch.from_numpy(nodes)), integer
+
+    @classmethod
+    def small(cls) -> Self:
+        """Return a batch of one with 24 vertices, for which every part of a search runs: to compile them."""
+        from scipy.sparse import csr_array
+
+        place = np.arange(24.0)
+        return cls.of(csr_array(np.cos(7 * place[:, None] * place)))[0].reshape(1, 24, 24)
+
+    @property
+    def n(self) -> int:
+        """Number of vertices."""
+        return int(self.edges.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return self.nodes.device
+
+    def numel(self) -> int:
+        """Return the number of stored entries, each edge twice."""
+        return int(self.edges.nnz) + self.n
+
+    def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+        """Return the node weights."""
+        return self.nodes.expand(*self.batch, self.n)
+
+    def with_diagonal(self, diagonal: Tensor) -> Self:
+        """Return the same edges with these node weights."""
+        return type(self)(self.edges, diagonal.reshape(self.n), self.batch)
+
+    def negated(self) -> Self:
+        """Return -W."""
+        return type(self)(-self.edges, 0.0 - self.nodes, self.batch)
+
+    def largest(self) -> float:
+        """Return the largest absolute weight."""
+        return max(float(np.abs(part).max(initial=0.0)) for part in (self.edges.data, self.nodes.numpy()))
+
+    def between(self, some: Tensor, others: Tensor) -> Edges:
+        """Return the edges between two sets, masks (n,), as a matrix by rows."""
+        rows, columns = (mask.reshape(self.n).numpy().nonzero()[0] for mask in (some, others))
+        return self.edges[rows][:, columns]
+
+    def without(self, vertices: Tensor) -> Self:
+        """Return W without the edges and weights of these vertices."""
+        from scipy.sparse import csr_array, diags_array
+
+        left = ~vertices.reshape(self.n)
+        keep = diags_array(left.numpy().astype(np.float64))
+        edges = csr_array(keep @ self.edges @ keep)
+        edges.eliminate_zeros()
+        edges.sort_indices()
+        return type(self)(edges, torch.where(left, self.nodes, 0.0), self.batch)
+
+    def times(self, x: Tensor) -> Tensor:
+        """Return W x."""
+        flat = x.reshape(self.n).to(torch.float64)
+        return (torch.from_numpy(self.edges @ flat.numpy()) + self.nodes * flat).reshape(x.shape)
+
+    def graph(self, keep: Tensor | None = None) -> Graph:
+        """Return W, or that of some of its vertices, a mask (n,), as compiled loops take it."""
+        edges, nodes = self.edges, self.nodes.numpy()
+        if keep is not None and not bool(keep.all()):
+            inside = keep.reshape(self.n).numpy().nonzero()[0]
+            edges, nodes = edges[inside][:, inside], np.ascontiguousarray(nodes[inside])
+        indptr, indices = edges.indptr.astype(np.int64), edges.indices.astype(np.int32, copy=False)
+        return Graph(indptr, indices, edges.data, nodes)
+
+    def objective(self, mask: Tensor) -> Tensor:
+        """Return f, exact to the last digit; O(edges)."""
+        return self._each(mask, self._exact)
+
+    def magnitude(self, mask: Tensor) -> Tensor:
+        """Return the sum of |W_ij| over the chosen vertices."""
+        return self._each(mask, lambda one: self._sums(one)[1])
+
+    def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
+        from ..kernels.sparse.cpu.sums import objective
+
+        value, size = objective(self.graph(), mask)
+        return float(value), float(size)
+
+    def _exact(self, mask: npt.NDArray[np.bool_]) -> float:
+        value, size = self._sums(mask)
+        if abs(value) >= CANCELLED * size:
+            return value
+        inside = mask.nonzero()[0]
+        return math.fsum([*self.edges[inside][:, inside].data.tolist(), *self.nodes.numpy()[inside].tolist()])
+
+    def _each(self, mask: Tensor, function: Callable[[npt.NDArray[np.bool_]], float]) -> Tensor:
+        """Return a function of every mask (..., n)."""
+        rows = np.ascontiguousarray(mask.reshape(-1, self.n).cpu().numpy())
+        values = torch.tensor([function(row) for row in rows], dtype=torch.float64, device=mask.device)
+        return values.reshape(mask.shape[:-1])
+
+    def reshape(self, *shape: int) -> Self:
+        """Return the instance as a batch of one, or without a batch dimension."""
+        return type(self)(self.edges, self.nodes, (1,) * (len(shape) - 2))
+
+    def __getitem__(self, at: Any) -> Self:
+        """Return the instance: a batch has one."""
+        return type(self)(self.edges, self.nodes, () if isinstance(at, int) else (1,))
+
+    def _to_dense(self) -> Tensor:
+        W = torch.from_numpy(self.edges.toarray())
+        W.diagonal().copy_(self.nodes)
+        return W.expand(*self.shape)
+
+
+def _in_float64(W: Any, integer: bool) -> Edges:
+    """W by rows, sorted, duplicates added as doubles; W's own arrays where they are so already."""
+    from scipy.sparse import coo_array, csr_array
+
+    if integer and W.nnz:
+        _refuse_too_large(W.tocoo().data)
+    if getattr(W, "format", "") == "csr":
+        whole = csr_array((W.data.astype(np.float64, copy=False), W.indices, W.indptr), shape=W.shape)
+        if not whole.has_canonical_format:
+            whole = whole.copy()  # the user's stays as it is
+            whole.sum_duplicates()
+    else:
+        given = W.tocoo()
+        row, column = given.coords if hasattr(given, "coords") else (given.row, given.col)
+        whole = coo_array((given.data.astype(np.float64), (row, column)), shape=W.shape).tocsr()
+        whole.sum_duplicates()
+    if integer and whole.nnz:
+        _refuse_too_large(whole.data)
+    return whole
+
+
+def _refuse_too_large(data: npt.NDArray[Any]) -> None:
+    for worst in (data.max(), data.min()):
+        if abs(int(worst)) > MAX_EXACT_INTEGER:
+            raise too_large_error("W", int(worst))
+
+
+def _check_finite(whole: Edges) -> None:
+    if not np.isfinite(whole.data).all():
+        at = int(np.flatnonzero(~np.isfinite(whole.data))[0])
+        i, j = int(np.searchsorted(whole.indptr, at, "right")) - 1, int(whole.indices[at])
+        raise ProblemError(
+            f"W[{i}, {j}] is {whole.data[at]}: every weight must be finite. To forbid a vertex, use protected=."
+        )
+
+
+def _without_diagonal(whole: Edges) -> Edges:
+    """The entries off the diagonal that are not zero; `whole` itself if it has no others."""
+    own = np.repeat(np.arange(whole.shape[0], dtype=whole.indices.dtype), np.diff(whole.indptr))
+    keep = (own != whole.indices) & (whole.data != 0)
+    if keep.all():
+        return whole
+    before = np.concatenate([[0], np.cumsum(np.bincount(own[keep], minlength=whole.shape[0]))])
+    return type(whole)((whole.data[keep], whole.indices[keep], before.astype(own.dtype)), shape=whole.shape)
+
+
+def _symmetric(edges: Edges, nodes: npt.NDArray[np.float64], eps: float) -> Edges:
+    """W's edges, made exactly symmetric; raises ProblemError if they are not so up to rounding, or too large."""
+    n = edges.shape[0]
+    largest = max(float(np.abs(part).max(initial=0.0)) for part in (edges.data, nodes))
+    other = edges.T.tocsr()
+    other.sort_indices()
+    same = np.array_equal(edges.indptr, other.indptr) and np.array_equal(edges.indices, other.indices)
+    if not (same and np.array_equal(edges.data, other.data)):
+        skew = (edges - other).tocoo()
+        worst = int(np.abs(skew.data).argmax())
+        if abs(skew.data[worst]) / (16 * eps) > largest:
+            i, j = int(skew.coords[0][worst]), int(skew.coords[1][worst])
+            raise ProblemError(
+                f"W is not symmetric: |W[{i}, {j}] - W[{j}, {i}]| = {abs(skew.data[worst]):.3g}, allowed "
+                f"{16 * eps * largest:.3g} (16 eps max|W|). If you mean the symmetric part, pass (W + W.T) / 2."
+            )
+        edges = type(edges)(edges / 2 + other / 2)
+        edges.sort_indices()
+    if largest > np.finfo(np.float64).max / 8 / n**2:
+        raise ProblemError(
+            f"max|W| = {largest:.3g}: sums of weights overflow float64. Divide W by {largest:.3g}; f scales with it."
+        )
+    return edges
