@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
-from ..kernels.columns.source import BLOCK_BYTES, EPS, ColumnWeights
+from ..kernels.columns.source import EPS, ColumnWeights, blocks
 from .factors import RANGE, Given, Term, read_terms
 
 #: Whole numbers up to here are exact, halves included.
@@ -211,7 +211,7 @@ class Factored(ColumnWeights):
                     part = _pairs(A, B, between)
                     total += (sign if term.is_gram else sign / 2) * part
             return total if self.nodes is None else total + (self.nodes - self._own_diagonal()) * x
-        for columns in _blocks(self.n, self.n, x.device):
+        for columns in blocks(self.n, self.n, x.device):
             total += self.block(None, columns) @ x[columns]
         return total
 
@@ -233,7 +233,7 @@ class Factored(ColumnWeights):
                 one = A @ B.mT
                 total += sign * (one * (one if term.is_gram else C @ D.mT)).sum()
             else:
-                for at in _blocks(count, count, self.device):
+                for at in blocks(count, count, self.device):
                     total += sign * ((A.mT @ C[:, at]).mul_(B.mT @ D[:, at])).sum()
         return total if self.nodes is None else total + (self.nodes - self._own_diagonal())[chosen].sum()
 
@@ -267,12 +267,7 @@ def _at(tensor: Tensor, columns: Tensor | None) -> Tensor:
     return tensor.gather(-1, columns.unsqueeze(-2).expand(*tensor.shape[:-1], columns.shape[-1]))
 
 
-def _blocks(height: int, count: int, device: torch.device) -> Iterator[Tensor]:
-    """Yield indices below `count`, so many at a time that two columns of `height` for each fit into a block."""
-    return iter(torch.arange(count, device=device).split(max(1, BLOCK_BYTES // (16 * max(1, height)))))
-
-
 def _pairs(A: Tensor, B: Tensor, between: Tensor) -> Tensor:
     """Return the sum over rows a and b of A_ai between_ab B_bi, (n,), a block at a time."""
-    parts = [(A[:, at] * (between @ B[:, at])).sum(0) for at in _blocks(A.shape[0], A.shape[1], A.device)]
+    parts = [(A[:, at] * (between @ B[:, at])).sum(0) for at in blocks(A.shape[0], A.shape[1], A.device)]
     return torch.cat(parts)

@@ -6,6 +6,7 @@ When: base of `grace_opt.problem.Factored`, and what the loops beside this file 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from ..weights import Weights
 
 #: Bytes of W that are held at a time. W itself is formed, an instance or a few at a time, if it takes no more.
 BLOCK_BYTES = 1 << 26
+
+#: Distance of 1 to the next float64.
+EPS = torch.finfo(torch.float64).eps
 
 
 class ColumnWeights(Weights):
@@ -47,8 +51,11 @@ class ColumnWeights(Weights):
         return 2.0 * self.additions * EPS * torch.where(taken, rows, 0.0).sum(-1)
 
 
-#: Distance of 1 to the next float64.
-EPS = torch.finfo(torch.float64).eps
+def blocks(height: int, count: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield the numbers below `count`, so many at a time that two columns of `height` for each fit into a block."""
+    return iter(torch.arange(count, device=device).split(max(1, BLOCK_BYTES // (16 * max(1, height)))))
+
+
 #: Fewest and most columns computed at once.
 LEAST_AHEAD, MOST_AHEAD = 1, 128
 
@@ -71,7 +78,7 @@ class Columns:
         self.held: dict[int, Tensor] = {}
 
     def column(self, vertex: int, scores: Tensor) -> Tensor:
-        """Return a column (n,); vertices of the least scores are the ones wanted next, infinite ones never are."""
+        """Return a column (n,), once; vertices of the least scores are the ones wanted next, infinite ones never are."""
         if vertex not in self.held:
             self._compute(vertex, scores)
         self.used += 1
@@ -83,9 +90,10 @@ class Columns:
         elif self.used * 4 < self.ahead:
             self.ahead = max(self.ahead // 2, LEAST_AHEAD)
         self.used = 0
-        least = scores.topk(min(self.ahead, self.W.n), largest=False, sorted=False)
+        least = scores.topk(min(self.ahead, self.W.n), largest=False)
         wanted = {vertex} | set(least.indices[least.values < torch.inf].tolist())
-        self.held = {v: column for v, column in self.held.items() if v in wanted}  # what was computed ahead and is not next
+        # Copies: a row that is kept would keep the whole block that it is part of.
+        self.held = {v: column.clone() for v, column in self.held.items() if v in wanted}
         new = sorted(wanted - self.held.keys())
         rows = self.W.block(torch.tensor(new, device=scores.device), None)
         self.held |= dict(zip(new, rows, strict=True))
