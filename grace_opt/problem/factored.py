@@ -246,6 +246,15 @@ class Factored(ColumnWeights):
         ones = torch.ones(self.n, dtype=torch.float64, device=self.device)
         return self._positive().times(ones) * (1 + 2 * self.additions * EPS)
 
+    def lengths(self) -> Tensor:
+        """Return numbers (..., n) with |W_ij| ≤ lengths_i lengths_j for all i other than j: by Cauchy and Schwarz."""
+        # (AᵀC)_ij (BᵀD)_ij is a product of vectors a_i ⊗ b_i and c_j ⊗ d_j; all terms' are laid end to end.
+        squares = [
+            ((t.A * t.A).sum(-2) * (t.B * t.B).sum(-2), (t.C * t.C).sum(-2) * (t.D * t.D).sum(-2)) for t in self.terms
+        ]
+        left, right = (torch.stack(parts).sum(0) for parts in zip(*squares, strict=True))
+        return (left.maximum(right)).sqrt() * (1 + self.additions * EPS)
+
     def _positive(self) -> Self:
         """W of factors without their signs; its diagonal also has what given node weights replace."""
         terms = [term.each(torch.abs)._replace(sign=1.0) for term in self.terms]
