@@ -100,6 +100,10 @@ class Factored(ColumnWeights):
         new.terms, new.nodes, new.batch = tuple(terms), nodes, tuple(terms[0].A.shape[:-2])
         return new
 
+    def of_terms(self, terms: Sequence[Term]) -> Self:
+        """Return W of other terms with as many vertices, which are trusted, and their own node weights."""
+        return self._like(terms, None)
+
     def _each(self, of_factor: Callable[[Tensor], Tensor], of_nodes: Callable[[Tensor], Tensor]) -> Self:
         """Return W with functions of every factor and of the node weights."""
         nodes = None if self.nodes is None else of_nodes(self.nodes)
@@ -239,12 +243,12 @@ class Factored(ColumnWeights):
 
     def magnitude(self, mask: Tensor) -> Tensor:
         """Return at least the sum of |W_ij| over the chosen vertices: f of factors without their signs."""
-        return self._positive().objective(mask) * (1 + 2 * self.additions * EPS)
+        return self.positive().objective(mask) * (1 + 2 * self.additions * EPS)
 
     def magnitude_rows(self) -> Tensor:
         """Return at least the sum of |W_ij| over j, (..., n), for each i: what `magnitude` is made of."""
         ones = torch.ones(self.n, dtype=torch.float64, device=self.device)
-        return self._positive().times(ones) * (1 + 2 * self.additions * EPS)
+        return self.positive().times(ones) * (1 + 2 * self.additions * EPS)
 
     def lengths(self) -> Tensor:
         """Return numbers (..., n) with |W_ij| ≤ lengths_i lengths_j for all i other than j: by Cauchy and Schwarz."""
@@ -255,7 +259,7 @@ class Factored(ColumnWeights):
         left, right = (torch.stack(parts).sum(0) for parts in zip(*squares, strict=True))
         return (left.maximum(right)).sqrt() * (1 + self.additions * EPS)
 
-    def _positive(self) -> Self:
+    def positive(self) -> Self:
         """W of factors without their signs; its diagonal also has what given node weights replace."""
         terms = [term.each(torch.abs)._replace(sign=1.0) for term in self.terms]
         positive = self._like(terms, None)
