@@ -18,10 +18,12 @@ from torch import Tensor
 from .. import objective
 from .._util.memory import free_memory
 from ..errors import OptionError
+from ..kernels.columns.source import ColumnWeights
 from ..problem import Problem
 from ..run import Run
 from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, in_chunks, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
+from .factored import factored_bound
 from .incumbents import checked_incumbent
 from .qcr import seconds_to_relax
 from .tight import FAST, FIXING_RTOL, fast_bound, tight_bound
@@ -31,6 +33,8 @@ LEVELS = ("fast", "tight")
 #: Approximate cost of a certificate on one core: seconds times n³, or for large W this many plain relaxations; plus
 #: seconds to start.
 SECONDS_PER_CUBE, RELAXATIONS, TO_START = {"fast": 3e-8, "tight": 1.3e-7}, 6, 0.02
+#: Approximate seconds of a product of W in factors with a vector per multiplication, and number of products of a bound.
+PRODUCT_SECONDS, PRODUCTS = 4e-10, 60
 #: If the first bound usually takes longer than this (seconds), its time shows how busy the machine is.
 LONG_ENOUGH = 0.01
 #: Up to this many vertices `eigenvalue_bound` is cheap, and it beats a relaxation if W is nearly of rank one.
@@ -75,6 +79,8 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     if level not in LEVELS:
         raise OptionError(f"level={level!r}: give one of {', '.join(map(repr, LEVELS))}.")
     run = Run() if run is None else run
+    if isinstance(problem.W, ColumnWeights):
+        return _of_columns(problem, level, incumbent, run)
     began, usual = time.monotonic(), ROW_SECONDS * problem.W.numel()
     best = row_bound_in_time(problem, run)
     if usual > LONG_ENOUGH:  # to tell how busy the machine is
@@ -97,6 +103,23 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     return best
 
 
+def _of_columns(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
+    """The certificate for W that is given by its columns: of its form, and of W as a tensor where that takes little."""
+    best, weights = factored_bound(problem, run.expired), problem.W
+    assert isinstance(weights, ColumnWeights)
+    if not (size := weights.whole_at_once()) or not run.has_time(0.0):
+        return best
+    known = None if incumbent is None else checked_incumbent(problem, incumbent)
+    for first in range(0, len(problem.k), size):
+        rows = torch.arange(first, min(first + size, len(problem.k)), device=best.device)
+        part, its = problem.instances(rows), None if known is None else known[rows]
+        found = certificate(part.dense("certificate"), level, incumbent=its, run=run)
+        if not problem.integer:
+            found = found - part.W.rounding(part.k, part.candidates)
+        best[rows] = torch.maximum(best[rows], found)
+    return best
+
+
 def _open(bound: Tensor, value: Tensor) -> Tensor:
     """Indices of the instances with a known choice that is not proved optimal yet."""
     return (bound < value - FIXING_RTOL * value.abs()).nonzero().squeeze(-1)
@@ -113,6 +136,8 @@ def prepare() -> None:
 
 def seconds_to_certify(problem: Problem, level: str = "fast") -> float:
     """Approximate seconds that a certificate takes, which a method with a time limit leaves for it."""
+    if isinstance(problem.W, ColumnWeights) and not problem.W.whole_at_once():
+        return TO_START + PRODUCT_SECONDS * PRODUCTS * problem.W.work()
     n, threads = problem.n, max(1, min(len(problem.k), torch.get_num_threads()))
     cubic = level == "tight" or n <= FAST.probed
     each = SECONDS_PER_CUBE[level] * n**3 if cubic else RELAXATIONS * seconds_to_relax(n)

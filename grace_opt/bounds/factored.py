@@ -68,9 +68,7 @@ def continuous_bound(problem: Problem, expired: Callable[[], bool] = lambda: Fal
     """The bound of the continuous relaxation, (B,) float64; see the module."""
     W = problem.W
     assert isinstance(W, Factored)
-    parts = [
-        _one(W[b], problem.candidates[b], int(problem.k[b]), expired) for b in range(len(problem.k))
-    ]
+    parts = [_one(W[b], problem.candidates[b], int(problem.k[b]), expired) for b in range(len(problem.k))]
     return torch.stack(parts)
 
 

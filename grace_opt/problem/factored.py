@@ -13,12 +13,14 @@ over factors without their signs, `magnitude`: Higham, Accuracy and Stability of
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from .._util.arrays import backend_of, to_float_tensor
 from ..errors import ProblemError
 from ..kernels.columns.source import EPS, ColumnWeights, blocks
 from .factors import RANGE, Given, Term, read_terms
@@ -66,6 +68,8 @@ class Factored(ColumnWeights):
     """
 
     form = "factored"
+    #: Whether W is semidefinite although its terms do not show it.
+    convex = False
 
     def __init__(self, terms: Sequence[Any], *, diagonal: Any = None) -> None:
         self._take(read_terms(terms, diagonal))
@@ -83,6 +87,48 @@ class Factored(ColumnWeights):
         made._take(read_terms([((Q, Q), (K, K))], None, ("Q", "K")))
         return made
 
+    @classmethod
+    def tokens(cls, attention: Any, values: Any, outputs: Any) -> Self:
+        r"""Return W of tokens: f(S) is how far outputs of observed queries move, to first order, if S is dropped.
+
+        .. math:: W_{ij} = \sum_q p_{qi} p_{qj} (v_i - o_q)^\top (v_j - o_q)
+
+        Parameters
+        ----------
+        attention : array_like (..., q, n)
+            Probabilities p of observed queries.
+        values : array_like (..., n, d)
+        outputs : array_like (..., q, d)
+            o, attention times values.
+
+        Notes
+        -----
+        Two terms: :math:`(P^\top P) \circ (V^\top V)` and, with :math:`X = |o|^2 P - 2 P \circ (O V)`, the symmetric
+        part of :math:`X^\top P`. W is semidefinite, which bounds make use of.
+
+        Examples
+        --------
+        >>> p, v = torch.tensor([[0.25, 0.75]], dtype=torch.float64), torch.tensor([[1.0], [5.0]], dtype=torch.float64)
+        >>> Factored.tokens(p, v, p @ v).block(None, None).tolist()
+        [[0.5625, -0.5625], [-0.5625, 0.5625]]
+        """
+        arrays = {"attention": attention, "values": values, "outputs": outputs}
+        backend = backend_of(*arrays.values())
+        P, V, means = (to_float_tensor(value, name).to(torch.float64) for name, value in arrays.items())
+        shapes = [tuple(each.shape) for each in (P, V, means)]
+        fits = all(len(shape) >= 2 for shape in shapes)
+        if not fits or (P.shape[-1], P.shape[-2], V.shape[-1]) != (V.shape[-2], means.shape[-2], means.shape[-1]):
+            raise ProblemError(
+                f"attention, values and outputs have shapes {shapes[0]}, {shapes[1]} and {shapes[2]}: give (..., q, n), "
+                "(..., n, d) and (..., q, d) for q queries and n tokens."
+            )
+        V = V.mT
+        X = means.square().sum(-1, keepdim=True) * P - 2 * P * (means @ V)
+        made = cls.__new__(cls)
+        made._take(read_terms([((P, P), (V, V)), ((X, P), None)], None, ("attention", "values", "outputs")))
+        made.backend, made.arrays, made.convex = backend, tuple(arrays.values()), True
+        return made
+
     def _take(self, given: Given) -> None:
         self.terms, self.nodes, self.arrays = given.terms, given.nodes, given.kept
         self.backend, self.batch = given.backend, tuple(given.terms[0].A.shape[:-2])
@@ -94,10 +140,11 @@ class Factored(ColumnWeights):
             )
         self.integer = given.integer and bool((total <= EXACT).all())
 
-    def _like(self, terms: Sequence[Term], nodes: Tensor | None) -> Self:
+    def _like(self, terms: Sequence[Term], nodes: Tensor | None, convex: bool = False) -> Self:
         """Return W of other terms, which are trusted."""
         new = copy.copy(self)
         new.terms, new.nodes, new.batch = tuple(terms), nodes, tuple(terms[0].A.shape[:-2])
+        new.convex = convex and self.convex
         return new
 
     def of_terms(self, terms: Sequence[Term]) -> Self:
@@ -107,7 +154,7 @@ class Factored(ColumnWeights):
     def _each(self, of_factor: Callable[[Tensor], Tensor], of_nodes: Callable[[Tensor], Tensor]) -> Self:
         """Return W with functions of every factor and of the node weights."""
         nodes = None if self.nodes is None else of_nodes(self.nodes)
-        return self._like([term.each(of_factor) for term in self.terms], nodes)
+        return self._like([term.each(of_factor) for term in self.terms], nodes, convex=True)
 
     @property
     def n(self) -> int:
@@ -126,13 +173,18 @@ class Factored(ColumnWeights):
 
     @property
     def is_semidefinite(self) -> bool:
-        """Whether the form alone proves xᵀWx ≥ 0: a sum of (AᵀA) ∘ (BᵀB), by Schur's theorem."""
-        return self.nodes is None and all(term.is_gram and term.sign > 0 for term in self.terms)
+        """Whether xᵀWx ≥ 0 is known, up to rounding: sums of (AᵀA) ∘ (BᵀB), by Schur's theorem, and W of tokens."""
+        return self.nodes is None and (self.convex or all(term.is_gram and term.sign > 0 for term in self.terms))
 
     def numel(self) -> int:
         """Return how many numbers the factors have."""
         own = {id(factor): factor.numel() for term in self.terms for factor in term[:4]}
         return sum(own.values())
+
+    def work(self) -> float:
+        """Return the number of multiplications of a product with a vector, for all instances together."""
+        rows = [min(2 * d * e, self.n * (d + e)) * (1 if t.is_gram else 2) for t in self.terms for d, e in [t.rows()]]
+        return float(math.prod(self.batch) * self.n * sum(rows))
 
     def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
         """Return the node weights (..., n)."""
@@ -221,7 +273,7 @@ class Factored(ColumnWeights):
 
     def objective(self, mask: Tensor) -> Tensor:
         """Return f of masks (..., n), float64, off by at most `additions` times 2⁻⁵² times `magnitude`."""
-        lead = torch.broadcast_shapes(self.batch, mask.shape[:-1])
+        lead = torch.broadcast_shapes(self.batch, mask.shape[:-1])  # type: ignore[no-untyped-call]
         masks, own = mask.expand(*lead, self.n).reshape(-1, self.n), list(self._instances())
         of = torch.arange(len(own), device="cpu").reshape(self.batch).expand(lead).flatten().tolist()
         found = [own[b]._sum(chosen.nonzero().squeeze(-1)) for b, chosen in zip(of, masks, strict=True)]

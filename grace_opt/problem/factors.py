@@ -38,7 +38,8 @@ class Term(NamedTuple):
     def each(self, function: Callable[[Tensor], Tensor]) -> Term:
         """Return the term with a function of every factor; what was one factor stays one."""
         of = {id(factor): function(factor) for factor in self[:4]}
-        return Term(*(of[id(factor)] for factor in self[:4]), self.sign)
+        A, C, B, D = (of[id(factor)] for factor in self[:4])
+        return Term(A, C, B, D, self.sign)
 
     def turned(self) -> Term:
         """Return the transpose."""
@@ -84,19 +85,21 @@ def read_terms(terms: Any, diagonal: Any, names: Sequence[str] = ()) -> Given:
     ones = torch.ones(1, n, dtype=torch.float64, device=backend.device).expand(*batch, 1, n)
     found, names_left = [], iter(name for name, _ in named)
     for pairs in _listed(terms):
-        of: list[Tensor] = []
+        two = []
         for pair in pairs:
-            two = (ones, ones) if pair is None else (wide[id(pair[0])], wide[id(pair[1])])
+            factors = (ones, ones) if pair is None else (wide[id(pair[0])], wide[id(pair[1])])
             if pair is not None:
-                _check_rows(next(names_left), next(names_left), *two)
-            of += two
-        found.append(Term(*of))
+                _check_rows(next(names_left), next(names_left), *factors)
+            two.append(factors)
+        found.append(Term(*two[0], *two[1]))
     integer = not any(tensor.dtype.is_floating_point for tensor in (*raw.values(), *([] if own is None else [own])))
     return Given(tuple(found), None if nodes is None else nodes.expand(*batch, n), backend, kept, integer)
 
 
 def _listed(terms: Any) -> list[Any]:
-    if not isinstance(terms, list | tuple) or not all(isinstance(term, list | tuple) and len(term) == 2 for term in terms):
+    if not isinstance(terms, list | tuple) or not all(
+        isinstance(term, list | tuple) and len(term) == 2 for term in terms
+    ):
         raise ProblemError(f"terms is no list of terms: give [term, ...], each {FORM}.")
     for at, term in enumerate(terms):
         for pair in term:
@@ -112,7 +115,7 @@ def _named(terms: list[Any], names: Sequence[str]) -> Iterable[tuple[str, Any]]:
         for place, pair in enumerate(term):
             if pair is not None:
                 for which, value in enumerate(pair):
-                    yield (names[place] if names else f"terms[{at}][{place}][{which}]"), value
+                    yield (names[2 * at + place] if names else f"terms[{at}][{place}][{which}]"), value
 
 
 def _finite(given: Tensor, name: str, ndim: int) -> Tensor:
@@ -141,7 +144,7 @@ def _common(sizes: list[tuple[str, Tensor, int]]) -> tuple[int, tuple[int, ...]]
                 "for each vertex; transpose those that have a row for each."
             )
         try:
-            batch = torch.broadcast_shapes(batch, each.shape[:-ndim])
+            batch = torch.broadcast_shapes(batch, each.shape[:-ndim])  # type: ignore[no-untyped-call]
         except RuntimeError:
             raise ProblemError(
                 f"{name} has shape {tuple(each.shape)}, and its leading dimensions do not broadcast to the batch "

@@ -46,7 +46,7 @@ def in_pieces(
         its = run if size >= count else _share(run.instances(rows.tolist()), 1 / math.ceil((count - first) / size))
         result = solve(part.dense(wanted_by), _of_rows(options, rows, problem), its)
         if result.lower_bound is not None and not problem.integer:
-            below = part.W.rounding(part.k, part.candidates)  # type: ignore[attr-defined]
+            below = part.W.rounding(part.k, part.candidates)
             result = replace(result, lower_bound=result.lower_bound - below)
         results.append(result)
         sizes.append(len(rows))
@@ -61,7 +61,9 @@ def merged(results: Sequence[Result], sizes: Sequence[int]) -> Result:
         parts = [getattr(result, name) for result in results]
         if all(part is None for part in parts):
             return None
-        filled = [torch.full((n,), missing, device=device) if p is None else p for p, n in zip(parts, sizes, strict=True)]
+        filled = [
+            torch.full((n,), missing, device=device) if p is None else p for p, n in zip(parts, sizes, strict=True)
+        ]
         return torch.cat(filled)
 
     stats: dict[str, Any] = {}
@@ -99,4 +101,4 @@ def _of_rows(options: Any, rows: Tensor, problem: Problem) -> Any:
     each = start.shape[-1] if start.ndim else 0
     if start.ndim < 2 or start.numel() != each * len(problem.k):
         return options  # one choice for all, or a mistake that the method names
-    return replace(options, start=start.reshape(-1, each)[rows.to(start.device)])  # type: ignore[type-var]
+    return replace(options, start=start.reshape(-1, each)[rows.to(start.device)])

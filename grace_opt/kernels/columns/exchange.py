@@ -87,7 +87,7 @@ class Choice:
             if bool(good.any()):
                 pairs += [places[at][good][: count // 2], free[which[good]][: count // 2]]
                 break
-        return torch.cat(pairs).unique() if pairs else places[:0]
+        return _distinct(torch.cat(pairs)) if pairs else places[:0]
 
     def window(self, vertices: Tensor) -> tuple[Tensor, int, Tensor]:
         """Return the dense problem of a window, its W and k, and which of its vertices are chosen now."""
@@ -106,6 +106,11 @@ class Choice:
             return False
         self.move(mask)
         return True
+
+
+def _distinct(vertices: Tensor) -> Tensor:
+    """The vertices in order, each once."""
+    return torch.tensor(sorted(set(vertices.tolist())), dtype=torch.int64, device=vertices.device)
 
 
 def _least(price: Tensor, count: int) -> Tensor:

@@ -37,6 +37,10 @@ class ColumnWeights(Weights):
         """A number of additions: every sum over W is off by at most this times eps times the sum of `magnitude`."""
 
     @abstractmethod
+    def work(self) -> float:
+        """Return the number of multiplications of a product with a vector, for all instances together."""
+
+    @abstractmethod
     def magnitude_rows(self) -> Tensor:
         """Return at least the sum of |W_ij| over j, (..., n), for each i: what `magnitude` is made of."""
 
@@ -57,7 +61,9 @@ class ColumnWeights(Weights):
 
 def blocks(height: int, count: int, device: torch.device) -> Iterator[Tensor]:
     """Yield the numbers below `count`, so many at a time that two columns of `height` for each fit into a block."""
-    return iter(torch.arange(count, device=device).split(max(1, BLOCK_BYTES // (16 * max(1, height)))))
+    size, everyone = max(1, BLOCK_BYTES // (16 * max(1, height))), torch.arange(count, device=device)
+    for first in range(0, count, size):
+        yield everyone[first : first + size]
 
 
 #: Fewest and most columns computed at once.
