@@ -1,15 +1,15 @@
 r"""Drop-greedy: start from all candidates and drop the vertex whose removal lowers f most, until k are left.
 
-Maths: removing i from S changes f by :math:`W_{ii} - 2 (W 1_S)_i`; the smallest change is taken, then
-:math:`2 W_{:,i}` is added to the others: the loop of MIES with other starting scores. Ties: the lowest index is
-dropped. Complexity O(n²) per instance for the sums and O((n - k) n) for the drops. Guarantee: optimal for diagonal W,
-else none. Good where every vertex interacts with all others in much the same way, as in maximum diversity (W = -d):
-its first decisions use all vertices, those of MIES almost none. Bad where a few vertices are far heavier than the rest
-and cancel each other, as the massive channels of attention's W do: while all of them are in, dropping one would raise
-f, and some stay to the end. If a score has become mere rounding error, because what was dropped dwarfs what is left,
-all scores are summed again, O(n²). On W in factors with d rows O((n - k) n d), without that care, and a time limit
-drops the rest at once. Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithms
-for the maximum diversity problem (1998); Asahiro et al., Greedily finding a dense subgraph (2000).
+Maths: removing i from S changes f by :math:`W_{ii} - 2 (W 1_S)_i`; the smallest change is taken, then :math:`2 W_{:,i}`
+is added to the others: the loop of MIES with other starting scores. Ties: the lowest index is dropped. Complexity O(n²)
+per instance for the sums and O((n - k) n) for the drops. Guarantee: optimal for diagonal W, else none. Good where every
+vertex interacts with all others in much the same way, as in maximum diversity (W = -d): its first decisions use all
+vertices, those of MIES almost none. Bad where a few vertices are far heavier than the rest and cancel each other, as
+the massive channels of attention's W do: while all of them are in, dropping one would raise f, and some stay to the
+end. If a score has become mere rounding error, because what was dropped dwarfs what is left, all scores are summed
+again, O(n²). On W in factors with d rows O((n - k) n d), without that care, and a time limit drops the rest at once.
+Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithms for the maximum diversity problem
+(1998); Asahiro et al., Greedily finding a dense subgraph (2000).
 """
 
 from __future__ import annotations

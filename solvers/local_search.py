@@ -6,8 +6,8 @@ exchange. Complexity O(n²) per step. Compiled on the CPU; on a GPU, for n up to
 Triton kernel. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f by more
 than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.exchange.rounding`), whatever the
 other weights are. On W in factors with more than some thousand vertices, exchanges are made among some promising ones
-at a time; the promise is the same, up to the rounding error of f itself. Good after MIES: it improves most of greedy's non-optimal answers on attention's W. Reference: Ghosh
-(1996), and any work on maximum diversity.
+at a time; the promise is the same, up to the rounding error of f itself. Good after MIES: it improves most of greedy's
+non-optimal answers on attention's W. Reference: Ghosh (1996), and any work on maximum diversity.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int
     """Search among promising vertices, small dense problems, until a look at all exchanges finds none to improve f."""
     if max_steps is not None:
         raise OptionError(
-            f"max_steps={max_steps} counts single exchanges, which local_search does not make on W in its {W.form} form "
-            "with as many vertices: leave it out, or give time_limit=."
+            f"max_steps={max_steps} counts single exchanges, and on {W.n:,} vertices in factors local_search makes "
+            "many at a time: leave it out, or give time_limit=."
         )
     limit, steps = torch.zeros_like(problem.k, dtype=torch.bool), 0
     for b in range(len(mask)):

@@ -3,8 +3,9 @@ r"""MIES, minimum incremental error selection: the greedy method of GRACE, Algor
 Maths: scores start at the diagonal; take the smallest, :math:`j^*`; add :math:`2 W_{:,j^*}` to every remaining score;
 repeat k times. A vertex's score is always the increase of f if it joins. Complexity O(k n) per instance, k steps of a
 few tensor operations for the whole batch. Guarantee: optimal for diagonal W, else none (W = vvᵀ with v = (.9, 1, -1)
-and k = 2 gives .01; the optimum is 0). On W in factors with d rows O(k n d), and a time limit completes the set at once. Good on attention's W, where it is usually optimal. The sets for k = 0, 1, 2, …
-are nested, so one pass to n gives f for every k: ``path=True``. Reference: GRACE (arXiv 2604.16983), Algorithm 1.
+and k = 2 gives .01; the optimum is 0). On W in factors with d rows O(k n d), and a time limit completes the set at
+once. Good on attention's W, where it is usually optimal. The sets for k = 0, 1, 2, … are nested, so one pass to n gives
+f for every k: ``path=True``. Reference: GRACE (arXiv 2604.16983), Algorithm 1.
 """
 
 from __future__ import annotations

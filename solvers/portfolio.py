@@ -2,11 +2,11 @@ r"""Portfolio: several methods in turn, for the best answer in the time given, w
 
 Without a time limit: both greedy methods, tabu search from the better one, and `grace_opt.bounds.certificate` for that
 answer. With one: the same, then, for instances not yet proved, branch and bound for half of the remaining time (it ends
-early if it proves the optimum), and tabu search again until the limit; above 2000 vertices, tabu search all the time.
-A step that does not fit into the remaining time is skipped, including `drop_greedy` and the bound for large W.
-Of W in factors with more than some thousand vertices: greedy, tabu search until the limit, and the certificate.
-Complexity: the sum of its parts. Guarantee: never worse than `mies`, and, given the time, never worse than
-`drop_greedy` or a local optimum of exchanges, and with a bound. Reference: Huberman, Lukose & Hogg, Science 275 (1997).
+early if it proves the optimum), and tabu search again until the limit; above 2000 vertices, tabu search all the time. A
+step that does not fit into the remaining time is skipped, including `drop_greedy` and the bound for large W. Of W in
+factors with more than some thousand vertices: greedy, tabu search until the limit, and the certificate. Complexity: the
+sum of its parts. Guarantee: never worse than `mies`, and, given the time, never worse than `drop_greedy` or a local
+optimum of exchanges, and with a bound. Reference: Huberman, Lukose & Hogg, Science 275 (1997).
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ grows; :math:`\Delta f = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:
 perturbed. Complexity O(n) per iteration plus the pairs that bounds cannot rule out, O(n²) at worst; s is recomputed,
 O(k n), when a weight that leaves dwarfs what remains, and before a set is accepted as the best. Guarantee: never worse
 than its start, compared by sums that keep their rounding errors. Always exactly k vertices; the same seed gives the
-same answer unless time ends the search. On W in factors with more than some thousand vertices it searches windows of about a
-thousand, promising ones first and then random ones, the others fixed. References: Palubeckis, Appl. Math. Comput. 189 (2007); Zhou, Hao & Duval, IEEE
-T. Evol. Comput. 21 (2017); Nogueira et al. (2025) for the GPU.
+same answer unless time ends the search. On W in factors with more than some thousand vertices it searches windows of
+about a thousand, promising ones first and then random ones, the others fixed. References: Palubeckis, Appl. Math.
+Comput. 189 (2007); Zhou, Hao & Duval, IEEE T. Evol. Comput. 21 (2017); Nogueira et al. (2025) for the GPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""Certified lower bounds for W in factors, from products with vectors alone: O(n d²) each, W is never formed.
 
-W is split into :math:`P - N + \mathrm{Diag}\,\delta` with P and N semidefinite: terms :math:`(A^\top A) \circ (B^\top B)`
-are (Schur), others become differences of two such by :math:`4 A^\top C = (A + C)^\top (A + C) - (A - C)^\top (A - C)`.
+W is split into :math:`P - N + \mathrm{Diag}\,\delta` with P and N semidefinite: terms :math:`(A^\top A) \circ
+(B^\top B)` are (Schur), others become differences of two such by :math:`4 A^\top C = (A + C)^\top (A + C) - (A - C)^\top (A - C)`.
 
-* `continuous_bound`: for any z, convexity gives :math:`x^\top P x \ge 2 z^\top P x - z^\top P z`, and for any positive v
+* `continuous_bound`: for any z, convexity gives :math:`x^\top P x \ge 2 z^\top P x - z^\top P z`, and for any v > 0
   :math:`x^\top N x \le \sum_i s_i x_i^2` with :math:`s = (|N| v) / v` (the difference is diagonally dominant, scaled by
   v), so that f is at least the k least of :math:`2 P z + \delta - s`, less :math:`z^\top P z`. z comes from projected
   gradients (Nesterov, in the diagonal's scale), v from power steps: stopping early loosens the bound, never breaks it.

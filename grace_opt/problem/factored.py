@@ -2,8 +2,8 @@ r"""`Factored`: W as a sum of products of factors, never formed, in memory propo
 
 .. math:: W = \tfrac12 (T + T^\top), \qquad T = \sum_t (A_t^\top C_t) \circ (B_t^\top D_t)
 
-When: W comes from vectors, one per vertex, as in attention: :math:`W = (Q^\top Q) \circ (K^\top K)`. With d rows in each
-factor, f of k vertices takes :math:`O(k d^2)`, a column :math:`O(n d)`, a product with a vector :math:`O(n d^2)`.
+When: W comes from vectors, one per vertex, as in attention: :math:`W = (Q^\top Q) \circ (K^\top K)`. With d rows
+in each factor, f of k vertices takes :math:`O(k d^2)`, a column :math:`O(n d)`, a product with a vector :math:`O(n d^2)`.
 
 Rounding: a sum over W (f, a product with a vector, a bound) is off by at most `additions` times 2⁻⁵² times the same sum
 over factors without their signs, `magnitude`: Higham, Accuracy and Stability of Numerical Algorithms (2002), section
@@ -119,8 +119,8 @@ class Factored(ColumnWeights):
         fits = all(len(shape) >= 2 for shape in shapes)
         if not fits or (P.shape[-1], P.shape[-2], V.shape[-1]) != (V.shape[-2], means.shape[-2], means.shape[-1]):
             raise ProblemError(
-                f"attention, values and outputs have shapes {shapes[0]}, {shapes[1]} and {shapes[2]}: give (..., q, n), "
-                "(..., n, d) and (..., q, d) for q queries and n tokens."
+                f"attention, values and outputs have shapes {shapes[0]}, {shapes[1]} and {shapes[2]}: give (..., q, "
+                "n), (..., n, d) and (..., q, d) for q queries and n tokens."
             )
         V = V.mT
         X = means.square().sum(-1, keepdim=True) * P - 2 * P * (means @ V)
@@ -135,8 +135,8 @@ class Factored(ColumnWeights):
         total = self.magnitude_rows().sum(-1)
         if not bool((total < RANGE * RANGE).all()):
             raise ProblemError(
-                f"sums of the factors' products reach {float(total.max()):.3g} and overflow float64: divide the factors "
-                "or diagonal= by a power of two; f scales with it."
+                f"sums of the factors' products reach {float(total.max()):.3g} and overflow float64: divide the "
+                "factors or diagonal= by a power of two; f scales with it."
             )
         self.integer = given.integer and bool((total <= EXACT).all())
 

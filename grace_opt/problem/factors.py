@@ -15,7 +15,7 @@ from .._util.array_like import as_tensor
 from .._util.arrays import Backend, backend_of, to_floats
 from ..errors import ProblemError
 
-#: Products of factors that are not 0 lie between the inverse of this number and this number: no sum under- or overflows.
+#: Products of factors that are not 0 lie between the inverse of this number and it: no sum under- or overflows.
 RANGE = 1e140
 #: What one term is, for messages.
 FORM = "((A, C), (B, D)) with factors (..., d, n), or None in place of a pair of all ones"
@@ -140,8 +140,8 @@ def _common(sizes: list[tuple[str, Tensor, int]]) -> tuple[int, tuple[int, ...]]
     for name, each, ndim in sizes:
         if each.shape[-1] != n:
             raise ProblemError(
-                f"{first} has {n} vertices (its last axis) and {name} has {each.shape[-1]}: give all factors one column "
-                "for each vertex; transpose those that have a row for each."
+                f"{first} has {n} vertices (its last axis) and {name} has {each.shape[-1]}: give all factors one "
+                "column for each vertex; transpose those that have a row for each."
             )
         try:
             batch = torch.broadcast_shapes(batch, each.shape[:-ndim])  # type: ignore[no-untyped-call]
@@ -156,10 +156,11 @@ def _common(sizes: list[tuple[str, Tensor, int]]) -> tuple[int, tuple[int, ...]]
 def _check_rows(one: str, other: str, A: Tensor, C: Tensor) -> None:
     if A.shape[-2] != C.shape[-2]:
         raise ProblemError(
-            f"{one} has {A.shape[-2]} rows and {other} has {C.shape[-2]}: AᵀC sums over rows, give both the same number."
+            f"{one} has {A.shape[-2]} rows and {other} has {C.shape[-2]}: AᵀC sums over rows, give both as many."
         )
-    size = float(A.abs().max()) * float(C.abs().max())
-    if size != 0 and not 1 / RANGE < size < RANGE / A.shape[-2]:
+    sizes = float(A.abs().max()), float(C.abs().max())
+    size = sizes[0] * sizes[1]
+    if min(sizes) > 0 and not 1 / RANGE < size < RANGE / A.shape[-2]:
         way, what = ("Divide", "over") if size > 1 else ("Multiply", "under")
         raise ProblemError(
             f"products of {one} and {other} reach {size:.3g}: sums of them {what}flow float64. {way} the factors by a "

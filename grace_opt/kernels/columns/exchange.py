@@ -1,4 +1,4 @@
-r"""Exchanges on W that is never formed: windows, small dense problems of promising vertices, and proofs of local optima.
+r"""Exchanges on W that is never formed: windows, small dense problems of some vertices, and proofs of local optima.
 
 With all vertices outside a window U fixed, choosing within it is the same problem with :math:`W'_{ii} = W_{ii} + 2
 \sum_{j \in S \setminus U} W_{ij}`, which any dense search can solve: large neighbourhood search. `improving` looks at

@@ -1,7 +1,7 @@
-"""The greedy order on W that is never formed: as `grace_opt.kernels.greedy`, with columns computed when they are wanted.
+"""The greedy order on W that is never formed: as `grace_opt.kernels.greedy`, with columns computed when wanted.
 
-On the CPU an instance at a time, with columns computed ahead; on a GPU all instances together, a column each. Sums round
-as those of `grace_opt.kernels.greedy` on columns that may differ in the last digits; whole numbers are the same.
+On the CPU an instance at a time, with columns computed ahead; on a GPU all instances together, a column each. Sums
+round as those of `grace_opt.kernels.greedy` on columns that may differ in the last digits; whole numbers are the same.
 Source: GRACE (arXiv 2604.16983), Algorithm 1.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..._util.arrays import first_argmin
 from ..greedy.reference import Greedy
 from ..indices.reference import mask_from_indices
-from .source import ColumnWeights, Columns, blocks
+from .source import Columns, ColumnWeights, blocks
 
 
 def greedy_order(

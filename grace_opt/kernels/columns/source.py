@@ -1,4 +1,4 @@
-"""`ColumnWeights`: W that is never formed, but whose columns and blocks can be had at any time; and `Columns`, some kept.
+"""`ColumnWeights`: W that is never formed, but whose columns can be had at any time; and `Columns`, computed ahead.
 
 When: base of `grace_opt.problem.Factored`, and what the loops beside this file take. Source: ours.
 """
@@ -88,7 +88,7 @@ class Columns:
         self.held: dict[int, Tensor] = {}
 
     def column(self, vertex: int, scores: Tensor) -> Tensor:
-        """Return a column (n,), once; vertices of the least scores are the ones wanted next, infinite ones never are."""
+        """Return a column (n,), once; vertices of the least scores are wanted next, infinite ones never are."""
         if vertex not in self.held:
             self._compute(vertex, scores)
         self.used += 1
