@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grace_opt
@@ -17,13 +17,14 @@ from tests import oracle
 SMALL = 512
 
 
-@pytest.fixture(params=["formed", "never formed"], scope="module")
-def block(request: pytest.FixtureRequest):
-    """W is formed where it is small, or columns of it alone, as where it is large."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "never formed":
-            patch.setattr(source, "BLOCK_BYTES", SMALL)
-        yield
+@pytest.fixture(params=["formed", "never formed"])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W is formed where it is small, or columns of it alone, as where it is large; the same for all draws."""
+    if request.param == "never formed":
+        monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
+
+
+draws = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def formed(terms, diagonal=None):
@@ -78,6 +79,7 @@ def test_its_parts_are_those_of_the_formed_w(drawn, seed):
     assert (off <= np.outer(W.lengths(), W.lengths()) * (1 + 1e-12) + 1e-300).all()
 
 
+@draws
 @given(factored(), st.integers(0, 8))
 def test_whole_numbers_give_the_answers_of_the_formed_w(block, drawn, protected):
     terms, diagonal, k = drawn
@@ -92,7 +94,7 @@ def test_whole_numbers_give_the_answers_of_the_formed_w(block, drawn, protected)
     assert found.indices.tolist() == oracle.mies((-dense).tolist(), k)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(factored(whole=False), st.booleans())
 def test_bounds_are_bounds(drawn, protect):
     terms, diagonal, k = drawn
@@ -122,7 +124,7 @@ def test_a_certificate_proves_what_it_can(block):
     found.verify()
 
 
-@settings(max_examples=25)
+@draws
 @given(factored(whole=False))
 def test_searches_end_in_local_optima_no_worse_than_their_start(block, drawn):
     terms, diagonal, k = drawn

@@ -1,7 +1,8 @@
 r"""Certified lower bounds for W in factors, from products with vectors alone: O(n d²) each, W is never formed.
 
 W is split into :math:`P - N + \mathrm{Diag}\,\delta` with P and N semidefinite: terms :math:`(A^\top A) \circ
-(B^\top B)` are (Schur), others become differences of two such by :math:`4 A^\top C = (A + C)^\top (A + C) - (A - C)^\top (A - C)`.
+(B^\top B)` are (Schur), and others become differences of two such, by the symmetric part of :math:`4 A^\top C = (A +
+C)^\top (A + C) - (A - C)^\top (A - C)`.
 
 * `continuous_bound`: for any z, convexity gives :math:`x^\top P x \ge 2 z^\top P x - z^\top P z`, and for any v > 0
   :math:`x^\top N x \le \sum_i s_i x_i^2` with :math:`s = (|N| v) / v` (the difference is diagonally dominant, scaled by
@@ -32,8 +33,8 @@ STEPS, POWER_STEPS = 200, 12
 RTOL, PATIENCE = 1e-4, 20
 #: The root of one half, rounded upwards.
 HALF = math.nextafter(math.sqrt(0.5), 1.0)
-#: Halvings of the interval of the projection's multiplier: it need not be exact.
-HALVINGS = 60
+#: Multipliers tried at once by the projection, and times that their interval is narrowed: it need not be exact.
+TRIED, NARROWED = 16, 12
 
 
 def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False) -> Tensor:
@@ -184,14 +185,13 @@ def _descend(P: Factored, linear: Tensor, alive: Tensor, k: int, z: Tensor, expi
 def _projected(u: Tensor, scale: Tensor, alive: Tensor, k: int) -> Tensor:
     """The nearest point of 0 ≤ z ≤ 1, 1ᵀz = k in the scale, nearly."""
     weight = torch.where(alive, 1 / scale, 0.0)
-    low, high = -float(((u.abs() + 1) * torch.where(alive, scale, 0.0)).max()), 0.0
-    high = -low
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if float((u + middle * weight).clamp(0, 1)[alive].sum()) < k:
-            low = middle
-        else:
-            high = middle
+    high = float(((u.abs() + 1) * torch.where(alive, scale, 0.0)).max())
+    low, shares = -high, torch.linspace(0, 1, TRIED, dtype=torch.float64, device=u.device)
+    for _ in range(NARROWED):
+        tried = low + (high - low) * shares
+        sums = (u + tried.unsqueeze(-1) * weight).clamp(0, 1)[:, alive].sum(-1)
+        at = min(int((sums < k).sum()), TRIED - 1)
+        low, high = float(tried[max(at - 1, 0)]), float(tried[at])
     return torch.where(alive, (u + high * weight).clamp(0, 1), 0.0)
 
 

@@ -2,8 +2,8 @@ r"""`Factored`: W as a sum of products of factors, never formed, in memory propo
 
 .. math:: W = \tfrac12 (T + T^\top), \qquad T = \sum_t (A_t^\top C_t) \circ (B_t^\top D_t)
 
-When: W comes from vectors, one per vertex, as in attention: :math:`W = (Q^\top Q) \circ (K^\top K)`. With d rows
-in each factor, f of k vertices takes :math:`O(k d^2)`, a column :math:`O(n d)`, a product with a vector :math:`O(n d^2)`.
+When: W comes from vectors, one per vertex, as in attention: :math:`W = (Q^\top Q) \circ (K^\top K)`. With d rows in
+each factor, f of k vertices takes :math:`O(k d^2)`, a column :math:`O(n d)`, a product with a vector :math:`O(nd^2)`.
 
 Rounding: a sum over W (f, a product with a vector, a bound) is off by at most `additions` times 2⁻⁵² times the same sum
 over factors without their signs, `magnitude`: Higham, Accuracy and Stability of Numerical Algorithms (2002), section

@@ -74,8 +74,8 @@ class Problem:
         W : array_like (..., n, n), scipy.sparse matrix, DataFrame, networkx graph, Factored, or distances
             Each instance is symmetric to ``16 eps(dtype) max|W|``. The rows and columns of a DataFrame have equal
             labels. For a graph, the node attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute
-            ``weight`` becomes ``2 W_ij`` (default 1); f is then the weight of the induced subgraph. A vector (n (n - 1) / 2,)
-            is the upper triangle without the diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
+            ``weight`` becomes ``2 W_ij`` (default 1); f is then the weight of the induced subgraph. A vector is the
+            upper triangle without the diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
