@@ -131,9 +131,9 @@ def _window(choice: Choice, share: float, generator: torch.Generator) -> Tensor:
     taken = choice.promising(max(2, int(share * size)))
     order = torch.randperm(len(choice.mask), generator=generator).to(taken.device)
     rest = order[choice.candidates[order] & ~torch.isin(order, taken)]
-    parts = [rest[choice.mask[rest]], rest[~choice.mask[rest]]]
-    more = (size - len(taken)) // 2
-    return torch.cat([taken, *(part[:more] for part in parts)]).sort().values
+    inside, outside = rest[choice.mask[rest]], rest[~choice.mask[rest]]
+    inside = inside[: max((size - len(taken)) // 2, size - len(taken) - len(outside))]
+    return torch.cat([taken, inside, outside[: size - len(taken) - len(inside)]]).sort().values
 
 
 class _Search:

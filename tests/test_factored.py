@@ -144,7 +144,8 @@ def test_a_window_of_all_vertices_finds_what_tabu_finds(monkeypatch):
     rng = np.random.default_rng(3)
     W = Factored.product(rng.normal(size=(4, 24)), rng.normal(size=(3, 24)))
     dense = grace_opt.solve(W.dense("a test").numpy(), 9, "exhaustive")
-    monkeypatch.setattr(source, "BLOCK_BYTES", 8 * 24**2 - 8)
+    monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
+    monkeypatch.setattr("grace_opt.solvers.tabu.window_size", lambda: 24)
     assert grace_opt.solve(W, 9, "tabu", iterations=4000).objective == pytest.approx(dense.objective)
     both = grace_opt.solve(W, 9, "portfolio", iterations=1000)
     assert both.objective <= grace_opt.solve(W, 9, "mies").objective
