@@ -30,6 +30,7 @@ COMMANDS = {
     "real_heads": "python -m bench.real_heads",
     "certificates": "python -m bench.certificates",
     "allocation": "python -m bench.allocation",
+    "factored": "python -m bench.factored",
     "quadratic_zero": "python -m bench.quadratic_zero",
     "bits": "python -m bench.bits",
     "growth": "python -m bench.growth",

@@ -106,7 +106,7 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuO
     for b in range(len(mask)):
         left, its = budget, run.instance(b) if len(mask) == 1 else run.instance(b).until(1 / (len(mask) - b))
         inner = replace(run.beside_search(), callback=None, numbers=None)
-        generator = torch.Generator().manual_seed(run.seed)
+        generator = torch.Generator(device="cpu").manual_seed(run.seed)
         choice, share = Choice(W[b], mask[b], problem.candidates[b]), 1.0
         if not 0 < int(problem.k[b]) < int(problem.candidates[b].sum()):
             left = 0
@@ -129,7 +129,7 @@ def _window(choice: Choice, share: float, generator: torch.Generator) -> Tensor:
     """This share of a window is promising vertices, the rest random ones, chosen and not."""
     size = window_size()
     taken = choice.promising(max(2, int(share * size)))
-    order = torch.randperm(len(choice.mask), generator=generator).to(taken.device)
+    order = torch.randperm(len(choice.mask), generator=generator, device="cpu").to(taken.device)
     rest = order[choice.candidates[order] & ~torch.isin(order, taken)]
     inside, outside = rest[choice.mask[rest]], rest[~choice.mask[rest]]
     inside = inside[: max((size - len(taken)) // 2, size - len(taken) - len(outside))]

@@ -213,7 +213,7 @@ class Factored(ColumnWeights):
         """Return the same instances with other leading dimensions; the last two are n."""
         lead = shape[:-2]
         if -1 in lead:  # a factor alone has no number of instances that could be told from it
-            lead = tuple(torch.empty(self.batch, device="meta").reshape(lead).shape)
+            lead = tuple(torch.empty(self.batch, dtype=torch.bool, device="meta").reshape(lead).shape)
         return self._each(lambda f: f.reshape(*lead, *f.shape[-2:]), lambda w: w.reshape(*lead, self.n))
 
     def __getitem__(self, at: Any) -> Self:
