@@ -31,7 +31,7 @@ import grace_opt
 from grace_opt import Factored, Problem, bounds
 n, rows, k, form = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 rng = np.random.default_rng(0)
-Q, K = (rng.normal(size=(rows, n)) + 0.5 * rng.normal(size=(rows, 1)) for _ in range(2))
+Q, K = (rng.normal(size=(rows, n)) + 0.25 * rng.normal(size=(rows, 1)) for _ in range(2))
 K *= rng.lognormal(sigma=0.5, size=n)
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -86,7 +86,7 @@ def page(value: dict[str, Any]) -> Page:
                 f"{run['steps']['making']['seconds']:.2f}",
                 f"{run['steps']['mies']['seconds']:.2f}",
                 f"{run['steps']['local_search']['seconds']:.2f}{ended}",
-                f"{gain:.1%}",
+                f"{gain:.2%}",
                 f"{run['steps']['bound']['seconds']:.2f}" if run["form"] == "factored" else "–",
                 f"{run['steps']['bound']['f'] / run['steps']['local_search']['f']:.3f}",
                 f"{peak / 2**20:,.0f}",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import grace_opt
 from grace_opt import Factored, OptionError, Problem, ProblemError
+from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
 from grace_opt.kernels.columns import source
 from tests import oracle
@@ -106,6 +107,30 @@ def test_bounds_are_bounds(drawn, protect):
         assert float(bound(problem)) <= best + room
     other = Problem.of(W.negated(), k, protected=out).flatten()
     assert float(factored_bound(other)) <= -oracle.optimum(formed(terms, diagonal), k, out, maximize=True) + room
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_parts_of_a_term_are_semidefinite_and_lie_below_it(kind):
+    rng = np.random.default_rng(kind)
+    A, C, B, D = (rng.normal(size=(3, 14)) * scale for scale in (1.0, 30.0, 0.1, 2.0))
+    pairs = [((A, A), (B, B)), ((A, C), (B, B)), ((A, A), (B, D)), ((A, C), (B, D))][kind]
+    (term,) = Factored([pairs]).terms
+    rest = formed([pairs])
+    for part in bounds._grams(term):
+        assert part.is_gram
+        rest -= part.sign * (part.A.mT @ part.C * (part.B.mT @ part.D)).numpy()
+    values = np.linalg.eigvalsh(rest)
+    assert values[0] > -1e-12 * np.abs(formed([pairs])).max()
+    assert (kind == 3) == (values[-1] > 1e-9)  # nothing is given away but where no pair is shared
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_local_optimum_is_one_of_all_exchanges_not_only_of_promising_ones(monkeypatch, seed):
+    monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
+    rng = np.random.default_rng(seed)
+    Q, K = rng.normal(size=(3, 40)), rng.normal(size=(2, 40))
+    found = grace_opt.solve(Factored.product(Q, K), 20, "local_search", start="random")
+    assert oracle.best_swap(formed([((Q, Q), (K, K))]), found.indices.tolist()) > -1e-9
 
 
 def test_the_continuous_bound_is_tight_where_the_relaxation_is():
