@@ -13,6 +13,7 @@ from grace_opt import Factored, OptionError, Problem, ProblemError
 from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
 from grace_opt.kernels.columns import source
+from grace_opt.kernels.columns.exchange import Choice
 from tests import oracle
 
 SMALL = 512
@@ -131,6 +132,16 @@ def test_a_local_optimum_is_one_of_all_exchanges_not_only_of_promising_ones(monk
     Q, K = rng.normal(size=(3, 40)), rng.normal(size=(2, 40))
     found = grace_opt.solve(Factored.product(Q, K), 20, "local_search", start="random")
     assert oracle.best_swap(formed([((Q, Q), (K, K))]), found.indices.tolist()) > -1e-9
+
+
+def test_an_exchange_that_only_the_pair_s_own_weight_makes_good_is_found():
+    W = Factored([((np.array([[10.0, 9.0]]), np.array([[10.0, 9.0]])), None)])
+    taken = Choice(W, torch.tensor([True, False]), torch.tensor([True, True]))
+    assert float(taken.leave.min() + taken.enter.min()) > 0
+    assert taken.improving(8, lambda: False).tolist() == [0, 1]
+    assert taken.improving(8, lambda: True) is None
+    taken.move(torch.tensor([False, True]))
+    assert taken.improving(8, lambda: False).tolist() == []
 
 
 def test_the_continuous_bound_is_tight_where_the_relaxation_is():
