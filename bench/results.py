@@ -31,6 +31,7 @@ COMMANDS = {
     "certificates": "python -m bench.certificates",
     "sparse": "python -m bench.sparse",
     "allocation": "python -m bench.allocation",
+    "factored": "python -m bench.factored",
     "quadratic_zero": "python -m bench.quadratic_zero",
     "bits": "python -m bench.bits",
     "growth": "python -m bench.growth",

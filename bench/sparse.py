@@ -107,7 +107,7 @@ def peel(W: Graph, k: int, limit: float) -> npt.NDArray[Any]:
 def anneal_plainly(indptr, indices, data, inside, chosen, gain, hot, cold, steps, seed):  # type: ignore[no-untyped-def]
     """Simulated annealing as anybody would write it: random pairs, a falling temperature; returns the best set."""
     n, k = len(chosen), len(inside)
-    np.random.seed(seed)  # noqa: NPY002 - numba's own
+    np.random.seed(seed)
     outside = np.flatnonzero(~chosen)
     value, best, found = 0.0, 0.0, inside.copy()
     for step in range(steps):
@@ -254,7 +254,7 @@ def page(value: dict[str, Any]) -> Page:
         "stays behind the heaviest part found, in percent, for every kind of graph",
         draw=lambda figure: _draw(figure, value, behind),
         asked=f"What does W of a million vertices take, and who finds the densest tenth of a graph in {limit:g} s?",
-        found=f"With {last['n']:,} vertices and {last['edges']:,} edges, MIES takes {last['seconds']['mies']:.1f} s and "
+        found=f"With {last['n']:,} vertices and {last['edges']:,} edges, MIES takes {last['seconds']['mies']:.1f} s, "
         f"`drop_greedy` {last['seconds']['drop_greedy']:.1f} s after {last['seconds']['problem']:.1f} s for the "
         f"problem, with {max(last['peak'].values()) / 2**30:.2f} GiB at most, Python and the matrix as given included. "
         f"In {len(parts)} graphs, `portfolio` stays {100 * mean['portfolio']:.2f} % behind the best on the mean, "
@@ -262,7 +262,7 @@ def page(value: dict[str, Any]) -> Page:
         f"{100 * mean['plain']:.2f} %, the k-core peel {100 * mean['peel']:.1f} %; `portfolio` is at least as good as "
         f"plain annealing in {ahead} of {len(parts)}.",
         sure=f"These are generated graphs with random weights, one of each kind and size; optima are not known. The "
-        f"certified bound lies {100 * min(gaps):.1f} % to {100 * max(gaps):.0f} % above the best found: it is tight "
+        f"certified bound is {100 * min(gaps):.1f} % to {100 * max(gaps):.0f} % above the best found: it is tight "
         "where a part of the graph is dense, and loose on uniform graphs.",
         tables=[
             *table(

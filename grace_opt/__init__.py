@@ -24,7 +24,7 @@ from .errors import (
     SolverError,
     UnknownSolverError,
 )
-from .problem import Problem, symmetrize
+from .problem import Factored, Problem, symmetrize
 from .registry import register
 from .solution import Result, Solution, Status
 
@@ -37,6 +37,7 @@ __all__ = [
     "ChannelMask",
     "Comparison",
     "ComparisonError",
+    "Factored",
     "FileError",
     "Frontier",
     "GraceError",

@@ -1,14 +1,15 @@
 r"""Drop-greedy: start from all candidates and drop the vertex whose removal lowers f most, until k are left.
 
-Maths: removing i from S changes f by :math:`W_{ii} - 2 (W 1_S)_i`; the smallest change is taken, then
-:math:`2 W_{:,i}` is added to the others: the loop of MIES with other starting scores. Ties: the lowest index is
-dropped. Complexity O(n²) per instance for the sums and O((n - k) n) for the drops. Guarantee: optimal for diagonal W,
-else none. Good where every vertex interacts with all others in much the same way, as in maximum diversity (W = -d):
-its first decisions use all vertices, those of MIES almost none. Bad where a few vertices are far heavier than the rest
-and cancel each other, as the massive channels of attention's W do: while all of them are in, dropping one would raise
-f, and some stay to the end. If a score has become mere rounding error, because what was dropped dwarfs what is left,
-all scores are summed again, O(n²). Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithms
-for the maximum diversity problem (1998); Asahiro et al., Greedily finding a dense subgraph (2000).
+Maths: removing i from S changes f by :math:`W_{ii} - 2 (W 1_S)_i`; the smallest change is taken, then :math:`2 W_{:,i}`
+is added to the others: the loop of MIES with other starting scores. Ties: the lowest index is dropped. Complexity O(n²)
+per instance for the sums and O((n - k) n) for the drops. Guarantee: optimal for diagonal W, else none. Good where every
+vertex interacts with all others in much the same way, as in maximum diversity (W = -d): its first decisions use all
+vertices, those of MIES almost none. Bad where a few vertices are far heavier than the rest and cancel each other, as
+the massive channels of attention's W do: while all of them are in, dropping one would raise f, and some stay to the
+end. If a score has become mere rounding error, because what was dropped dwarfs what is left, all scores are summed
+again, O(n²). On W in factors with d rows O((n - k) n d), without that care, and a time limit drops the rest at once.
+Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithms for the maximum diversity problem
+(1998); Asahiro et al., Greedily finding a dense subgraph (2000).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from grace_opt.kernels.columns import greedy
+from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
 from grace_opt.kernels.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
@@ -57,13 +60,15 @@ class DropGreedyOptions:
     options=DropGreedyOptions,
     batched=True,
     guarantee="optimal for diagonal W",
-    forms=("sparse",),
+    forms=("sparse", "factored"),
 )
 def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Result:
     """Drop the vertex whose removal lowers f most until k are left; ties drop the lowest index."""
     if isinstance(problem.weights, SparseWeights):
         return _sparse(problem, problem.weights, options)
     size = problem.candidates.sum(-1)
+    if isinstance(problem.W, ColumnWeights):
+        return _by_columns(problem, problem.W, options, run, size)
     scores = removal_scores(problem.W, problem.candidates)
     drops = size if options.path else size - problem.k
     dropped, left = _dropped(problem, scores, drops)
@@ -85,6 +90,21 @@ def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions) -> R
     mask = mask_from_indices(order[:, : problem.k_max], problem.n)
     padded = torch.nn.functional.pad(order, (0, problem.n - size), value=-1)
     return Result(mask, stats={"order": padded, "path": sparse_greedy.path_of(graph, order)}, objective_stats=("path",))
+
+
+def _by_columns(problem: Problem, W: ColumnWeights, options: DropGreedyOptions, run: Run, size: Tensor) -> Result:
+    """The same on columns computed one after the other; when time is up, the least scores are dropped at once."""
+    scores = W.diagonal() - 2 * W.times(problem.candidates)
+    drops = size if options.path else size - problem.k
+    scores = scores.masked_fill(~problem.candidates, torch.inf)
+    dropped, cut = greedy.greedy_order(W, scores, drops, int(drops.max()), run.expired)
+    if not options.path:
+        return Result(problem.candidates & ~dropped.mask, limit=cut)
+    order = _reversed(dropped.order, size, problem.n)
+    step = torch.arange(problem.n, device=order.device)
+    mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), order, -1), problem.n)
+    stats = {"order": order, "path": greedy.cost_path(W, order)}
+    return Result(mask, limit=cut, stats=stats, objective_stats=("path",))
 
 
 def _dropped(problem: Problem, scores: Tensor, drops: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,10 +2,11 @@ r"""MIES, minimum incremental error selection: the greedy method of GRACE, Algor
 
 Maths: scores start at the diagonal; take the smallest, :math:`j^*`; add :math:`2 W_{:,j^*}` to every remaining score;
 repeat k times. A vertex's score is always the increase of f if it joins. Complexity O(k n) per instance, k steps of a
-few tensor operations for the whole batch; O((n + edges) log n) for sparse W. Guarantee: optimal for diagonal W, else
-none (W = vvᵀ with v = (.9, 1, -1) and k = 2 gives .01; the optimum is 0). Good on attention's W, where it is usually
-optimal. The sets for k = 0, 1, 2, … are nested, so one pass to n gives f for every k: ``path=True``. Reference: GRACE
-(arXiv 2604.16983), Algorithm 1.
+few tensor operations for the whole batch; O((n + edges) log n) for sparse W, O(k n d) for W in factors with d rows,
+where a time limit completes the set at once. Guarantee: optimal for diagonal W, else none (W = vvᵀ with
+v = (.9, 1, -1) and k = 2 gives .01; the optimum is 0). Good on attention's W, where it is usually optimal. The sets for
+k = 0, 1, 2, … are nested, so one pass to n gives f for every k: ``path=True``. Reference: GRACE (arXiv 2604.16983),
+Algorithm 1.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from grace_opt.kernels.greedy import cost_path, greedy_order
+from grace_opt.kernels.columns import greedy
+from grace_opt.kernels.columns.source import ColumnWeights
+from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
 from grace_opt.kernels.sparse import greedy as sparse_greedy
 from grace_opt.objective import mask_from_indices
 from grace_opt.problem import Problem, SparseWeights
@@ -41,11 +44,13 @@ class MiesOptions:
         check_fields(self, flag, "path")
 
 
-@register("mies", options=MiesOptions, batched=True, guarantee="optimal for diagonal W", forms=("sparse",))
+@register("mies", options=MiesOptions, batched=True, guarantee="optimal for diagonal W", forms=("sparse", "factored"))
 def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
     """Add the vertex that increases f least, k times; ties go to the lowest index."""
     if isinstance(problem.weights, SparseWeights):
         return _sparse(problem, problem.weights, options)
+    if isinstance(problem.W, ColumnWeights):
+        return _by_columns(problem, problem.W, options, run)
     if not options.path:
         taken = greedy_order(problem.W, None, problem.candidates, problem.k, problem.k_max)
         return Result(taken.mask, objective=taken.rise)
@@ -65,3 +70,16 @@ def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions) -> Result:
         return Result(mask, objective=torch.tensor([rise], dtype=torch.float64, device="cpu"))
     padded = torch.nn.functional.pad(order, (0, n - count), value=-1)
     return Result(mask, stats={"order": padded, "path": sparse_greedy.path_of(graph, order)}, objective_stats=("path",))
+
+
+def _by_columns(problem: Problem, W: ColumnWeights, options: MiesOptions, run: Run) -> Result:
+    """The same on columns computed one after the other; when time is up, the least scores complete the set at once."""
+    scores = first_scores(problem.W, problem.candidates)
+    count, width = (problem.candidates.sum(-1), problem.n) if options.path else (problem.k, problem.k_max)
+    taken, cut = greedy.greedy_order(W, scores, count, width, run.expired)
+    if not options.path:
+        return Result(taken.mask, limit=cut, objective=taken.rise)
+    step = torch.arange(problem.n, device=scores.device)
+    mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), taken.order, -1), problem.n)
+    stats = {"order": taken.order, "path": greedy.cost_path(W, taken.order)}
+    return Result(mask, limit=cut, stats=stats, objective_stats=("path",))

@@ -5,8 +5,9 @@ answer. With one: the same, then, for instances not yet proved, branch and bound
 the gap is small by then, or shrinks fast enough, branch and bound for half of what is left (it ends early if it proves
 the optimum); then tabu search again until the limit. Above 2000 vertices, tabu search all the time. For sparse W, both
 greedy methods, `annealing`, on small graphs some tabu search, and the certificate: a time limit is annealing's but for
-a share. A step that does not fit into the remaining time is skipped, including `drop_greedy` and the bound for large W.
-Complexity: the sum of its parts. Guarantee: never worse than `mies`, and, given the time, never worse than
+a share. For W in factors with more than some thousand vertices: both greedy methods, tabu search until the limit, and
+the certificate. A step that does not fit into the remaining time is skipped, including `drop_greedy` and the bound for
+large W. Complexity: the sum of its parts. Guarantee: never worse than `mies`, and, given the time, never worse than
 `drop_greedy` or a local optimum of exchanges, and with a bound. Reference: Huberman, Lukose & Hogg, Science 275 (1997).
 """
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from grace_opt import bounds, objective, registry
 from grace_opt.bounds.qcr import LARGEST_RELAXED, SECONDS_PER_CUBE
+from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, choice, integer, register
 from grace_opt.run import Run
@@ -64,12 +66,14 @@ class PortfolioOptions:
     guarantee="never worse than mies and drop_greedy",
     compiled=True,
     searches=True,
-    forms=("sparse",),
+    forms=("sparse", "factored"),
 )
 def portfolio(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     """Greedy, tabu search and a certificate; with a time limit, also branch and bound and more tabu search."""
     if isinstance(problem.weights, SparseWeights):
         return _of_edges(problem, options, run)
+    if isinstance(problem.W, ColumnWeights):
+        return _by_columns(problem, problem.W, options, run)
     mask = _call("mies", problem, run).mask
     run.ctrl_c_stops()
     entries = problem.W.numel()
@@ -144,6 +148,23 @@ def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
     bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
     open_ = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
     return Result(mask, bound, open_ if run.limited else torch.zeros_like(open_), stats, certified=options.bound)
+
+
+def _by_columns(problem: Problem, W: ColumnWeights, options: PortfolioOptions, run: Run) -> Result:
+    """Greedy, tabu search until the limit less the time of a certificate, and that, for W that is never formed."""
+    search = run.leaving(bounds.seconds_to_certify(problem, options.bound))
+    first = _call("mies", problem, search.until(0.5))  # at worst it completes its set at once
+    run.ctrl_c_stops()
+    mask = first.mask
+    if not search.expired():
+        mask = _better(problem, mask, _call("drop_greedy", problem, search.until(0.5)).mask)
+    count = None if run.limited else max(1000, 20 * W.n)
+    count = count if options.iterations is None else options.iterations
+    found = _call("tabu", problem, search, start=mask, iterations=count)
+    mask = _better(problem, mask, found.mask)
+    bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
+    open_ = ~proved(problem, mask, objective.evaluate(W, mask), bound)
+    return Result(mask, bound, open_ & run.limited, found.stats, certified=options.bound)
 
 
 def _call(name: str, problem: Problem, run: Run, **options: Any) -> Result:

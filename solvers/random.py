@@ -16,7 +16,7 @@ from grace_opt.run import Run
 from grace_opt.solution import Result
 
 
-@register("random", batched=True, guarantee="none", forms=("sparse",))
+@register("random", batched=True, guarantee="none", forms=("sparse", "factored"))
 def random(problem: Problem, options: NoOptions, run: Run) -> Result:
     """Take a uniformly random set of k candidates."""
     priority = torch.from_numpy(np.random.default_rng(run.seed).permutation(problem.n)).to(problem.W.device)

@@ -7,21 +7,25 @@ grows; :math:`\Delta f = W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:
 perturbed. Complexity O(n) per iteration plus the pairs that bounds cannot rule out, O(n²) at worst; s is recomputed,
 O(k n), when a weight that leaves dwarfs what remains, and before a set is accepted as the best. Guarantee: never worse
 than its start, compared by sums that keep their rounding errors. Always exactly k vertices; the same seed gives the
-same answer unless time ends the search. References: Palubeckis, Appl. Math. Comput. 189 (2007); Zhou, Hao & Duval, IEEE
-T. Evol. Comput. 21 (2017); Nogueira et al. (2025) for the GPU.
+same answer unless time ends the search. On W in factors with more than some thousand vertices it searches windows of
+about a thousand, promising ones first and then random ones, the others fixed. References: Palubeckis, Appl. Math.
+Comput. 189 (2007); Zhou, Hao & Duval, IEEE T. Evol. Comput. 21 (2017); Nogueira et al. (2025) for the GPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from grace_opt import objective
 from grace_opt.errors import OptionError
+from grace_opt.kernels.columns.exchange import Choice, window_size
+from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
 from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem, SparseWeights
@@ -34,6 +38,8 @@ from grace_opt.starts import starting_masks
 ITERATIONS_PER_VERTEX, RESTART_AFTER_PER_VERTEX = 20, 2
 #: A moved vertex is blocked for this many iterations plus a random number up to as many, unless k or n - k is small.
 TENURE = 10
+#: Least share of promising vertices in a window of W in factors, after rounds without a better choice.
+RANDOM_AT_MOST = 0.125
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
 WORK_BETWEEN_CLOCK_CHECKS = 2_000_000
 #: Iterations on a sparse graph between two looks at the clock: some hundredths of a second.
@@ -76,13 +82,16 @@ class TabuOptions:
     guarantee="never worse than its start",
     compiled=True,
     searches=True,
-    forms=("sparse",),
+    forms=("sparse", "factored"),
 )
 def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     """Exchange vertices, even uphill, with memory; usually optimal, proves nothing."""
-    start = starting_masks(problem, options.start, run).cpu().numpy()
+    masks = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
     run.begin()
+    if isinstance(problem.W, ColumnWeights):
+        return _by_columns(problem, problem.W, masks, options, run)
+    start = masks.cpu().numpy()
     kind = _Search if problem.weights is None else _SparseSearch
     searches = [kind(problem.instance(b), start[b], options, run.instance(b)) for b in range(len(start))]
     waiting = searches
@@ -91,6 +100,44 @@ def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
     limit = torch.tensor([not search.done for search in searches], device=problem.W.device)
     return Result(mask, limit=limit, stats={"iterations": sum(search.spent for search in searches)})
+
+
+def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuOptions, run: Run) -> Result:
+    """Search windows of promising and of random vertices, one small dense problem after the other."""
+    limit, spent = torch.zeros_like(problem.k, dtype=torch.bool), 0
+    default = 2**62 if run.limited else max(1000, ITERATIONS_PER_VERTEX * problem.n)
+    budget = default if options.iterations is None else options.iterations
+    for b in range(len(mask)):
+        left, its = budget, run.instance(b) if len(mask) == 1 else run.instance(b).until(1 / (len(mask) - b))
+        inner = replace(run.beside_search(), callback=None, numbers=None)
+        generator = torch.Generator(device="cpu").manual_seed(run.seed)
+        choice, share = Choice(W[b], mask[b], problem.candidates[b]), 1.0
+        if not 0 < int(problem.k[b]) < int(problem.candidates[b].sum()):
+            left = 0
+        while left > 0 and not its.expired():
+            vertices = _window(choice, share, generator)
+            block, k, inside = choice.window(vertices)
+            part = Problem.of(block[None], k, check=False)
+            count = min(left, max(1000, ITERATIONS_PER_VERTEX * len(vertices)))
+            found = tabu(part, replace(options, start=inside[None], iterations=count), inner)
+            left, spent = left - count, spent + count
+            better = choice.accept(vertices, found.mask[0])
+            share = 1.0 if better else max(share / 2, RANDOM_AT_MOST)  # from promising vertices to random ones
+            if better or left + count == budget:
+                its.report(0, choice.value, -np.inf, choice.mask.cpu().numpy())
+        limit[b], mask[b] = left > 0, choice.mask
+    return Result(mask, limit=limit, stats={"iterations": spent})
+
+
+def _window(choice: Choice, share: float, generator: torch.Generator) -> Tensor:
+    """This share of a window is promising vertices, the rest random ones, chosen and not."""
+    size = window_size()
+    taken = choice.promising(max(2, int(share * size)))
+    order = torch.randperm(len(choice.mask), generator=generator, device="cpu").to(taken.device)
+    rest = order[choice.candidates[order] & ~torch.isin(order, taken)]
+    inside, outside = rest[choice.mask[rest]], rest[~choice.mask[rest]]
+    inside = inside[: max((size - len(taken)) // 2, size - len(taken) - len(outside))]
+    return torch.cat([taken, inside, outside[: size - len(taken) - len(inside)]]).sort().values
 
 
 class _Search:

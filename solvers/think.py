@@ -17,7 +17,7 @@ from grace_opt.run import Run
 from grace_opt.solution import Result
 
 
-@register("think", batched=True, guarantee="optimal for diagonal W", forms=("sparse",))
+@register("think", batched=True, guarantee="optimal for diagonal W", forms=("sparse", "factored"))
 def think(problem: Problem, options: NoOptions, run: Run) -> Result:
     """Take the k vertices with the smallest diagonal entries; ties go to the lowest index."""
     scores = first_scores(problem.W, problem.candidates)

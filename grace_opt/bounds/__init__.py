@@ -2,6 +2,7 @@
 
 from .batched import continuous_bound, eigenvalue_bound, entry_bound, row_bound, row_bound_in_time
 from .certificates import LEVELS, certificate, prepare, seconds_to_certify
+from .factored import factored_bound
 from .fixing import Fixing, fixed_vertices
 from .tight import dnn_bound, fast_bound, plain_bound, qcr_bound, tight_bound
 
@@ -13,6 +14,7 @@ __all__ = [
     "dnn_bound",
     "eigenvalue_bound",
     "entry_bound",
+    "factored_bound",
     "fast_bound",
     "fixed_vertices",
     "plain_bound",

@@ -18,10 +18,12 @@ from torch import Tensor
 from .. import objective
 from .._util.memory import free_memory
 from ..errors import OptionError
+from ..kernels.columns.source import ColumnWeights
 from ..problem import Problem, SparseWeights
 from ..run import Run
 from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, in_chunks, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
+from .factored import factored_bound
 from .incumbents import checked_incumbent
 from .qcr import seconds_to_relax
 from .sparse import seconds_to_bound, sparse_bound
@@ -32,6 +34,8 @@ LEVELS = ("fast", "tight")
 #: Approximate cost of a certificate on one core: seconds times n³, or for large W this many plain relaxations; plus
 #: seconds to start.
 SECONDS_PER_CUBE, RELAXATIONS, TO_START = {"fast": 3e-8, "tight": 1.3e-7}, 6, 0.02
+#: Approximate seconds of a product of W in factors with a vector per multiplication, and number of products of a bound.
+PRODUCT_SECONDS, PRODUCTS = 4e-10, 60
 #: If the first bound usually takes longer than this (seconds), its time shows how busy the machine is.
 LONG_ENOUGH = 0.01
 #: Up to this many vertices `eigenvalue_bound` is cheap, and it beats a relaxation if W is nearly of rank one.
@@ -80,6 +84,8 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     run = Run() if run is None else run
     if isinstance(problem.weights, SparseWeights):
         return _of_edges(problem, level, incumbent, run)
+    if isinstance(problem.W, ColumnWeights):
+        return _of_columns(problem, level, incumbent, run)
     began, usual = time.monotonic(), ROW_SECONDS * problem.W.numel()
     best = row_bound_in_time(problem, run)
     if usual > LONG_ENOUGH:  # to tell how busy the machine is
@@ -114,6 +120,23 @@ def _of_edges(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
     return best
 
 
+def _of_columns(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
+    """The certificate for W that is given by its columns: of its form, and of W as a tensor where that takes little."""
+    best, weights = factored_bound(problem, run.expired), problem.W
+    assert isinstance(weights, ColumnWeights)
+    if not (size := weights.whole_at_once()) or not run.has_time(0.0):
+        return best
+    known = None if incumbent is None else checked_incumbent(problem, incumbent)
+    for first in range(0, len(problem.k), size):
+        rows = torch.arange(first, min(first + size, len(problem.k)), device=best.device)
+        part, its = problem.instances(rows), None if known is None else known[rows]
+        found = certificate(part.dense("certificate"), level, incumbent=its, run=run)
+        if not problem.integer:
+            found = found - part.W.rounding(part.k, part.candidates)
+        best[rows] = torch.maximum(best[rows], found)
+    return best
+
+
 def _open(bound: Tensor, value: Tensor) -> Tensor:
     """Indices of the instances with a known choice that is not proved optimal yet."""
     return (bound < value - FIXING_RTOL * value.abs()).nonzero().squeeze(-1)
@@ -134,6 +157,8 @@ def seconds_to_certify(problem: Problem, level: str = "fast") -> float:
     if isinstance(problem.weights, SparseWeights):
         tensor = _seconds_as_tensor(problem, level) if problem.n <= LARGEST_AS_TENSOR[level] else 0.0
         return TO_START + seconds_to_bound(problem, level) + tensor
+    if isinstance(problem.W, ColumnWeights) and not problem.W.whole_at_once():
+        return TO_START + PRODUCT_SECONDS * PRODUCTS * problem.W.work()
     return TO_START + _seconds_as_tensor(problem, level)
 
 

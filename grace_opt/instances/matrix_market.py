@@ -87,7 +87,7 @@ def matrix_text(W: Array) -> str:
     return header + "".join(f"{text}\n" for text in format_numbers(listed))
 
 
-def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str, count: int) -> Array:
+def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str, count: int) -> Any:
     _count(path, len(rows), count, "a coordinate matrix of that many entries")
     width = 2 if field == "pattern" else 3
     for row in rows:
@@ -110,7 +110,7 @@ def _coordinate(path: Path, rows: list[list[str]], n: int, field: str, symmetry:
     return _filled(n, at, values, symmetry)
 
 
-def _array(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str) -> Array:
+def _array(path: Path, rows: list[list[str]], n: int, field: str, symmetry: str) -> Any:
     half = n * (n + 1) // 2
     expected = {"general": n * n, "symmetric": half, "skew-symmetric": half - n}[symmetry]
     _count(path, len(rows), expected, f"a {symmetry} array of {n} by {n} holds {expected}, one a line")

@@ -26,11 +26,17 @@ class Weights(ABC):
         Name of the form: what a solver is registered with, ``forms=("sparse",)``, to be given it.
     batch : tuple of int
         The leading dimensions.
+    arrays : tuple
+        The user's arrays that it was made of: answers are of their kind.
+    integer : bool
+        Whether all of W is made of integers, and sums of it are exact.
     """
 
     form: ClassVar[str]
     batch: tuple[int, ...]
     dtype: torch.dtype = torch.float64
+    arrays: tuple[Any, ...] = ()
+    integer: bool = False
 
     @property
     @abstractmethod

@@ -76,7 +76,7 @@ class Problem:
 
         Parameters
         ----------
-        W : array_like (..., n, n), scipy.sparse matrix, pandas DataFrame, networkx graph, or distances (n (n - 1) / 2,)
+        W : array_like (..., n, n), scipy.sparse matrix, DataFrame, networkx graph, Factored, or distances
             Each instance is symmetric to ``16 eps(dtype) max|W|``. The rows and columns of a DataFrame have equal
             labels; a list of DataFrames with the same labels in the same order is a batch. For a graph, the node
             attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute ``weight`` becomes ``2 W_ij``
@@ -109,9 +109,10 @@ class Problem:
         W, own = with_labels(W)
         if own is not None and labels is not None:
             raise ProblemError("W is a graph or a DataFrame, which has labels of its own: leave labels= out.")
-        backend = backend_of(W, k, protected if own is None else None)
+        arrays = W.arrays if isinstance(W, Weights) else (W,)
+        backend = backend_of(*arrays, k, protected if own is None else None)
         if isinstance(W, Weights) or _stays_sparse(W):
-            weights, integer = (W, False) if isinstance(W, Weights) else SparseWeights.of(W)
+            weights, integer = (W, W.integer) if isinstance(W, Weights) else SparseWeights.of(W)
             labels = own if labels is None else checked_labels(labels, weights.shape[-1])
             return cls._with(cast(Tensor, weights), k, protected, labels, backend, integer, check)
         given = as_tensor(W, "W")

@@ -31,6 +31,7 @@ from .._util.arrays import backend_of, count_true
 from .._util.parameters import flag
 from .._util.vertices import vertex_mask
 from ..errors import OptionError, ProblemError
+from ..kernels.columns.source import ColumnWeights
 from ..kernels.objective import objective
 from ..kernels.weights import Weights
 from .problem import Problem
@@ -78,6 +79,11 @@ class Reduction:
         problem = dataclasses.replace(given, W=_negated(given.W)) if upwards else given
         if required is None:
             return cls(given, problem, upwards)
+        if isinstance(given.W, ColumnWeights):
+            raise OptionError(
+                f"required= changes node weights of W by exact sums, which W in its {given.W.form} form cannot have: "
+                'leave it out, or pass W.dense("required=").'
+            )
         if not check:
             raise OptionError("required= reads W's data: leave check=False out.")
         if given.labels is None:

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Protocol
 
@@ -24,9 +25,11 @@ from .._util.optional import pip_install
 from .._util.parameters import plain, shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
+from ..kernels.columns.source import ColumnWeights
 from ..problem import Problem, SparseWeights, Weights
 from ..run import Run
 from ..solution import Result
+from .pieces import in_pieces
 from .result_checks import checked_result, copy_of_problem, refuse_overwritten
 
 ENTRY_POINT_GROUP = "grace_opt.solvers"
@@ -122,6 +125,8 @@ class SolverSpec:
 
         Solvers of other packages get a copy, and an error if they write into it, unless `check` is False.
         """
+        if isinstance(problem.W, ColumnWeights) and (problem.W.whole_at_once() or problem.W.form not in self.forms):
+            return in_pieces(problem, options, run, f"method {self.name!r}", partial(self.solve, check=check))
         if problem.weights is not None and problem.weights.form not in self.forms:
             problem = problem.dense(f"method {self.name!r}")
         theirs = check and str(getattr(self.solver, "__module__", "")).partition(".")[0] != "grace_opt"

@@ -70,8 +70,9 @@ def _per_instance(value: Any, dtype: torch.dtype, problem: Problem, name: str) -
 
 
 def copy_of_problem(problem: Problem) -> Problem:
-    """A copy of the problem, for a solver that might write into its input."""
-    own = problem.W.clone(), problem.k.clone(), problem.candidates.clone()
+    """A copy of the problem, for a solver that might write into its input; W that is no tensor has no such place."""
+    W = problem.W if problem.weights is not None else problem.W.clone()
+    own = W, problem.k.clone(), problem.candidates.clone()
     return replace(problem, W=own[0], k=own[1], candidates=own[2])
 
 
@@ -79,7 +80,7 @@ def refuse_overwritten(given: Problem, left: Problem, name: str) -> None:
     """Raise SolverError if a solver changed `left`, its copy of the problem `given`: its bounds then mean nothing."""
     bits = torch.int64 if given.W.dtype == torch.float64 else torch.int32  # NaNs with equal bits are equal
     same = {
-        "W": torch.equal(given.W.view(bits), left.W.view(bits)),
+        "W": given.weights is not None or torch.equal(given.W.view(bits), left.W.view(bits)),
         "k": torch.equal(given.k, left.k),
         "candidates": torch.equal(given.candidates, left.candidates),
     }

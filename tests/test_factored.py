@@ -1,0 +1,331 @@
+"""W in factors: the same answers as the formed W, valid bounds, and errors by name; formed, and never formed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import grace_opt
+from grace_opt import Factored, OptionError, Problem, ProblemError
+from grace_opt.bounds import factored as bounds
+from grace_opt.bounds.factored import continuous_bound, factored_bound
+from grace_opt.kernels.columns import source
+from grace_opt.kernels.columns.exchange import Choice
+from tests import oracle
+
+SMALL = 512
+
+
+@pytest.fixture(params=["formed", "never formed"])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W is formed where it is small, or columns of it alone, as where it is large; the same for all draws."""
+    if request.param == "never formed":
+        monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
+
+
+draws = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def formed(terms, diagonal=None):
+    """W by its definition, entry by entry."""
+    first = next(np.asarray(pair[0]) for term in terms for pair in term if pair is not None)
+    n = first.shape[-1]
+    W = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            for term in terms:
+                sides = [
+                    1.0 if pair is None else float(np.asarray(pair[0])[:, a] @ np.asarray(pair[1])[:, b])
+                    for a, b in ((i, j), (j, i))
+                    for pair in term
+                ]
+                W[i, j] += (sides[0] * sides[1] + sides[2] * sides[3]) / 2
+    if diagonal is not None:
+        W[range(n), range(n)] = diagonal
+    return W
+
+
+@st.composite
+def factored(draw, whole=True):
+    """Terms and a diagonal, or none: whole numbers or others; one of several kinds."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, d, e = draw(st.integers(2, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    make = (lambda *s: rng.integers(-3, 4, s)) if whole else (lambda *s: rng.normal(size=s))
+    A, C, B, D = make(d, n), make(d, n), make(e, n), make(e, n)
+    kinds = [[((A, A), (B, B))], [((A, C), (B, B))], [((A, A), (B, D))], [((A, C), (B, D)), ((B, B), None)]]
+    terms = kinds[draw(st.integers(0, 3))]
+    return terms, make(n) if draw(st.booleans()) else None, draw(st.integers(0, n))
+
+
+@given(factored(whole=False), st.integers(0, 2**32 - 1))
+def test_its_parts_are_those_of_the_formed_w(drawn, seed):
+    terms, diagonal, k = drawn
+    W, expected = Factored(terms, diagonal=diagonal), formed(terms, diagonal)
+    rng = np.random.default_rng(seed)
+    x, mask = rng.normal(size=W.n), np.isin(np.arange(W.n), rng.permutation(W.n)[:k])
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    np.testing.assert_allclose(W.dense("a test"), expected, **close)
+    np.testing.assert_allclose(W.diagonal(), expected.diagonal(), **close)
+    np.testing.assert_allclose(W.columns(torch.tensor([W.n - 1, 0])), expected[:, [-1, 0]], **close)
+    np.testing.assert_allclose(W.times(torch.from_numpy(x)), expected @ x, **close)
+    inside = np.ix_(mask, mask)
+    assert float(W.objective(torch.from_numpy(mask))) == pytest.approx(expected[inside].sum(), rel=1e-10, abs=1e-10)
+    assert float(W.magnitude(torch.from_numpy(mask))) >= np.abs(expected[inside]).sum() * (1 - 1e-12)
+    np.testing.assert_allclose(W.negated().dense("a test"), -expected, **close)
+    left = np.where(mask[:, None] | mask, 0.0, expected)
+    np.testing.assert_allclose(W.without(torch.from_numpy(mask)).dense("a test"), left, **close)
+    off = np.abs(expected - np.diag(expected.diagonal()))
+    assert (off <= np.outer(W.lengths(), W.lengths()) * (1 + 1e-12) + 1e-300).all()
+
+
+@draws
+@given(factored(), st.integers(0, 8))
+def test_whole_numbers_give_the_answers_of_the_formed_w(block, drawn, protected):
+    terms, diagonal, k = drawn
+    W, dense = Factored(terms, diagonal=diagonal), formed(terms, diagonal)
+    out = [protected] if protected < W.n and k < W.n else []
+    for method, expected in (("mies", oracle.mies), ("drop_greedy", oracle.drop_greedy), ("think", oracle.think)):
+        found = grace_opt.solve(W, k, method, protected=out)
+        assert found.indices.tolist() == expected(dense.tolist(), k, out)
+        assert found.objective == oracle.objective(dense, found.indices)
+        assert found.problem.integer
+    found = grace_opt.solve(W, k, "mies", maximize=True)
+    assert found.indices.tolist() == oracle.mies((-dense).tolist(), k)
+
+
+@settings(max_examples=15)
+@given(factored(whole=False), st.booleans())
+def test_bounds_are_bounds(drawn, protect):
+    terms, diagonal, k = drawn
+    out = [0] if protect and k < np.asarray(terms[0][0][0]).shape[-1] else []
+    W, best = Factored(terms, diagonal=diagonal), oracle.optimum(formed(terms, diagonal), k, out)
+    problem = Problem.of(W, k, protected=out).flatten()
+    room = 1e-13 * float(W.magnitude(torch.ones(W.n, dtype=torch.bool)))
+    for bound in (continuous_bound, factored_bound, grace_opt.bounds.certificate):
+        assert float(bound(problem)) <= best + room
+    other = Problem.of(W.negated(), k, protected=out).flatten()
+    assert float(factored_bound(other)) <= -oracle.optimum(formed(terms, diagonal), k, out, maximize=True) + room
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_parts_of_a_term_are_semidefinite_and_lie_below_it(kind):
+    rng = np.random.default_rng(kind)
+    A, C, B, D = (rng.normal(size=(3, 14)) * scale for scale in (1.0, 30.0, 0.1, 2.0))
+    pairs = [((A, A), (B, B)), ((A, C), (B, B)), ((A, A), (B, D)), ((A, C), (B, D))][kind]
+    (term,) = Factored([pairs]).terms
+    rest = formed([pairs])
+    for part in bounds._grams(term):
+        assert part.is_gram
+        rest -= part.sign * (part.A.mT @ part.C * (part.B.mT @ part.D)).numpy()
+    values = np.linalg.eigvalsh(rest)
+    assert values[0] > -1e-12 * np.abs(formed([pairs])).max()
+    assert (kind == 3) == (values[-1] > 1e-9)  # nothing is given away but where no pair is shared
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_local_optimum_is_one_of_all_exchanges_not_only_of_promising_ones(monkeypatch, seed):
+    monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
+    rng = np.random.default_rng(seed)
+    Q, K = rng.normal(size=(3, 40)), rng.normal(size=(2, 40))
+    found = grace_opt.solve(Factored.product(Q, K), 20, "local_search", start="random")
+    assert oracle.best_swap(formed([((Q, Q), (K, K))]), found.indices.tolist()) > -1e-9
+
+
+def test_an_exchange_that_only_the_pair_s_own_weight_makes_good_is_found():
+    W = Factored([((np.array([[10.0, 9.0]]), np.array([[10.0, 9.0]])), None)])
+    taken = Choice(W, torch.tensor([True, False]), torch.tensor([True, True]))
+    assert float(taken.leave.min() + taken.enter.min()) > 0
+    assert taken.improving(8, lambda: False).tolist() == [0, 1]
+    assert taken.improving(8, lambda: True) is None
+    taken.move(torch.tensor([False, True]))
+    assert taken.improving(8, lambda: False).tolist() == []
+
+
+def test_the_continuous_bound_is_tight_where_the_relaxation_is():
+    Q = np.ones((1, 6))
+    assert float(continuous_bound(Problem.of(Factored.product(Q, Q), 3).flatten())) == pytest.approx(9.0, rel=1e-4)
+    K = np.diag([1.0, 2.0, 3.0, 4.0])  # W is diagonal: the relaxation's value, by Lagrange, is k² / Σ 1 / w
+    value = float(continuous_bound(Problem.of(Factored.product(K, K), 1).flatten()))
+    assert value == pytest.approx(1 / (1 + 1 / 16 + 1 / 81 + 1 / 256), rel=1e-2)
+
+
+def test_a_certificate_proves_what_it_can(block):
+    K = np.abs(np.random.default_rng(0).normal(size=(3, 12)))
+    found = grace_opt.solve(Factored.product(np.eye(12), K), 4, "mies", certify=True)  # W is diagonal
+    assert found.status is grace_opt.Status.OPTIMAL
+    assert 0 < found.lower_bound <= found.objective
+    found.verify()
+
+
+@draws
+@given(factored(whole=False))
+def test_searches_end_in_local_optima_no_worse_than_their_start(block, drawn):
+    terms, diagonal, k = drawn
+    W, dense = Factored(terms, diagonal=diagonal), formed(terms, diagonal)
+    start = grace_opt.solve(W, k, "random")
+    found = grace_opt.solve(W, k, "local_search", start=start.mask)
+    assert found.objective <= start.objective
+    room = 1e-11 * (1 + np.abs(dense).sum())
+    assert oracle.best_swap(dense, found.indices.tolist()) >= -room
+    better = grace_opt.solve(W, k, "tabu", start=found.mask, iterations=200)
+    assert better.objective <= found.objective + room
+    for each in (found, better):
+        each.verify()
+
+
+def test_a_window_of_all_vertices_finds_what_tabu_finds(monkeypatch):
+    rng = np.random.default_rng(3)
+    W = Factored.product(rng.normal(size=(4, 24)), rng.normal(size=(3, 24)))
+    dense = grace_opt.solve(W.dense("a test").numpy(), 9, "exhaustive")
+    monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
+    monkeypatch.setattr("grace_opt.solvers.tabu.window_size", lambda: 24)
+    assert grace_opt.solve(W, 9, "tabu", iterations=4000).objective == pytest.approx(dense.objective)
+    both = grace_opt.solve(W, 9, "portfolio", iterations=1000)
+    assert both.objective <= grace_opt.solve(W, 9, "mies").objective
+    assert both.lower_bound <= both.objective
+
+
+def test_a_batch_is_its_instances_and_torch_is_numpy(block):
+    rng = np.random.default_rng(1)
+    Q, K = rng.normal(size=(3, 5, 13)), rng.normal(size=(7, 13)).astype(np.float32)
+    batch = Factored.product(Q, K)
+    for method in ("mies", "drop_greedy", "local_search", "tabu", "random"):
+        together = grace_opt.solve(batch, [3, 5, 7], method)
+        tensors = grace_opt.solve(Factored.product(torch.from_numpy(Q), torch.from_numpy(K)), [3, 5, 7], method)
+        assert isinstance(tensors.mask, torch.Tensor)
+        assert isinstance(together.mask, np.ndarray)
+        assert np.array_equal(tensors.mask, together.mask)
+        for b, k in enumerate((3, 5, 7)):
+            alone = grace_opt.solve(Factored.product(Q[b], K), k, method)
+            assert np.array_equal(alone.mask, together.mask[b])
+            assert alone.objective == together.objective[b]
+
+
+def test_pieces_of_a_batch_get_their_own_start_and_all_statistics(monkeypatch):
+    rng = np.random.default_rng(5)
+    W = Factored.product(rng.integers(-3, 4, (4, 3, 10)), rng.integers(-3, 4, (4, 2, 10)))
+    start = np.stack([np.isin(np.arange(10), rng.permutation(10)[:4]) for _ in range(4)])
+    whole = [grace_opt.solve(W, 4, "local_search", start=start, max_steps=0), grace_opt.solve(W, 4, path=True)]
+    monkeypatch.setattr(source, "BLOCK_BYTES", 8 * 10**2 * 3)  # three at a time, then one
+    parts = [grace_opt.solve(W, 4, "local_search", start=start, max_steps=0), grace_opt.solve(W, 4, path=True)]
+    assert np.array_equal(parts[0].mask, start)
+    assert np.array_equal(whole[0].mask, start)
+    monkeypatch.setattr(source, "BLOCK_BYTES", SMALL)
+    parts.append(grace_opt.solve(W, 4, path=True))
+    for each in parts[1:]:
+        assert np.array_equal(each.stats["path"], whole[1].stats["path"])
+        assert np.array_equal(each.stats["order"], whole[1].stats["order"])
+    paths = [
+        grace_opt.solve(each, 4, "drop_greedy", path=True).stats["path"] for each in (W, W.dense("a test").numpy())
+    ]
+    assert np.array_equal(*paths)
+
+
+def test_all_instances_together_take_what_each_takes_alone():
+    """The loop for GPUs, on the CPU."""
+    from grace_opt.kernels.columns import greedy
+
+    rng = np.random.default_rng(2)
+    W = Factored.product(rng.integers(-3, 4, (3, 4, 11)), rng.integers(-3, 4, (3, 2, 11)))
+    k = torch.tensor([2, 0, 9])
+    for stop in (99, 4):
+        calls = iter(range(1000))
+        found, cut = greedy._together(W, W.diagonal().clone(), k, 9, lambda: next(calls) >= stop)  # noqa: B023
+        assert cut.tolist() == [False, False, stop == 4]
+        alone, _ = greedy.greedy_order(W, W.diagonal(), k, 9, lambda: False)
+        first = 9 if stop == 99 else 4
+        assert torch.equal(found.order[:, :first], alone.order[:, :first])
+        assert found.mask.sum(-1).tolist() == [2, 0, 9]
+
+
+def test_w_of_tokens_is_its_definition():
+    rng = np.random.default_rng(0)
+    p, v = rng.dirichlet(np.ones(11), size=(2, 5)), rng.normal(size=(2, 11, 3))
+    o = p @ v
+    W = Factored.tokens(p, v, o)
+    apart = v[:, None] - o[:, :, None]
+    np.testing.assert_allclose(W.dense("a test"), np.einsum("bqi,bqj,bqid,bqjd->bij", p, p, apart, apart), atol=1e-14)
+    assert W.is_semidefinite
+    assert not W.negated().is_semidefinite
+    assert not W.with_diagonal(torch.zeros(11)).is_semidefinite
+    assert grace_opt.solve(W, 4, "random", certify=True).verify().gap.min() >= 0
+    with pytest.raises(ProblemError, match=r"\(2, 5, 11\), \(2, 3, 11\) and \(2, 5, 3\): give \(..., q, n\)"):
+        Factored.tokens(p, v.swapaxes(-1, -2), o)
+
+
+def test_limits_are_kept_where_w_is_never_formed(monkeypatch):
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 14)
+    rng = np.random.default_rng(0)
+    W = Factored.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
+    for method in ("mies", "drop_greedy", "local_search", "tabu", "portfolio"):
+        found = grace_opt.solve(W, 100, method, time_limit=1e-6 if method in ("mies", "drop_greedy") else 0.1)
+        assert found.mask.sum() == 100
+        assert found.status is grace_opt.Status.LIMIT or method == "local_search"
+        assert found.stats["time"] < 1
+    told = []
+    found = grace_opt.solve(W, 100, "tabu", target=1e9, callback=lambda progress: told.append(progress.mask.shape))
+    assert found.status is grace_opt.Status.FEASIBLE
+    found = grace_opt.solve(W, 100, "tabu", callback=lambda progress: told.append(progress.mask.shape) or True)
+    assert found.status is grace_opt.Status.LIMIT
+    assert set(told) == {(400,)}
+    with pytest.raises(OptionError, match="max_steps=3 counts single exchanges"):
+        grace_opt.solve(W, 100, "local_search", max_steps=3)
+
+
+ONES = np.ones((2, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Factored.product(np.array([[1.0, np.nan]]), np.ones((1, 2))), r"Q\[0, 1\] is nan"),
+        (lambda: Factored.product(ONES, np.full((1, 4), np.inf)), r"K\[0, 0\] is inf"),
+        (lambda: Factored.product(ONES, np.ones((4, 2))), "Q has 4 vertices .* K has 2"),
+        (lambda: Factored([((ONES, np.ones((3, 4))), None)]), r"terms\[0\]\[0\]\[0\] has 2 rows and .* has 3"),
+        (lambda: Factored.product(np.ones((2, 1, 4)), np.ones((3, 1, 4))), "K .* do not broadcast"),
+        (lambda: Factored.product(np.ones((0, 4)), ONES), "Q is empty"),
+        (lambda: Factored.product(np.ones(4), ONES), r"Q has shape \(4,\): give an array \(..., d, n\)"),
+        (lambda: Factored.product(torch.ones(2, 4), ONES), "numpy arrays and torch tensors are mixed"),
+        (lambda: Factored.product(ONES * 1e200, ONES), "Q and Q reach inf: .* overflow"),
+        (lambda: Factored.product(ONES * 1e-200, ONES), "Q and Q .* underflow"),
+        (lambda: Factored([((ONES, ONES), None)], diagonal=np.ones(3)), "diagonal has 3"),
+        (lambda: Factored([((ONES, ONES), None)], diagonal=np.full(4, 1e300)), "overflow"),
+        (lambda: Factored([(None, None)]), "no factor"),
+        (lambda: Factored([]), "no factor"),
+        (lambda: Factored([ONES]), "no list of terms"),
+        (lambda: Factored([((ONES,), None)]), r"terms\[0\] is no term"),
+        (lambda: Factored.product(ONES.astype(bool), ONES), "Q has dtype bool"),
+        (lambda: Factored.product(ONES + 1j, ONES), "Q has dtype complex"),
+        (lambda: Factored.product(np.array([[2**53 + 1, 1]]), np.ones((1, 2))), r"beyond 2\*\*53"),
+        (lambda: grace_opt.solve(Factored.product(ONES, ONES), 2, protected=torch.tensor([1])), "mixed"),
+        (lambda: grace_opt.solve(Factored.product(ONES, ONES), 5), "k = 5"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ProblemError, match=message):
+        make()
+
+
+def test_required_is_refused_and_nothing_is_formed_in_silence(monkeypatch):
+    W = Factored.product(ONES, ONES)
+    with pytest.raises(OptionError, match="required="):
+        grace_opt.solve(W, 2, required=[0])
+    monkeypatch.setattr(source, "BLOCK_BYTES", 8)
+    monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 100.0)
+    with pytest.raises(ProblemError, match=r"method 'beam' reads all 4² entries"):
+        grace_opt.solve(W, 2, "beam")
+    assert grace_opt.solve(W, 2, "mies").objective == 16
+
+
+def test_large_whole_numbers_are_not_called_exact():
+    assert Factored.product(ONES.astype(int), ONES.astype(int)).integer
+    assert not Factored.product(ONES.astype(int) * 2**13, ONES.astype(int) * 2**13).integer
+    assert not Factored.product(ONES.astype(int), ONES).integer
+
+
+def test_half_precision_is_summed_in_float64():
+    Q = torch.full((4, 3), 60000.0, dtype=torch.float16)
+    assert float(Factored.product(Q, Q).objective(torch.tensor([True, False, False]))) == (60000.0**2 * 4) ** 2
