@@ -22,11 +22,8 @@ from torch import Tensor
 
 from .._util.arrays import backend_of, to_float_tensor
 from ..errors import ProblemError
-from ..kernels.columns.source import EPS, ColumnWeights, blocks
+from ..kernels.columns.source import EPS, EXACT, ColumnWeights, blocks
 from .factors import RANGE, Given, Term, read_terms
-
-#: Whole numbers up to here are exact, halves included.
-EXACT = 2.0**52
 
 
 class Factored(ColumnWeights):

@@ -18,6 +18,8 @@ BLOCK_BYTES = 1 << 26
 
 #: Distance of 1 to the next float64.
 EPS = torch.finfo(torch.float64).eps
+#: Sums of whole numbers up to here are exact, halves included.
+EXACT = 2.0**52
 
 
 class ColumnWeights(Weights):
