@@ -18,6 +18,7 @@ from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
 from grace_opt.kernels.columns import source
 from grace_opt.kernels.columns.exchange import Choice
+from grace_opt.problem.reduction import Reduction
 from tests import oracle
 
 SMALL = 512
@@ -351,6 +352,22 @@ def test_required_vertices_are_chosen_and_bounds_stay_bounds(block, made, random
         else:
             assert (best < Fraction(bound)) if upwards else (best > Fraction(bound))
     assert found.objective == pytest.approx(float(best), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_required_vertices_leave_is_never_more_than_f(seed):
+    """Of factors whose giant entries cancel: the reduced problem, in rational numbers, beside f in rational numbers."""
+    rng, n, k, required = np.random.default_rng(seed), 6, 4, [0, 1]
+    Q, K = rng.normal(size=(2, n)) * 1e4, rng.normal(size=(2, n))
+    Q[:, 0], K[:, 0] = Q[:, 1] * -(1 + 1e-9), K[:, 1]
+    terms = [((Q, Q), (K, K))]
+    reduced = Reduction.of(Problem.of(Factored(terms), k), required=required)
+    left = exactly(terms, reduced.problem.W.diagonal().tolist())
+    W, rest = exactly(terms), Fraction(reduced.rest.item())
+    for S in itertools.combinations(range(2, n), k - 2):
+        f = sum(W[i][j] for i in (*required, *S) for j in (*required, *S))
+        below = f - rest - sum(left[i][j] for i in S for j in S)
+        assert 0 <= below <= 1e-9 * float(Factored(terms).magnitude(torch.ones(n, dtype=torch.bool)))
 
 
 def test_required_of_a_batch_and_beyond_whole_numbers(block):
