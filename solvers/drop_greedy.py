@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from grace_opt.kernels.columns import greedy
+from grace_opt.kernels.columns.reference import greedy
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
 from grace_opt.kernels.sparse import greedy as sparse_greedy

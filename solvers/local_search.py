@@ -26,7 +26,7 @@ from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
-from grace_opt.kernels.columns.exchange import Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.exchange import KERNEL, reference
 from grace_opt.kernels.exchange.rounding import REFRESH, tolerance

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from grace_opt.kernels.columns import greedy
+from grace_opt.kernels.columns.reference import greedy
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
 from grace_opt.kernels.sparse import greedy as sparse_greedy

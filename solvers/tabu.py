@@ -24,7 +24,7 @@ from torch import Tensor
 
 from grace_opt import objective
 from grace_opt.errors import OptionError
-from grace_opt.kernels.columns.exchange import Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
 from grace_opt.parallel import map_in_threads

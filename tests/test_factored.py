@@ -17,7 +17,7 @@ from grace_opt import Factored, OptionError, Problem, ProblemError
 from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
 from grace_opt.kernels.columns import source
-from grace_opt.kernels.columns.exchange import Choice
+from grace_opt.kernels.columns.reference.exchange import Choice
 from grace_opt.problem.reduction import Reduction
 from tests import oracle
 
@@ -247,7 +247,7 @@ def test_pieces_of_a_batch_get_their_own_start_and_all_statistics(monkeypatch):
 
 def test_all_instances_together_take_what_each_takes_alone():
     """The loop for GPUs, on the CPU."""
-    from grace_opt.kernels.columns import greedy
+    from grace_opt.kernels.columns.reference import greedy
 
     rng = np.random.default_rng(2)
     W = Factored.product(rng.integers(-3, 4, (3, 4, 11)), rng.integers(-3, 4, (3, 2, 11)))
