@@ -39,6 +39,7 @@ from .capture import CapturedAttention, capture, register_capture  # noqa: E402
 from .config import PruningConfig  # noqa: E402
 from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
+from .learned import learn_masks  # noqa: E402
 from .quantization import Quantization  # noqa: E402
 from .report import MemoryReport  # noqa: E402
 from .tune import tune  # noqa: E402
@@ -64,5 +65,6 @@ __all__ = [
     "calibrate_basis",
     "capture",
     "export_static",
+    "learn_masks",
     "tune",
 ]
