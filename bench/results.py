@@ -36,6 +36,7 @@ COMMANDS = {
     "bits": "python -m bench.bits",
     "growth": "python -m bench.growth",
     "arena": "python -m bench.arena",
+    "learned": "python -m bench.learned",
     "tune": "python -m bench.tune",
     "ruler": "python -m bench.ruler",
     "decode_cpu": "python -m bench.decode",

@@ -32,7 +32,7 @@ from .observe import Window, cut, observe
 from .stages import learn_layer
 
 #: Windows of text, tokens of each, and queries observed in each.
-WINDOWS, TOKENS, QUERIES = 24, 512, 32
+WINDOWS, TOKENS, QUERIES = 24, 512, 256
 #: Adam's steps of both stages.
 STEPS = (200, 60)
 #: Fewest queries that see a pruned token.
@@ -88,7 +88,7 @@ def learn_masks(
         Keep a multiple of this many channels in every head; up to ``multiple`` - 1 more are pruned for that.
     windows, tokens, queries : int
         Learn from at most so many windows of the texts, which take turns, of so many tokens at most, and from so many
-        queries of each.
+        queries of each; a step takes 32 queries of four windows.
     steps : (int, int)
         Of both stages, in each layer.
     recent_window, sink_tokens : int
@@ -194,7 +194,7 @@ def learn_masks(
     }
     shape = int(model_is["num_key_value_heads"]), d
     done = Checkpoint(checkpoint, model_is, settings)
-    done.load(shape)
+    done.load(shape, kept)
     for layer, count in kept.items():
         if count == d:
             done.masks[layer] = torch.zeros(shape, dtype=torch.bool)

@@ -44,13 +44,15 @@ class Checkpoint:
     settings: Mapping[str, Any]
     masks: dict[int, Tensor] = field(default_factory=dict)
 
-    def load(self, shape: tuple[int, int]) -> None:
+    def load(self, shape: tuple[int, int], kept: Mapping[int, int]) -> None:
         """Take what the file holds, if there is one.
 
         Parameters
         ----------
         shape : (int, int)
             KV heads and channels of a layer's mask.
+        kept : mapping
+            Number of channels that each layer keeps per head.
 
         Raises
         ------
@@ -61,10 +63,6 @@ class Checkpoint:
             return
         about, tensors = FILE_FORMAT.read(self.path)
         made_for, settings = about.get("fingerprint"), about.get("settings")
-        names = [f"layer {index}" for index in range(int(self.fingerprint["num_hidden_layers"]))]
-        right = all(
-            name in names and each.dtype == torch.bool and tuple(each.shape) == shape for name, each in tensors.items()
-        )
         if not is_fingerprint(made_for) or not isinstance(settings, dict):
             raise MaskError(f"{os.fspath(self.path)} does not say what it is for: remove it, and learn again")
         differences = fingerprint_differences("checkpoint", made_for, self.fingerprint)
@@ -79,9 +77,15 @@ class Checkpoint:
         ]
         if differ:
             raise self._other("other settings", differ)
-        if not right:
-            raise MaskError(f"{os.fspath(self.path)} holds masks of another shape: remove it, and learn again")
-        self.masks = {names.index(name): mask for name, mask in tensors.items()}
+        layers = {f"layer {index}": index for index in kept}
+        for name, mask in tensors.items():
+            right = name in layers and mask.dtype == torch.bool and tuple(mask.shape) == shape
+            if not right or not bool((~mask).sum(-1).eq(kept[layers[name]]).all()):
+                raise MaskError(
+                    f"{os.fspath(self.path)} holds, as {name}, no mask of {shape[1]} channels for {shape[0]} KV heads "
+                    "that fits the ratio: remove it, and learn again"
+                )
+        self.masks = {layers[name]: mask for name, mask in tensors.items()}
 
     def add(self, layer: int, pruned: Tensor) -> None:
         """Keep a layer that is done, and write the file."""

@@ -54,10 +54,17 @@ class LayerSample:
     target: Tensor
     energy: float
 
-    def of(self, windows: Tensor) -> LayerSample:
-        """Return the sample of some windows, by number; the energy stays that of all."""
+    def of(self, windows: Tensor, asked: Tensor | None = None) -> LayerSample:
+        """Return the sample of some windows, and of some queries of each, by number; the energy stays that of all."""
         names = ("queries", "keys", "values", "visible", "far", "target")
-        return replace(self, **{name: getattr(self, name)[windows] for name in names})
+        parts = {name: getattr(self, name)[windows] for name in names}
+        if asked is not None:
+            count = self.visible.shape[1]
+            for name in ("queries", "target"):
+                by_group = parts[name].unflatten(2, (-1, count))
+                parts[name] = by_group[:, :, :, asked].flatten(2, 3)
+            parts |= {name: parts[name][:, asked] for name in ("visible", "far")}
+        return replace(self, **parts)
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from .objective import LayerSample, output_error
 
-#: Windows of one step.
-BATCH = 4
+#: Windows of one step, and queries of each.
+BATCH, ASKED = 4, 32
 #: First price of an open gate, and by how much it grows per step and share that is open too much.
 PRICE, STEER = 0.01, 0.2
 #: Adam's steps: of gates in the first stage, of scores in the second.
 GATE_STEP, SCORE_STEP = 0.04, 0.02
 #: Refined masks are compared on all windows every so many steps.
-COMPARED_EVERY = 10
+COMPARED_EVERY = 15
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def learn_layer(
     steps : (int, int)
         Of both stages.
     generator : Generator
-        Chooses the windows of each step.
+        Chooses the windows and queries of each step.
     deadline : float
         `time.monotonic()` at which to harden what has been learned.
     advance : callable
@@ -101,7 +101,7 @@ def _gates(
         if time.monotonic() > deadline:
             return gates.detach(), step
         (gates.grad,) = torch.autograd.grad(
-            output_error(sample.of(_batch(sample, generator)), gates) + (price * gates.mean(-1)).sum(), [gates]
+            output_error(_batch(sample, generator), gates) + (price * gates.mean(-1)).sum(), [gates]
         )
         optimizer.param_groups[0]["lr"] = GATE_STEP * (1 - step / steps)
         optimizer.step()
@@ -132,7 +132,7 @@ def _refined(
             break
         mask = hardened(scores.detach(), kept)
         through = mask + scores - scores.detach()  # the mask's value, the scores' gradient
-        (scores.grad,) = torch.autograd.grad(output_error(sample.of(_batch(sample, generator)), through), [scores])
+        (scores.grad,) = torch.autograd.grad(output_error(_batch(sample, generator), through), [scores])
         optimizer.param_groups[0]["lr"] = SCORE_STEP * (1 - step / steps)
         optimizer.step()
         done = step + 1
@@ -144,5 +144,9 @@ def _refined(
     return Learned(best == 0, least, before + done)
 
 
-def _batch(sample: LayerSample, generator: torch.Generator) -> Tensor:
-    return torch.randperm(len(sample), generator=generator)[:BATCH].to(sample.keys.device)
+def _batch(sample: LayerSample, generator: torch.Generator) -> LayerSample:
+    windows, asked = (
+        torch.randperm(count, generator=generator)[:most].to(sample.keys.device)
+        for count, most in zip(sample.visible.shape[:2], (BATCH, ASKED), strict=True)
+    )
+    return sample.of(windows, asked)
