@@ -99,7 +99,8 @@ class TestObjective:
         model = tiny()
         windows = observe.cut([ids[None] for ids in texts], 24, 3, 8, 5, torch.Generator().manual_seed(0))
         with torch.no_grad():
-            samples = observe.observe(model, windows, [0, 1], 4, 1)
+            readings = observe.observe(model, windows, [0, 1], 4, 1)
+            samples = {layer: reading.sample() for layer, reading in readings.items()}
         gates = torch.rand(2, 16, generator=torch.Generator().manual_seed(1))
         for layer, sample in samples.items():
             projection = model.model.layers[layer].self_attn.o_proj.weight.detach().double().numpy().T
@@ -150,6 +151,14 @@ class TestStages:
         assert [set(row.nonzero()[:, 0].tolist()) for row in found.pruned] == [set(row.tolist()) for row in idle]
         assert found.error < 1e-10
 
+    def test_without_time_keep_the_largest_channels(self):
+        """As THINK ranks them: gates that are all open say nothing."""
+        sample, _, _ = drawn(3, d=12)
+        found = learn_layer(sample, 5, (40, 5), torch.Generator().manual_seed(0), deadline=0.0)
+        sizes = sample.queries.square().sum((0, 2)) * sample.keys.square().sum((0, 2))
+        assert torch.equal(found.pruned, sizes.argsort(-1).argsort(-1) < 7)
+        assert found.steps == 0
+
     def test_refining_never_returns_a_worse_mask(self):
         sample, _, _ = drawn(7, d=16, windows=5)
         first = learn_layer(sample, 6, (20, 0), torch.Generator().manual_seed(0))
@@ -169,7 +178,8 @@ def pocket():
     ids = [tokenizer(text, return_tensors="pt").input_ids for text in made]
     windows = observe.cut(ids[8:], 200, 4, 32, 32, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        held_out = observe.observe(model, windows, range(3), 32, 0)
+        readings = observe.observe(model, windows, range(3), 32, 0)
+        held_out = {layer: reading.sample() for layer, reading in readings.items()}
     return model, tokenizer, made[:8], held_out
 
 
@@ -417,6 +427,12 @@ class TestBadInput:
                 learn_masks(tiny(), *given)
         with pytest.raises(OptionError, match="model must be a transformers model with its weights"):
             learn_masks(tiny().config, texts)
+
+    def test_a_process_with_a_part_of_the_model(self, tiny, texts, monkeypatch):
+        whole = call.fingerprint
+        monkeypatch.setattr(call, "fingerprint", lambda model: {**whole(model), "tensor_parallel": "rank 0 of 2"})
+        with pytest.raises(CalibrationError, match="only rank 0 of 2 of the model; learn the masks in one process"):
+            learn_masks(tiny(), texts, **SMALL)
 
     def test_numbers_that_are_not_finite(self, tiny, texts):
         model = tiny("qwen2")

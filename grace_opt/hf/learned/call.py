@@ -27,8 +27,7 @@ from ..evaluated import evaluated
 from ..masking import fingerprint
 from ..texts import all_token_ids
 from .checkpoint import Checkpoint, digest
-from .objective import LayerSample
-from .observe import Window, cut, observe
+from .observe import LayerReading, Window, cut, observe
 from .stages import learn_layer
 
 #: Windows of text, tokens of each, and queries observed in each.
@@ -197,7 +196,7 @@ def learn_masks(
     done.load(shape, kept)
     for layer, count in kept.items():
         if count == d:
-            done.masks[layer] = torch.zeros(shape, dtype=torch.bool)
+            done.masks[layer] = torch.zeros(shape, dtype=torch.bool, device="cpu")
     todo = [layer for layer in cache.prunable_layers if layer not in done.masks]
     deadline = float("inf") if limit is None else began + limit
     with progress_bar(progress, sum(steps) * len(todo)) as show, evaluated(model):
@@ -229,14 +228,15 @@ def _learn(
     at_once = _layers_at_once(model, pieces)
     recent, sinks = done.settings["recent_window"], done.settings["sink_tokens"]
     taken = 0
-    samples: dict[int, LayerSample] = {}
+    readings: dict[int, LayerReading] = {}
     for place, layer in enumerate(todo):
-        if layer not in samples:
+        if layer not in readings:
             show("reading", taken)
             # Not as inference tensors, with which no gradient could ever be computed.
             with torch.inference_mode(False), torch.no_grad():
-                samples = observe(model, pieces, todo[place : place + at_once], recent, sinks)
-        sample = samples.pop(layer)
+                readings = observe(model, pieces, todo[place : place + at_once], recent, sinks)
+        with torch.inference_mode(False), torch.no_grad():
+            sample = readings.pop(layer).sample()
 
         def advance(place: int = place, layer: int = layer) -> None:
             nonlocal taken
@@ -261,11 +261,11 @@ def _learn(
 
 
 def _layers_at_once(model: PreTrainedModel, pieces: Sequence[Window]) -> int:
-    """Return of how many layers the samples fit into `HELD_BYTES`; at least one."""
+    """Return of how many layers the readings fit into `HELD_BYTES`; at least one."""
     model_is, config = fingerprint(model.config), model.config.get_text_config(decoder=True)
     longest = max(piece.ids.shape[1] for piece in pieces)
     keys = 2 * longest * int(model_is["num_key_value_heads"])
-    queries = 3 * len(pieces[0].positions) * int(config.num_attention_heads)
+    queries = len(pieces[0].positions) * int(config.num_attention_heads)
     return max(1, HELD_BYTES // (4 * len(pieces) * (keys + queries) * int(model_is["head_dim"])))
 
 

@@ -24,6 +24,8 @@ PRICE, STEER = 0.01, 0.2
 GATE_STEP, SCORE_STEP = 0.04, 0.02
 #: Refined masks are compared on all windows every so many steps.
 COMPARED_EVERY = 15
+#: Weight of a channel's size where gates are equal.
+TIE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,8 @@ def _refined(
     advance: Callable[[], None],
 ) -> Learned:
     """Exchange channels of the hard mask by straight-through gradients of their scores; the best mask counts."""
-    scores = gates.clone().requires_grad_()
-    best = hardened(gates, kept)
+    scores = (gates + TIE * _size(sample)).requires_grad_()
+    best = hardened(scores.detach(), kept)
     least, done = mean_error(sample, best), 0
     optimizer = torch.optim.Adam([scores], lr=SCORE_STEP)
     for step in range(steps):
@@ -145,9 +147,15 @@ def _refined(
     return Learned(best == 0, least, before + done)
 
 
+def _size(sample: LayerSample) -> Tensor:
+    """Return the mean squares of queries times those of keys ``(H, d)``, as THINK ranks channels; the largest is 1."""
+    queries, keys = (part.square().mean((0, 2)) for part in (sample.queries, sample.keys))
+    return queries * keys / (queries * keys).amax(-1, keepdim=True).clamp(min=torch.finfo(keys.dtype).tiny)
+
+
 def _batch(sample: LayerSample, generator: torch.Generator) -> LayerSample:
     windows, asked = (
-        torch.randperm(count, generator=generator)[:most].to(sample.keys.device)
+        torch.randperm(count, generator=generator, device="cpu")[:most].to(sample.keys.device)
         for count, most in zip(sample.visible.shape[:2], (BATCH, ASKED), strict=True)
     )
     return sample.of(windows, asked)
