@@ -15,7 +15,7 @@ from grace_opt._util.tensor_files import TensorFormat
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, CalibrationError, MaskError, OptionError, ProblemError
 from grace_opt.hf import PrunedKeyCache, calibrate, capture, learn_masks
-from grace_opt.hf.learned import call, observe
+from grace_opt.hf.learned import call, observe, stages
 from grace_opt.hf.learned.objective import output_error, sample_of
 from grace_opt.hf.learned.stages import learn_layer, mean_error
 from grace_opt.hf.models import load_pocket
@@ -139,6 +139,15 @@ class TestStages:
             errors.append(mean_error(sample, torch.zeros(1, 6).index_fill(1, torch.tensor(kept), 1.0)))
         assert found.error == pytest.approx(mean_error(sample, (~found.pruned).float()))
         assert sum(error < found.error - 1e-6 for error in errors) <= 1, "one of the two best of twenty"
+
+    @pytest.mark.parametrize("share", [0.25, 0.5])
+    def test_steer_the_price_until_the_gates_keep_the_budget(self, share):
+        sample, _, _ = drawn(2, d=16)
+        gates, taken = stages._gates(sample, share, 200, torch.Generator().manual_seed(0), float("inf"), lambda: None)
+        assert taken == 200
+        assert gates.mean(-1).tolist() == pytest.approx([share, share], abs=0.03)
+        assert gates.min() == 0
+        assert gates.max() <= 1
 
     def test_keep_the_channels_that_keys_have(self):
         sample, _, _ = drawn(5, d=12)

@@ -36,8 +36,6 @@ WINDOWS, TOKENS, QUERIES = 24, 512, 256
 STEPS = (200, 60)
 #: Fewest queries that see a pruned token.
 FEWEST_QUERIES = 64
-#: More than any model has layers: each layer has its own random numbers, whichever were learned before.
-LARGEST_LAYER = 2**20
 #: Bytes of queries, keys and values that are held at once; more layers than fit are read again, in turn.
 HELD_BYTES = 2**30
 
@@ -249,7 +247,7 @@ def _learn(
                 sample,
                 kept[layer],
                 steps,
-                torch.Generator().manual_seed((seed * LARGEST_LAYER + layer) % 2**63),
+                torch.Generator().manual_seed(seed % 2**63),  # its own, whichever layers were learned before
                 now + (deadline - now) / (len(todo) - place),
                 advance,
             )
