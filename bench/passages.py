@@ -97,8 +97,10 @@ def passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) 
     return found
 
 
-def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) -> list[Passage]:
+def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 1) -> list[Passage]:
     """Return two passages of the second half of every source, for reporting what was chosen or learned on half A.
+
+    Generated text has a seed of its own, so that it is never the other passages'.
 
     Raises
     ------
@@ -106,7 +108,7 @@ def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int
         If a text is too short for two that do not overlap.
     """
     found = []
-    for kind, name, text in sources(texts, tokens, seed):
+    for kind, name, text in sources(texts, 2 * tokens, seed):  # the second half alone must hold two
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         count = ids.shape[1]
         places = [int(start * count) for start in LATER_STARTS]
