@@ -1,10 +1,25 @@
-"""How much memory is free."""
+"""How much memory is free, and a refusal to turn something sparse into a matrix that does not fit."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import psutil
+
+from ..errors import ProblemError
 
 
 def free_memory() -> float:
     """Return the bytes that may be allocated without swapping."""
     return float(psutil.virtual_memory().available)
+
+
+def refuse_beyond_memory(name: str, shape: Sequence[int], itemsize: int) -> None:
+    """Raise ProblemError if a sparse argument, written out with its zeros, takes more memory than is free."""
+    need, free = float(math.prod(shape)) * itemsize, free_memory()
+    if need > free:
+        raise ProblemError(
+            f"{name} is sparse, shape {tuple(shape)}, and has too many entries to be kept so: with its zeros it takes "
+            f"{need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free. Remove edges that weigh little, or vertices."
+        )
