@@ -464,10 +464,9 @@ def test_sums_of_duplicates_and_of_large_integers():
     ],
 )
 def test_bad_arguments_beside_sparse_w(made, options, said):
+    W, call = made(random_graph(1000)), Problem.of if "labels" in options else solve
     with pytest.raises(ProblemError, match=said):
-        if "labels" in options:
-            Problem.of(made(random_graph(1000)), 3, **options)
-        solve(made(random_graph(1000)), 3, **options)
+        call(W, 3, **options)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")  # torch on its own layouts
