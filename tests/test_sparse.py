@@ -542,3 +542,33 @@ def test_compare_and_the_command_line_take_sparse_files(tmp_path):
         app, ["solve", str(path), "-k", "10", "--method", "mies", "--symmetrize", "--no-certify"]
     )
     assert answer.exit_code == 0, answer.output
+
+
+@pytest.mark.parametrize("path", [False, True])
+def test_greedy_methods_keep_time_limits(path, monkeypatch):
+    """Cut before the first step they take the least scores; slices change nothing."""
+    W = random_graph(1000, seed=13)
+    W.setdiag(np.random.default_rng(1).integers(0, 5, 1000).astype(float))
+    problem, first = Problem.of(W, 100), {}
+    for method in ("mies", "drop_greedy"):
+        first[method] = solve(problem, method=method, path=path)
+        assert first[method].status is Status.FEASIBLE
+        sol = solve(problem, method=method, path=path, time_limit=1e-9)
+        assert sol.status is Status.LIMIT
+        keys = W.diagonal() if method == "mies" else 2 * W.sum(axis=0) - W.diagonal()
+        assert sorted(sol.indices.tolist()) == sorted(np.lexsort((np.arange(1000), keys))[:100].tolist())
+        if path:
+            assert sorted(sol.stats["order"].tolist()) == list(range(1000))
+            assert sol.stats["path"][100] == pytest.approx(float(sol.objective), rel=1e-12)
+    monkeypatch.setattr("grace_opt.kernels.sparse.greedy.SLICE", 40)
+    for method, before in first.items():
+        assert (solve(problem, method=method, path=path).mask == before.mask).all()
+
+
+def test_searches_without_time_to_begin_return_their_start():
+    problem = Problem.of(random_graph(1000, seed=14), 100)
+    start = solve(problem, method="drop_greedy").mask
+    for method in ("local_search", "tabu", "annealing"):
+        sol = solve(problem, method=method, start=start, time_limit=1e-9)
+        assert sol.status is Status.LIMIT
+        assert (sol.mask == start).all()

@@ -699,7 +699,7 @@ def _read(file: Path, symmetric: bool) -> instances.Instance:
 
 def _is_symmetric(W: Any) -> bool:
     if hasattr(W, "tocsr"):  # sparse
-        return W.shape[0] == W.shape[1] and (W != W.T).nnz == 0
+        return bool(W.shape[0] == W.shape[1] and (W != W.T).nnz == 0)
     return np.array_equal(W, W.swapaxes(-1, -2))
 
 

@@ -49,6 +49,7 @@ class SparseWeights(Weights):
 
     def __init__(self, edges: Edges, nodes: Tensor, batch: tuple[int, ...] = ()) -> None:
         self.edges, self.nodes, self.batch = edges, nodes, batch
+        self._known: dict[str, Any] = {}  # W as compiled loops take it, and the sums of the last mask
 
     @classmethod
     def of(cls, W: Any) -> tuple[Self, bool]:
@@ -130,12 +131,13 @@ class SparseWeights(Weights):
 
     def graph(self, keep: Tensor | None = None) -> Graph:
         """Return W, or that of some of its vertices, a mask (n,), as compiled loops take it."""
-        edges, nodes = self.edges, self.nodes.numpy()
         if keep is not None and not bool(keep.all()):
             inside = keep.reshape(self.n).numpy().nonzero()[0]
-            edges, nodes = edges[inside][:, inside], np.ascontiguousarray(nodes[inside])
-        indptr, indices = edges.indptr.astype(np.int64), edges.indices.astype(np.int32, copy=False)
-        return Graph(indptr, indices, edges.data, nodes)
+            return _graph_of(self.edges[inside][:, inside], np.ascontiguousarray(self.nodes.numpy()[inside]))
+        if "graph" not in self._known:
+            self._known["graph"] = _graph_of(self.edges, self.nodes.numpy())
+        graph: Graph = self._known["graph"]
+        return graph
 
     def objective(self, mask: Tensor) -> Tensor:
         """Return f, exact to the last digit; O(edges)."""
@@ -148,8 +150,12 @@ class SparseWeights(Weights):
     def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
         from ..kernels.sparse.cpu.sums import objective
 
-        value, size = objective(self.graph(), mask)
-        return float(value), float(size)
+        last, *known = self._known.get("sums", (None,))
+        if last is None or not np.array_equal(last, mask):
+            known = [float(each) for each in objective(self.graph(), mask)]
+            self._known["sums"] = (mask.copy(), *known)
+        value, size = known
+        return value, size
 
     def _exact(self, mask: npt.NDArray[np.bool_]) -> float:
         value, size = self._sums(mask)
@@ -166,16 +172,25 @@ class SparseWeights(Weights):
 
     def reshape(self, *shape: int) -> Self:
         """Return the instance as a batch of one, or without a batch dimension."""
-        return type(self)(self.edges, self.nodes, (1,) * (len(shape) - 2))
+        return self._same((1,) * (len(shape) - 2))
 
     def __getitem__(self, at: Any) -> Self:
         """Return the instance: a batch has one."""
-        return type(self)(self.edges, self.nodes, () if isinstance(at, int) else (1,))
+        return self._same(() if isinstance(at, int) else (1,))
+
+    def _same(self, batch: tuple[int, ...]) -> Self:
+        same = type(self)(self.edges, self.nodes, batch)
+        same._known = self._known
+        return same
 
     def _to_dense(self) -> Tensor:
         W = torch.from_numpy(self.edges.toarray())
         W.diagonal().copy_(self.nodes)
         return W.expand(*self.shape)
+
+
+def _graph_of(edges: Edges, nodes: npt.NDArray[np.float64]) -> Graph:
+    return Graph(edges.indptr.astype(np.int64), edges.indices.astype(np.int32, copy=False), edges.data, nodes)
 
 
 def symmetric_part(W: Any) -> Edges:
