@@ -4,7 +4,7 @@ Two measurements on generated graphs. *Size*: seconds and peak memory of making 
 both greedy methods, of the certificate and of a portfolio with a limit, each size in a process of its own. *Densest
 k-subgraphs*: graphs of several kinds (`bench.sparse_graphs`), k a tenth of the vertices; searches get equal time,
 beside greedy methods and peers (`bench.sparse_peers`), of which igraph and dwave-samplers run where they are installed
-(``pip install "grace-opt[peers]"``).
+(``pip install ".[peers]"``).
 
 Writes docs/results/sparse.{json,md,png}.
 """

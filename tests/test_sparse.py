@@ -489,7 +489,7 @@ def test_what_is_too_full_to_stay_sparse_says_how_much_it_takes(monkeypatch):
     monkeypatch.setattr("grace_opt._util.memory.free_memory", lambda: 4e6)
     W = sp.csr_array(np.triu(np.ones((1000, 1000))))
     for made in (W, torch.from_numpy(W.toarray()).to_sparse()):
-        with pytest.raises(ProblemError, match=r"W is sparse, shape \(1000, 1000\).*takes 0\.00745 GiB, and 0\.00373"):
+        with pytest.raises(ProblemError, match=r"W, shape \(1000, 1000\).*takes 0\.00745 GiB, and 0\.00373"):
             Problem.of(made, 3)
 
 
@@ -572,3 +572,12 @@ def test_searches_without_time_to_begin_return_their_start():
         sol = solve(problem, method=method, start=start, time_limit=1e-9)
         assert sol.status is Status.LIMIT
         assert (sol.mask == start).all()
+
+
+def test_a_batch_of_graphs_is_dense_if_it_fits(monkeypatch):
+    nx = pytest.importorskip("networkx")
+    graphs = [nx.path_graph(4), nx.cycle_graph(4)]
+    assert solve(graphs, 4).objective.tolist() == [3, 4]
+    monkeypatch.setattr("grace_opt._util.memory.free_memory", lambda: 200.0)
+    with pytest.raises(ProblemError, match=r"W, shape \(2, 4, 4\), is a batch.*Solve one by one"):
+        solve(graphs, 4)

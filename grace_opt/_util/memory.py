@@ -16,10 +16,10 @@ def free_memory() -> float:
 
 
 def refuse_beyond_memory(name: str, shape: Sequence[int], itemsize: int) -> None:
-    """Raise ProblemError if a sparse argument, written out with its zeros, takes more memory than is free."""
+    """Raise ProblemError if sparse W or a batch of graphs, written out with its zeros, takes more than is free."""
     need, free = float(math.prod(shape)) * itemsize, free_memory()
     if need > free:
         raise ProblemError(
-            f"{name} is sparse, shape {tuple(shape)}, and has too many entries to be kept so: with its zeros it takes "
-            f"{need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free. Remove edges that weigh little, or vertices."
+            f"{name}, shape {tuple(shape)}, is a batch or has too many entries to be kept sparse: with its zeros it takes "
+            f"{need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free. Solve one by one, or remove light edges."
         )
