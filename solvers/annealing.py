@@ -38,6 +38,7 @@ ACCEPTED, FULL_SWEEPS = 0.02, 200
 SAMPLE, COOLING = 4096, 10.0
 #: Each round has so many times the sweeps of the one before; least number of proposals of a round.
 GROWTH, LEAST = 4, 20_000
+MOST_SWEEPS = 10**9
 #: Proposals between two looks at the clock, fewer for more than so many entries of W, which lie all over the memory.
 SLICE, LARGE, SLICE_OF_LARGE = 100_000, 2_000_000, 20_000
 #: Approximate seconds per stored entry of sparse W until the first proposal.
@@ -158,8 +159,8 @@ class _Search:
             self.value = self._exact(self.sure)
         else:
             self.moves.refresh()
-        sweeps = self.options.sweeps * GROWTH**self.round
-        self.total = max(LEAST, sweeps * self.size)
+        sweeps = self._sweeps(self.round)
+        self.total = self._proposals(self.round)
         self.spent_here, self.progress, self.round_began, self.last = 0, 0.0, now, False
         self.until = min(self.run.deadline, now + self.run.patience / 2)
         if self.run.limited and self.options.restarts is None and self.pace:
@@ -170,7 +171,14 @@ class _Search:
     def _must_be_last(self, now: float) -> bool:
         """Whether there will be no time for another round after this one."""
         rest = (self.total - self.spent_here) * self.pace
-        return bool(now + rest + GROWTH * self.total * self.pace > self.until)
+        return bool(now + rest + self._proposals(self.round + 1) * self.pace > self.until)
+
+    def _sweeps(self, round_: int) -> int:
+        """Proposals per vertex of a round."""
+        return max(self.options.sweeps, min(self.options.sweeps * GROWTH**round_, MOST_SWEEPS))
+
+    def _proposals(self, round_: int) -> int:
+        return max(LEAST, self._sweeps(round_) * self.size)
 
     @cached_property
     def moves(self) -> DenseMoves:

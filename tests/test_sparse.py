@@ -581,3 +581,14 @@ def test_a_batch_of_graphs_is_dense_if_it_fits(monkeypatch):
     monkeypatch.setattr("grace_opt._util.memory.free_memory", lambda: 200.0)
     with pytest.raises(ProblemError, match=r"W, shape \(2, 4, 4\), is a batch.*Solve one by one"):
         solve(graphs, 4)
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e-308, 1.0, 1e300])
+def test_bounds_of_tiny_and_huge_weights(size):
+    """All weights equal, at both ends of float64, without a warning."""
+    W = np.full((8, 8), -size)
+    flat = problem_of(W, 3).flatten()
+    with np.errstate(all="raise", under="ignore"):
+        for bound in (degree_bound, load_bound, plane_bound):
+            assert -math.inf < float(bound(flat)) <= -9 * size
+    assert solve(problem_of(W, 3), method="annealing").indices.size == 3

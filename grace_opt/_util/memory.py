@@ -20,6 +20,6 @@ def refuse_beyond_memory(name: str, shape: Sequence[int], itemsize: int) -> None
     need, free = float(math.prod(shape)) * itemsize, free_memory()
     if need > free:
         raise ProblemError(
-            f"{name}, shape {tuple(shape)}, is a batch or has too many entries to be kept sparse: with its zeros it takes "
-            f"{need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free. Solve one by one, or remove light edges."
+            f"{name}, shape {tuple(shape)}, is a batch or has too many entries to be kept sparse: with its zeros it "
+            f"takes {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free. Solve one by one, or drop light edges."
         )

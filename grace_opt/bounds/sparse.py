@@ -149,7 +149,7 @@ def plane_bound(problem: Problem, run: Run | None = None) -> Tensor:
     m, largest = int(free.sum()), weights.largest()
     if k == 0 or largest == 0.0:
         return torch.zeros(1, dtype=torch.float64, device="cpu")
-    scale = 2.0 ** math.floor(math.log2(largest))
+    scale = 2.0 ** max(math.floor(math.log2(largest)), -1000)  # its inverse must be finite
     A = weights.between(free, free) / scale + diags_array(weights.nodes[free].numpy() / scale)
     C = A.toarray()
     C += PLANE_PENALTY * float(np.linalg.norm(C)) / math.sqrt(m) / m  # leaves the plane's own eigenvalues
