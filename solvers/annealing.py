@@ -38,7 +38,6 @@ ACCEPTED, FULL_SWEEPS = 0.02, 200
 SAMPLE, COOLING = 4096, 10.0
 #: Each round has so many times the sweeps of the one before; least number of proposals of a round.
 GROWTH, LEAST = 4, 20_000
-MOST_SWEEPS = 10**9
 #: Proposals between two looks at the clock, fewer for more than so many entries of W, which lie all over the memory.
 SLICE, LARGE, SLICE_OF_LARGE = 100_000, 2_000_000, 20_000
 #: Approximate seconds per stored entry of sparse W until the first proposal.
@@ -175,7 +174,7 @@ class _Search:
 
     def _sweeps(self, round_: int) -> int:
         """Proposals per vertex of a round."""
-        return max(self.options.sweeps, min(self.options.sweeps * GROWTH**round_, MOST_SWEEPS))
+        return int(self.options.sweeps * GROWTH**round_)
 
     def _proposals(self, round_: int) -> int:
         return max(LEAST, self._sweeps(round_) * self.size)

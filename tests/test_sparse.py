@@ -19,6 +19,7 @@ from grace_opt.cli.app import app
 from grace_opt.instances import generators
 from grace_opt.kernels.annealing.trial import cpu as annealing_trial
 from grace_opt.kernels.sparse.cpu import heap as heaps
+from grace_opt.kernels.sparse.greedy import added
 from grace_opt.kernels.sparse.trial import cpu as sparse_trial
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.run import Run
@@ -563,13 +564,18 @@ def test_greedy_methods_keep_time_limits(path, monkeypatch):
     monkeypatch.setattr("grace_opt.kernels.sparse.greedy.SLICE", 40)
     for method, before in first.items():
         assert (solve(problem, method=method, path=path).mask == before.mask).all()
+    weights = problem.weights
+    _, rise, cut = added(weights.graph(), problem.candidates[None], 100, lambda: False)
+    assert rise == pytest.approx(float(first["mies"].objective), rel=1e-12)
+    assert not cut
 
 
-def test_searches_without_time_to_begin_return_their_start():
+def test_searches_without_time_to_begin_return_their_start(monkeypatch):
     problem = Problem.of(random_graph(1000, seed=14), 100)
     start = solve(problem, method="drop_greedy").mask
     for method in ("local_search", "tabu", "annealing"):
-        sol = solve(problem, method=method, start=start, time_limit=1e-9)
+        monkeypatch.setattr(f"grace_opt.solvers.{method}.SECONDS_TO_BEGIN", 1.0)  # per entry
+        sol = solve(problem, method=method, start=start, time_limit=60.0)
         assert sol.status is Status.LIMIT
         assert (sol.mask == start).all()
 
