@@ -37,7 +37,7 @@ from .cache import PrunedKeyCache  # noqa: E402
 from .calibration import calibrate  # noqa: E402
 from .capture import CapturedAttention, capture, register_capture  # noqa: E402
 from .config import PruningConfig  # noqa: E402
-from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
+from .eviction import H2O, GraphEviction, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
 from .quantization import Quantization  # noqa: E402
 from .report import MemoryReport  # noqa: E402
@@ -48,6 +48,7 @@ register_capture()
 
 __all__ = [
     "H2O",
+    "GraphEviction",
     "Attached",
     "CalibratedBasis",
     "CapturedAttention",

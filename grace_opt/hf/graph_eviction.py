@@ -1,0 +1,162 @@
+"""`GraphEviction`: tokens as vertices. Drop those without which the outputs of observed queries change least, together.
+
+SnapKV and H2O score each token on its own, by attention. This one also reads the values, and drops tokens greedily: each
+time those that add least to the error of the drops before (`grace_opt.attention.tokens`).
+
+When: quality at a given budget matters more than the milliseconds that it takes (docs/results/evictions.md has both).
+Source: the problem and the greedy method of GRACE (arXiv 2604.16983), there for channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._util.arrays import working_dtype
+from .._util.parameters import check_fields, flag, integer, plain
+from ..attention.tokens import TokenGraph, drop_order
+from ..errors import OptionError, ProblemError
+from .arguments import explains_arguments
+from .attention_received import attention_weights, last_queries
+from .token_budget import OTHER_NAMES, Budget, check_fits
+
+#: Largest number of attention weights at once: 128 MiB in float32, plus a few temporaries of that size.
+MAX_WEIGHTS = 2**25
+
+
+@explains_arguments(OTHER_NAMES)
+@dataclass(frozen=True)
+class GraphEviction(Budget):
+    """Drop the tokens without which the outputs of observed queries change least, together.
+
+    Observed are the last queries, each of which sees the tokens before it, and queries spread over the prompt, which
+    see all tokens, also those after them: what later queries may ask for. Both sets count alike.
+
+    Attributes
+    ----------
+    budget : int or float
+        Number of tokens that each KV head keeps, the window included; or a share of the prompt's, as in `SnapKV`.
+    window : int
+        Number of last tokens that are always kept.
+    observed : int
+        Number of last queries that are observed.
+    spread : int
+        Number of queries observed that are spread evenly over the prompt; 0 for none.
+    block : int or float
+        Number of tokens dropped at a time, or a share of those that are left; 1 is the exact greedy order, and slow.
+    renormalise : bool
+        Whether the error is that of the renormalised outputs, or that to first order: f of W.
+
+    Examples
+    --------
+    >>> GraphEviction(budget=0.25).tokens(layer=0, layers=2, length=500)
+    125
+    """
+
+    window: int = 32
+    observed: int = 32
+    spread: int = 64
+    block: int | float = 0.1
+    renormalise: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, integer, "window", "spread", at_least=0)
+        check_fields(self, integer, "observed", at_least=0 if self.spread else 1)
+        check_fields(self, flag, "renormalise")
+        check_fits(self, "window")
+        object.__setattr__(self, "block", _checked_block(self.block))
+
+    @property
+    def always(self) -> int:
+        """The window."""
+        return self.window
+
+    @property
+    def queries_needed(self) -> int | None:
+        """Return None, all, if queries are spread over the prompt."""
+        return None if self.spread else self.observed
+
+    def scores(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        valid: Tensor | None,
+        scaling: float,
+        softcap: float | None = None,
+        *,
+        values: Tensor | None = None,
+    ) -> Tensor:
+        """See `TokenEviction.scores`; a token's score is its place in the order of drops.
+
+        Parameters
+        ----------
+        values : Tensor (B, H, S, d_v)
+            All values of the prompt.
+
+        Raises
+        ------
+        ProblemError
+            If there are no values, or the shapes do not fit.
+        """
+        queries = last_queries(queries, keys, valid, self.queries_needed)
+        if values is None or values.shape[:3] != keys.shape[:3]:
+            raise ProblemError(
+                f"values {'missing' if values is None else f'of shape {tuple(values.shape)}'}: GraphEviction reads the "
+                f"prompt's values, {(*keys.shape[:3], 'd_v')}; give values="
+            )
+        found = torch.full(keys.shape[:3], -torch.inf, device=keys.device)
+        for row in range(len(keys)):
+            padding = 0 if valid is None else int((~valid[row]).sum())
+            real = keys.shape[2] - padding
+            if real:
+                own = queries[row, :, -min(queries.shape[2], real) :]
+                count = min(self.count(keys.shape[2]), real)
+                scored = self._scores_of_row(own, keys[row, :, padding:], values[row, :, padding:], scaling, softcap, count)
+                found[row, :, padding:] = scored
+        return found
+
+    def _scores_of_row(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None, count: int
+    ) -> Tensor:
+        """Score the tokens of one sequence, (H, S), of which `count` are to stay."""
+        heads, length, width = keys.shape
+        dtype = working_dtype(keys.dtype)
+        grouped = queries.detach().view(heads, -1, *queries.shape[1:])
+        places, hidden, weights = self._observed(length, keys.device)
+        places = places - (length - queries.shape[1])
+        scores = torch.full((heads, length), torch.inf, device=keys.device)
+        candidates = torch.arange(length, device=keys.device) < length - self.window
+        dropped = min(length - count, max(length - self.window, 0))
+        step = max(MAX_WEIGHTS // (grouped.shape[1] * len(places) * length), 1)
+        for first in range(0, heads, step):
+            some = slice(first, first + step)
+            own, seen = grouped[some, :, places].to(dtype), keys[some].detach().to(dtype)
+            attention = attention_weights(own, seen, hidden, scaling, softcap).flatten(1, 2)
+            graph = TokenGraph.of(attention, values[some].detach().to(dtype), weights.to(dtype).repeat(grouped.shape[1]))
+            order = drop_order(graph, dropped, candidates, self.block, self.renormalise)
+            place = torch.arange(order.shape[1], device=keys.device, dtype=scores.dtype)
+            scores[some].scatter_(-1, order, place.expand_as(order))
+        return scores
+
+    def _observed(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the observed places, what each does not see (L, S), and how much each counts."""
+        last = torch.arange(max(length - self.observed, 0), length, device=device)
+        count = min(self.spread, length)
+        spread = (torch.arange(1, count + 1, device=device) * length) // max(count, 1) - 1
+        hidden = torch.arange(length, device=device) > last[:, None]
+        hidden = torch.cat([hidden, hidden.new_zeros(count, length)])
+        sets = [torch.full((len(places),), 1 / max(len(places), 1), device=device) for places in (last, spread)]
+        weights = torch.cat(sets)
+        return torch.cat([last, spread]), hidden, weights / weights.sum()
+
+
+def _checked_block(block: object) -> int | float:
+    given = plain(block)
+    if isinstance(given, float) and 0 < given < 1:
+        return given
+    if isinstance(given, float):
+        raise OptionError(f"block={given}: give a number of tokens, an integer, or a share between 0 and 1")
+    return integer("block", block, at_least=1, hint="or a share of the tokens left, more than 0 and less than 1")
