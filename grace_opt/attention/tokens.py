@@ -27,7 +27,7 @@ from ..errors import ProblemError
 from ..kernels.greedy import greedy_order
 
 #: Least share of a query's attention that is left by assumption: what it sees beside that may be rounding.
-LEAST_LEFT = 1e-4
+LEAST_LEFT = 1e-6
 #: Number of tokens among which a block is chosen, for each token of the block.
 SHORTLIST = 2
 
@@ -167,7 +167,7 @@ def drop_order(
     p, v, o = p[:, :, candidates], v[:, candidates] - centre, o - centre
     left, dropped = candidates.nonzero()[:, 0].expand(len(p), -1), []
     lost, change = p.new_zeros(p.shape[:2]), torch.zeros_like(o)
-    while True:
+    while left.shape[1]:
         losses = _losses(TokenGraph(p, o, v, w), lost, change, renormalise)
         if not count:
             return torch.cat([*dropped, left.gather(-1, losses.argsort(dim=-1, stable=True))], dim=-1)
@@ -181,6 +181,7 @@ def drop_order(
         kept = torch.ones_like(left, dtype=torch.bool).scatter_(-1, taken, False)
         kept = kept.nonzero()[:, 1].view(len(p), -1)
         left, p, v = left.gather(-1, kept), _columns(p, kept), _rows(v, kept)
+    return torch.cat([*dropped, left], dim=-1)
 
 
 def _taken(graph: TokenGraph, losses: Tensor, count: int) -> Tensor:
@@ -208,8 +209,10 @@ def _losses(graph: TokenGraph, lost: Tensor, change: Tensor, renormalise: bool) 
     """
     p, o, v, w = graph
     weight, left, size = w[:, None], (1 - lost).clamp(min=LEAST_LEFT), change.square().sum(-1)
+    top = p.argmax(-1, keepdim=True)
     if renormalise:
         weight = weight / (left[..., None] - p).clamp_(min=LEAST_LEFT).square_()
+        weight.scatter_(-1, top, 0)
     once = weight * p
     twice = once * p
     # |c + z|² = |c|² + 2 c·z + |z|² with z = p (v - o): each term is a product of matrices, and W is never there.
@@ -218,6 +221,12 @@ def _losses(graph: TokenGraph, lost: Tensor, change: Tensor, renormalise: bool) 
     found -= 2 * ((change * o).sum(-1)[:, None] @ once)[:, 0]
     if renormalise:
         found += (size[:, None] @ weight)[:, 0] - ((size / left.square()) @ w)[:, None]
+        # A token with nearly all of a query's attention is nearly its output: the terms above would cancel, and what
+        # is left be divided by a tiny number. Only one token of each query can be such: its z comes from a difference.
+        share, top = p.gather(-1, top), top[..., 0]
+        moved = change + share * (_rows(v, top) - o)
+        moved = moved / (left[..., None] - share).clamp(min=LEAST_LEFT)
+        found.scatter_add_(-1, top, w * moved.square().sum(-1))
     return found
 
 

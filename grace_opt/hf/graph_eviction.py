@@ -108,34 +108,51 @@ class GraphEviction(Budget):
                 f"prompt's values, {(*keys.shape[:3], 'd_v')}; give values="
             )
         found = torch.full(keys.shape[:3], -torch.inf, device=keys.device)
-        for row in range(len(keys)):
+        for row in range(len(keys)):  # a padded row is scored as it would be alone
             padding = 0 if valid is None else int((~valid[row]).sum())
             real = keys.shape[2] - padding
             if real:
                 own = queries[row, :, -min(queries.shape[2], real) :]
-                count = min(self.count(keys.shape[2]), real)
-                scored = self._scores_of_row(own, keys[row, :, padding:], values[row, :, padding:], scaling, softcap, count)
-                found[row, :, padding:] = scored
+                parts = (own, keys[row, :, padding:], values[row, :, padding:])
+                found[row, :, padding:] = self._scores_of_row(*parts, scaling, softcap, self.count(keys.shape[2]))
         return found
+
+    def graph(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None = None
+    ) -> TokenGraph:
+        """Return W of one sequence's tokens, in factors, as the observed queries make it.
+
+        Parameters
+        ----------
+        queries : Tensor (H_q, L, d)
+            Its last queries, at least as many as are observed.
+        keys, values : Tensor (H, S, d) and (H, S, d_v)
+            All of its keys and values.
+        scaling, softcap
+            As in `scores`.
+        """
+        heads, length, _ = keys.shape
+        dtype = working_dtype(keys.dtype)
+        places, hidden, weights = self._observed(length, keys.device)
+        grouped = queries.detach().reshape(heads, -1, *queries.shape[1:])
+        asked = grouped[:, :, places - (length - queries.shape[1])].to(dtype)
+        attention = attention_weights(asked, keys.detach().to(dtype), hidden, scaling, softcap)
+        shares = weights.to(dtype).repeat(grouped.shape[1]) / grouped.shape[1]
+        return TokenGraph.of(attention.flatten(1, 2), values.detach().to(dtype), shares)
 
     def _scores_of_row(
         self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None, count: int
     ) -> Tensor:
         """Score the tokens of one sequence, (H, S), of which `count` are to stay."""
-        heads, length, width = keys.shape
-        dtype = working_dtype(keys.dtype)
-        grouped = queries.detach().view(heads, -1, *queries.shape[1:])
-        places, hidden, weights = self._observed(length, keys.device)
-        places = places - (length - queries.shape[1])
+        heads, length, _ = keys.shape
+        group = queries.shape[0] // heads
         scores = torch.full((heads, length), torch.inf, device=keys.device)
         candidates = torch.arange(length, device=keys.device) < length - self.window
-        dropped = min(length - count, max(length - self.window, 0))
-        step = max(MAX_WEIGHTS // (grouped.shape[1] * len(places) * length), 1)
+        dropped = max(length - max(count, self.window), 0)
+        step = max(MAX_WEIGHTS // (group * (self.observed + self.spread) * length), 1)
         for first in range(0, heads, step):
             some = slice(first, first + step)
-            own, seen = grouped[some, :, places].to(dtype), keys[some].detach().to(dtype)
-            attention = attention_weights(own, seen, hidden, scaling, softcap).flatten(1, 2)
-            graph = TokenGraph.of(attention, values[some].detach().to(dtype), weights.to(dtype).repeat(grouped.shape[1]))
+            graph = self.graph(queries[group * first :][: group * step], keys[some], values[some], scaling, softcap)
             order = drop_order(graph, dropped, candidates, self.block, self.renormalise)
             place = torch.arange(order.shape[1], device=keys.device, dtype=scores.dtype)
             scores[some].scatter_(-1, order, place.expand_as(order))
@@ -148,7 +165,10 @@ class GraphEviction(Budget):
         spread = (torch.arange(1, count + 1, device=device) * length) // max(count, 1) - 1
         hidden = torch.arange(length, device=device) > last[:, None]
         hidden = torch.cat([hidden, hidden.new_zeros(count, length)])
-        sets = [torch.full((len(places),), 1 / max(len(places), 1), device=device) for places in (last, spread)]
+        sets = [
+            torch.full((len(places),), 1 / max(len(places), 1), dtype=torch.float64, device=device)
+            for places in (last, spread)
+        ]
         weights = torch.cat(sets)
         return torch.cat([last, spread]), hidden, weights / weights.sum()
 
