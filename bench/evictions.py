@@ -1,10 +1,10 @@
-"""Which tokens to keep: ``python -m bench.evictions`` compares `GraphEviction` with the other evictions, at equal budgets.
+"""Which tokens to keep: ``python -m bench.evictions`` compares `GraphEviction` with the others, at equal budgets.
 
-A passage's prompt is read once. Each eviction keeps a half, a quarter and a tenth of its tokens in every layer, the last
-32 among them; then the next tokens of the text are fed, and the next-token distributions compared with the dense
-cache's. Passages are two of each source of `bench.passages`, all from its second half; settings were chosen on passages
-from the first halves. The time to choose tokens is compared with that of reading the prompt. For heads of a short
-prompt W is formed, and f of greedy's choice is compared with a certified lower bound.
+A passage's prompt is read once. Each eviction keeps a half, a quarter and a tenth of its tokens in every layer, the
+last 32 among them; then the next tokens of the text are fed, and the next-token distributions compared with the dense
+cache's. Passages are two of each source of `bench.passages`, all from its second half; settings were chosen on
+passages from the first halves. The time to choose tokens is compared with that of reading the prompt. For heads of a
+short prompt W is formed, and f of greedy's choice is compared with a certified lower bound.
 
 Each passage has its own file in ``--runs``; those of other texts, weights, settings or commits are measured again.
 Writes docs/results/evictions.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the
@@ -81,7 +81,9 @@ def passages(texts: Sequence[Path], tokenizer: Any, tokens: int) -> list[Passage
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         places = [int(start * ids.shape[1]) for start in STARTS]
         if places[0] + tokens > places[1] or places[1] + tokens > ids.shape[1]:
-            raise SystemExit(f"{name!r} has {ids.shape[1]} tokens, too few for two passages of {tokens}: name a longer one")
+            raise SystemExit(
+                f"{name!r} has {ids.shape[1]} tokens, too few for two passages of {tokens}: name a longer one"
+            )
         found += [Passage(kind, name, "B", ids[:, place : place + tokens]) for place in places]
     return found
 
@@ -198,8 +200,10 @@ def main(given: Sequence[str] | None = None) -> None:
         return
     least = RECENT / min(SHARES)
     if args.prompt <= least or args.short <= least or args.tokens < 2:
-        raise SystemExit(f"--prompt {args.prompt} --short {args.short} --tokens {args.tokens}: give prompts of more "
-                         f"than {least:g} tokens, of which {RECENT} stay, and at least 2 tokens after them")
+        raise SystemExit(
+            f"--prompt {args.prompt} --short {args.short} --tokens {args.tokens}: give prompts of more "
+            f"than {least:g} tokens, of which {RECENT} stay, and at least 2 tokens after them"
+        )
     require_texts(args.text)
     source = require_clean(args.allow_dirty)
     disable_progress_bars()
@@ -226,7 +230,13 @@ def main(given: Sequence[str] | None = None) -> None:
     value = {
         "provenance": refuse(origins, args.allow_dirty),
         **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "tokens": args.tokens},
-        **{"short": args.short, "evictions": common["settings"], "passages": found, "seconds": seconds, "bounds": bounds},
+        **{
+            "short": args.short,
+            "evictions": common["settings"],
+            "passages": found,
+            "seconds": seconds,
+            "bounds": bounds,
+        },
     }
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
 

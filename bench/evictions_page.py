@@ -45,9 +45,9 @@ def page(value: dict[str, Any]) -> Page:
         "logarithmic scales, for every eviction",
         draw=lambda figure: _draw(figure, kl, shares),
         asked=f"How close to the dense cache do the evictions stay on {value['model']}, at equal numbers of tokens?",
-        found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has a KL divergence {lower} lower than the best "
-        f"other eviction at that share. Choosing takes it {cost[OURS]} of the time to read the prompt, and its fast "
-        f"setting {cost[FAST]}.",
+        found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has a KL divergence {lower} lower than "
+        f"the best other eviction at that share. Choosing takes it {cost[OURS]} of the time to read the prompt, and "
+        f"its fast setting {cost[FAST]}.",
         sure=f"This is one small model and {len(cases)} passages of books, code and generated text, each with "
         f"{value['tokens']} of its own next tokens; intervals are 95 %, over passages.",
         tables=[
@@ -59,19 +59,18 @@ def page(value: dict[str, Any]) -> Page:
                 ],
             ),
             "",
-            *table(
-                ["eviction", "kept", "best other", "KL, ratio to it", "passages where lower"], against, words=3
-            ),
+            *table(["eviction", "kept", "best other", "KL, ratio to it", "passages where lower"], against, words=3),
         ],
         details=[
             ("Greedy's choice and certified bounds", _bounds(value)),
             (
                 "How it is measured",
                 [
-                    f"All layers evict at once, on average the same share; the last 32 tokens stay in any case. The time is "
-                    f"that of choosing a quarter of the tokens in all layers, beside reading a prompt of "
+                    f"All layers evict at once, on average the same share; the last 32 tokens stay in any case. The "
+                    f"time is that of choosing a quarter of the tokens in all layers, beside reading a prompt of "
                     f"{value['prompt'] + value['tokens']:,} tokens, which took {prefill:.2f} s. Passages come from "
-                    "the second half of each source; settings were chosen on others, from the first half. The settings:",
+                    "the second half of each source; settings were chosen on others, from the first half. "
+                    "The settings:",
                     "",
                     *(f"- `{setting}`" for setting in value["evictions"][:: len(shares)]),
                 ],
@@ -84,21 +83,24 @@ def _bounds(value: dict[str, Any]) -> list[str]:
     rows, shares = [], sorted({one["share"] for one in value["bounds"]}, reverse=True)
     for share in shares:
         some = [one for one in value["bounds"] if one["share"] == share]
-        total = {name: statistics.fmean(one[name] for one in some) for name in ("greedy", "blocks", "diagonal", "bound")}
+        total = {
+            name: statistics.fmean(one[name] for one in some) for name in ("greedy", "blocks", "diagonal", "bound")
+        }
         rows.append(
             [
                 f"{share:.0%}",
                 *(f"{total[name]:.4f}" for name in ("diagonal", "blocks", "greedy", "bound")),
-                f"{max(1 - one['bound'] / one['greedy'] for one in some):.1%}",
+                f"{1 - total['bound'] / total['greedy']:.1%}",
             ]
         )
     heads = len({one["layer"] for one in value["bounds"]})
     return [
-        f"The first head of {heads} layers, a prompt of {value['short']} tokens, W formed. f is the change of the observed "
-        "outputs to first order, as a share of their squares, mean over heads: of the smallest diagonal entries, of the "
-        "greedy order in blocks, of the greedy order one by one (`mies`), and a lower bound that no choice can beat.",
+        f"The first head of {heads} layers, a prompt of {value['short']} tokens, W formed. f is the change of the "
+        "observed outputs to first order, as a share of their squares, mean over heads: of the smallest diagonal "
+        "entries, of the greedy order in blocks, of the greedy order one by one (`mies`), and a lower bound that no "
+        "choice can beat.",
         "",
-        *table(["kept", "f, diagonal", "f, greedy in blocks", "f, greedy", "bound", "largest gap of greedy"], rows),
+        *table(["kept", "f, diagonal", "f, greedy in blocks", "f, greedy", "bound", "greedy's gap, at most"], rows),
     ]
 
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "bits": "python -m bench.bits",
     "growth": "python -m bench.growth",
     "arena": "python -m bench.arena",
+    "evictions": "python -m bench.evictions",
     "tune": "python -m bench.tune",
     "decode_cpu": "python -m bench.decode",
     "decode_bits": "python -m bench.decode_bits",

@@ -41,7 +41,9 @@ def test_formed_weights_and_errors_are_those_of_the_loops(seed, tokens, queries)
         )  # f is the error to first order
         for renormalise in (False, True):
             expected = oracle.dropped_tokens_error(*parts, S, renormalise)
-            assert float(output_change(graph, dropped, renormalise)[head]) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+            assert float(output_change(graph, dropped, renormalise)[head]) == pytest.approx(
+                expected, rel=1e-6, abs=1e-12
+            )
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,7 +1,8 @@
 r"""Tokens as vertices: which cached tokens to drop so that the outputs of observed queries change least.
 
 Maths: query q has attention probabilities :math:`p_q`, the values are V, and its output is :math:`o_q = \sum_i p_{qi}
-v_i`. With :math:`z_{qi} = p_{qi} (v_i - o_q)`, dropping the tokens S and renormalising what is left changes the output by
+v_i`. With :math:`z_{qi} = p_{qi} (v_i - o_q)`, dropping the tokens S and renormalising what is left changes the output
+by
 
 .. math:: o_q' - o_q = -\frac{\sum_{i \in S} z_{qi}}{1 - \sum_{i \in S} p_{qi}},
 
@@ -151,8 +152,8 @@ def drop_order(
 
     Notes
     -----
-    O(T R d_v + m² R) operations a round and head, m the size of the shortlist, in products of matrices; memory for a few
-    times the attention.
+    O(T R d_v + m² R) operations a round and head, m the size of the shortlist, in products of matrices; memory for a
+    few times the attention.
 
     Examples
     --------
@@ -164,75 +165,72 @@ def drop_order(
     if not 0 <= count <= int(candidates.sum()):
         raise ProblemError(f"count={count}: there are {int(candidates.sum())} tokens to drop from.")
     centre = v.mean(1, keepdim=True)  # W only knows differences of values: small numbers lose less to rounding
-    p, v, o = p[:, :, candidates], v[:, candidates] - centre, o - centre
-    left, dropped = candidates.nonzero()[:, 0].expand(len(p), -1), []
-    lost, change = p.new_zeros(p.shape[:2]), torch.zeros_like(o)
+    p, v, o = p.mT[:, candidates].contiguous(), v[:, candidates] - centre, o - centre
+    left, dropped = candidates.nonzero()[:, 0].expand(len(p), -1), list[Tensor]()
+    lost, change = torch.zeros_like(o[..., 0]), torch.zeros_like(o)
     while left.shape[1]:
-        losses = _losses(TokenGraph(p, o, v, w), lost, change, renormalise)
+        losses = _losses(p, o, v, w, lost, change, renormalise)
         if not count:
             return torch.cat([*dropped, left.gather(-1, losses.argsort(dim=-1, stable=True))], dim=-1)
         some = min(block if isinstance(block, int) else max(int(block * left.shape[1]), 1), count)
         scale = w / (1 - lost).clamp(min=LEAST_LEFT).square() if renormalise else w
-        taken = _taken(TokenGraph(p, o, v, scale), losses, some)
+        taken = _taken(p, o, v, scale, losses, some)
         dropped.append(left.gather(-1, taken))
-        attention, count = _columns(p, taken), count - some
+        attention, count = _rows(p, taken).mT, count - some
         share = attention.sum(-1)
         change, lost = change + attention @ _rows(v, taken) - share[..., None] * o, lost + share
         kept = torch.ones_like(left, dtype=torch.bool).scatter_(-1, taken, False)
         kept = kept.nonzero()[:, 1].view(len(p), -1)
-        left, p, v = left.gather(-1, kept), _columns(p, kept), _rows(v, kept)
+        left, p, v = left.gather(-1, kept), _rows(p, kept), _rows(v, kept)
     return torch.cat([*dropped, left], dim=-1)
 
 
-def _taken(graph: TokenGraph, losses: Tensor, count: int) -> Tensor:
+def _taken(p: Tensor, o: Tensor, v: Tensor, w: Tensor, losses: Tensor, count: int) -> Tensor:
     """Return the tokens that greedy takes from the cheapest, ``(B, count)``, in its order."""
     ranked = losses.argsort(dim=-1, stable=True)
     if count == 1:
         return ranked[:, :1]
     listed = ranked[:, : SHORTLIST * count].sort(dim=-1).values
-    p, o, v, w = graph
-    W = formed(TokenGraph(_columns(p, listed), o, _rows(v, listed), w))
+    W = formed(TokenGraph(_rows(p, listed).mT, o, _rows(v, listed), w))
     every, counts = torch.ones_like(listed, dtype=torch.bool), torch.full_like(listed[:, 0], count)
     return listed.gather(-1, greedy_order(W, losses.gather(-1, listed), every, counts, count).order)
 
 
-def _losses(graph: TokenGraph, lost: Tensor, change: Tensor, renormalise: bool) -> Tensor:
+def _losses(p: Tensor, o: Tensor, v: Tensor, w: Tensor, lost: Tensor, change: Tensor, renormalise: bool) -> Tensor:
     """Return what each token's loss would add to the error, ``(B, T)``.
 
     Parameters
     ----------
-    graph : TokenGraph
-        Of the tokens that are left; `outputs` are those before any loss.
+    p, o, v, w : Tensor
+        Attention ``(B, T, R)`` to the tokens that are left, outputs before any loss, values, weights of queries.
     lost, change : Tensor
         ``(B, R)`` and ``(B, R, d_v)``: attention to the tokens dropped so far, and the sum of their z.
     renormalise : bool
     """
-    p, o, v, w = graph
-    weight, left, size = w[:, None], (1 - lost).clamp(min=LEAST_LEFT), change.square().sum(-1)
-    top = p.argmax(-1, keepdim=True)
+    left, size = (1 - lost).clamp(min=LEAST_LEFT), change.square().sum(-1, keepdim=True)
+    largest, top = p.max(dim=1)
     if renormalise:
-        weight = weight / (left[..., None] - p).clamp_(min=LEAST_LEFT).square_()
-        weight.scatter_(-1, top, 0)
-    once = weight * p
-    twice = once * p
+        weight = (left[:, None] - p).clamp_(min=LEAST_LEFT).square_().reciprocal_().mul_(w)
+        weight.scatter_(1, top[:, None], 0)
+        common = (weight @ size)[..., 0] - ((size[..., 0] / left.square()) @ w)[:, None]
+        weight *= p
+    else:
+        common, weight = torch.zeros_like(left[:, :1]), p * w
     # |c + z|² = |c|² + 2 c·z + |z|² with z = p (v - o): each term is a product of matrices, and W is never there.
-    found = twice.sum(1) * v.square().sum(-1) + (o.square().sum(-1)[:, None] @ twice)[:, 0]
-    found += 2 * ((once.mT @ change - twice.mT @ o) * v).sum(-1)
-    found -= 2 * ((change * o).sum(-1)[:, None] @ once)[:, 0]
+    linear = weight @ torch.cat([change, (change * o).sum(-1, keepdim=True)], dim=-1)
+    weight *= p
+    squares = o.square().sum(-1, keepdim=True)
+    square = weight @ torch.cat([o, squares, torch.ones_like(squares)], dim=-1)
+    found = ((v * square[..., -1:] + 2 * (linear[..., :-1] - square[..., :-2])) * v).sum(-1)
+    found += square[..., -2] - 2 * linear[..., -1] + common
     if renormalise:
-        found += (size[:, None] @ weight)[:, 0] - ((size / left.square()) @ w)[:, None]
         # A token with nearly all of a query's attention is nearly its output: the terms above would cancel, and what
         # is left be divided by a tiny number. Only one token of each query can be such: its z comes from a difference.
-        share, top = p.gather(-1, top), top[..., 0]
-        moved = change + share * (_rows(v, top) - o)
-        moved = moved / (left[..., None] - share).clamp(min=LEAST_LEFT)
+        moved = change + largest[..., None] * (_rows(v, top) - o)
+        moved = moved / (left - largest).clamp(min=LEAST_LEFT)[..., None]
         found.scatter_add_(-1, top, w * moved.square().sum(-1))
     return found
 
 
-def _columns(p: Tensor, index: Tensor) -> Tensor:
-    return p.gather(-1, index[:, None].expand(-1, p.shape[1], -1))
-
-
 def _rows(v: Tensor, index: Tensor) -> Tensor:
-    return v.gather(1, index[..., None].expand(-1, -1, v.shape[-1]))
+    return v[torch.arange(len(v), device=v.device)[:, None], index]

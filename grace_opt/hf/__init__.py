@@ -37,7 +37,8 @@ from .cache import PrunedKeyCache  # noqa: E402
 from .calibration import calibrate  # noqa: E402
 from .capture import CapturedAttention, capture, register_capture  # noqa: E402
 from .config import PruningConfig  # noqa: E402
-from .eviction import H2O, GraphEviction, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
+from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
+from .graph_eviction import GraphEviction  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
 from .quantization import Quantization  # noqa: E402
 from .report import MemoryReport  # noqa: E402
@@ -48,10 +49,10 @@ register_capture()
 
 __all__ = [
     "H2O",
-    "GraphEviction",
     "Attached",
     "CalibratedBasis",
     "CapturedAttention",
+    "GraphEviction",
     "MemoryReport",
     "PrunedKeyCache",
     "PruningConfig",

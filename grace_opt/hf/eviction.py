@@ -438,5 +438,3 @@ def eviction_from_dict(values: Mapping[str, Any]) -> Ours:
     if unknown:
         raise OptionError(f"{name!r} has no {', '.join(map(repr, unknown))}: its fields are {fields}.")
     return _NAMES[name](**given)
-
-

@@ -1,7 +1,7 @@
-"""`GraphEviction`: tokens as vertices. Drop those without which the outputs of observed queries change least, together.
+"""`GraphEviction`: tokens as vertices. Drop those without which outputs change least, together.
 
-SnapKV and H2O score each token on its own, by attention. This one also reads the values, and drops tokens greedily: each
-time those that add least to the error of the drops before (`grace_opt.attention.tokens`).
+SnapKV and H2O score each token on its own, by attention. This one also reads the values, and drops tokens greedily:
+each time those that add least to the error of the drops before (`grace_opt.attention.tokens`).
 
 When: quality at a given budget matters more than the milliseconds that it takes (docs/results/evictions.md has both).
 Source: the problem and the greedy method of GRACE (arXiv 2604.16983), there for channels.
@@ -24,6 +24,8 @@ from .token_budget import OTHER_NAMES, Budget, check_fits
 
 #: Largest number of attention weights at once: 128 MiB in float32, plus a few temporaries of that size.
 MAX_WEIGHTS = 2**25
+#: The last one in so many of the last queries counts as much again as all of them: later queries are most like these.
+NEWEST = 4
 
 
 @explains_arguments(OTHER_NAMES)
@@ -31,8 +33,8 @@ MAX_WEIGHTS = 2**25
 class GraphEviction(Budget):
     """Drop the tokens without which the outputs of observed queries change least, together.
 
-    Observed are the last queries, each of which sees the tokens before it, and queries spread over the prompt, which
-    see all tokens, also those after them: what later queries may ask for. Both sets count alike.
+    Observed are the last queries, of which the last quarter counts as much as all; each sees the tokens before it.
+    Queries spread over the prompt, which see all tokens, may count as much again.
 
     Attributes
     ----------
@@ -56,9 +58,9 @@ class GraphEviction(Budget):
     """
 
     window: int = 32
-    observed: int = 32
-    spread: int = 64
-    block: int | float = 0.1
+    observed: int = 256
+    spread: int = 0
+    block: int | float = 0.2
     renormalise: bool = True
 
     def __post_init__(self) -> None:
@@ -164,13 +166,12 @@ class GraphEviction(Budget):
         count = min(self.spread, length)
         spread = (torch.arange(1, count + 1, device=device) * length) // max(count, 1) - 1
         hidden = torch.arange(length, device=device) > last[:, None]
-        hidden = torch.cat([hidden, hidden.new_zeros(count, length)])
-        sets = [
-            torch.full((len(places),), 1 / max(len(places), 1), dtype=torch.float64, device=device)
-            for places in (last, spread)
-        ]
-        weights = torch.cat(sets)
-        return torch.cat([last, spread]), hidden, weights / weights.sum()
+        weights = torch.zeros(len(last) + count, dtype=torch.float64, device=device)
+        newest = -(-len(last) // NEWEST)
+        sets = (slice(0, len(last)), slice(len(last) - newest, len(last)), slice(len(last), None))
+        for some in sets:
+            weights[some] += 1 / max(len(weights[some]), 1)
+        return torch.cat([last, spread]), torch.cat([hidden, hidden.new_zeros(count, length)]), weights / weights.sum()
 
 
 def _checked_block(block: object) -> int | float:

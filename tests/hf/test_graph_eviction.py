@@ -1,4 +1,4 @@
-"""`GraphEviction`: its W and its choice against loops over plain numbers; values reach only evictions that read them."""
+"""`GraphEviction`: its W and its choice against loops over numbers; values reach only evictions that read them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def loops(method, queries, keys, softcap=None):
     last = [(place, place + 1) for place in range(max(length - method.observed, 0), length)]
     count = min(method.spread, length)
     spread = [((number + 1) * length // count - 1, length) for number in range(count)]
-    sets = [each for each in (last, spread) if each]
+    newest = last[len(last) - math.ceil(len(last) / 4) :]
+    sets = [each for each in (last, newest, spread) if each]
     for query in queries:
         for some in sets:
             for place, seen in some:
