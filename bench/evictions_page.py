@@ -19,6 +19,9 @@ H2O_LAST, H2O_ALL = "H2O, last 32 queries", "H2O, all queries"
 _LOOKS = {OURS: (BLUE, "-"), FAST: (BLUE, "--"), "SnapKV": (ORANGE, "-"), "PyramidKV": (PINK, "-")}
 _LOOKS |= {H2O_LAST: (GREEN, "-"), H2O_ALL: (SKY, "-"), "StreamingLLM": (GREY, "-")}
 
+#: f below this share of the outputs is rounding.
+NOTHING = 1e-9
+
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
@@ -90,7 +93,7 @@ def _bounds(value: dict[str, Any]) -> list[str]:
             [
                 f"{share:.0%}",
                 *(f"{total[name]:.4f}" for name in ("diagonal", "blocks", "greedy", "bound")),
-                f"{1 - total['bound'] / total['greedy']:.1%}",
+                f"{1 - total['bound'] / total['greedy']:.1%}" if total["greedy"] > NOTHING else "–",
             ]
         )
     heads = len({one["layer"] for one in value["bounds"]})
