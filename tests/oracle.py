@@ -242,7 +242,8 @@ def dropped_tokens_error(P, V, weights, S, renormalise):
     for p, weight in zip(P, weights, strict=True):
         output = sum(p[i] * V[i] for i in range(len(V)))
         change = sum((p[i] * (V[i] - output) for i in S), np.zeros(V.shape[1]))
-        total += weight * float((change**2).sum()) / ((1 - sum(p[i] for i in S)) ** 2 if renormalise else 1)
+        left = max(1 - sum(p[i] for i in S), 1e-6) if renormalise else 1
+        total += weight * float((change**2).sum()) / left**2
     return total
 
 

@@ -24,8 +24,10 @@ from .token_budget import OTHER_NAMES, Budget, check_fits
 
 #: Largest number of attention weights at once: 128 MiB in float32, plus a few temporaries of that size.
 MAX_WEIGHTS = 2**25
-#: The last one in so many of the last queries counts as much again as all of them: later queries are most like these.
-NEWEST = 4
+#: Share of the weight that the queries of the whole prompt have beside the last ones.
+WHOLE = 2 / 3
+#: Number of queries whose attention is computed at once: of a long prompt, most see far fewer keys than the last ones.
+QUERIES_AT_ONCE = 256
 
 
 @explains_arguments(OTHER_NAMES)
@@ -33,8 +35,8 @@ NEWEST = 4
 class GraphEviction(Budget):
     """Drop the tokens without which the outputs of observed queries change least, together.
 
-    Observed are the last queries, of which the last quarter counts as much as all; each sees the tokens before it.
-    Queries spread over the prompt, which see all tokens, may count as much again.
+    Observed are the last queries, and those of the whole prompt, which count twice as much: what follows asks as the
+    last ones do, and as the others did before. Of each of the two, the attention of consecutive queries is averaged.
 
     Attributes
     ----------
@@ -44,8 +46,11 @@ class GraphEviction(Budget):
         Number of last tokens that are always kept.
     observed : int
         Number of last queries that are observed.
-    spread : int
-        Number of queries observed that are spread evenly over the prompt; 0 for none.
+    stride : int
+        Every how many queries one of the whole prompt is observed: 1 for all, 0 for none. With 0, only the last
+        queries are needed.
+    averages : int
+        Number of averages into which the last queries go, and those of the whole prompt.
     block : int or float
         Number of tokens dropped at a time, or a share of those that are left; 1 is the exact greedy order, and slow.
     renormalise : bool
@@ -59,14 +64,16 @@ class GraphEviction(Budget):
 
     window: int = 32
     observed: int = 256
-    spread: int = 0
+    stride: int = 1
+    averages: int = 64
     block: int | float = 0.2
     renormalise: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, integer, "window", "spread", at_least=0)
-        check_fields(self, integer, "observed", at_least=0 if self.spread else 1)
+        check_fields(self, integer, "window", "stride", at_least=0)
+        check_fields(self, integer, "observed", at_least=0 if self.stride else 1)
+        check_fields(self, integer, "averages", at_least=1)
         check_fields(self, flag, "renormalise")
         check_fits(self, "window")
         object.__setattr__(self, "block", _checked_block(self.block))
@@ -78,8 +85,8 @@ class GraphEviction(Budget):
 
     @property
     def queries_needed(self) -> int | None:
-        """Return None, all, if queries are spread over the prompt."""
-        return None if self.spread else self.observed
+        """Return None, all, if queries of the whole prompt are observed."""
+        return None if self.stride else self.observed
 
     def scores(
         self,
@@ -127,7 +134,7 @@ class GraphEviction(Budget):
         Parameters
         ----------
         queries : Tensor (H_q, L, d)
-            Its last queries, at least as many as are observed.
+            Its last queries, as many as are needed.
         keys, values : Tensor (H, S, d) and (H, S, d_v)
             All of its keys and values.
         scaling, softcap
@@ -135,12 +142,20 @@ class GraphEviction(Budget):
         """
         heads, length, _ = keys.shape
         dtype = working_dtype(keys.dtype)
-        places, hidden, weights = self._observed(length, keys.device)
-        grouped = queries.detach().reshape(heads, -1, *queries.shape[1:])
-        asked = grouped[:, :, places - (length - queries.shape[1])].to(dtype)
-        attention = attention_weights(asked, keys.detach().to(dtype), hidden, scaling, softcap)
-        shares = weights.to(dtype).repeat(grouped.shape[1]) / grouped.shape[1]
-        return TokenGraph.of(attention.flatten(1, 2), values.detach().to(dtype), shares)
+        grouped, keys = queries.detach().reshape(heads, -1, *queries.shape[1:]).to(dtype), keys.detach().to(dtype)
+        first, device = length - grouped.shape[2], keys.device
+        last = torch.arange(length - min(self.observed, length), length, device=device)
+        whole = last[:0]
+        if self.stride:  # the last one is always among them
+            whole = torch.arange(length, device=device).flip(0)[:: self.stride].flip(0)
+        attention, weights = [], []
+        for places, share in ((last, 1 - WHOLE), (whole, WHOLE)):
+            if len(places):
+                means = _means(grouped[:, :, places - first], keys, places, self.averages, scaling, softcap)
+                attention.append(means.flatten(1, 2))
+                weights.append(torch.full_like(attention[-1][0, :, 0], share / attention[-1].shape[1]))
+        every = torch.cat(weights)
+        return TokenGraph.of(torch.cat(attention, dim=1), values.detach().to(dtype), every / every.sum())
 
     def _scores_of_row(
         self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None, count: int
@@ -151,7 +166,7 @@ class GraphEviction(Budget):
         scores = torch.full((heads, length), torch.inf, device=keys.device)
         candidates = torch.arange(length, device=keys.device) < length - self.window
         dropped = max(length - max(count, self.window), 0)
-        step = max(MAX_WEIGHTS // (group * (self.observed + self.spread) * length), 1)
+        step = max(MAX_WEIGHTS // (group * (2 * self.averages) * length), 1)
         for first in range(0, heads, step):
             some = slice(first, first + step)
             graph = self.graph(queries[group * first :][: group * step], keys[some], values[some], scaling, softcap)
@@ -160,18 +175,22 @@ class GraphEviction(Budget):
             scores[some].scatter_(-1, order, place.expand_as(order))
         return scores
 
-    def _observed(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the observed places, what each does not see (L, S), and how much each counts."""
-        last = torch.arange(max(length - self.observed, 0), length, device=device)
-        count = min(self.spread, length)
-        spread = (torch.arange(1, count + 1, device=device) * length) // max(count, 1) - 1
-        hidden = torch.arange(length, device=device) > last[:, None]
-        weights = torch.zeros(len(last) + count, dtype=torch.float64, device=device)
-        newest = -(-len(last) // NEWEST)
-        sets = (slice(0, len(last)), slice(len(last) - newest, len(last)), slice(len(last), None))
-        for some in sets:
-            weights[some] += 1 / max(len(weights[some]), 1)
-        return torch.cat([last, spread]), torch.cat([hidden, hidden.new_zeros(count, length)]), weights / weights.sum()
+
+def _means(queries: Tensor, keys: Tensor, places: Tensor, count: int, scaling: float, softcap: float | None) -> Tensor:
+    """Return the attention of queries at ascending places, averaged over `count` runs of them: (H, group, count, S)."""
+    (heads, group, number, _), length = queries.shape, keys.shape[1]
+    count = min(count, number)
+    ends = (torch.arange(count + 1, device=keys.device) * number) // count
+    run = torch.arange(count, device=keys.device).repeat_interleave(ends.diff())
+    means = torch.zeros(heads, group, count, length, dtype=keys.dtype, device=keys.device)
+    step = max(min(MAX_WEIGHTS // (heads * group * length), QUERIES_AT_ONCE), 1)
+    for first in range(0, number, step):
+        some, at = queries[:, :, first : first + step], places[first : first + step]
+        seen = int(at[-1]) + 1
+        hidden = torch.arange(seen, device=keys.device) > at[:, None]
+        weights = attention_weights(some, keys[:, :seen], hidden, scaling, softcap)
+        means[..., :seen].index_add_(2, run[first : first + step], weights)
+    return means.div_(ends.diff()[:, None])
 
 
 def _checked_block(block: object) -> int | float:

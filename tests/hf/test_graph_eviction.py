@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -18,7 +19,7 @@ from grace_opt.hf.needle import make_prompt
 from tests import oracle
 
 SCALING = 0.7
-SETTINGS = {"window": 3, "observed": 4, "spread": 5, "block": 1}
+SETTINGS = {"window": 3, "observed": 5, "averages": 4, "block": 1}
 
 
 def draw(length, padding=(0,), heads=2, group=2, seed=0):
@@ -37,30 +38,35 @@ def draw(length, padding=(0,), heads=2, group=2, seed=0):
 
 
 def loops(method, queries, keys, softcap=None):
-    """Of one head: the probabilities of every observed query, and how much each counts."""
+    """Of one head: the probabilities of every observed query and every average, and how much each counts."""
     length, rows, weights = len(keys), [], []
-    last = [(place, place + 1) for place in range(max(length - method.observed, 0), length)]
-    count = min(method.spread, length)
-    spread = [((number + 1) * length // count - 1, length) for number in range(count)]
-    newest = last[len(last) - math.ceil(len(last) / 4) :]
-    sets = [each for each in (last, newest, spread) if each]
+    places = [list(range(max(length - method.observed, 0), length))]
+    places.append(list(range(length - 1, -1, -method.stride))[::-1] if method.stride else [])
+    sets = []
+    for some, share in zip(places, (1, 2), strict=True):
+        count = min(method.averages, len(some))
+        cuts = itertools.pairwise(number * len(some) // count for number in range(count + 1)) if count else ()
+        sets.append((share, [some[first:end] for first, end in cuts]))
+    total = sum(share for share, runs in sets if runs)
     for query in queries:
-        for some in sets:
-            for place, seen in some:
-                logits = [SCALING * float(np.dot(query[place], key)) for key in keys[:seen]]
-                if softcap is not None:
-                    logits = [softcap * math.tanh(x / softcap) for x in logits]
-                powers = [math.exp(x) for x in logits]
-                rows.append([x / sum(powers) for x in powers] + [0.0] * (length - seen))
-                weights.append(1 / len(some) / len(sets) / len(queries))
+        seen = []
+        for place in range(length):
+            logits = [SCALING * float(np.dot(query[place], key)) for key in keys[: place + 1]]
+            if softcap is not None:
+                logits = [softcap * math.tanh(x / softcap) for x in logits]
+            powers = [math.exp(x) for x in logits]
+            seen.append([x / sum(powers) for x in powers] + [0.0] * (length - place - 1))
+        for share, runs in sets:
+            rows += [np.mean([seen[place] for place in run], axis=0) for run in runs]
+            weights += [share / total / len(runs) / len(queries) for _ in runs]
     return rows, weights
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("changes", [{}, {"spread": 0}, {"observed": 0}, {"observed": 3, "spread": 50}])
+@pytest.mark.parametrize("changes", [{}, {"stride": 0}, {"observed": 0, "stride": 2}, {"stride": 3, "averages": 50}])
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_the_choice_is_that_of_the_loops(softcap, changes, renormalise):
-    method = GraphEviction(6, renormalise=renormalise, **{**SETTINGS, **changes})
+    method = GraphEviction(6, renormalise=renormalise, **{**SETTINGS, "stride": 1, **changes})
     queries, keys, values, _ = draw(13)
     needed = method.queries_needed
     seen = queries if needed is None else queries[:, :, max(13 - needed, 0) :]
@@ -93,8 +99,9 @@ def test_nothing_but_padding_and_other_numbers_of_heads_at_once(monkeypatch):
     queries, keys, values, valid = draw(13, (0, 13))
     whole = method.scores(queries, keys, valid, SCALING, values=values)
     assert torch.isneginf(whole[1]).all()
-    monkeypatch.setattr("grace_opt.hf.graph_eviction.MAX_WEIGHTS", 1)
-    assert torch.equal(method.scores(queries, keys, valid, SCALING, values=values), whole)
+    for name, few in (("MAX_WEIGHTS", 1), ("QUERIES_AT_ONCE", 2)):
+        monkeypatch.setattr(f"grace_opt.hf.graph_eviction.{name}", few)
+        assert torch.equal(method.scores(queries, keys, valid, SCALING, values=values), whole)
 
 
 def test_tokens_without_attention_go_first_and_nothing_is_nan():
@@ -147,7 +154,7 @@ def test_in_a_cache_it_keeps_the_budget_and_comes_back_from_a_file(budget):
     ("make", "message"),
     [
         (lambda: GraphEviction(16), "a budget of at least 32"),
-        (lambda: GraphEviction(observed=0, spread=0), ">= 1"),
+        (lambda: GraphEviction(observed=0, stride=0), ">= 1"),
         (lambda: GraphEviction(block=0), ">= 1; or a share of the tokens left"),
         (lambda: GraphEviction(block=1.0), "give a number of tokens, an integer, or a share"),
         (lambda: GraphEviction(renormalise=1), "True or False"),
