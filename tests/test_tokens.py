@@ -74,6 +74,15 @@ def test_without_renormalisation_it_is_mies_on_the_formed_weights(block):
 
 
 @pytest.mark.parametrize("renormalise", [False, True])
+def test_without_rounds_each_token_is_judged_by_its_own_loss(renormalise):
+    graph = draw(4)
+    order = drop_order(graph, 5, torch.ones(9, dtype=torch.bool), None, renormalise)
+    for head in range(2):
+        alone = [oracle.dropped_tokens_error(*of_head(graph, head), [i], renormalise) for i in range(9)]
+        assert order[head].tolist() == np.argsort(alone).tolist()
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
 @pytest.mark.parametrize("block", [1, 4, 0.25])
 def test_heads_together_are_heads_one_by_one(renormalise, block):
     graph, candidates = draw(5, tokens=30, queries=6, heads=3), torch.arange(30) < 26

@@ -118,7 +118,7 @@ def output_change(graph: TokenGraph, dropped: Tensor, renormalise: bool = False)
 
 @torch.no_grad()
 def drop_order(
-    graph: TokenGraph, count: int, candidates: Tensor, block: int | float = 1, renormalise: bool = True
+    graph: TokenGraph, count: int, candidates: Tensor, block: int | float | None = 1, renormalise: bool = True
 ) -> Tensor:
     """Return the order in which greedy drops tokens: each time those that add least to the error.
 
@@ -133,8 +133,9 @@ def drop_order(
         Number of tokens to drop.
     candidates : Tensor
         ``(T,)`` bool: tokens that may be dropped, in every head.
-    block : int or float
-        Number of tokens to drop in a round, or a share of the candidates that are left; at least one.
+    block : int, float or None
+        Number of tokens to drop in a round, or a share of the candidates that are left; at least one. None for no
+        rounds: each token by its own loss, the diagonal of W.
     renormalise : bool
         Whether the error is that of the renormalised outputs, or that to first order. The former is exact for each
         token alone; within a block, probabilities are scaled up by what the blocks before have left.
@@ -170,7 +171,7 @@ def drop_order(
     lost, change = torch.zeros_like(o[..., 0]), torch.zeros_like(o)
     while left.shape[1]:
         losses = _losses(p, o, v, w, lost, change, renormalise)
-        if not count:
+        if block is None or not count:
             return torch.cat([*dropped, left.gather(-1, losses.argsort(dim=-1, stable=True))], dim=-1)
         some = min(block if isinstance(block, int) else max(int(block * left.shape[1]), 1), count)
         scale = w / (1 - lost).clamp(min=LEAST_LEFT).square() if renormalise else w

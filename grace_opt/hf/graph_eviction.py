@@ -51,8 +51,9 @@ class GraphEviction(Budget):
         queries are needed.
     averages : int
         Number of averages into which the last queries go, and those of the whole prompt.
-    block : int or float
+    block : int, float or None
         Number of tokens dropped at a time, or a share of those that are left; 1 is the exact greedy order, and slow.
+        None is fast: each token by what its own loss changes.
     renormalise : bool
         Whether the error is that of the renormalised outputs, or that to first order: f of W.
 
@@ -66,7 +67,7 @@ class GraphEviction(Budget):
     observed: int = 256
     stride: int = 1
     averages: int = 64
-    block: int | float = 0.2
+    block: int | float | None = 0.2
     renormalise: bool = True
 
     def __post_init__(self) -> None:
@@ -76,7 +77,8 @@ class GraphEviction(Budget):
         check_fields(self, integer, "averages", at_least=1)
         check_fields(self, flag, "renormalise")
         check_fits(self, "window")
-        object.__setattr__(self, "block", _checked_block(self.block))
+        if self.block is not None:
+            object.__setattr__(self, "block", _checked_block(self.block))
 
     @property
     def always(self) -> int:
