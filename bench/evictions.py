@@ -190,7 +190,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
     parser.add_argument("--prompt", type=int, default=1792, help="tokens of a prompt (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens after it (default %(default)s)")
-    parser.add_argument("--short", type=int, default=256, help="tokens of the prompt with bounds (default %(default)s)")
+    parser.add_argument("--short", type=int, default=512, help="tokens of the prompt with bounds (default %(default)s)")
     parser.add_argument("--passages", type=int, help="number of passages (default: all 16)")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "evictions", help="folder of the records")
     add_options(parser, "evictions")
