@@ -37,6 +37,7 @@ COMMANDS = {
     "growth": "python -m bench.growth",
     "arena": "python -m bench.arena",
     "learned": "python -m bench.learned",
+    "evictions": "python -m bench.evictions",
     "tune": "python -m bench.tune",
     "ruler": "python -m bench.ruler",
     "decode_cpu": "python -m bench.decode",

@@ -38,6 +38,7 @@ from .calibration import calibrate  # noqa: E402
 from .capture import CapturedAttention, capture, register_capture  # noqa: E402
 from .config import PruningConfig  # noqa: E402
 from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
+from .graph_eviction import GraphEviction  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
 from .learned import learn_masks  # noqa: E402
 from .quantization import Quantization  # noqa: E402
@@ -52,6 +53,7 @@ __all__ = [
     "Attached",
     "CalibratedBasis",
     "CapturedAttention",
+    "GraphEviction",
     "MemoryReport",
     "PrunedKeyCache",
     "PruningConfig",
