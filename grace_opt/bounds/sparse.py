@@ -21,11 +21,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse import diags_array
 from torch import Tensor
 
 from .._util.memory import free_memory
-from ..kernels.sparse import Graph
+from ..kernels.sparse.forms import Graph
 from ..problem import Problem, SparseWeights
 from ..run import Run
 from .convexity import convex_shift
@@ -150,6 +149,8 @@ def plane_bound(problem: Problem, run: Run | None = None) -> Tensor:
     if k == 0 or largest == 0.0:
         return torch.zeros(1, dtype=torch.float64, device="cpu")
     scale = 2.0 ** max(math.floor(math.log2(largest)), -1000)  # its inverse must be finite
+    from scipy.sparse import diags_array
+
     A = weights.between(free, free) / scale + diags_array(weights.nodes[free].numpy() / scale)
     C = A.toarray()
     C += PLANE_PENALTY * float(np.linalg.norm(C)) / math.sqrt(m) / m  # leaves the plane's own eigenvalues

@@ -18,7 +18,7 @@ from torch import Tensor
 from .._util.array_like import MAX_EXACT_INTEGER, too_large_error, wrong_dtype_error
 from ..errors import ProblemError
 from ..kernels.objective import CANCELLED
-from ..kernels.sparse import Graph
+from ..kernels.sparse.forms import Graph
 from ..kernels.weights import Weights
 
 #: A scipy.sparse.csr_array; scipy ships no types.

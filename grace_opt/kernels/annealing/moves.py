@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sparse import Graph
+from ..sparse.forms import Graph
 
 Floats = npt.NDArray[np.float64]
 

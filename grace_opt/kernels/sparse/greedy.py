@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from . import Graph
+from .forms import Graph
 
 if TYPE_CHECKING:
     from .cpu.heap import Heap

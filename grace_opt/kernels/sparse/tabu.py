@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from . import Graph
+from .forms import Graph
 
 #: Sets kept to combine at restarts.
 ELITE_SETS = 8

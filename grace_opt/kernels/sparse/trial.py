@@ -8,8 +8,8 @@ from scipy.sparse import csr_array
 
 from .._shared.cases import least_of_all, small_instance
 from ..greedy import reference, removal_scores
-from . import Graph
 from .exchange import Exchanges
+from .forms import Graph
 from .greedy import added, dropped
 from .tabu import TabuSearch
 
