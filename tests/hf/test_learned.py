@@ -242,7 +242,9 @@ class TestMasks:
         assert torch.equal(caches[0].channel_mask().pruned[:, 0], masks.pruned)
 
     @pytest.mark.parametrize(
-        "block", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)], ids=str
+        "block",
+        [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
+        ids=["no_grad", "inference_mode", "autocast"],
     )
     def test_are_learned_in_any_mode_of_torch(self, block, tiny, texts):
         with block():
@@ -269,7 +271,7 @@ class TestInterruption:
         monkeypatch.setattr(call, "learn_layer", None)
         assert torch.equal(learn_masks(model, texts, **SMALL, checkpoint=path).pruned, whole.pruned)
 
-    @pytest.mark.parametrize("ends", [None, CalibrationError, KeyboardInterrupt], ids=str)
+    @pytest.mark.parametrize("ends", [None, CalibrationError, KeyboardInterrupt], ids=["done", "refused", "ctrl-c"])
     @pytest.mark.parametrize("where", ["record", "learn_layer"])
     def test_leaves_the_model_as_it_was(self, ends, where, tiny, texts, monkeypatch):
         model = tiny(attention="eager")
