@@ -37,8 +37,11 @@ def page(value: dict[str, Any]) -> Page:
             wins = sum(a < b for a, b in zip(kl[ours][share], kl[best[share]][share], strict=True))
             against.append([ours, f"{float(share):.0%}", best[share], with_ends(ratio, ".2f"), f"{wins} of {ratio.n}"])
     ratios = {share: paired_interval(kl[OURS][share], kl[best[share]][share], compare="ratio") for share in shares}
-    lower = " / ".join(f"{1 - ratios[share].estimate:.0%}" for share in shares)
+    times = " / ".join(f"{ratios[share].estimate:.2f}" for share in shares)
     kept = " / ".join(f"{float(share):.0%}" for share in shares)
+    fast = " / ".join(
+        f"{paired_interval(kl[FAST][share], kl[best[share]][share], compare='ratio').estimate:.2f}" for share in shares
+    )
     seconds = dict(value["seconds"])
     prefill = seconds.pop("prefill")
     cost = {name: f"{each / prefill:.1%}" for name, each in seconds.items()}
@@ -48,9 +51,9 @@ def page(value: dict[str, Any]) -> Page:
         "logarithmic scales, for every eviction",
         draw=lambda figure: _draw(figure, kl, shares),
         asked=f"How close to the dense cache do the evictions stay on {value['model']}, at equal numbers of tokens?",
-        found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has a KL divergence {lower} lower than "
-        f"the best other eviction at that share. Choosing takes it {cost[OURS]} of the time to read the prompt, and "
-        f"its fast setting {cost[FAST]}.",
+        found=f"With {kept} of {value['prompt']:,} tokens kept, `{OURS}` has {times} times the KL divergence of "
+        f"the best other eviction at that share. Choosing takes it {cost[OURS]} of the time to read the prompt. The "
+        f"fast setting takes {cost[FAST]}, and has {fast} times that KL.",
         sure=f"This is one small model and {len(cases)} passages of books, code and generated text, each with "
         f"{value['tokens']} of its own next tokens; intervals are 95 %, over passages.",
         tables=[
