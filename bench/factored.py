@@ -105,7 +105,7 @@ def page(value: dict[str, Any]) -> Page:
             f"{most['steps']['making']['seconds'] + most['steps']['mies']['seconds']:.2g} s."
         )
     return Page(
-        title="W in factors",
+        title="W in factors, beside W formed",
         picture="Seconds and peak memory by the number of vertices, on logarithmic scales: in factors, and formed",
         draw=lambda figure: _draw(figure, value),
         asked="How long do greedy, exchanges and a bound take on W that is never formed, and in how much memory?",
