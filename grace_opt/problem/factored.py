@@ -300,7 +300,7 @@ class Factored(ColumnWeights):
         return self.positive().times(ones) * (1 + 2 * self.additions * EPS)
 
     def lengths(self) -> Tensor:
-        """Return numbers (..., n) with ``|W_ij| <= lengths_i lengths_j`` for all i other than j: by Cauchy and Schwarz."""
+        """Return numbers (..., n) with ``|W_ij| <= lengths_i lengths_j`` for all i but j: by Cauchy and Schwarz."""
         # (AᵀC)_ij (BᵀD)_ij is a product of vectors a_i ⊗ b_i and c_j ⊗ d_j; all terms' are laid end to end.
         squares = [
             ((t.A * t.A).sum(-2) * (t.B * t.B).sum(-2), (t.C * t.C).sum(-2) * (t.D * t.D).sum(-2)) for t in self.terms
