@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicCache
 
 from bench.evictions_page import FAST, H2O_ALL, H2O_LAST, OURS, page
 from bench.material import MODEL, books, model_path, require_texts
-from bench.passages import Passage, sources
+from bench.passages import later_passages
 from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record
 from bench.report import add_options, read_results, write_results
@@ -62,30 +62,8 @@ EVICTIONS: Mapping[str, Callable[[float], TokenEviction]] = {
     H2O_ALL: lambda share: H2O(budget=share, window=None, observed=None),
     "StreamingLLM": lambda share: StreamingLLM(budget=share),
 }
-#: Where a source's passages begin, as shares of its tokens; `bench.passages` has the others at 0.3, for choosing.
-STARTS = (0.5, 0.75)
 #: Every how many layers f is bounded, and times that timings are repeated: the least counts.
 EVERY, TIMES = 5, 3
-
-
-def passages(texts: Sequence[Path], tokenizer: Any, tokens: int) -> list[Passage]:
-    """Return two passages of the second half of every source.
-
-    Raises
-    ------
-    SystemExit
-        If a text is too short for two that do not overlap.
-    """
-    found = []
-    for kind, name, text in sources(texts, tokens, 0):
-        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-        places = [int(start * ids.shape[1]) for start in STARTS]
-        if places[0] + tokens > places[1] or places[1] + tokens > ids.shape[1]:
-            raise SystemExit(
-                f"{name!r} has {ids.shape[1]} tokens, too few for two passages of {tokens}: name a longer one"
-            )
-        found += [Passage(kind, name, "B", ids[:, place : place + tokens]) for place in places]
-    return found
 
 
 @torch.no_grad()
@@ -209,7 +187,8 @@ def main(given: Sequence[str] | None = None) -> None:
     disable_progress_bars()
     where = model_path(args.model)
     model, tokenizer = load_model(where)
-    cut = passages(args.text or books(), tokenizer, args.prompt + args.tokens)[: args.passages]
+    texts = args.text or books()
+    cut = later_passages(texts, tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
     weights = digest(*model.parameters())
     common = {"commit": source["commit"], "weights": weights, "prompt": args.prompt}
     common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]

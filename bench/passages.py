@@ -97,10 +97,11 @@ def passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) 
     return found
 
 
-def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 1) -> list[Passage]:
+def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 1, room: int = 2) -> list[Passage]:
     """Return two passages of the second half of every source, for reporting what was chosen or learned on half A.
 
-    Generated text has a seed of its own, so that it is never the other passages'.
+    Generated text is long enough for `room` times as many tokens as `passages` needs. With the usual seed it is never
+    that of the other passages.
 
     Raises
     ------
@@ -108,7 +109,7 @@ def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int
         If a text is too short for two that do not overlap.
     """
     found = []
-    for kind, name, text in sources(texts, 2 * tokens, seed):  # the second half alone must hold two
+    for kind, name, text in sources(texts, room * tokens, seed):
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         count = ids.shape[1]
         places = [int(start * count) for start in LATER_STARTS]

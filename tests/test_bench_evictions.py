@@ -18,10 +18,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
+def start(tmp_path: Path, books: list[Path], books_alone: None):
     """Run the benchmark as from the command line, on two books alone."""
-    whole = evictions.sources
-    monkeypatch.setattr(evictions, "sources", lambda *given: [each for each in whole(*given) if each[0] == "book"])
 
     def run(*changes: str) -> str:
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]

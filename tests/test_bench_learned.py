@@ -19,13 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def books_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generated text is too short in the tokens of the pocket model."""
-    whole = passages.sources
-    monkeypatch.setattr(passages, "sources", lambda *given: [each for each in whole(*given) if each[0] == "book"])
-
-
-@pytest.fixture
 def start(tmp_path: Path, books: list[Path], books_alone: None):
     """Run the benchmark as from the command line, on two books alone."""
 
