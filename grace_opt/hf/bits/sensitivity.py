@@ -78,7 +78,7 @@ def information(
     with attention_implementation(model, base_for(model)):
         ids = ids.clone()  # a tensor of inference mode could not be saved for gradients
         if read is not None and all(type(layer) is DynamicLayer for layer in read.layers):
-            read.crop(-later)  # type: ignore[attr-defined]
+            read.crop(-later)
             prompt = read
         else:  # other layers have forgotten tokens, or have states
             prompt = model(ids[:, :length], use_cache=True, logits_to_keep=1).past_key_values
