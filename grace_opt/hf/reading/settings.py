@@ -1,0 +1,133 @@
+"""`TopTokens`: how few of the stored tokens each step reads; ``read=`` of a cache, also by name.
+
+When: every token is to be kept, because nobody knows yet which one a later question needs, and a step is to read few
+of them. Unlike an eviction, nothing is lost: what a step leaves out, a later step can read.
+
+Source: pages are Quest's (arXiv 2406.10774), scores from some of the channels Loki's (arXiv 2406.02542) and SparQ's
+(arXiv 2312.04985), from which the mean of what is not read comes as well. The bounds are ours
+(`docs/theory/reading.md`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..._util.names import did_you_mean
+from ..._util.parameters import check_fields, choice, integer, number
+from ...errors import OptionError
+from ..arguments import explains_arguments
+
+PAGES, CHANNELS = "pages", "channels"
+#: The ways to find the tokens to read.
+WAYS = (PAGES, CHANNELS)
+
+_SHARE = "write share=, the share of the tokens to read, such as 0.25"
+_OTHER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("budget", "ratio", "top_p", "topk", "top_k", "k", "token_budget", "read"), _SHARE),
+    **dict.fromkeys(("page", "chunk_size", "block_size", "block"), "write page_size="),
+    **dict.fromkeys(("eps", "tolerance", "tol", "bound"), "write epsilon="),
+    **dict.fromkeys(("method", "mode", "kind"), 'write by="pages" or by="channels"'),
+    **dict.fromkeys(("sinks", "window", "n_sinks"), "sink_tokens= and recent_window= are settings of the cache"),
+}
+
+
+@explains_arguments(_OTHER_NAMES)
+@dataclass(frozen=True)
+class TopTokens:
+    """Read the tokens that the new token may attend to most, and bound the attention of all others.
+
+    Attributes
+    ----------
+    share : float
+        Share of the stored tokens to read, in (0, 1]. Sink tokens, the recent window and what comes after the prompt are
+        always read, and count; so does at least one page (one token with ``by="channels"``). 1 reads all.
+    by : {"pages", "channels"}
+        "pages": runs of `page_size` tokens, chosen by the largest logit that a token between the page's per-channel
+        minimum and maximum could have. "channels": single tokens, chosen by their logits from the channels that the
+        cache's method keeps (``ratio=``, ``kept_channels=``); the other channels are read only of the chosen ones.
+    page_size : int
+        Tokens of a page; with "channels", of a run whose unread tokens share one mean value.
+    epsilon : float, optional
+        Read on until at most this share of the attention, of every query head, can be on tokens that were not read;
+        `share` is then the least. None stops at `share`.
+    unread : {"mean", "nothing"}
+        What tokens that were not read add to the output: "mean" gives each page's tokens their mean value, with the
+        attention that the page's mean key (with "channels", the scores) lets expect. "nothing" leaves them out, as
+        Quest does.
+
+    Notes
+    -----
+    A KV head reads the same tokens for all query heads of its group: those with the largest score in any of them, each
+    head's scores taken relative to its own sum. More than 32 new tokens at once, such as another turn of a conversation,
+    read everything.
+
+    Examples
+    --------
+    >>> TopTokens(share=0.25, by="channels").by
+    'channels'
+    >>> TopTokens(share=25)
+    Traceback (most recent call last):
+    grace_opt.errors.OptionError: share=25: give a number > 0 and <= 1; for 25 %, write share=0.25.
+    """
+
+    share: float = 0.25
+    by: Literal["pages", "channels"] = "pages"
+    page_size: int = 16
+    epsilon: float | None = None
+    unread: Literal["mean", "nothing"] = "mean"
+
+    def __post_init__(self) -> None:
+        percent = isinstance(self.share, int | float) and 1 < self.share <= 100
+        hint = f"for {self.share:g} %, write share={self.share / 100:g}" if percent else ""
+        check_fields(self, number, "share", above=0, at_most=1, hint=hint)
+        if self.by == "sampling":
+            raise OptionError(
+                'by="sampling" (MagicPIG) is not built: its estimate has no certain bound. Write by="pages" or '
+                'by="channels"'
+            )
+        check_fields(self, choice, "by", allowed=WAYS)
+        check_fields(self, integer, "page_size", at_least=1)
+        check_fields(self, number, "epsilon", above=0, below=1, optional=True)
+        check_fields(self, choice, "unread", allowed=("mean", "nothing"))
+
+
+def reading_named(name: str) -> TopTokens:
+    """Return the way to read of this name with its defaults.
+
+    Examples
+    --------
+    >>> reading_named("channels")
+    TopTokens(share=0.25, by='channels', page_size=16, epsilon=None, unread='mean')
+    """
+    meant = name.strip().lower()
+    if meant not in WAYS:
+        raise OptionError(
+            f"read={name!r}: write one of {', '.join(map(repr, WAYS))}, or TopTokens(share=0.25)"
+            f"{did_you_mean(meant, WAYS)}"
+        )
+    return TopTokens(by=meant)  # type: ignore[arg-type]
+
+
+def reading_from_dict(values: Any) -> TopTokens:
+    """Return what ``dataclasses.asdict`` made a dict of.
+
+    Raises
+    ------
+    OptionError
+        If it is no such dict, or a value is out of range.
+
+    Examples
+    --------
+    >>> reading_from_dict({"share": 0.5, "by": "pages"}).share
+    0.5
+    """
+    if not isinstance(values, Mapping):
+        raise OptionError(f'read={values!r}: give the settings as a dict, such as {{"share": 0.25, "by": "pages"}}')
+    known = [field.name for field in dataclasses.fields(TopTokens)]
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise OptionError(f"TopTokens has no {', '.join(map(str, unknown))}; it has {', '.join(known)}")
+    return TopTokens(**values)

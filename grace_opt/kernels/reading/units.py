@@ -1,0 +1,116 @@
+r"""What a step reads by: pages with their channels' ranges, or tokens with their first channels.
+
+A *unit* is what is read or left as a whole. For both kinds, `scores` says in which order, and `bounds` what the logits
+of a unit's tokens can be at most, in exact arithmetic on the stored numbers:
+
+.. math:: \text{page } p: \quad u_p = \sum_c \max(q_c\,l_{pc},\; q_c\,h_{pc}), \qquad
+   \text{token } t: \quad u_t = q_C k_{tC} + q_R \bar k_R + \lVert q_R \rVert\,\lVert k_{tR} - \bar k_R \rVert
+
+with the least and largest numbers :math:`l, h` of a page's real tokens; :math:`C` the first channels as stored,
+:math:`R` the others and :math:`\bar k_R` a constant near their mean, by Cauchy and Schwarz.
+
+Source: Quest (arXiv 2406.10774) for pages; Loki (arXiv 2406.02542) and SparQ (arXiv 2312.04985) for channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PageRanges:
+    """Pages of the older tokens; all but the first page have `size` tokens.
+
+    Attributes
+    ----------
+    size, first : int
+        Tokens of a page, and of the first one, which may have fewer.
+    lower, upper : Tensor
+        ``(B, H, P, d')``, of the type of the keys: each channel's least and largest number of a page's real tokens;
+        zeros where a page is padding.
+    counts : Tensor
+        ``(B, P)`` int32: real tokens of a page.
+    reach : Tensor
+        ``(B, H, d')``: the largest absolute number of each channel.
+    """
+
+    size: int
+    first: int
+    lower: Tensor
+    upper: Tensor
+    counts: Tensor
+    reach: Tensor
+
+    @property
+    def units(self) -> int:
+        """Number of pages."""
+        return self.lower.shape[2]
+
+    def real(self) -> Tensor:
+        """Return the number of real tokens of each unit, ``(B, P)``."""
+        return self.counts
+
+    def estimates(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return expected and largest logits ``(B, H, g, P)`` for scaled queries ``(B, H, g, d')``, and a rounding
+        scale ``(B, H, g)``: no product's terms add up to more, in absolute value."""
+        kind = query.dtype
+        lower, upper = self.lower.to(kind).mT, self.upper.to(kind).mT
+        bounds = query.clamp(min=0) @ upper + query.clamp(max=0) @ lower
+        return bounds, bounds, (query.abs() * self.reach.to(kind)[:, :, None]).sum(-1)
+
+
+@dataclass(frozen=True)
+class FirstChannels:
+    """Single tokens, whose first channels give scores.
+
+    Attributes
+    ----------
+    lead : int
+        Number of these channels.
+    keys : Tensor
+        ``(B, H, S_p, d')``: the stored keys.
+    norms : Tensor
+        ``(B, H, S_p)``, float32 or wider: no less than the norm of the other channels' distance from `mean`.
+    mean : Tensor
+        ``(B, H, d' - lead)``, of the type of `norms`.
+    counts : Tensor
+        ``(B, S_p)`` int32: 1 for real tokens, 0 for padding.
+    reach : Tensor
+        As in `PageRanges`.
+    """
+
+    lead: int
+    keys: Tensor
+    norms: Tensor
+    mean: Tensor
+    counts: Tensor
+    reach: Tensor
+
+    size = first = 1
+
+    @property
+    def units(self) -> int:
+        """Number of tokens."""
+        return self.norms.shape[2]
+
+    def real(self) -> Tensor:
+        """Return 1 for every real token, ``(B, P)``."""
+        return self.counts
+
+    def estimates(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `PageRanges.estimates`."""
+        kind = query.dtype
+        others, norms = query[..., self.lead :], self.norms.to(kind)[:, :, None]
+        expected = query[..., : self.lead] @ self.keys[..., : self.lead].to(kind).mT
+        expected = expected + (others * self.mean.to(kind)[:, :, None]).sum(-1, keepdim=True)
+        length = torch.linalg.vector_norm(others, dim=-1)
+        bounds = expected + length[..., None] * norms
+        terms = 2 * (query.abs() * self.reach.to(kind)[:, :, None]).sum(-1)
+        return expected, bounds, terms + length * norms.amax(-1)
+
+
+#: What a step reads by.
+Units = PageRanges | FirstChannels
