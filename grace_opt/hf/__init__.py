@@ -40,6 +40,7 @@ from .config import PruningConfig  # noqa: E402
 from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
 from .quantization import Quantization  # noqa: E402
+from .reading import LayerReading, ReadReport, TopTokens  # noqa: E402
 from .report import MemoryReport  # noqa: E402
 from .tune import tune  # noqa: E402
 
@@ -51,13 +52,16 @@ __all__ = [
     "Attached",
     "CalibratedBasis",
     "CapturedAttention",
+    "LayerReading",
     "MemoryReport",
     "PrunedKeyCache",
     "PruningConfig",
     "PyramidKV",
     "Quantization",
+    "ReadReport",
     "SnapKV",
     "StreamingLLM",
+    "TopTokens",
     "attach",
     "attention_implementation",
     "calibrate",

@@ -11,6 +11,8 @@ weights (by ``output_attentions``, or a forward hook). For many new tokens at on
 two segments' logits would take as much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the
 keys are therefore widened with zeros, or made dense, one layer at a time, and the base function computes the same.
 
+With ``read=``, up to as many new tokens read few of the old ones (:mod:`grace_opt.hf.reading.attention`).
+
 Keys that do not come from a `PrunedKeyLayer` (another cache, a sliding layer, no cache) go straight to the base
 function. Soft-capped logits, which sdpa cannot compute, are refused with any cache.
 
@@ -46,6 +48,7 @@ from .pruned_attention import (
     scatter_channels,
     weights_in_sequence,
 )
+from .reading.attention import read_attention
 from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]
@@ -174,6 +177,8 @@ def _decoded(
     """Compute attention of new tokens over the compressed part and the dense tail."""
     fused = layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES
     want_weights = base_name == "eager" and (bool(kwargs.get("output_attentions")) or weights_may_be_read(module))
+    if fused and isinstance(old, Compressed) and old.index is not None:
+        return read_attention(module, query, tail, value, attention_mask, old, layer.tally, want_weights, **kwargs)
     if fused and isinstance(old, Compressed):
         return fused_attention(module, query, tail, value, attention_mask, old, want_weights, **kwargs)
     if attention_mask is not None:

@@ -31,7 +31,11 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
     found = []
     if config.evict is not None:
         found.append(f"evict={config.evict} has dropped no token: the prompt has no more than it keeps")
-    if config.quantize is None and all(
+    if config.read is not None:
+        shares = [layer.tally.reading(layer.plan.index) for layer in layers]
+        if all(each.steps and each.share == 1.0 for each in shares):
+            found.append(f"{config.read} has left no token unread: write a smaller share, or a smaller page_size")
+    elif config.quantize is None and all(
         isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
         for each, layer in zip(old, layers, strict=True)
     ):

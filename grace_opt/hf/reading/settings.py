@@ -4,8 +4,7 @@ When: every token is to be kept, because nobody knows yet which one a later ques
 of them. Unlike an eviction, nothing is lost: what a step leaves out, a later step can read.
 
 Source: pages are Quest's (arXiv 2406.10774), scores from some of the channels Loki's (arXiv 2406.02542) and SparQ's
-(arXiv 2312.04985), from which the mean of what is not read comes as well. The bounds are ours
-(`docs/theory/reading.md`).
+(arXiv 2312.04985), `top_p` Twilight's (arXiv 2502.02770). The bounds are ours (docs/theory/reading.md).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ WAYS = (PAGES, CHANNELS)
 
 _SHARE = "write share=, the share of the tokens to read, such as 0.25"
 _OTHER_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("budget", "ratio", "top_p", "topk", "top_k", "k", "token_budget", "read"), _SHARE),
+    **dict.fromkeys(("budget", "ratio", "topk", "top_k", "k", "token_budget", "read"), _SHARE),
     **dict.fromkeys(("page", "chunk_size", "block_size", "block"), "write page_size="),
     **dict.fromkeys(("eps", "tolerance", "tol", "bound"), "write epsilon="),
     **dict.fromkeys(("method", "mode", "kind"), 'write by="pages" or by="channels"'),
@@ -42,27 +41,27 @@ class TopTokens:
     Attributes
     ----------
     share : float
-        Share of the stored tokens to read, in (0, 1]. Sink tokens, the recent window and what comes after the prompt are
-        always read, and count; so does at least one page (one token with ``by="channels"``). 1 reads all.
+        Share of the stored tokens to read, in (0, 1]. Sink tokens, the recent window and what comes after the prompt
+        are always read, and count; so does at least one page (one token with ``by="channels"``). 1 reads all.
     by : {"pages", "channels"}
         "pages": runs of `page_size` tokens, chosen by the largest logit that a token between the page's per-channel
         minimum and maximum could have. "channels": single tokens, chosen by their logits from the channels that the
         cache's method keeps (``ratio=``, ``kept_channels=``); the other channels are read only of the chosen ones.
     page_size : int
-        Tokens of a page; with "channels", of a run whose unread tokens share one mean value.
+        Tokens of a page.
     epsilon : float, optional
         Read on until at most this share of the attention, of every query head, can be on tokens that were not read;
         `share` is then the least. None stops at `share`.
-    unread : {"mean", "nothing"}
-        What tokens that were not read add to the output: "mean" gives each page's tokens their mean value, with the
-        attention that the page's mean key (with "channels", the scores) lets expect. "nothing" leaves them out, as
-        Quest does.
+    top_p : float, optional
+        With "channels": read on until this share of the attention of every query head is expected, by the scores, on
+        the tokens that are read; `share` is then the least. Heads that look at few tokens read few. Not certain, but
+        far fewer tokens than an `epsilon` needs.
 
     Notes
     -----
     A KV head reads the same tokens for all query heads of its group: those with the largest score in any of them, each
-    head's scores taken relative to its own sum. More than 32 new tokens at once, such as another turn of a conversation,
-    read everything.
+    head's scores taken relative to its own sum. More than 32 new tokens at once, such as another turn of a
+    conversation, read everything.
 
     Examples
     --------
@@ -77,7 +76,7 @@ class TopTokens:
     by: Literal["pages", "channels"] = "pages"
     page_size: int = 16
     epsilon: float | None = None
-    unread: Literal["mean", "nothing"] = "mean"
+    top_p: float | None = None
 
     def __post_init__(self) -> None:
         percent = isinstance(self.share, int | float) and 1 < self.share <= 100
@@ -91,7 +90,12 @@ class TopTokens:
         check_fields(self, choice, "by", allowed=WAYS)
         check_fields(self, integer, "page_size", at_least=1)
         check_fields(self, number, "epsilon", above=0, below=1, optional=True)
-        check_fields(self, choice, "unread", allowed=("mean", "nothing"))
+        check_fields(self, number, "top_p", above=0, below=1, optional=True)
+        if self.top_p is not None and self.by != CHANNELS:
+            raise OptionError(
+                f'top_p={self.top_p} goes with by="channels", whose scores are what logits are expected to be; those '
+                'of pages are bounds. Write by="channels", or epsilon= instead of top_p='
+            )
 
 
 def reading_named(name: str) -> TopTokens:
@@ -100,7 +104,7 @@ def reading_named(name: str) -> TopTokens:
     Examples
     --------
     >>> reading_named("channels")
-    TopTokens(share=0.25, by='channels', page_size=16, epsilon=None, unread='mean')
+    TopTokens(share=0.25, by='channels', page_size=16, epsilon=None, top_p=None)
     """
     meant = name.strip().lower()
     if meant not in WAYS:

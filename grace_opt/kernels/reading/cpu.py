@@ -1,9 +1,9 @@
-r"""Attention of one new query over few of the stored tokens on the CPU: scores, choice, attention and bound in one loop.
+"""Attention of one new query over few of the stored tokens on the CPU: scores, choice, attention, bound in one loop.
 
 `grace_opt.kernels.reading.host` calls it; `reference` defines the result. An item is one KV head of one sequence. Its
-units are scored for the whole group of query heads, sorted by counting, and marked; marked tokens are copied, a block at
-a time, to where the decoding kernel's loops (`grace_opt.kernels.decode.cpu`) read them, in the order in which they lie.
-Logits are in powers of two. Bounds are joined in float64 with what `certificate` allows for rounding.
+units are scored for the whole group of query heads, sorted by counting, and marked; marked tokens are copied, a block
+at a time, to where the decoding kernel's loops (`grace_opt.kernels.decode.cpu`) read them, in the order in which they
+lie. Logits are in powers of two. Bounds are joined in float64 with what `certificate` allows for rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .._shared.lanes import (
 from ..decode.cpu import BLOCK, LOG2E, NOTHING, address, attend_segment, gather, integers, numbers, read_queries
 from ..decode.cpu.logits import logits_by_token
 from ..decode.cpu.rows import BYTES, WHOLE
-from ..decode.forms import BOOL, BY_TOKEN, LANES, NO_MASK, ROWS
+from ..decode.forms import BOOL, BY_TOKEN, LANES, ROWS
 from .forms import BESIDES, BUCKETS, MARGIN, ROUNDS, STEPS
 
 #: Rows of `places`; the columns are address and strides (batch, head, token or row, channel), in bytes.
@@ -237,8 +237,8 @@ def read_tokens(keys, key_step, values, value_step, tokens, count, width, value_
 @part
 def read_units(queries, rows, places, sizes, b, h, masks, order, start, stop, marks, bounds, rooms, state):
     """Attend to the tokens of the units `start` to `stop` of an order; return how many real ones they have."""
-    key_room, value_room, mask_room, tokens, logits, scaled = rooms
-    width, value_width, size, first, old = (sizes[KEPT_COUNT], sizes[VALUE_WIDTH], sizes[SIZE], sizes[FIRST], sizes[OLD])
+    mask_room, tokens = rooms[2], rooms[3]
+    size, first, old = sizes[SIZE], sizes[FIRST], sizes[OLD]
     counts, real = places[COUNTS, 0] + b * places[COUNTS, 1], 0
     for i in range(start, stop):
         marks[order[i]] = 1
@@ -259,7 +259,9 @@ def read_units(queries, rows, places, sizes, b, h, masks, order, start, stop, ma
                 tokens[found] = t
                 found += 1
                 if found == BLOCK:
-                    attend_block(queries, rows, places, sizes, h, masks, rows_of_masks, keys, values, found, rooms, state)
+                    attend_block(
+                        queries, rows, places, sizes, h, masks, rows_of_masks, keys, values, found, rooms, state
+                    )
                     found = 0
         unit += 1
     if found:
@@ -366,7 +368,15 @@ def attend_few(taken, places, sizes, factors, least, output, bounds_out, read_ou
         b, h = item // heads, item % heads
         at = address(places[QUERY], b, h * rows)
         read_queries(
-            at, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, 1, width, np.float32(factors[SCALE]) * LOG2E, full
+            at,
+            places[QUERY, 2],
+            places[QUERY, 3],
+            places[QUERY, 4],
+            rows,
+            1,
+            width,
+            np.float32(factors[SCALE]) * LOG2E,
+            full,
         )
         gather(full, rows, width, address(places[KEPT], b, h), places[KEPT, 4], kept, narrow)
         for row in range(rows):

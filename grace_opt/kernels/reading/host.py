@@ -67,6 +67,7 @@ def read_attention(
     tail_values: Tensor,
     units: Units,
     least: Tensor,
+    most: int,
     epsilon: float | None = None,
     top_p: float | None = None,
     attention_mask: Tensor | None = None,

@@ -56,6 +56,7 @@ def attention(
     tail_values: Tensor,
     units: Units,
     least: Tensor,
+    most: int,
     epsilon: float | None = None,
     top_p: float | None = None,
     attention_mask: Tensor | None = None,
@@ -74,6 +75,8 @@ def attention(
         What `keys` are read by.
     least : Tensor
         ``(B,)`` int64: number of units to read at least.
+    most : int
+        No row of `least` is larger.
     epsilon : float, optional
         Read on until the bound is no more than this for every query head.
     top_p : float, optional
@@ -92,8 +95,8 @@ def attention(
     def capped(logits: Tensor) -> Tensor:
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
-    expected, bounds, terms = units.estimates(narrow)
-    real = units.real()[:, None, None]
+    expected, bounds, terms = units.estimates(narrow, keys)
+    real = units.counts[:, None, None]
     starts, stops = unit_ends(units, old, keys.device)
     number = real.to(wide).log()
     expected, bounds = capped(expected) + number, capped(bounds) + number
@@ -111,12 +114,8 @@ def attention(
     around_terms = (grouped.abs() @ around.mT).amax(-1) if around.shape[2] else terms * 0
     all_read = dense.logsumexp(-1)  # so far
 
-    if epsilon is None and top_p is None:
-        most_units = int(least.max()) if least.device.type == "cpu" else units.units
-        count = least.to(keys.device)[:, None].expand(batch, heads).clamp(max=units.units)
-    else:
-        most_units, count = units.units, least.to(keys.device)[:, None].expand(batch, heads).clamp(max=units.units)
-    most_units = min(most_units, units.units)
+    count = least[:, None].expand(batch, heads).clamp(max=units.units)
+    most_units = min(most, units.units) if epsilon is None and top_p is None else units.units
     reading = order[..., :most_units]
     tokens = starts[reading][..., None] + torch.arange(units.size, device=keys.device)  # (B, H, k, size)
     exists = tokens < stops[reading][..., None]
@@ -132,7 +131,9 @@ def attention(
     in_order = bounds.gather(-1, _for_rows(order, group))
     precision = torch.finfo(wide).eps
     if epsilon is not None:
-        behind = torch.cat([in_order.flip(-1).logcumsumexp(-1).flip(-1), torch.full_like(all_read, -torch.inf)[..., None]], -1)
+        behind = torch.cat(
+            [in_order.flip(-1).logcumsumexp(-1).flip(-1), torch.full_like(all_read, -torch.inf)[..., None]], -1
+        )
         ahead = torch.cat([all_read[..., None], torch.logaddexp(all_read[..., None], of_units.logcumsumexp(-1))], -1)
         certain = unread_bound(
             ahead, behind, torch.maximum(terms, around_terms)[..., None], terms[..., None], width, total, precision
@@ -155,7 +156,7 @@ def attention(
     spread = weights.new_zeros(batch, heads, group, total)
     spread[..., :sinks], spread[..., sinks + old :] = weights[..., :ends], weights[..., ends:border]
     spread[..., sinks : sinks + old].scatter_add_(-1, _for_rows(tokens, group), weights[..., border:])
-    counted = units.real()[:, None].expand(batch, heads, -1).gather(-1, order)
+    counted = units.counts[:, None].expand(batch, heads, -1).gather(-1, order)
     return Few(
         output.reshape(batch, query_heads, 1, -1).transpose(1, 2).contiguous(),
         bound.view(batch, query_heads),
@@ -196,7 +197,7 @@ def _expected_enough(expected: Tensor, order: Tensor, dense: Tensor, top_p: floa
 
 
 def _certain_enough(certain: Tensor, least: Tensor, epsilon: float) -> Tensor:
-    """Return the first of at most `ROUNDS` numbers of units, from `least` on, whose bounds ``(B, H, P + 1)`` suffice."""
+    """Return the first of `ROUNDS` numbers of units, from `least` on, whose bounds ``(B, H, P + 1)`` suffice."""
     count = certain.shape[-1] - 1
     step = -(-count // ROUNDS)
     rounds = torch.arange(ROUNDS + 1, device=certain.device) * step
@@ -215,7 +216,9 @@ def _additive(mask: Tensor | None, batch: int, heads: int, group: int) -> Tensor
     else:  # the smallest number of its type stands for never
         found = mask.double().masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
     found = found[:, :, 0].expand(batch, heads * group if mask.shape[1] > 1 else 1, -1)
-    return found.view(batch, heads, group, -1) if mask.shape[1] > 1 else found[:, :, None].expand(batch, heads, group, -1)
+    return (
+        found.view(batch, heads, group, -1) if mask.shape[1] > 1 else found[:, :, None].expand(batch, heads, group, -1)
+    )
 
 
 def _largest_of_units(mask: Tensor, starts: Tensor, stops: Tensor, size: int) -> Tensor:

@@ -20,7 +20,7 @@ def cpu() -> bool:
     mean = rest.mean(2)
     norms = torch.linalg.vector_norm(rest - mean[:, :, None], dim=-1) * (1 + 1e-6)
     ones = torch.ones(2, 301, dtype=torch.int32, device=device)
-    channels = FirstChannels(7, keys, norms, mean, ones, reach)
+    channels = FirstChannels(7, norms, mean, ones, reach)
     whole = keys[:, :, 1:].unflatten(2, (75, 4))
     lower, upper = (torch.cat([keys[:, :, :1], end], 2) for end in (whole.amin(3), whole.amax(3)))
     counts = torch.full((2, 76), 4, dtype=torch.int32, device=device)
@@ -32,8 +32,8 @@ def cpu() -> bool:
         (pages, {}), (channels, {}), (channels, {"top_p": 0.7}), (pages, {"epsilon": 0.3}), (channels, {"epsilon": 0.2})
     ]  # fmt: skip
     for units, more in cases:
-        found = host.read_attention(*stored, units, least, **more)
-        expected = reference.attention(*stored, units, least, **more)
+        found = host.read_attention(*stored, units, least, 31, **more)
+        expected = reference.attention(*stored, units, least, 31, **more)
         if not torch.equal(found.tokens, expected.tokens):
             return False
         if not torch.allclose(found.output, expected.output, rtol=0, atol=1e-5 * float(old.abs().max())):

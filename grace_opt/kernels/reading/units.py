@@ -49,13 +49,9 @@ class PageRanges:
         """Number of pages."""
         return self.lower.shape[2]
 
-    def real(self) -> Tensor:
-        """Return the number of real tokens of each unit, ``(B, P)``."""
-        return self.counts
-
-    def estimates(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return expected and largest logits ``(B, H, g, P)`` for scaled queries ``(B, H, g, d')``, and a rounding
-        scale ``(B, H, g)``: no product's terms add up to more, in absolute value."""
+    def estimates(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return expected and largest logits ``(B, H, g, P)`` for scaled queries ``(B, H, g, d')`` and the stored
+        keys, and a rounding scale ``(B, H, g)``: no product's terms add up to more, in absolute value."""
         kind = query.dtype
         lower, upper = self.lower.to(kind).mT, self.upper.to(kind).mT
         bounds = query.clamp(min=0) @ upper + query.clamp(max=0) @ lower
@@ -70,8 +66,6 @@ class FirstChannels:
     ----------
     lead : int
         Number of these channels.
-    keys : Tensor
-        ``(B, H, S_p, d')``: the stored keys.
     norms : Tensor
         ``(B, H, S_p)``, float32 or wider: no less than the norm of the other channels' distance from `mean`.
     mean : Tensor
@@ -83,7 +77,6 @@ class FirstChannels:
     """
 
     lead: int
-    keys: Tensor
     norms: Tensor
     mean: Tensor
     counts: Tensor
@@ -96,15 +89,11 @@ class FirstChannels:
         """Number of tokens."""
         return self.norms.shape[2]
 
-    def real(self) -> Tensor:
-        """Return 1 for every real token, ``(B, P)``."""
-        return self.counts
-
-    def estimates(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def estimates(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `PageRanges.estimates`."""
         kind = query.dtype
         others, norms = query[..., self.lead :], self.norms.to(kind)[:, :, None]
-        expected = query[..., : self.lead] @ self.keys[..., : self.lead].to(kind).mT
+        expected = query[..., : self.lead] @ keys[..., : self.lead].to(kind).mT
         expected = expected + (others * self.mean.to(kind)[:, :, None]).sum(-1, keepdim=True)
         length = torch.linalg.vector_norm(others, dim=-1)
         bounds = expected + length[..., None] * norms

@@ -1,0 +1,149 @@
+"""`ReadIndex`: what a cache keeps beside its old tokens to find those that a step should read.
+
+It is made from the stored keys alone, whenever they change: at the end of the prompt, when newer tokens join them, when
+the cache is cropped, and when it is loaded. Pages are counted from the last old token backwards, and padding belongs to
+none, so a padded row has the pages that it would have alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...kernels.reading import FirstChannels, PageRanges, Units
+from .settings import PAGES, TopTokens
+
+#: What a product of a share and a number of tokens may be off, in tokens.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class ReadIndex:
+    """By what the old tokens are read.
+
+    Attributes
+    ----------
+    reading : TopTokens
+        How.
+    lead : int or None
+        With "channels": how many of the stored channels give scores, the first.
+    padding : Tensor or None
+        ``(B,)`` int32: how many of the first old tokens are padding; None for none.
+    units : Units
+        Pages, or tokens.
+    """
+
+    reading: TopTokens
+    lead: int | None
+    padding: Tensor | None
+    units: Units
+
+    @staticmethod
+    def of(reading: TopTokens, keys: Tensor, lead: int | None, padding: Tensor | None) -> ReadIndex:
+        """Make it for the old tokens' keys ``(B, H, S_p, d')``, sinks not among them."""
+        with torch.no_grad():
+            count = keys.shape[2]
+            real = None if padding is None else torch.arange(count, device=keys.device) >= padding[:, None]
+            if reading.by == PAGES:
+                return ReadIndex(reading, None, padding, page_ranges(keys, real, reading.page_size))
+            assert lead is not None
+            return ReadIndex(reading, lead, padding, first_channels(keys, real, lead))
+
+    def remade(self, keys: Tensor) -> ReadIndex:
+        """Return one for more or fewer keys; those that are padding stay the first."""
+        padding = None if self.padding is None else self.padding.clamp(max=keys.shape[2])
+        return ReadIndex.of(self.reading, keys, self.lead, padding)
+
+    def least(self, old: int, dense: int) -> tuple[Tensor, int]:
+        """Return how many units are read at least, ``(B,)``, and the largest of these numbers.
+
+        Parameters
+        ----------
+        old, dense : int
+            Number of old tokens, padding counted, and of those that are always read.
+        """
+        units, share = self.units.units, self.reading.share
+        tokens = math.floor(share * (old + dense) + _ROUNDING) - dense
+        most = units if tokens >= old else min(max(tokens // self.units.size, 1), units)
+        if self.padding is None:
+            return torch.full(self.units.counts.shape[:1], most, device=self.units.counts.device), most
+        real = old - self.padding.double()  # in float64, where numbers of tokens are exact
+        budget = (share * (real + dense) + _ROUNDING).floor() - dense
+        whole = (budget / self.units.size).floor().clamp(min=1, max=units)
+        return torch.where(budget >= real, units, whole).long(), most
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors that are kept, by name."""
+        found = {name: part for name, part in vars(self.units).items() if isinstance(part, Tensor)}
+        return found if self.padding is None else {**found, "padding": self.padding}
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> ReadIndex:
+        """Return it with all tensors changed: moved, or some rows of them."""
+        new = {name: change(part) for name, part in self.tensors().items()}
+        padding = new.pop("padding", None)
+        return replace(self, padding=padding, units=replace(self.units, **new))  # type: ignore[arg-type]
+
+
+def page_ranges(keys: Tensor, real: Tensor | None, size: int) -> PageRanges:
+    """Return the ranges of pages of keys ``(B, H, S, d)``, of which ``real`` (B, S) are no padding."""
+    batch, _, count, _ = keys.shape
+    pages = math.ceil(count / size)
+    before = pages * size - count
+    if real is None:
+        real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
+    exists = functional.pad(real, (before, 0)).view(batch, 1, pages, size, 1)
+    paged = functional.pad(keys, (0, 0, before, 0)).unflatten(2, (pages, size))
+    lower = paged.masked_fill(~exists, torch.inf).amin(3)
+    upper = paged.masked_fill(~exists, -torch.inf).amax(3)
+    counts = exists[:, 0, :, :, 0].sum(-1)
+    empty = (counts == 0)[:, None, :, None]
+    lower, upper = lower.masked_fill(empty, 0.0), upper.masked_fill(empty, 0.0)
+    reach = torch.maximum(lower.abs(), upper.abs()).amax(2)
+    return PageRanges(size, size - before, lower, upper, counts.to(torch.int32), reach)
+
+
+def first_channels(keys: Tensor, real: Tensor | None, lead: int) -> FirstChannels:
+    """Return what is known of the channels behind the first `lead` of keys ``(B, H, S, d)``."""
+    batch, _, count, _ = keys.shape
+    wide = torch.promote_types(keys.dtype, torch.float32)
+    if real is None:
+        real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
+    shown = keys.masked_fill(~real[:, None, :, None], 0.0)
+    rest = shown[..., lead:].double()
+    mean = (rest.sum(2) / real.sum(-1).clamp(min=1)[:, None, None]).to(wide)
+    # Rounded up: more than float64's rounding of the sum, and than the rounding to the type.
+    norms = torch.linalg.vector_norm(rest - mean[:, :, None].double(), dim=-1)
+    norms = norms * (1 + 2 * torch.finfo(wide).eps) + torch.finfo(wide).tiny
+    norms = norms.masked_fill(~real[:, None], 0.0).to(wide)
+    reach = shown.abs().amax(2)
+    return FirstChannels(lead, norms, mean, real.to(torch.int32), reach)
+
+
+def padding_of(valid: Tensor | None, positions: Tensor | None, old: int, sinks: int) -> Tensor | None:
+    """Return how many of the first old tokens behind the sinks are padding, ``(B,)`` int32; None if nothing is.
+
+    Parameters
+    ----------
+    valid : Tensor or None
+        ``(B, S)`` bool, False at padding.
+    positions : Tensor or None
+        ``(B, 1 or H, n)``: which tokens are stored, in their order; None for the first `old`.
+    old, sinks : int
+        Number of tokens of the prompt before the recent window, and of sink tokens.
+    """
+    if valid is None:
+        return None
+    stored = valid[:, :old] if positions is None else valid[:, :old].gather(-1, positions[:, 0].long())
+    return (stored[:, sinks:].cumsum(-1) == 0).sum(-1).to(torch.int32)
+
+
+def all_channels(kept: Tensor, width: int) -> Tensor:
+    """Return the kept channels ``(B, H, d')`` and behind them all others, ``(B, H, width)``, both ascending."""
+    others = torch.ones(*kept.shape[:2], width, dtype=torch.uint8, device=kept.device).scatter_(-1, kept, 0)
+    rest = others.argsort(dim=-1, descending=True, stable=True)[..., : width - kept.shape[-1]]
+    return torch.cat([kept, rest], dim=-1)
