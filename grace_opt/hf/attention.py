@@ -178,7 +178,10 @@ def _decoded(
     fused = layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES
     want_weights = base_name == "eager" and (bool(kwargs.get("output_attentions")) or weights_may_be_read(module))
     if fused and isinstance(old, Compressed) and old.index is not None:
-        return read_attention(module, query, tail, value, attention_mask, old, layer.tally, want_weights, **kwargs)
+        few: Attended = read_attention(
+            module, query, tail, value, attention_mask, old, layer.tally, want_weights, **kwargs
+        )
+        return few
     if fused and isinstance(old, Compressed):
         return fused_attention(module, query, tail, value, attention_mask, old, want_weights, **kwargs)
     if attention_mask is not None:

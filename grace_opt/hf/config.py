@@ -23,7 +23,7 @@ from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
 from ..registry import MethodOptions
-from .arguments import OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
+from .arguments import OTHER_NAMES_OF_SETTINGS, RATIO, advice, explains_arguments
 from .bits.classes import SINKS
 from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_given_bits, check_tail_block
 from .config_file import format_settings, read_settings, write_settings
@@ -122,7 +122,7 @@ class PruningConfig:
     """
 
     method: str | MethodOptions = "grace"
-    ratio: float | Sequence[float] = None  # type: ignore[assignment]  # known once it is known what is read
+    ratio: float | Sequence[float] = RATIO  # known once it is known what is read
     kept_channels: int | None = None
     protect: tuple[float, float] | None = None
     weight: str = "frobenius"
@@ -150,9 +150,8 @@ class PruningConfig:
             object.__setattr__(self, "evict", eviction_named(self.evict))
         if isinstance(self.read, str):
             object.__setattr__(self, "read", reading_named(self.read))
-        if self.ratio is None:
-            whole = isinstance(self.read, TopTokens) and self.read.by == PAGES
-            object.__setattr__(self, "ratio", 0.0 if whole else DEFAULT_RATIO)
+        if self.ratio is RATIO:
+            object.__setattr__(self, "ratio", self._usual_ratio)
         check_bits(self)
         if self.read is not None:
             _check_read(self)
@@ -188,7 +187,7 @@ class PruningConfig:
         # Plain floats: numpy's would not go into JSON.
         floats = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
         object.__setattr__(self, "ratio", floats)
-        if self.kept_channels is not None and self.ratio not in (DEFAULT_RATIO, 0.0 if self.read else DEFAULT_RATIO):
+        if self.kept_channels is not None and self.ratio != self._usual_ratio:
             raise _one_of_two(self.ratio, self.kept_channels)
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
@@ -212,6 +211,11 @@ class PruningConfig:
             names = [f.name for f in fields(self)]
             meant = advice(self.options, names, OTHER_NAMES_OF_SETTINGS)
             raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.{meant}") from None
+
+    @property
+    def _usual_ratio(self) -> float | Sequence[float]:
+        """The ratio if none is given."""
+        return 0.0 if isinstance(self.read, TopTokens) and self.read.by == PAGES else DEFAULT_RATIO
 
     @property
     def is_coded(self) -> bool:

@@ -253,8 +253,9 @@ class _Check:
         self.placed(said["length"], stored, positions, batch, heads)
         padding = parts.get("padding")
         if padding is not None:
-            fits = isinstance(padding, Tensor) and padding.dtype == torch.int32 and tuple(padding.shape) == (batch,)
-            fits = fits and int(padding.min()) >= 0 and int(padding.max()) <= pruned.shape[2]
+            fits = padding.dtype == torch.int32 and tuple(padding.shape) == (batch,)
+            fits = fits and isinstance(padding, Tensor) and 0 <= int(padding.min()) <= int(padding.max())
+            fits = fits and isinstance(padding, Tensor) and int(padding.max()) <= pruned.shape[2]
             self.require(fits, f"padding is not a number of the {pruned.shape[2]} old tokens for each sequence")
 
     def lead(self, plan: LayerPlan, said: dict[str, Any], width: int) -> int:

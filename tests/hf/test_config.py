@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError, ProblemError, UnknownSolverError
-from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM
+from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM, TopTokens
 
 BITS = st.sampled_from([None, 2, 4])
 EVICTIONS = st.one_of(
@@ -56,6 +56,14 @@ GIVEN_BITS = st.one_of(
     st.fixed_dictionaries({"key_bits": MEANS, "value_bits": MEANS, "basis": BASES}),
     st.fixed_dictionaries({"total_bytes": st.integers(1, 10**12), "basis": BASES}),
 )
+SHARES = st.floats(0, 1, exclude_min=True)
+PARTS = st.none() | st.floats(0, 1, exclude_min=True, exclude_max=True)
+READINGS = st.one_of(
+    st.sampled_from(["pages", "channels"]),
+    st.builds(TopTokens, share=SHARES, page_size=st.integers(1, 99), epsilon=PARTS),
+    st.builds(TopTokens, share=SHARES, by=st.just("channels"), epsilon=PARTS, top_p=PARTS),
+)
+BESIDE_READING = ("recent_window", "sink_tokens", "dense_layers", "tail_block", "evict")
 BESIDE_BITS = ("recent_window", "sink_tokens", "dense_layers", "tail_block")
 MIXED = {"use_sliding_window": True, "sliding_window": 12, "layer_types": ("sliding_attention", "full_attention")}
 
@@ -82,9 +90,20 @@ class TestRoundTrip:
         for name, value in {"sink_tokens": 4, **bits, **others}.items():
             assert getattr(again, name) == (64 if name == "tail_block" and value is None else value)
 
+    @settings(max_examples=50, deadline=None)
+    @given(READINGS, st.fixed_dictionaries({}, optional={name: SETTINGS[name] for name in BESIDE_READING}))
+    def test_of_reading_through_json_gives_an_equal_configuration(self, read, others):
+        config = PruningConfig(read=read, **others)
+        again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+        assert again == config
+        assert again.to_dict() == config.to_dict()
+        assert again.ratio == others.get("ratio", 0.0 if config.read.by == "pages" else PruningConfig().ratio)
+        for name, value in {"sink_tokens": 4, **others}.items():
+            assert getattr(again, name) == value
+
     def test_covers_every_field(self):
         drawn = {*SETTINGS, "method", "options", "ratio", "kept_channels", "weight"}  # one weight exists
-        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis"}
+        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis", "read"}
         assert drawn == {f.name for f in dataclasses.fields(PruningConfig)} == set(PruningConfig().to_dict())
 
     def test_missing_names_have_their_defaults(self):

@@ -97,7 +97,7 @@ def page_ranges(keys: Tensor, real: Tensor | None, size: int) -> PageRanges:
     if real is None:
         real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
     exists = functional.pad(real, (before, 0)).view(batch, 1, pages, size, 1)
-    paged = functional.pad(keys, (0, 0, before, 0)).unflatten(2, (pages, size))
+    paged = functional.pad(keys, (0, 0, before, 0)).view(batch, -1, pages, size, keys.shape[3])
     lower = paged.masked_fill(~exists, torch.inf).amin(3)
     upper = paged.masked_fill(~exists, -torch.inf).amax(3)
     counts = exists[:, 0, :, :, 0].sum(-1)

@@ -82,7 +82,7 @@ class TopTokens:
         percent = isinstance(self.share, int | float) and 1 < self.share <= 100
         hint = f"for {self.share:g} %, write share={self.share / 100:g}" if percent else ""
         check_fields(self, number, "share", above=0, at_most=1, hint=hint)
-        if self.by == "sampling":
+        if str(self.by) == "sampling":
             raise OptionError(
                 'by="sampling" (MagicPIG) is not built: its estimate has no certain bound. Write by="pages" or '
                 'by="channels"'

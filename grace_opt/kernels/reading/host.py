@@ -159,7 +159,7 @@ def _check_shapes(
     heads, old, kept = keys.shape[1:]
     sinks, tail, value_width = sink_keys.shape[2], tail_keys.shape[2], tail_values.shape[3]
     check_lengths(sinks, old, tail, old_values, tail_values)
-    expected = {
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
         "keys": (keys, (batch, heads, old, kept)),
         "kept_indices": (kept_indices, (batch, heads, kept)),
         "sink_keys": (sink_keys, (batch, heads, sinks, width)),
@@ -174,8 +174,8 @@ def _check_shapes(
         expected["norms"] = (units.norms, (batch, heads, old))
         expected["mean"] = (units.mean, (batch, heads, kept - units.lead))
     else:
-        shape = batch, heads, -(-max(old - units.first, 0) // units.size) + 1, kept
-        expected |= {"lower": (units.lower, shape), "upper": (units.upper, shape)}
+        ranges = batch, heads, -(-max(old - units.first, 0) // units.size) + 1, kept
+        expected |= {"lower": (units.lower, ranges), "upper": (units.upper, ranges)}
     for name, (tensor, shape) in expected.items():
         if tuple(tensor.shape) != shape:
             raise CacheError(f"{name} has shape {tuple(tensor.shape)} and should have {shape}, to go with the others")

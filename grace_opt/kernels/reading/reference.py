@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..gather import gather_channels
 from .certificate import unread_bound
@@ -90,6 +91,7 @@ def attention(
     grouped = query.reshape(batch, heads, group, width).to(wide) * (width**-0.5 if scaling is None else scaling)
     narrow = gather_channels(grouped, kept_indices)
     hidden = _additive(attention_mask, batch, heads, group)
+    inner = None if hidden is None else hidden[..., sinks : sinks + old]
     total = sinks + old + tail_keys.shape[2]
 
     def capped(logits: Tensor) -> Tensor:
@@ -100,10 +102,9 @@ def attention(
     starts, stops = unit_ends(units, old, keys.device)
     number = real.to(wide).log()
     expected, bounds = capped(expected) + number, capped(bounds) + number
-    if hidden is not None:  # no token of a unit is hidden less than the one that is hidden least
-        inner = hidden[..., sinks : sinks + old]
-        most = inner if units.size == 1 else _largest_of_units(inner, starts, stops, units.size)
-        expected, bounds = expected + most, bounds + most
+    if inner is not None:  # no token of a unit is hidden less than the one that is hidden least
+        shown = inner if units.size == 1 else _largest_of_units(inner, len(stops), units.first, units.size)
+        expected, bounds = expected + shown, bounds + shown
     order = reading_order(expected)
 
     dense = torch.cat([grouped @ sink_keys.to(wide).mT, grouped @ tail_keys.to(wide).mT], dim=-1)
@@ -124,10 +125,10 @@ def attention(
         count = _expected_enough(expected, order, all_read, top_p, count)
     read_keys = _take(keys, tokens).to(wide)
     logits = capped(narrow @ read_keys.mT)  # (B, H, g, k * size)
-    if hidden is not None:
+    if inner is not None:
         logits = logits + inner.expand(batch, heads, group, old).gather(-1, _for_rows(tokens, group))
     logits = logits.masked_fill(~exists.flatten(2)[:, :, None], -torch.inf)
-    of_units = logits.unflatten(-1, (most_units, units.size)).logsumexp(-1)
+    of_units = logits.reshape(batch, heads, group, most_units, units.size).logsumexp(-1)
     in_order = bounds.gather(-1, _for_rows(order, group))
     precision = torch.finfo(wide).eps
     if epsilon is not None:
@@ -221,12 +222,11 @@ def _additive(mask: Tensor | None, batch: int, heads: int, group: int) -> Tensor
     )
 
 
-def _largest_of_units(mask: Tensor, starts: Tensor, stops: Tensor, size: int) -> Tensor:
-    """Return the largest number of a mask in each page, ``(B, H, g, P)``."""
-    first = int(stops[0]) if len(stops) else 0
-    padded = torch.nn.functional.pad(mask, (size - first, 0), value=-torch.inf)
-    padded = torch.nn.functional.pad(padded, (0, len(stops) * size - padded.shape[-1]), value=-torch.inf)
-    return padded.unflatten(-1, (len(stops), size)).amax(-1)
+def _largest_of_units(mask: Tensor, pages: int, first: int, size: int) -> Tensor:
+    """Return the largest number of a mask ``(B, H, g, S)`` in each page, ``(B, H, g, P)``."""
+    before = size - first
+    padded = functional.pad(mask, (before, pages * size - before - mask.shape[-1]), value=-torch.inf)
+    return padded.view(*mask.shape[:3], pages, size).amax(-1)
 
 
 def _take(stored: Tensor, tokens: Tensor) -> Tensor:

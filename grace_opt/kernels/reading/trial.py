@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .._shared.cases import draw
 from . import host, reference
-from .units import FirstChannels, PageRanges
+from .units import FirstChannels, PageRanges, Units
 
 
 def cpu() -> bool:
@@ -21,14 +23,14 @@ def cpu() -> bool:
     norms = torch.linalg.vector_norm(rest - mean[:, :, None], dim=-1) * (1 + 1e-6)
     ones = torch.ones(2, 301, dtype=torch.int32, device=device)
     channels = FirstChannels(7, norms, mean, ones, reach)
-    whole = keys[:, :, 1:].unflatten(2, (75, 4))
+    whole = keys[:, :, 1:].reshape(2, 3, 75, 4, 20)
     lower, upper = (torch.cat([keys[:, :, :1], end], 2) for end in (whole.amin(3), whole.amax(3)))
     counts = torch.full((2, 76), 4, dtype=torch.int32, device=device)
     counts[:, 0] = 1
     pages = PageRanges(4, 1, lower, upper, counts, reach)
     least = torch.tensor([20, 31], device=device)
     stored = query, keys, kept, sinks, tail, old, new
-    cases = [
+    cases: list[tuple[Units, dict[str, Any]]] = [
         (pages, {}), (channels, {}), (channels, {"top_p": 0.7}), (pages, {"epsilon": 0.3}), (channels, {"epsilon": 0.2})
     ]  # fmt: skip
     for units, more in cases:
