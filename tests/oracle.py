@@ -233,3 +233,19 @@ def decoded(levels, widths, means, scales, unit, planes, counts):
                 channels.append([(levels[bits][x] * scale + float(means[h][i])) * float(unit[h]) for x in row])
             found[h] += [list(token) for token in zip(*channels, strict=True)]
     return np.array(found, dtype=np.float64).reshape(heads, sum(counts), width)
+
+
+def few_tokens(query, keys, values, read, hidden=None, scaling=None):
+    """Attention (B, H_q, d_v) of one query over the tokens that are read (B, H, S), and the share of all attention that
+    the others have (B, H_q); a row at a time, in numpy's longest floats."""
+    batch, heads, _, width = query.shape
+    output, unread = np.zeros((batch, heads, values.shape[-1])), np.zeros((batch, heads))
+    for b, head in np.ndindex(batch, heads):
+        h, q = head // (heads // keys.shape[1]), query[b, head, 0].astype(np.longdouble)
+        x = (keys[b, h].astype(np.longdouble) * q).sum(-1) * (width**-0.5 if scaling is None else scaling)
+        x = x if hidden is None else np.where(hidden[b], -np.inf, x)
+        share = np.exp(x - x.max())
+        mine = np.where(read[b, h], share, 0)
+        unread[b, head] = float(np.where(read[b, h], 0, share).sum() / share.sum())
+        output[b, head] = (mine / mine.sum() if mine.sum() else mine) @ values[b, h]
+    return output, unread

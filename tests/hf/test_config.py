@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
+from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.errors import CacheError, OptionError, ProblemError, UnknownSolverError
 from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM, TopTokens
 
@@ -111,9 +112,9 @@ class TestRoundTrip:
         assert PruningConfig.from_dict({"sink_tokens": 3}) == PruningConfig(sink_tokens=3)
 
     def test_numbers_of_numpy_become_plain(self):
-        config = PruningConfig(ratio=np.float32(0.25))
+        config = DEFAULT_RATIO=np.float32(0.25))
         assert json.loads(json.dumps(config.to_dict()))["ratio"] == 0.25
-        listed = PruningConfig(ratio=[np.float32(0.25), np.float64(0.5)])
+        listed = DEFAULT_RATIO=[np.float32(0.25), np.float64(0.5)])
         assert json.loads(json.dumps(listed.to_dict()))["ratio"] == [0.25, 0.5]
 
     def test_keyword_arguments_of_the_cache_give_the_same_configuration(self, tiny):
@@ -210,12 +211,12 @@ class TestValues:
         ratios = [0.5, 0.5, 0.5]
         ratios[layer] = bad
         with pytest.raises(OptionError, match=f"layer {layer}: ratio={bad!r}: give a number"):
-            PruningConfig(ratio=ratios)
+            DEFAULT_RATIO=ratios)
 
-    @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5], PruningConfig.ratio])
+    @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5], DEFAULT_RATIO])
     def test_a_ratio_and_a_number_of_kept_channels_exclude_each_other(self, ratio):
         with pytest.raises(OptionError, match=r"ratio=.* and kept_channels=8: write one of the two"):
-            PruningConfig(ratio=ratio, kept_channels=8)
+            DEFAULT_RATIO=ratio, kept_channels=8)
 
     def test_lists_become_tuples_and_options_a_copy(self):
         options = {"start": "think"}
@@ -350,7 +351,7 @@ class TestPruning:
         "extra",
         [
             {"ratio": 0.6},
-            {"ratio": PruningConfig.ratio},
+            {"ratio": DEFAULT_RATIO},
             {"ratio": [0.5, 0.5]},
             {"ratio": np.array([0.5, 0.5])},
             {"method": "mies"},
