@@ -124,7 +124,7 @@ def check(case: Case, name: str, index: ReadIndex | None = None) -> None:
 
 
 def scores_are_the_highest(case: Case, read: np.ndarray, rounding: float) -> None:
-    """Of one query head: no unit that was left has a higher score than one that was read, but for a step of the order."""
+    """Of one query head: no unit that was left has a higher score than one that was read, but for a step."""
     if case.query.shape[1] > case.keys.shape[1] or case.padding is not None or rounding > 0.01:
         return
     keys, kept = case.stored

@@ -152,9 +152,9 @@ class PruningConfig:
             object.__setattr__(self, "read", reading_named(self.read))
         if self.ratio is RATIO:
             object.__setattr__(self, "ratio", self._usual_ratio)
-        check_bits(self)
         if self.read is not None:
             _check_read(self)
+        check_bits(self)
         if self.sink_tokens is None:
             object.__setattr__(self, "sink_tokens", SINKS if self.is_coded or self.read is not None else 0)
         if self.is_coded and self.tail_block is None:

@@ -112,9 +112,9 @@ class TestRoundTrip:
         assert PruningConfig.from_dict({"sink_tokens": 3}) == PruningConfig(sink_tokens=3)
 
     def test_numbers_of_numpy_become_plain(self):
-        config = DEFAULT_RATIO=np.float32(0.25))
+        config = PruningConfig(ratio=np.float32(0.25))
         assert json.loads(json.dumps(config.to_dict()))["ratio"] == 0.25
-        listed = DEFAULT_RATIO=[np.float32(0.25), np.float64(0.5)])
+        listed = PruningConfig(ratio=[np.float32(0.25), np.float64(0.5)])
         assert json.loads(json.dumps(listed.to_dict()))["ratio"] == [0.25, 0.5]
 
     def test_keyword_arguments_of_the_cache_give_the_same_configuration(self, tiny):
@@ -211,12 +211,12 @@ class TestValues:
         ratios = [0.5, 0.5, 0.5]
         ratios[layer] = bad
         with pytest.raises(OptionError, match=f"layer {layer}: ratio={bad!r}: give a number"):
-            DEFAULT_RATIO=ratios)
+            PruningConfig(ratio=ratios)
 
     @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5], DEFAULT_RATIO])
     def test_a_ratio_and_a_number_of_kept_channels_exclude_each_other(self, ratio):
         with pytest.raises(OptionError, match=r"ratio=.* and kept_channels=8: write one of the two"):
-            DEFAULT_RATIO=ratio, kept_channels=8)
+            PruningConfig(ratio=ratio, kept_channels=8)
 
     def test_lists_become_tuples_and_options_a_copy(self):
         options = {"start": "think"}
