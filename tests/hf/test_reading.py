@@ -64,7 +64,7 @@ def test_less_is_read_and_the_rest_is_bounded(tiny, prune, prompt, continuation,
         bounds.append(report.bound_mean)
         said = cache.memory_report()
         assert (said.read_share, said.unread_bound_max) == (report.share, report.bound_max)
-        assert 0 < said.reading_bytes < said.pruned_key_bytes
+        assert 0 < said.reading_bytes < said.key_bytes
         assert said.spare_bytes >= 0
     assert bounds[0] > bounds[1] > bounds[2]
     assert "layer 1:" in str(report)

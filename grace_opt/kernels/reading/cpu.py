@@ -26,6 +26,7 @@ from .._shared.lanes import (
     load_one,
     load_short,
     load_some,
+    multiply_add,
     pointer,
     spread,
     store,
@@ -76,7 +77,7 @@ def terms_of(query, reach, width):
 def log_sum(row, count, shares):
     """Logarithm, in powers of two, of a row's sum of powers, whose shares of the largest are written.
 
-    The row has room for whole vectors, and infinity for what is not a number: so the sum is none either.
+    The row has room for whole vectors. A row with something that is not a number has no number for its sum.
     """
     stop = (count + LANES - 1) // LANES * LANES
     for u in range(count, stop):
@@ -86,6 +87,9 @@ def log_sum(row, count, shares):
         best = greater(best, load(at + place))
     top = greatest(best)
     if top == NOTHING:
+        for u in range(count):
+            if row[u] != row[u]:
+                return np.nan, INFINITE
         return np.float64(top), top
     shift, sums = spread(top), spread(ZERO)
     for place in range(0, stop * BYTES, WHOLE):
@@ -93,12 +97,6 @@ def log_sum(row, count, shares):
         store(to + place, share)
         sums = sums + share
     return np.float64(top) + math.log2(np.float64(total(sums))), top
-
-
-@part
-def or_infinite(x):
-    """Infinity instead of what is not a number."""
-    return x if x == x else INFINITE
 
 
 @part
@@ -121,7 +119,7 @@ def estimate_pages(queries, rows, places, sizes, b, h, expected, bounds, half):
         number = load_short(counts + u * places[COUNTS, 3])
         more = np.float32(math.log2(number)) if number > 0 else NOTHING
         for row in range(rows):
-            expected[row, u] = or_infinite((expected[row, u] + bounds[row, u]) + more)
+            expected[row, u] = (expected[row, u] + bounds[row, u]) + more
             bounds[row, u] = expected[row, u]
 
 
@@ -136,21 +134,28 @@ def estimate_tokens(queries, rows, places, sizes, b, h, expected, bounds, terms)
         logits_by_token(four, step, address(place, b, h), place[3], lead, units, to, out_step)
     norms, mean = address(places[LOWER], b, h), address(places[UPPER], b, h)
     counts = places[COUNTS, 0] + b * places[COUNTS, 1]
+    largest = spread(ZERO)
+    for u in range(0, units, LANES):
+        largest = greater(largest, load_some(norms + u * BYTES, min(LANES, units - u)))
+    longest = np.float64(greatest(largest))
     for row in range(rows):
-        constant, square, largest = 0.0, 0.0, ZERO
+        constant, square = 0.0, 0.0
         for c in range(lead, width):
             q = np.float64(queries[row, c])
             constant += q * np.float64(load_one(mean + (c - lead) * BYTES))
             square += q * q
-        shift, length = np.float32(constant), np.float32(math.sqrt(square))
-        for u in range(units):
-            norm = load_one(norms + u * places[LOWER, 3])
-            largest = norm if norm > largest or norm != norm else largest
-            score = expected[row, u] + shift
-            if load_short(counts + u * places[COUNTS, 3]) == 0:
-                score = NOTHING
-            expected[row, u], bounds[row, u] = or_infinite(score), or_infinite(score + length * norm)
-        terms[row] = 2 * terms[row] + np.float64(length) * np.float64(largest)
+        length = np.float32(math.sqrt(square))
+        shift, factor = spread(np.float32(constant)), spread(length)
+        at, to = expected[row].ctypes.data, bounds[row].ctypes.data
+        for u in range(0, units, LANES):
+            score = load(at + u * BYTES) + shift
+            store(at + u * BYTES, score)
+            store(to + u * BYTES, multiply_add(factor, load_some(norms + u * BYTES, min(LANES, units - u)), score))
+        u = 0
+        while u < units and load_short(counts + u * places[COUNTS, 3]) == 0:  # padding comes first
+            expected[row, u] = bounds[row, u] = NOTHING
+            u += 1
+        terms[row] = 2 * terms[row] + np.float64(length) * longest
 
 
 @part
@@ -170,13 +175,15 @@ def hide_units(rows, places, sizes, masks, expected, bounds):
 @part
 def sort_units(rows, units, expected, sums, score, buckets, order):
     """Fill the order in which units are read, as `reference.reading_order` does."""
-    top = NOTHING
-    for u in range(units):
-        best = NOTHING
+    to, highest = score.ctypes.data, spread(NOTHING)
+    for u in range(0, units, LANES):
+        best = spread(NOTHING)
         for row in range(rows):
-            best = max(best, or_infinite(expected[row, u] - np.float32(sums[row]) if rows > 1 else expected[row, u]))
-        score[u] = best
-        top = max(top, best)
+            x = load(expected[row].ctypes.data + u * BYTES)
+            best = greater(best, x - spread(np.float32(sums[row])) if rows > 1 else x)
+        store(to + u * BYTES, best)
+        highest = greater(highest, best)
+    top = greatest(highest)
     buckets[:] = 0
     for u in range(units):
         below = (top - score[u]) * STEP
@@ -341,7 +348,7 @@ def attend_few(taken, places, sizes, factors, least, output, bounds_out, read_ou
     narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
     half = np.zeros_like(narrow)
     expected, bounds = np.zeros((room, columns), np.float32), np.zeros((room, columns), np.float32)
-    score, order, marks = np.empty(units, np.float32), np.empty(units, np.int64), np.empty(units, np.uint8)
+    score, order, marks = np.empty(columns, np.float32), np.empty(units, np.int64), np.empty(units, np.uint8)
     buckets, sums = np.empty(BUCKETS + 1, np.int64), np.empty(rows, np.float64)
     shares_room = np.empty(columns, np.float32)
     masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
