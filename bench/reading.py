@@ -176,9 +176,9 @@ def page(value: dict[str, Any]) -> Page:
                 "How it is measured",
                 [
                     f"Sinks ({SINKS}), the last {RECENT} tokens of the prompt and what is fed are always read and "
-                    f"counted. Channels: a share {RATIO:g} of them, chosen by GRACE, gives no scores. *Bound*: mean over "
-                    "heads, layers and steps of what the unread tokens' share of the attention can be at most; *true share*: "
-                    "what it was, of the first tokens."
+                    f"counted. Channels: a share {RATIO:g} of them, chosen by GRACE, gives no scores. *Bound*: mean "
+                    "over heads, layers and steps of what the unread tokens' share of the attention can be at most; "
+                    "*true share*: what it was, of the first tokens."
                 ],
             )
         ],

@@ -72,7 +72,7 @@ def next_token_log_probs(model: PreTrainedModel, cache: Any, input_ids: Tensor) 
         raise EvaluationError("input_ids has too few tokens: give at least two tokens")
     check_cache(cache)
     few = isinstance(cache, PrunedKeyCache) and cache.pruning.read is not None
-    passes = input_ids.split(MAX_FUSED_QUERIES if few else input_ids.shape[1], dim=1)
+    passes = torch.split(input_ids, MAX_FUSED_QUERIES if few else input_ids.shape[1], dim=1)
     found = [model(part, past_key_values=cache).logits[0].double().log_softmax(-1) for part in passes]
     found_logits = torch.cat(found)
     if found_logits.isnan().any():

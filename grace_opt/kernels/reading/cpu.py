@@ -199,18 +199,17 @@ def sort_units(rows, units, expected, sums, score, buckets, order):
 
 
 @part
-def expected_enough(rows, units, expected, dense, order, top_p, least, shares):
+def expected_enough(rows, units, sums, tops, shares, dense, order, top_p, least):
     """How many units have the wanted share of the attention that is expected, with the dense tokens."""
     count = least
     for row in range(rows):
-        sums, top = log_sum(expected[row], units, shares)
-        if not -np.inf < sums < np.inf:
+        if not -np.inf < sums[row] < np.inf:
             continue
-        units_sum = 2.0 ** (sums - np.float64(top))
-        wanted = units_sum - (1.0 - top_p) * (units_sum + 2.0 ** (dense[row] - np.float64(top)))
+        units_sum, top = 2.0 ** (sums[row] - np.float64(tops[row])), np.float64(tops[row])
+        wanted = units_sum - (1.0 - top_p) * (units_sum + 2.0 ** (dense[row] - top))
         done, share = 0, 0.0
         while share < wanted and done < units:
-            share += np.float64(shares[order[done]])
+            share += np.float64(shares[row, order[done]])
             done += 1
         count = max(count, done)
     return count
@@ -350,7 +349,7 @@ def attend_few(taken, places, sizes, factors, least, output, bounds_out, read_ou
     expected, bounds = np.zeros((room, columns), np.float32), np.zeros((room, columns), np.float32)
     score, order, marks = np.empty(columns, np.float32), np.empty(units, np.int64), np.empty(units, np.uint8)
     buckets, sums = np.empty(BUCKETS + 1, np.int64), np.empty(rows, np.float64)
-    shares_room = np.empty(columns, np.float32)
+    tops, unit_shares = np.empty(rows, np.float32), np.empty((rows, columns), np.float32)
     masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
     scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
@@ -427,20 +426,20 @@ def attend_few(taken, places, sizes, factors, least, output, bounds_out, read_ou
         if sizes[KIND] == BOOL:
             hide_units(rows, places, sizes, masks, expected, bounds)
         for row in range(rows):
-            sums[row], _ = log_sum(expected[row], units, shares_room)
+            sums[row], tops[row] = log_sum(expected[row], units, unit_shares[row])
         sort_units(rows, units, expected, sums, score, buckets, order)
         for u in range(units):
             marks[u] = 0
         stop, done, real = min(least[b], units), 0, 0
         if factors[TOP_P] > 0:
-            stop = min(expected_enough(rows, units, expected, dense, order, factors[TOP_P], stop, shares_room), units)
+            stop = min(expected_enough(rows, units, sums, tops, unit_shares, dense, order, factors[TOP_P], stop), units)
         more = (units + ROUNDS - 1) // ROUNDS
         while True:
             real += read_units(narrow, rows, places, sizes, b, h, masks, order, done, stop, marks, bounds, rooms, state)
             done, worst = stop, 0.0
             for row in range(rows):
                 read, most = joined(largest[row], shares[row]), max(terms[row], around[row])
-                certain[row] = bound_of(bounds[row], units, read, most, terms[row], width, every, shares_room)
+                certain[row] = bound_of(bounds[row], units, read, most, terms[row], width, every, unit_shares[row])
                 worst = max(worst, certain[row])
             if factors[EPSILON] <= 0 or worst <= factors[EPSILON] or done >= units:
                 break
