@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, StreamingLLM, TopTokens, attach
+from grace_opt.hf.evaluation import next_token_log_probs
 from grace_opt.hf.reading.index import ReadIndex
 
 WAYS = {
@@ -175,6 +176,15 @@ def test_another_long_turn_reads_everything(tiny, prune, prompt, continuation, s
     found = step(model, cache, prompt, turn, width=36)
     assert close(found, step(model, DynamicCache(config=model.config), prompt, turn, width=36))
     assert cache.read_report().steps == 0
+
+
+def test_comparing_predictions_does_not_read_everything(tiny, prune, prompt):
+    model, turn = tiny(), torch.randint(3, 97, (1, 40), generator=torch.Generator().manual_seed(9))
+    cache = prune(model, read=TopTokens(share=0.4, page_size=2))
+    with torch.no_grad():
+        model(prompt[:1], past_key_values=cache)
+    assert next_token_log_probs(model, cache, turn).shape == (40, 97)
+    assert cache.read_report().steps == 40
 
 
 def indexes(cache):
