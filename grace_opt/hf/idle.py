@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .layer import PrunedKeyLayer
+from .reading.settings import SAMPLING
 from .storage import Compressed
 
 
@@ -34,7 +35,10 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
     if config.read is not None:
         shares = [layer.tally.reading(layer.plan.index) for layer in layers]
         if all(each.steps and each.share == 1.0 for each in shares):
-            found.append(f"{config.read} has left no token unread: write a smaller share, or a smaller page_size")
+            less = "a smaller share, or a smaller page_size"
+            if config.read.by == SAMPLING:
+                less = "fewer tables, or more hash_bits"
+            found.append(f"{config.read} has left no token unread: write {less}")
     elif config.quantize is None and all(
         isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
         for each, layer in zip(old, layers, strict=True)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.reading import FirstChannels, PageRanges, Units
-from .settings import PAGES, TopTokens
+from ...kernels.reading import FirstChannels, HashTables, PageRanges, Units
+from ...kernels.reading.hashes import codes_of, highest_cosines, hyperplanes
+from .settings import PAGES, SAMPLING, TopTokens
 
 #: What a product of a share and a number of tokens may be off, in tokens.
 _ROUNDING = 1e-6
@@ -34,21 +35,26 @@ class ReadIndex:
         With "channels": how many of the stored channels give scores, the first.
     padding : Tensor or None
         ``(B,)`` int32: how many of the first old tokens are padding; None for none.
-    units : Units
-        Pages, or tokens.
+    units : Units or HashTables
+        Pages, or tokens; or what samples them.
+    layer : int
+        With "sampling": the layer's position in the model, as each has hyperplanes of its own.
     """
 
     reading: TopTokens
     lead: int | None
     padding: Tensor | None
-    units: Units
+    units: Units | HashTables
+    layer: int = 0
 
     @staticmethod
-    def of(reading: TopTokens, keys: Tensor, lead: int | None, padding: Tensor | None) -> ReadIndex:
+    def of(reading: TopTokens, keys: Tensor, lead: int | None, padding: Tensor | None, layer: int = 0) -> ReadIndex:
         """Make it for the old tokens' keys ``(B, H, S_p, d')``, sinks not among them."""
         with torch.no_grad():
             count = keys.shape[2]
             real = None if padding is None else torch.arange(count, device=keys.device) >= padding[:, None]
+            if reading.by == SAMPLING:
+                return ReadIndex(reading, None, padding, hash_tables(keys, real, reading, layer), layer)
             if reading.by == PAGES:
                 return ReadIndex(reading, None, padding, page_ranges(keys, real, reading.page_size))
             assert lead is not None
@@ -57,7 +63,7 @@ class ReadIndex:
     def remade(self, keys: Tensor) -> ReadIndex:
         """Return one for more or fewer keys; those that are padding stay the first."""
         padding = None if self.padding is None else self.padding.clamp(max=keys.shape[2])
-        return ReadIndex.of(self.reading, keys, self.lead, padding)
+        return ReadIndex.of(self.reading, keys, self.lead, padding, self.layer)
 
     def least(self, old: int, dense: int) -> tuple[Tensor, int]:
         """Return how many units are read at least, ``(B,)``, and the largest of these numbers.
@@ -67,6 +73,7 @@ class ReadIndex:
         old, dense : int
             Number of old tokens, padding counted, and of those that are always read.
         """
+        assert not isinstance(self.units, HashTables) and self.reading.share is not None
         units, share = self.units.units, self.reading.share
         tokens = math.floor(share * (old + dense) + _ROUNDING) - dense
         most = units if tokens >= old else min(max(tokens // self.units.size, 1), units)
@@ -78,12 +85,17 @@ class ReadIndex:
         return torch.where(budget >= real, units, whole).long(), most
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors that are kept, by name."""
+        """Return the tensors that have a row for each sequence, by name."""
         found = {name: part for name, part in vars(self.units).items() if isinstance(part, Tensor)}
+        found.pop("planes", None)
         return found if self.padding is None else {**found, "padding": self.padding}
 
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors that are kept, by name."""
+        return self.tensors() | ({"planes": self.units.planes} if isinstance(self.units, HashTables) else {})
+
     def changed(self, change: Callable[[Tensor], Tensor]) -> ReadIndex:
-        """Return it with all tensors changed: moved, or some rows of them."""
+        """Return it with its tensors changed: moved, or some rows of them; hyperplanes stay where they are."""
         new = {name: change(part) for name, part in self.tensors().items()}
         padding = new.pop("padding", None)
         return replace(self, padding=padding, units=replace(self.units, **new))  # type: ignore[arg-type]
@@ -115,13 +127,41 @@ def first_channels(keys: Tensor, real: Tensor | None, lead: int) -> FirstChannel
         real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
     shown = keys.masked_fill(~real[:, None, :, None], 0.0)
     rest = shown[..., lead:].double()
-    mean = (rest.sum(2) / real.sum(-1).clamp(min=1)[:, None, None]).to(wide)
+    mean = _mean(rest, real).to(wide)
     # Rounded up: more than float64's rounding of the sum, and than the rounding to the type.
     norms = torch.linalg.vector_norm(rest - mean[:, :, None].double(), dim=-1)
     norms = norms * (1 + 2 * torch.finfo(wide).eps) + torch.finfo(wide).tiny
     norms = norms.masked_fill(~real[:, None], 0.0).to(wide)
     reach = shown.abs().amax(2)
     return FirstChannels(lead, norms, mean, real.to(torch.int32), reach)
+
+
+def hash_tables(keys: Tensor, real: Tensor | None, reading: TopTokens, layer: int) -> HashTables:
+    """Return what samples tokens by keys ``(B, H, S, d)``, of which ``real`` (B, S) are no padding."""
+    batch, _, count, width = keys.shape
+    tables, bits, seed, confidence = reading.tables, reading.hash_bits, reading.seed, reading.confidence
+    assert tables is not None and bits is not None and seed is not None and confidence is not None
+    if real is None:
+        real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
+    shown = keys.masked_fill(~real[:, None, :, None], 0.0)
+    mean = _mean(shown.double(), real).to(torch.promote_types(keys.dtype, torch.float32))
+    centred = shown.double() - mean[:, :, None].double()
+    planes = hyperplanes(seed, layer, width, tables * bits).to(keys.device)
+    return HashTables(
+        bits=bits,
+        planes=planes,
+        codes=codes_of(centred, planes, bits),
+        norms=torch.linalg.vector_norm(centred, dim=-1).masked_fill(~real[:, None], 0.0),
+        mean=mean,
+        highest=highest_cosines(real.sum(-1), tables * bits, confidence),
+        counts=real.to(torch.int32),
+        reach=shown.abs().amax(2),
+    )
+
+
+def _mean(shown: Tensor, real: Tensor) -> Tensor:
+    """Return the mean over the real tokens of numbers ``(B, H, S, d)``, zeros elsewhere."""
+    return shown.sum(2) / real.sum(-1).clamp(min=1)[:, None, None]
 
 
 def padding_of(valid: Tensor | None, positions: Tensor | None, old: int, sinks: int) -> Tensor | None:
