@@ -251,6 +251,11 @@ def few_tokens(query, keys, values, read, hidden=None, scaling=None):
     return output, unread
 
 
+def at_least_two(one, tables):
+    """Probability of two or more successes."""
+    return sum(math.comb(tables, j) * one**j * (1 - one) ** (tables - j) for j in range(2, tables + 1))
+
+
 def sampled_tokens(query, keys, values, always, planes, bits, mean, added, softcap=None):
     """Attention (B, H_q, d_v) of one query over a sample, what each query head reads (B, H_q, S), and the share of all
     attention that the rest has; a token and a table at a time. `always` (S,) says what needs no luck, `added` (B, S)
@@ -277,7 +282,7 @@ def sampled_tokens(query, keys, values, always, planes, bits, mean, added, softc
             lengths = float(np.linalg.norm(v)), float(np.linalg.norm(plain))
             side = (np.arccos(np.clip(v / lengths[0] @ (plain / lengths[1]), -1, 1)) / np.pi) if all(lengths) else 0.5
             one = (1 - side if any(lengths) else 1) ** bits
-            minus[t] = math.log(sum(math.comb(tables, j) * one**j * (1 - one) ** (tables - j) for j in range(2, tables + 1)))
+            minus[t] = math.log(at_least_two(one, tables))
         share = np.exp(x - x.max())
         unread[b, head] = float(np.where(read[b, head], 0, share).sum() / share.sum())
         weighed = np.where(read[b, head], x - minus, -np.inf)

@@ -273,6 +273,19 @@ def test_cropped_and_reordered_caches_have_the_index_of_what_is_left(read, tiny,
         assert model(continuation[1:, :1], past_key_values=cache).logits.isfinite().all()
 
 
+def test_a_cache_cropped_to_its_sinks_reads_all_of_them(read, tiny, prune, prompt, continuation, step, close):
+    model, caches = tiny(), [prune(tiny(), read=read, tail_block=2), DynamicCache(config=tiny().config)]
+    found = []
+    for cache in caches:
+        step(model, cache, prompt, continuation[:, :1])
+        cache.crop(-38)
+        with torch.no_grad():
+            logits = [model(continuation[:, i : i + 1], past_key_values=cache).logits for i in range(12)]
+        found.append(torch.cat(logits[:9], 1))
+    assert close(*found)
+    assert caches[0].layers[0].compressed.stored > 3, "newer tokens have joined the sinks"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_types(dtype, read, tiny, prune, prompt, continuation, step):
     model = copy.deepcopy(tiny()).to(dtype)
@@ -312,7 +325,7 @@ def test_by_name_and_from_a_file(tiny, tmp_path):
         ({"by": "sampling", "confidence": 1.0}, "confidence=1.0: give a number > 0 and < 1"),
         ({"tables": 75}, 'tables=75 goes with by="sampling"'),
         ({"confidence": 0.9, "by": "channels"}, "confidence=0.9 goes with"),
-        ({"K": 10}, "For K, write hash_bits="),
+        ({"nbits": 10}, "For nbits, write hash_bits="),
         ({"top_p": 0.9}, 'top_p=0.9 goes with by="channels"'),
         ({"top_p": 1, "by": "channels"}, "top_p=1: give a number > 0 and < 1"),
         ({"budget": 0.5}, "For budget, write share="),

@@ -73,7 +73,8 @@ class ReadIndex:
         old, dense : int
             Number of old tokens, padding counted, and of those that are always read.
         """
-        assert not isinstance(self.units, HashTables) and self.reading.share is not None
+        assert not isinstance(self.units, HashTables)
+        assert self.reading.share is not None
         units, share = self.units.units, self.reading.share
         tokens = math.floor(share * (old + dense) + _ROUNDING) - dense
         most = units if tokens >= old else min(max(tokens // self.units.size, 1), units)
@@ -104,7 +105,7 @@ class ReadIndex:
 def page_ranges(keys: Tensor, real: Tensor | None, size: int) -> PageRanges:
     """Return the ranges of pages of keys ``(B, H, S, d)``, of which ``real`` (B, S) are no padding."""
     batch, _, count, _ = keys.shape
-    pages = math.ceil(count / size)
+    pages = max(math.ceil(count / size), 1)  # of a cache that was cropped to its sinks, an empty one
     before = pages * size - count
     if real is None:
         real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
@@ -132,21 +133,23 @@ def first_channels(keys: Tensor, real: Tensor | None, lead: int) -> FirstChannel
     norms = torch.linalg.vector_norm(rest - mean[:, :, None].double(), dim=-1)
     norms = norms * (1 + 2 * torch.finfo(wide).eps) + torch.finfo(wide).tiny
     norms = norms.masked_fill(~real[:, None], 0.0).to(wide)
-    reach = shown.abs().amax(2)
+    reach = _reach(shown)
     return FirstChannels(lead, norms, mean, real.to(torch.int32), reach)
 
 
 def hash_tables(keys: Tensor, real: Tensor | None, reading: TopTokens, layer: int) -> HashTables:
     """Return what samples tokens by keys ``(B, H, S, d)``, of which ``real`` (B, S) are no padding."""
     batch, _, count, width = keys.shape
-    tables, bits, seed, confidence = reading.tables, reading.hash_bits, reading.seed, reading.confidence
-    assert tables is not None and bits is not None and seed is not None and confidence is not None
+    tables, bits, confidence = reading.tables, reading.hash_bits, reading.confidence
+    assert tables is not None
+    assert bits is not None
+    assert confidence is not None
     if real is None:
         real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
     shown = keys.masked_fill(~real[:, None, :, None], 0.0)
     mean = _mean(shown.double(), real).to(torch.promote_types(keys.dtype, torch.float32))
     centred = shown.double() - mean[:, :, None].double()
-    planes = hyperplanes(seed, layer, width, tables * bits).to(keys.device)
+    planes = hyperplanes(reading.seed or 0, layer, width, tables * bits).to(keys.device)
     return HashTables(
         bits=bits,
         planes=planes,
@@ -155,8 +158,13 @@ def hash_tables(keys: Tensor, real: Tensor | None, reading: TopTokens, layer: in
         mean=mean,
         highest=highest_cosines(real.sum(-1), tables * bits, confidence),
         counts=real.to(torch.int32),
-        reach=shown.abs().amax(2),
+        reach=_reach(shown),
     )
+
+
+def _reach(shown: Tensor) -> Tensor:
+    """Return the largest absolute number of each channel of ``(B, H, S, d)``; 0 if there are no tokens."""
+    return shown.abs().amax(2) if shown.shape[2] else shown.sum(2)
 
 
 def _mean(shown: Tensor, real: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ _OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("page", "chunk_size", "block_size", "block"), "write page_size="),
     **dict.fromkeys(("eps", "tolerance", "tol", "bound"), "write epsilon="),
     **dict.fromkeys(("method", "mode", "kind"), 'write by="pages", by="channels" or by="sampling"'),
-    **dict.fromkeys(("L", "n_tables", "hash_tables"), "write tables=, with by=\"sampling\""),
-    **dict.fromkeys(("K", "bits", "nbits"), "write hash_bits=, with by=\"sampling\""),
+    **dict.fromkeys(("n_tables", "hash_tables"), "write tables="),
+    **dict.fromkeys(("bits", "nbits"), "write hash_bits="),
     **dict.fromkeys(("sinks", "window", "n_sinks"), "sink_tokens= and recent_window= are settings of the cache"),
 }
 
@@ -114,9 +114,7 @@ class TopTokens:
             return
         if self.share is None:
             object.__setattr__(self, "share", USUAL_SHARE)
-        percent = isinstance(self.share, int | float) and 1 < self.share <= 100
-        hint = f"for {self.share:g} %, write share={self.share / 100:g}" if percent else ""
-        check_fields(self, number, "share", above=0, at_most=1, hint=hint)
+        check_fields(self, number, "share", above=0, at_most=1, hint=_percent("share", self.share))
         check_fields(self, integer, "page_size", at_least=1)
         check_fields(self, number, "epsilon", above=0, below=1, optional=True)
         check_fields(self, number, "top_p", above=0, below=1, optional=True)
@@ -160,9 +158,15 @@ class TopTokens:
             )
         check_fields(self, integer, "hash_bits", at_least=1, at_most=MAX_BITS)
         check_fields(self, integer, "seed", at_least=0)
-        percent = isinstance(self.confidence, int | float) and 1 < self.confidence < 100
-        hint = f"for {self.confidence:g} %, write confidence={self.confidence / 100:g}" if percent else ""
+        hint = _percent("confidence", self.confidence)
         check_fields(self, number, "confidence", above=0, below=1, hint=hint)
+
+
+def _percent(name: str, value: Any) -> str:
+    """Return what to write instead of a number that is meant in percent."""
+    if isinstance(value, int | float) and 1 < value <= 100:
+        return f"for {value:g} %, write {name}={value / 100:g}"
+    return ""
 
 
 def reading_named(name: str) -> TopTokens:

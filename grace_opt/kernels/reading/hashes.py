@@ -1,7 +1,7 @@
 r"""Tables of random hyperplanes: which tokens a query samples, with what probability, and how near the others can be.
 
-Keys are centred, :math:`v_t = k_t - m`, which adds the same :math:`q^{\mathsf T} m` to all logits of a query. A bit says
-on which side of a random hyperplane a vector lies; bits of :math:`q` and :math:`v_t` are equal with probability
+Keys are centred, :math:`v_t = k_t - m`: all logits of a query then lack the same :math:`q^{\mathsf T} m`. A bit says on
+which side of a random hyperplane a vector lies; bits of :math:`q` and :math:`v_t` are equal with probability
 :math:`p = 1 - \theta / \pi` at the angle :math:`\theta`. Each of :math:`L` tables has a code of :math:`K` bits, and a
 token is sampled if its code is the query's in at least two tables, that is with probability
 
@@ -78,7 +78,7 @@ class HashTables:
         rows, tables = mine.shape[:3], self.tables
         step = max(_AT_ONCE // (rows.numel() * tables), 1)
         collisions, equal = [], []
-        for codes in self.codes[:, :, None].split(step, dim=3):
+        for codes in torch.split(self.codes[:, :, None], step, dim=3):
             other = (codes ^ mine).int()
             collisions.append((other == 0).sum(-1))
             equal.append(tables * self.bits - _ones(other).sum(-1))
@@ -89,8 +89,8 @@ class HashTables:
         return torch.cat(collisions, dim=-1) >= COLLISIONS, shift + lengths * cosines
 
     def log_probabilities(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Return the logarithms of the probabilities with which queries ``(B, H, g, d')`` sample keys ``(B, H, n, d')``,
-        ``(B, H, g, n)``."""
+        """Return the logarithms ``(B, H, g, n)`` of the probabilities with which queries ``(B, H, g, d')`` sample keys
+        ``(B, H, n, d')``."""
         centred = keys - self.mean.to(keys.dtype)[:, :, None]
         lengths = [torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (query, centred)]
         one, other = (part / length for part, length in zip((query, centred), lengths, strict=True))
@@ -105,7 +105,8 @@ class HashTables:
         """Return a rounding scale ``(B, H, g)``: no product's terms add up to more, in absolute value."""
         length = torch.linalg.vector_norm(query, dim=-1)
         products = 2 * (query.abs() * self.reach.to(query.dtype)[:, :, None]).sum(-1)
-        return products + length * self.norms.amax(-1, keepdim=True)
+        terms: Tensor = products + length * self.norms.amax(-1, keepdim=True)
+        return terms
 
 
 def hyperplanes(seed: int, layer: int, width: int, count: int) -> Tensor:
@@ -125,8 +126,8 @@ def codes_of(vectors: Tensor, planes: Tensor, bits: int) -> Tensor:
     places = 2 ** torch.arange(bits, device=vectors.device, dtype=torch.int32)
     step = max(_AT_ONCE // (vectors.shape[:2].numel() * normals.shape[1]), 1)
     found = []
-    for part in vectors.split(step, dim=2):
-        above = (part.double() @ normals >= 0).unflatten(-1, (-1, bits))
+    for part in torch.split(vectors, step, dim=2):
+        above = (part.double() @ normals >= 0).view(*part.shape[:3], normals.shape[1] // bits, bits)
         found.append((above * places).sum(-1).to(kind))
     return torch.cat(found, dim=2)
 
