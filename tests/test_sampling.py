@@ -177,6 +177,13 @@ def test_codes_are_equal_as_often_as_the_angle_says(bits):
         assert float(torch.isclose(planes, hashes.hyperplanes(*other, 6, draws * bits)).float().mean()) < 0.01
 
 
+@pytest.mark.parametrize(("kind", "bits"), [(torch.uint8, 8), (torch.int16, 15), (torch.int32, 24)])
+def test_ones_are_counted(kind, bits):
+    numbers = [0, 1, 2**bits - 1, *np.random.default_rng(0).integers(0, 2**bits, 500).tolist()]
+    found = hashes._ones(torch.tensor(numbers, dtype=kind))
+    assert found.tolist() == [number.bit_count() for number in numbers]
+
+
 def over_seeds(case: Case, count: int) -> list[Few]:
     return [case.run(replace(case, reading=replace(case.reading, seed=seed)).tables()) for seed in range(count)]
 

@@ -79,7 +79,7 @@ class HashTables:
         step = max(_AT_ONCE // (rows.numel() * tables), 1)
         collisions, equal = [], []
         for codes in torch.split(self.codes[:, :, None], step, dim=3):
-            other = (codes ^ mine).int()
+            other = codes ^ mine
             collisions.append((other == 0).sum(-1))
             equal.append(tables * self.bits - _ones(other).sum(-1))
         matches = torch.cat(equal, dim=-1)
@@ -175,9 +175,12 @@ def highest_cosines(tokens: Tensor, bits: int, confidence: float) -> Tensor:
 
 
 def _ones(numbers: Tensor) -> Tensor:
-    """Count the ones of int32 numbers that are not negative."""
-    numbers = numbers - ((numbers >> 1) & 0x55555555)
-    numbers = (numbers & 0x33333333) + ((numbers >> 2) & 0x33333333)
-    numbers = (numbers + (numbers >> 4)) & 0x0F0F0F0F
-    numbers = numbers + (numbers >> 8)
-    return (numbers + (numbers >> 16)) & 0x3F
+    """Count the ones of numbers that are not negative, in pairs of bits, then in fours, then in bytes."""
+    size = numbers.element_size()
+    pairs, fours, bytes_ = (int.from_bytes(bytes([each] * size), "little") for each in (0x55, 0x33, 0x0F))
+    numbers = numbers - ((numbers >> 1) & pairs)
+    numbers = (numbers & fours) + ((numbers >> 2) & fours)
+    numbers = (numbers + (numbers >> 4)) & bytes_
+    for shift in (8, 16)[: size // 2]:
+        numbers = numbers + (numbers >> shift)
+    return numbers & 0x3F
