@@ -85,7 +85,8 @@ class PruningConfig:
         the same, and models that add terms to their logits work too.
     evict : TokenEviction or str, optional
         Which tokens to drop before channels are chosen, for example ``SnapKV(budget=512)`` or ``SnapKV(budget=0.25)``,
-        a quarter of the prompt; "snapkv", "pyramidkv", "h2o" and "streaming_llm" stand for these with their defaults.
+        a quarter of the prompt; "snapkv", "pyramidkv", "h2o", "streaming_llm" and "graph" stand for these with their
+        defaults.
     quantize : Quantization or str, optional
         Number of bits in which the pruned keys and their values are stored; "int4" stands for 4 bits of both, likewise
         "int8", "int3", "int2" and "int1".
