@@ -152,7 +152,7 @@ class PruningConfig:
         if isinstance(self.read, str):
             object.__setattr__(self, "read", reading_named(self.read))
         if self.ratio is RATIO:
-            object.__setattr__(self, "ratio", self._usual_ratio)
+            object.__setattr__(self, "ratio", self.usual_ratio)
         if self.read is not None:
             _check_read(self)
         check_bits(self)
@@ -188,7 +188,7 @@ class PruningConfig:
         # Plain floats: numpy's would not go into JSON.
         floats = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
         object.__setattr__(self, "ratio", floats)
-        if self.kept_channels is not None and self.ratio != self._usual_ratio:
+        if self.kept_channels is not None and self.ratio != self.usual_ratio:
             raise _one_of_two(self.ratio, self.kept_channels)
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
@@ -214,7 +214,7 @@ class PruningConfig:
             raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.{meant}") from None
 
     @property
-    def _usual_ratio(self) -> float | Sequence[float]:
+    def usual_ratio(self) -> float | Sequence[float]:
         """The ratio if none is given."""
         return 0.0 if isinstance(self.read, TopTokens) and self.read.by == PAGES else DEFAULT_RATIO
 
@@ -358,10 +358,6 @@ def _check_read(config: PruningConfig) -> None:
     read = config.read
     if not isinstance(read, TopTokens):
         raise OptionError(f'read={read!r}: write TopTokens(share=0.25), "pages" or "channels"')
-    if config.is_coded:
-        raise OptionError(
-            "read= and bits= do not go together: codes have no ranges of pages yet; leave out one of them"
-        )
     if config.fused is False:
         raise OptionError("read= needs fused=True: other attention functions read every token; leave out fused=False")
     if config.quantize is not None and config.quantize.keys is not None and read.by == CHANNELS:

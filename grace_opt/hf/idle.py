@@ -35,6 +35,8 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
         shares = [layer.tally.reading(layer.plan.index) for layer in layers]
         if all(each.steps and each.share == 1.0 for each in shares):
             found.append(f"{config.read} has left no token unread: write a smaller share, or a smaller page_size")
+        if layers[0].plan.bits is not None:
+            found.append("read= saves no time with bits=: all tokens are unpacked in each step")
     elif config.quantize is None and all(
         isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
         for each, layer in zip(old, layers, strict=True)

@@ -307,7 +307,6 @@ def test_wrong_settings_are_named(settings, says):
     [
         ({"read": "page"}, "read='page': write one of 'pages', 'channels'.*Did you mean 'pages'"),
         ({"read": 0.25}, r"read=0.25: write TopTokens\(share=0.25\)"),
-        ({"read": "pages", "bits": 2.25}, "read= and bits= do not go together"),
         ({"read": "pages", "fused": False}, "read= needs fused=True"),
         ({"read": "channels", "quantize": "int4"}, "stores all channels of the keys as they are"),
     ],

@@ -22,6 +22,8 @@ from ..arguments import explains_arguments
 PAGES, CHANNELS = "pages", "channels"
 #: The ways to find the tokens to read.
 WAYS = (PAGES, CHANNELS)
+#: What is read unless given: of the tokens alone, at least if something else says when to stop, and of the attention.
+USUAL_SHARE, LEAST_SHARE, USUAL_TOP_P = 0.25, 0.05, 0.96
 
 _SHARE = "write share=, the share of the tokens to read, such as 0.25"
 _OTHER_NAMES: Mapping[str, str] = {
@@ -42,7 +44,8 @@ class TopTokens:
     ----------
     share : float
         Share of the stored tokens to read, in (0, 1]. Sink tokens, the recent window and what comes after the prompt
-        are always read, and count; so does at least one page (one token with ``by="channels"``). 1 reads all.
+        are always read, and count; so does at least one page (one token with ``by="channels"``). 1 reads all. If it is
+        not given, 0.25; where `epsilon` or `top_p` says when to stop, 0.05.
     by : {"pages", "channels"}
         "pages": runs of `page_size` tokens, chosen by the largest logit that a token between the page's per-channel
         minimum and maximum could have. "channels": single tokens, chosen by their logits from the channels that the
@@ -55,7 +58,7 @@ class TopTokens:
     top_p : float, optional
         With "channels": read on until this share of the attention of every query head is expected, by the scores, on
         the tokens that are read; `share` is then the least. Heads that look at few tokens read few. Not certain, but
-        far fewer tokens than an `epsilon` needs.
+        far fewer tokens than an `epsilon` needs. If neither `share` nor `epsilon` is given, 0.96.
 
     Notes
     -----
@@ -65,20 +68,26 @@ class TopTokens:
 
     Examples
     --------
-    >>> TopTokens(share=0.25, by="channels").by
-    'channels'
+    >>> TopTokens(by="channels")
+    TopTokens(share=0.05, by='channels', page_size=16, epsilon=None, top_p=0.96)
     >>> TopTokens(share=25)
     Traceback (most recent call last):
     grace_opt.errors.OptionError: share=25: give a number > 0 and <= 1; for 25 %, write share=0.25.
     """
 
-    share: float = 0.25
+    share: float = None  # type: ignore[assignment]  # known once it is known what else decides
     by: Literal["pages", "channels"] = "pages"
     page_size: int = 16
     epsilon: float | None = None
     top_p: float | None = None
 
     def __post_init__(self) -> None:
+        if self.share is None:
+            alone = self.epsilon is None and self.top_p is None
+            if alone and self.by == CHANNELS:
+                object.__setattr__(self, "top_p", USUAL_TOP_P)
+            usual = alone and self.by != CHANNELS
+            object.__setattr__(self, "share", USUAL_SHARE if usual else LEAST_SHARE)
         percent = isinstance(self.share, int | float) and 1 < self.share <= 100
         hint = f"for {self.share:g} %, write share={self.share / 100:g}" if percent else ""
         check_fields(self, number, "share", above=0, at_most=1, hint=hint)
@@ -104,7 +113,7 @@ def reading_named(name: str) -> TopTokens:
     Examples
     --------
     >>> reading_named("channels")
-    TopTokens(share=0.25, by='channels', page_size=16, epsilon=None, top_p=None)
+    TopTokens(share=0.05, by='channels', page_size=16, epsilon=None, top_p=0.96)
     """
     meant = name.strip().lower()
     if meant not in WAYS:
