@@ -30,6 +30,8 @@ from grace_opt.hf.needle import CITIES, filler
 HALVES = ("A", "B")
 #: Where the passage of each half begins, as a share of its source.
 STARTS = {"A": 0.3, "B": 0.6}
+#: Where two passages of half B begin.
+LATER_STARTS = (0.5, 0.75)
 MODULES: tuple[ModuleType, ...] = (argparse, typing)
 #: Characters to generate for each token of a passage: three to four passages, also where a token is a digit.
 CHARACTERS = 16
@@ -92,6 +94,28 @@ def passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 0) 
             Passage(kind, name, half, ids[:, at : at + tokens])
             for half, at in zip(HALVES, (first, second), strict=True)
         ]
+    return found
+
+
+def later_passages(texts: Sequence[Path], tokenizer: Any, tokens: int, seed: int = 1, room: int = 2) -> list[Passage]:
+    """Return two passages of the second half of every source, for reporting what was chosen or learned on half A.
+
+    Generated text is long enough for `room` times as many tokens as `passages` needs. With the usual seed it is never
+    that of the other passages.
+
+    Raises
+    ------
+    SystemExit
+        If a text is too short for two that do not overlap.
+    """
+    found = []
+    for kind, name, text in sources(texts, room * tokens, seed):
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        count = ids.shape[1]
+        places = [int(start * count) for start in LATER_STARTS]
+        if places[0] + tokens > places[1] or places[1] + tokens > count:
+            raise SystemExit(f"{name!r} has {count} tokens, too few for two passages of {tokens}: name a longer --text")
+        found += [Passage(kind, name, "B", ids[:, place : place + tokens]) for place in places]
     return found
 
 

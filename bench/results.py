@@ -37,6 +37,8 @@ COMMANDS = {
     "growth": "python -m bench.growth",
     "reading": "python -m bench.reading",
     "arena": "python -m bench.arena",
+    "learned": "python -m bench.learned",
+    "evictions": "python -m bench.evictions",
     "tune": "python -m bench.tune",
     "ruler": "python -m bench.ruler",
     "decode_cpu": "python -m bench.decode",

@@ -18,6 +18,7 @@ import secrets
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -232,7 +233,14 @@ def _draw(figure: Figure, every: Mapping[float, Sequence[Mapping[str, Any]]], te
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
         shift = 1.02 ** (number - len(texts) / 2)  # beside one another
         places = [target * shift for target in targets]
-        axes.plot(places, [row["kl"] for row in held], marker, color=colour, markersize=5, label=text[:34])
+        axes.plot(
+            places,
+            [row["kl"] for row in held],
+            marker,
+            color=colour,
+            markersize=5,
+            label=shorten(text, 34, placeholder=" …"),
+        )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("KL asked for, nats")

@@ -62,7 +62,7 @@ class CacheError(GraceError, RuntimeError):
 
 
 class CalibrationError(GraceError, ValueError):
-    """A basis cannot be made, its file is corrupt, foreign or of another version, or it is another model's."""
+    """A basis cannot be made or masks learned, or a basis file is corrupt, foreign or of another version or model."""
 
 
 class EvaluationError(GraceError, ValueError):

@@ -38,8 +38,10 @@ ACCEPTED, FULL_SWEEPS = 0.02, 200
 SAMPLE, COOLING = 4096, 10.0
 #: Each round has so many times the sweeps of the one before; least number of proposals of a round.
 GROWTH, LEAST = 4, 20_000
-#: Proposals between two looks at the clock.
-SLICE = 100_000
+#: Proposals between two looks at the clock, fewer for more than so many entries of W, which lie all over the memory.
+SLICE, LARGE, SLICE_OF_LARGE = 100_000, 2_000_000, 20_000
+#: Approximate seconds per stored entry of sparse W until the first proposal.
+SECONDS_TO_BEGIN = 1.2e-8
 #: Approximate seconds per stored entry of W of the local search at the end.
 SECONDS_TO_POLISH = 1e-7
 
@@ -94,7 +96,8 @@ def annealing(problem: Problem, options: AnnealingOptions, run: Run) -> Result:
     run.begin()
     masks, left = start.cpu().numpy(), run.leaving(SECONDS_TO_POLISH * problem.W.numel())
     searches = [_Search(problem.instance(b), masks[b], options, left.instance(b)) for b in range(len(masks))]
-    waiting = searches
+    seconds = 0.0 if problem.weights is None else SECONDS_TO_BEGIN * problem.W.numel()
+    waiting = searches if run.has_time(seconds) else []
     while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
         map_in_threads(_Search.advance, waiting, run)
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
@@ -115,6 +118,8 @@ class _Search:
         self.sure = start[self.alive]
         self.size, self.spent, self.made, self.value = len(self.sure), 0, 0, math.inf
         self.done = self.k in (0, self.size)
+        large = problem.weights is not None and problem.W.numel() > LARGE
+        self.slice = SLICE_OF_LARGE if large else SLICE
         # This round: its number, proposals in all and so far, how far the temperature has fallen, whether it is slowed
         # down to fill the time, whether it is over; seconds per proposal.
         self.round, self.total, self.spent_here, self.progress, self.last, self.ended = -1, 0, 0, 0.0, False, True
@@ -127,7 +132,7 @@ class _Search:
         if self.ended:
             self._begin_round(began)
         moves = self.moves
-        count = min(SLICE, self.total - self.spent_here) if not self.last else SLICE
+        count = min(self.slice, self.total - self.spent_here) if not self.last else self.slice
         share = count / self.total
         if self.last:
             share = (1 - self.progress) * min(1.0, count * self.pace / max(self.until - began, 1e-9))
@@ -140,7 +145,7 @@ class _Search:
         if not self.last and self.run.limited and self.options.restarts is None:
             self.last = self._must_be_last(now)
         if moves.values[1] < best or self.spent == count:
-            self.run.report(0, self._value(), -math.inf, self.mask())
+            self.run.report(0, self._value(), -math.inf, self.mask() if self.run.callback else self.sure)
         self.ended = self.spent_here >= self.total if not self.last else now >= self.until or after >= 1.0
         if self.ended:
             self._settle()
@@ -153,8 +158,8 @@ class _Search:
             self.value = self._exact(self.sure)
         else:
             self.moves.refresh()
-        sweeps = self.options.sweeps * GROWTH**self.round
-        self.total = max(LEAST, sweeps * self.size)
+        sweeps = self._sweeps(self.round)
+        self.total = self._proposals(self.round)
         self.spent_here, self.progress, self.round_began, self.last = 0, 0.0, now, False
         self.until = min(self.run.deadline, now + self.run.patience / 2)
         if self.run.limited and self.options.restarts is None and self.pace:
@@ -165,7 +170,14 @@ class _Search:
     def _must_be_last(self, now: float) -> bool:
         """Whether there will be no time for another round after this one."""
         rest = (self.total - self.spent_here) * self.pace
-        return bool(now + rest + GROWTH * self.total * self.pace > self.until)
+        return bool(now + rest + self._proposals(self.round + 1) * self.pace > self.until)
+
+    def _sweeps(self, round_: int) -> int:
+        """Proposals per vertex of a round."""
+        return int(self.options.sweeps * GROWTH**round_)
+
+    def _proposals(self, round_: int) -> int:
+        return max(LEAST, self._sweeps(round_) * self.size)
 
     @cached_property
     def moves(self) -> DenseMoves:

@@ -7,7 +7,8 @@ vertex interacts with all others in much the same way, as in maximum diversity (
 vertices, those of MIES almost none. Bad where a few vertices are far heavier than the rest and cancel each other, as
 the massive channels of attention's W do: while all of them are in, dropping one would raise f, and some stay to the
 end. If a score has become mere rounding error, because what was dropped dwarfs what is left, all scores are summed
-again, O(n²). On W in factors with d rows O((n - k) n d), without that care, and a time limit drops the rest at once.
+again, O(n²). Sparse W: O((n + edges) log n). W in factors with d rows: O((n - k) n d), without that care. A time limit
+drops the rest of these two at once.
 Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithms for the maximum diversity problem
 (1998); Asahiro et al., Greedily finding a dense subgraph (2000).
 """
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from grace_opt.kernels.columns import greedy
+from grace_opt.kernels.columns.reference import greedy
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.greedy import cost_path, greedy_order, removal_scores
 from grace_opt.kernels.sparse import greedy as sparse_greedy
@@ -35,6 +36,8 @@ from grace_opt.solution import Result
 DWARFING_RATIO = 2.0**36
 #: Number of rows of W to process at a time.
 ROWS_AT_A_TIME = 64
+#: Approximate seconds per stored entry of sparse W of the careful sums before the first drop.
+SECONDS_TO_SUM = 2.5e-8
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class DropGreedyOptions:
 def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Result:
     """Drop the vertex whose removal lowers f most until k are left; ties drop the lowest index."""
     if isinstance(problem.weights, SparseWeights):
-        return _sparse(problem, problem.weights, options)
+        return _sparse(problem, problem.weights, options, run)
     size = problem.candidates.sum(-1)
     if isinstance(problem.W, ColumnWeights):
         return _by_columns(problem, problem.W, options, run, size)
@@ -80,16 +83,26 @@ def drop_greedy(problem: Problem, options: DropGreedyOptions, run: Run) -> Resul
     return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
 
 
-def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions) -> Result:
-    """The same drops from the edges alone, by a heap of scores; those that are rounding error are summed again."""
+def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions, run: Run) -> Result:
+    """The same drops from the edges alone, by a heap; when time is up, the least scores are dropped at once.
+
+    Scores that are rounding error are summed again.
+    """
     graph, size = W.graph(), int(problem.candidates.sum())
-    dropped = sparse_greedy.dropped(graph, problem.candidates, size if options.path else size - problem.k_max)
+    count = size if options.path else size - problem.k_max
+    if options.path or run.has_time(SECONDS_TO_SUM * W.numel()):
+        dropped, cut = sparse_greedy.dropped(graph, problem.candidates, count, run.expired)
+    else:
+        scores = W.diagonal() - 2 * W.times(problem.candidates)
+        dropped, cut = sparse_greedy.dropped_at_once(scores, problem.candidates, count), count > 0
+    limit = torch.full_like(problem.k, cut, dtype=torch.bool)
     if not options.path:
-        return Result(problem.candidates & ~mask_from_indices(dropped, problem.n))
+        return Result(problem.candidates & ~mask_from_indices(dropped, problem.n), limit=limit)
     order = dropped.flip(-1)
     mask = mask_from_indices(order[:, : problem.k_max], problem.n)
     padded = torch.nn.functional.pad(order, (0, problem.n - size), value=-1)
-    return Result(mask, stats={"order": padded, "path": sparse_greedy.path_of(graph, order)}, objective_stats=("path",))
+    stats = {"order": padded, "path": sparse_greedy.path_of(graph, order)}
+    return Result(mask, limit=limit, stats=stats, objective_stats=("path",))
 
 
 def _by_columns(problem: Problem, W: ColumnWeights, options: DropGreedyOptions, run: Run, size: Tensor) -> Result:

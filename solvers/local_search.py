@@ -26,7 +26,7 @@ from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
-from grace_opt.kernels.columns.exchange import Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.exchange import KERNEL, reference
 from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
@@ -40,7 +40,9 @@ from grace_opt.starts import starting_masks
 #: Pairs per instance that the compiled search tries between two looks at the clock: some hundredths of a second.
 PAIRS_PER_LOOK = 50_000_000
 #: Exchanges in a sparse graph between two looks at the clock, and at a target.
-SPARSE_STEPS_PER_LOOK, SPARSE_STEPS_TO_TARGET = 5_000, 16
+SPARSE_STEPS_PER_LOOK, SPARSE_STEPS_TO_TARGET = 3_000, 16
+#: Approximate seconds per stored entry of sparse W until the first exchange.
+SECONDS_TO_BEGIN = 1e-8
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | N
         mask[0, free] = torch.from_numpy(search.x)
         if run.watches:
             active = _open(problem, mask, active, limit, run)
-        if run.expired() or not len(active) or (max_steps is not None and steps >= max_steps):
+        begun = steps or run.has_time(SECONDS_TO_BEGIN * W.numel())
+        if run.expired() or not begun or not len(active) or (max_steps is not None and steps >= max_steps):
             limit[:] = True
             break
         most = SPARSE_STEPS_TO_TARGET if run.targets else SPARSE_STEPS_PER_LOOK

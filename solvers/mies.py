@@ -2,8 +2,8 @@ r"""MIES, minimum incremental error selection: the greedy method of GRACE, Algor
 
 Maths: scores start at the diagonal; take the smallest, :math:`j^*`; add :math:`2 W_{:,j^*}` to every remaining score;
 repeat k times. A vertex's score is always the increase of f if it joins. Complexity O(k n) per instance, k steps of a
-few tensor operations for the whole batch; O((n + edges) log n) for sparse W, O(k n d) for W in factors with d rows,
-where a time limit completes the set at once. Guarantee: optimal for diagonal W, else none (W = vvᵀ with
+few tensor operations for the whole batch; O((n + edges) log n) for sparse W, O(k n d) for W in factors with d rows; a
+time limit completes the set of these two at once. Guarantee: optimal for diagonal W, else none (W = vvᵀ with
 v = (.9, 1, -1) and k = 2 gives .01; the optimum is 0). Good on attention's W, where it is usually optimal. The sets for
 k = 0, 1, 2, … are nested, so one pass to n gives f for every k: ``path=True``. Reference: GRACE (arXiv 2604.16983),
 Algorithm 1.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from grace_opt.kernels.columns import greedy
+from grace_opt.kernels.columns.reference import greedy
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.greedy import cost_path, first_scores, greedy_order
 from grace_opt.kernels.sparse import greedy as sparse_greedy
@@ -48,7 +48,7 @@ class MiesOptions:
 def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
     """Add the vertex that increases f least, k times; ties go to the lowest index."""
     if isinstance(problem.weights, SparseWeights):
-        return _sparse(problem, problem.weights, options)
+        return _sparse(problem, problem.weights, options, run)
     if isinstance(problem.W, ColumnWeights):
         return _by_columns(problem, problem.W, options, run)
     if not options.path:
@@ -60,16 +60,20 @@ def mies(problem: Problem, options: MiesOptions, run: Run) -> Result:
     return Result(mask, stats={"order": order, "path": cost_path(problem.W, order)}, objective_stats=("path",))
 
 
-def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions) -> Result:
-    """The same choices from the edges alone, by a heap of scores."""
+def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions, run: Run) -> Result:
+    """The same choices from the edges alone, by a heap; when time is up, the least scores complete the set at once."""
     graph, n, k = W.graph(), problem.n, problem.k_max
     count = int(problem.candidates.sum()) if options.path else k
-    order, rise = sparse_greedy.added(graph, problem.candidates, count)
+    order, rise, cut = sparse_greedy.added(graph, problem.candidates, count, run.expired)
+    limit = torch.full_like(problem.k, cut, dtype=torch.bool)
     mask = mask_from_indices(order[:, :k], n)
     if not options.path:
-        return Result(mask, objective=torch.tensor([rise], dtype=torch.float64, device="cpu"))
-    padded = torch.nn.functional.pad(order, (0, n - count), value=-1)
-    return Result(mask, stats={"order": padded, "path": sparse_greedy.path_of(graph, order)}, objective_stats=("path",))
+        return Result(mask, limit=limit, objective=torch.tensor([rise], dtype=torch.float64, device="cpu"))
+    stats = {
+        "order": torch.nn.functional.pad(order, (0, n - count), value=-1),
+        "path": sparse_greedy.path_of(graph, order),
+    }
+    return Result(mask, limit=limit, stats=stats, objective_stats=("path",))
 
 
 def _by_columns(problem: Problem, W: ColumnWeights, options: MiesOptions, run: Run) -> Result:

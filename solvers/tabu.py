@@ -24,7 +24,7 @@ from torch import Tensor
 
 from grace_opt import objective
 from grace_opt.errors import OptionError
-from grace_opt.kernels.columns.exchange import Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
 from grace_opt.parallel import map_in_threads
@@ -42,8 +42,9 @@ TENURE = 10
 RANDOM_AT_MOST = 0.125
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
 WORK_BETWEEN_CLOCK_CHECKS = 2_000_000
-#: Iterations on a sparse graph between two looks at the clock: some hundredths of a second.
-SPARSE_ITERATIONS_PER_LOOK = 10_000
+#: Iterations on a sparse graph between two looks at the clock: some hundredths of a second, a tenth for a million
+#: vertices; and approximate seconds per stored entry until the first one.
+SPARSE_ITERATIONS_PER_LOOK, SECONDS_TO_BEGIN = 3000, 1.5e-8
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def tabu(problem: Problem, options: TabuOptions, run: Run) -> Result:
     start = masks.cpu().numpy()
     kind = _Search if problem.weights is None else _SparseSearch
     searches = [kind(problem.instance(b), start[b], options, run.instance(b)) for b in range(len(start))]
-    waiting = searches
+    seconds = 0.0 if problem.weights is None else SECONDS_TO_BEGIN * problem.W.numel()
+    waiting = searches if run.has_time(seconds) else []
     while waiting := [search for search in waiting if not search.done and not search.run.expired()]:
         map_in_threads(kind.advance, waiting, run)
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
@@ -221,7 +223,7 @@ class _SparseSearch(_Search):
         self.search.advance(count)
         self.spent += count
         if self.search.value < before or self.spent == count:
-            self.run.report(0, self._value(), -np.inf, self.mask())
+            self.run.report(0, self._value(), -np.inf, self.mask() if self.run.callback else self.best)
 
     def _value(self) -> float:
         """f of the best choice so far, exactly."""

@@ -81,6 +81,15 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return found
 
 
+@pytest.fixture
+def books_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generated text is too short in the tokens of the pocket model."""
+    from bench import passages
+
+    whole = passages.sources
+    monkeypatch.setattr(passages, "sources", lambda *given: [each for each in whole(*given) if each[0] == "book"])
+
+
 @pytest.fixture(autouse=True)
 def quanto_without_a_compiler() -> None:
     """Once more for each test, as a test may be the first to import quanto."""

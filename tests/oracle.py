@@ -235,6 +235,39 @@ def decoded(levels, widths, means, scales, unit, planes, counts):
     return np.array(found, dtype=np.float64).reshape(heads, sum(counts), width)
 
 
+def dropped_tokens_error(P, V, weights, S, renormalise):
+    """How much the outputs of queries with probabilities P (R, T) change without the tokens S: weighted squares."""
+    P, V = np.asarray(P, np.float64), np.asarray(V, np.float64)
+    total = 0.0
+    for p, weight in zip(P, weights, strict=True):
+        output = sum(p[i] * V[i] for i in range(len(V)))
+        change = sum((p[i] * (V[i] - output) for i in S), np.zeros(V.shape[1]))
+        left = max(1 - sum(p[i] for i in S), 1e-6) if renormalise else 1
+        total += weight * float((change**2).sum()) / left**2
+    return total
+
+
+def token_interaction(P, V, weights):
+    """W of tokens as vertices, entry by entry."""
+    P, V = np.asarray(P, np.float64), np.asarray(V, np.float64)
+    W = np.zeros((len(V), len(V)))
+    for p, weight in zip(P, weights, strict=True):
+        centred = V - p @ V
+        for i in range(len(V)):
+            for j in range(len(V)):
+                W[i, j] += weight * p[i] * p[j] * float(centred[i] @ centred[j])
+    return W
+
+
+def drop_tokens(P, V, weights, count, renormalise, kept=()):
+    """Drop the token whose loss makes the error least, again and again; ties to the lowest index."""
+    S = []
+    for _ in range(count):
+        free = [i for i in range(len(V)) if i not in {*S, *kept}]
+        S.append(min(free, key=lambda i: (dropped_tokens_error(P, V, weights, [*S, i], renormalise), i)))
+    return S
+
+
 def few_tokens(query, keys, values, read, hidden=None, scaling=None):
     """Attention (B, H_q, d_v) of one query over the tokens that are read (B, H, S), and the share of all attention that
     the others have (B, H_q); a row at a time, in numpy's longest floats."""

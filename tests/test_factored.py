@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +17,8 @@ from grace_opt import Factored, OptionError, Problem, ProblemError
 from grace_opt.bounds import factored as bounds
 from grace_opt.bounds.factored import continuous_bound, factored_bound
 from grace_opt.kernels.columns import source
-from grace_opt.kernels.columns.exchange import Choice
+from grace_opt.kernels.columns.reference.exchange import Choice
+from grace_opt.problem.reduction import Reduction
 from tests import oracle
 
 SMALL = 512
@@ -45,6 +50,22 @@ def formed(terms, diagonal=None):
                 W[i, j] += (sides[0] * sides[1] + sides[2] * sides[3]) / 2
     if diagonal is not None:
         W[range(n), range(n)] = diagonal
+    return W
+
+
+def exactly(terms, diagonal=None):
+    """W of these floats in rational numbers."""
+    whole = [
+        [None if p is None else [[[Fraction(float(x)) for x in r] for r in f] for f in p] for p in t] for t in terms
+    ]
+
+    def sides(term, i, j):
+        return math.prod(sum(a[i] * c[j] for a, c in zip(*pair, strict=True)) for pair in term if pair is not None)
+
+    n = len(next(pair[0][0] for term in whole for pair in term if pair is not None))
+    W = [[sum(sides(t, i, j) + sides(t, j, i) for t in whole) / 2 for j in range(n)] for i in range(n)]
+    for i, own in enumerate([] if diagonal is None else diagonal):
+        W[i][i] = Fraction(float(own))
     return W
 
 
@@ -226,7 +247,7 @@ def test_pieces_of_a_batch_get_their_own_start_and_all_statistics(monkeypatch):
 
 def test_all_instances_together_take_what_each_takes_alone():
     """The loop for GPUs, on the CPU."""
-    from grace_opt.kernels.columns import greedy
+    from grace_opt.kernels.columns.reference import greedy
 
     rng = np.random.default_rng(2)
     W = Factored.product(rng.integers(-3, 4, (3, 4, 11)), rng.integers(-3, 4, (3, 2, 11)))
@@ -309,10 +330,58 @@ def test_bad_input_is_named(make, message):
         make()
 
 
-def test_required_is_refused_and_nothing_is_formed_in_silence(monkeypatch):
+@draws
+@given(factored(), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_required_vertices_are_chosen_and_bounds_stay_bounds(block, made, random, whole, upwards):
+    terms, diagonal, k = made
+    scale = 1 if whole else 1 / 3
+    terms = [tuple(None if p is None else tuple(f * scale for f in p) for p in term) for term in terms]
+    W = exactly(terms, diagonal)
+    n = len(W)
+    required = random.sample(range(n), random.randint(0, k))
+    mine = Factored(terms, diagonal=diagonal)
+    sets = [S for S in itertools.combinations(range(n), k) if set(required) <= set(S)]
+    best = (max if upwards else min)(sum(W[i][j] for i in S for j in S) for S in sets)
+    for method in ("mies", "local_search", "exhaustive"):
+        found = grace_opt.solve(mine, k, method, required=required, maximize=upwards, certify="fast")
+        assert set(required) <= set(found.indices.tolist())
+        assert found.mask.sum() == k
+        bound = found.upper_bound if upwards else found.lower_bound
+        if bound == found.objective:  # proved, up to the rounding of f itself
+            assert found.objective == pytest.approx(float(best), rel=1e-12, abs=1e-12)
+        else:
+            assert (best < Fraction(bound)) if upwards else (best > Fraction(bound))
+    assert found.objective == pytest.approx(float(best), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_required_vertices_leave_is_never_more_than_f(seed):
+    """Of factors whose giant entries cancel: the reduced problem, in rational numbers, beside f in rational numbers."""
+    rng, n, k, required = np.random.default_rng(seed), 6, 4, [0, 1]
+    Q, K = rng.normal(size=(2, n)) * 1e4, rng.normal(size=(2, n))
+    Q[:, 0], K[:, 0] = Q[:, 1] * -(1 + 1e-9), K[:, 1]
+    terms = [((Q, Q), (K, K))]
+    reduced = Reduction.of(Problem.of(Factored(terms), k), required=required)
+    left = exactly(terms, reduced.problem.W.diagonal().tolist())
+    W, rest = exactly(terms), Fraction(reduced.rest.item())
+    for S in itertools.combinations(range(2, n), k - 2):
+        f = sum(W[i][j] for i in (*required, *S) for j in (*required, *S))
+        below = f - rest - sum(left[i][j] for i in S for j in S)
+        assert 0 <= below <= 1e-9 * float(Factored(terms).magnitude(torch.ones(n, dtype=torch.bool)))
+
+
+def test_required_of_a_batch_and_beyond_whole_numbers(block):
+    Q = np.stack([ONES, 2 * ONES]) * 2**9
+    chosen = np.array([[0, 1, 0, 0], [1, 1, 1, 1]], dtype=bool)
+    batch = grace_opt.solve(Factored.product(Q, Q), [2, 4], required=chosen, certify=True)
+    assert batch.mask[0, 1]
+    assert batch.mask.sum(-1).tolist() == [2, 4]
+    assert (batch.lower_bound <= batch.objective).all()
+    assert batch.objective.tolist() == [4 * 2.0**38, 16 * 2.0**42]
+
+
+def test_nothing_is_formed_in_silence(monkeypatch):
     W = Factored.product(ONES, ONES)
-    with pytest.raises(OptionError, match="required="):
-        grace_opt.solve(W, 2, required=[0])
     monkeypatch.setattr(source, "BLOCK_BYTES", 8)
     monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 100.0)
     with pytest.raises(ProblemError, match=r"method 'beam' reads all 4² entries"):

@@ -19,6 +19,7 @@ from grace_opt.cli.app import app
 from grace_opt.instances import generators
 from grace_opt.kernels.annealing.trial import cpu as annealing_trial
 from grace_opt.kernels.sparse.cpu import heap as heaps
+from grace_opt.kernels.sparse.greedy import added
 from grace_opt.kernels.sparse.trial import cpu as sparse_trial
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.run import Run
@@ -386,3 +387,214 @@ def test_scipy_s_files_with_k_and_bad_ones(tmp_path):
         instances.read(tmp_path / "dia.npz")
     with pytest.raises(ProblemError, match=r"\.mtx cannot store k"):
         instances.write(tmp_path / "w.mtx", W, 7)
+
+
+def test_index_arrays_that_point_elsewhere_are_refused():
+    """scipy does not look, and compiled loops would read and write beyond the arrays."""
+
+    def damaged(layout, change):
+        W = random_graph(1000).asformat(layout).copy()
+        change(W)
+        return W
+
+    def set_at(array, value):
+        array[5] = value
+
+    for W in (
+        damaged("csr", lambda W: set_at(W.indices, 1007)),
+        damaged("csc", lambda W: set_at(W.indices, -3)),
+        damaged("csr", lambda W: set_at(W.indptr, W.nnz + 7)),
+        damaged("csr", lambda W: setattr(W, "data", W.data[:-3])),
+        damaged("bsr", lambda W: set_at(W.indices, 1000)),
+        damaged("coo", lambda W: set_at(W.coords[0], 1000)),
+    ):
+        with pytest.raises(ProblemError, match=f"damaged {W.format} matrix"):
+            Problem.of(W, 3)
+
+
+def test_layouts_indices_and_orders_do_not_matter():
+    W = random_graph(1000, seed=10)
+    best = solve(W, 30).indices.tolist()
+    long = sp.csr_array((W.data, W.indices.astype(np.int64), W.indptr.astype(np.int64)), shape=W.shape)
+    backwards = sp.csr_array((W.data.copy(), W.indices.copy(), W.indptr), shape=W.shape)
+    for row in range(1000):
+        here = slice(*backwards.indptr[row : row + 2])
+        backwards.indices[here], backwards.data[here] = W.indices[here][::-1], W.data[here][::-1]
+    assert long.indices.dtype == np.int64
+    assert not backwards.has_sorted_indices
+    for same in (long, backwards, sp.csr_matrix(W), *(W.asformat(layout) for layout in ("csc", "coo", "lil", "bsr"))):
+        assert solve(same, 30).indices.tolist() == best
+    assert not backwards.has_sorted_indices  # the user's stays as it is
+
+
+def test_sums_of_duplicates_and_of_large_integers():
+    """Nothing overflows in int8 or int64; what float64 does not hold exactly is refused."""
+
+    def of(data, dtype):
+        data = [weight for weight in data for _ in range(2)]
+        ends = [[0, 1] * (len(data) // 2), [1, 0] * (len(data) // 2)]
+        return sp.coo_array((np.array(data, dtype), tuple(ends)), shape=(1000, 1000))
+
+    assert float(solve(of([100, 100, 100], np.int8), 2, maximize=True).objective) == 600
+    assert float(solve(of([-(2**53)], np.int64), 2).objective) == -(2.0**54)
+    for data, dtype, said in (
+        ([2**52] * 3, np.int64, 3 * 2**52),
+        ([-(2**63)], np.int64, -(2**63)),
+        ([2**63 + 1], np.uint64, 2**63 + 1),
+        ([2**53 + 1], np.int64, 2**53 + 1),
+    ):
+        with pytest.raises(ProblemError, match=rf"W holds the integer {said}, beyond 2\*\*53"):
+            Problem.of(of(data, dtype), 2)
+    with pytest.raises(ProblemError, match=r"W\[0, 1\] is inf"):
+        Problem.of(of([1e308, 1e308], float), 2)
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "said"),
+    [
+        (lambda W: W.astype(bool), {}, "dtype bool"),
+        (lambda W: W.astype(complex), {}, "dtype complex128"),
+        (lambda W: W[:, :-1], {}, r"shape \(1000, 999\)"),
+        (lambda W: [W, W], {}, "list of sparse matrices"),
+        (lambda W: sp.coo_array((0, 0)), {}, "W is empty"),
+        (lambda W: W, {"protected": np.zeros(1001, bool)}, r"protected is a bool mask of shape \(1001,\)"),
+        (lambda W: W, {"protected": range(998)}, "only 2 of 1000 vertices are unprotected"),
+        (lambda W: W, {"required": [1000]}, "required holds vertex 1000"),
+        (lambda W: W, {"required": [1, 2, 3, 4]}, "required names 4 vertices"),
+        (lambda W: W, {"labels": ["a"]}, "labels has 1 names"),
+    ],
+)
+def test_bad_arguments_beside_sparse_w(made, options, said):
+    W, call = made(random_graph(1000)), Problem.of if "labels" in options else solve
+    with pytest.raises(ProblemError, match=said):
+        call(W, 3, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch on its own layouts
+def test_sparse_tensors_of_torch_stay_sparse(monkeypatch):
+    W = random_graph(1000, seed=11)
+    monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("W was made dense"))
+    best = solve(W, 30).indices.tolist()
+    coo = torch.sparse_coo_tensor(np.array(W.tocoo().coords), torch.from_numpy(W.data), W.shape, check_invariants=True)
+    csr = coo.coalesce().to_sparse_csr()
+    for made in (coo, csr):
+        sol = solve(made, 30)
+        assert sol.problem.weights is not None
+        assert isinstance(sol.mask, torch.Tensor)
+        assert sol.indices.tolist() == best
+    small = torch.sparse_coo_tensor([[0, 1, 0, 1], [1, 0, 1, 0]], torch.full((4,), 100, dtype=torch.int8), (1000, 1000))
+    assert float(solve(small, 2, maximize=True).objective) == 400
+
+
+def test_what_is_too_full_to_stay_sparse_says_how_much_it_takes(monkeypatch):
+    monkeypatch.setattr("grace_opt._util.memory.free_memory", lambda: 4e6)
+    W = sp.csr_array(np.triu(np.ones((1000, 1000))))
+    for made in (W, torch.from_numpy(W.toarray()).to_sparse()):
+        with pytest.raises(ProblemError, match=r"W, shape \(1000, 1000\).*takes 0\.00745 GiB, and 0\.00373"):
+            Problem.of(made, 3)
+
+
+@pytest.mark.parametrize("name", ["entry", "row", "eigenvalue", "continuous", "plain", "qcr", "dnn", "fast", "tight"])
+def test_bounds_of_matrices_take_sparse_w_where_it_fits(name, monkeypatch):
+    W = np.zeros((6, 6))
+    W[:3, 3:] = W[3:, :3] = -1.0
+    function = getattr(bounds, name + "_bound")
+    assert float(function(problem_of(W, 4).flatten())) == float(function(Problem.of(W, 4).flatten())) <= -8
+    monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 100.0)
+    with pytest.raises(ProblemError, match=r"reads all 6² entries of W, which take 2\.68e-07 GiB"):
+        function(problem_of(W, 4).flatten())
+
+
+def test_fixed_vertices_and_bounds_of_edges_name_their_forms():
+    W = np.diag([1.0, 2.0, 9.0])
+    assert bounds.fixed_vertices(problem_of(W, 2)).inside.tolist() == [True, True, False]
+    for bound in (degree_bound, load_bound, plane_bound):
+        with pytest.raises(ProblemError, match=f"{bound.__name__} reads W in its sparse form, and it is a Tensor"):
+            bound(Problem.of(W, 2).flatten())
+    with pytest.raises(ProblemError, match=r"factored_bound reads W in its factored form, and it is a SparseWeights"):
+        bounds.factored_bound(problem_of(W, 2).flatten())
+    factors = grace_opt.Factored.product(np.ones((1, 3)), np.ones((1, 3)))
+    with pytest.raises(ProblemError, match=r"row_bound reads W as a matrix, and W in its factored form"):
+        bounds.row_bound(Problem.of(factors, 2).flatten())
+
+
+def test_symmetrize_keeps_w_sparse():
+    half = sp.coo_array((np.array([100, 100, 7], np.int8), ([0, 0, 2], [1, 1, 2])), shape=(1000, 1000))
+    whole = grace_opt.symmetrize(half)
+    assert sp.issparse(whole)
+    assert [whole[0, 1], whole[1, 0], whole[2, 2], whole.nnz] == [100, 100, 7, 3]
+    assert float(solve(whole, 2, "drop_greedy", maximize=True).objective) == 200
+
+
+def test_compare_and_the_command_line_take_sparse_files(tmp_path):
+    W = random_graph(1000, seed=12)
+    table = grace_opt.compare(W, 10, ["mies", "annealing"], options={"annealing": {"sweeps": 20}})
+    assert table.best.problem.weights is not None
+    assert all(sol.verify() and float(table.best_bound) < float(sol.objective) for sol in table.solutions)
+    path = tmp_path / "w.npz"
+    instances.write(path, W, 10)
+    answer = CliRunner().invoke(app, ["compare", str(path), "--method", "mies", "--method", "think"])
+    assert answer.exit_code == 0, answer.output
+    sp.save_npz(path, sp.triu(W).tocsr())
+    answer = CliRunner().invoke(app, ["solve", str(path), "-k", "10", "--method", "mies"])
+    assert answer.exit_code == 2
+    assert "not symmetric" in answer.output
+    answer = CliRunner().invoke(
+        app, ["solve", str(path), "-k", "10", "--method", "mies", "--symmetrize", "--no-certify"]
+    )
+    assert answer.exit_code == 0, answer.output
+
+
+@pytest.mark.parametrize("path", [False, True])
+def test_greedy_methods_keep_time_limits(path, monkeypatch):
+    """Cut before the first step they take the least scores; slices change nothing."""
+    W = random_graph(1000, seed=13)
+    W.setdiag(np.random.default_rng(1).integers(0, 5, 1000).astype(float))
+    problem, first = Problem.of(W, 100), {}
+    for method in ("mies", "drop_greedy"):
+        first[method] = solve(problem, method=method, path=path)
+        assert first[method].status is Status.FEASIBLE
+        sol = solve(problem, method=method, path=path, time_limit=1e-9)
+        assert sol.status is Status.LIMIT
+        keys = W.diagonal() if method == "mies" else 2 * W.sum(axis=0) - W.diagonal()
+        assert sorted(sol.indices.tolist()) == sorted(np.lexsort((np.arange(1000), keys))[:100].tolist())
+        if path:
+            assert sorted(sol.stats["order"].tolist()) == list(range(1000))
+            assert sol.stats["path"][100] == pytest.approx(float(sol.objective), rel=1e-12)
+    monkeypatch.setattr("grace_opt.kernels.sparse.greedy.SLICE", 40)
+    for method, before in first.items():
+        assert (solve(problem, method=method, path=path).mask == before.mask).all()
+    weights = problem.weights
+    _, rise, cut = added(weights.graph(), problem.candidates[None], 100, lambda: False)
+    assert rise == pytest.approx(float(first["mies"].objective), rel=1e-12)
+    assert not cut
+
+
+def test_searches_without_time_to_begin_return_their_start(monkeypatch):
+    problem = Problem.of(random_graph(1000, seed=14), 100)
+    start = solve(problem, method="drop_greedy").mask
+    for method in ("local_search", "tabu", "annealing"):
+        monkeypatch.setattr(f"grace_opt.solvers.{method}.SECONDS_TO_BEGIN", 1.0)  # per entry
+        sol = solve(problem, method=method, start=start, time_limit=60.0)
+        assert sol.status is Status.LIMIT
+        assert (sol.mask == start).all()
+
+
+def test_a_batch_of_graphs_is_dense_if_it_fits(monkeypatch):
+    nx = pytest.importorskip("networkx")
+    graphs = [nx.path_graph(4), nx.cycle_graph(4)]
+    assert solve(graphs, 4).objective.tolist() == [3, 4]
+    monkeypatch.setattr("grace_opt._util.memory.free_memory", lambda: 200.0)
+    with pytest.raises(ProblemError, match=r"W, shape \(2, 4, 4\), is a batch.*Solve one by one"):
+        solve(graphs, 4)
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e-308, 1.0, 1e300])
+def test_bounds_of_tiny_and_huge_weights(size):
+    """All weights equal, at both ends of float64, without a warning."""
+    W = np.full((8, 8), -size)
+    flat = problem_of(W, 3).flatten()
+    with np.errstate(all="raise", under="ignore"):
+        for bound in (degree_bound, load_bound, plane_bound):
+            assert -math.inf < float(bound(flat)) <= -9 * size
+    assert solve(problem_of(W, 3), method="annealing").indices.size == 3

@@ -21,8 +21,8 @@ print("members:", sorted(sol.labels))
 print(f"weight of their ties: {sol.objective:.0f}; {sol.status.name.lower()}")
 
 # %%
-# Greedy methods are instant, and for a graph of thousands of vertices all there is time for. ``compare`` shows what
-# they reach here.
+# Greedy methods are instant, and take graphs of millions of vertices (:doc:`how </howto/sparse>`). ``compare`` shows
+# what they reach here.
 
 methods = ["random", "mies", "drop_greedy", "local_search", "tabu", "branch_and_bound"]
 print(grace_opt.compare(club, 10, methods, maximize=True))

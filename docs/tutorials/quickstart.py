@@ -73,7 +73,8 @@ print(again.objective <= better.objective)
 #
 # ``solve`` also takes scipy.sparse matrices, the distances of ``pdist``, pandas DataFrames and networkx graphs. In a
 # graph, a node's ``weight`` is its own, and an edge's ``weight`` counts once: the objective is the total weight of the
-# induced subgraph. Required vertices are always chosen, protected ones never (:doc:`more </howto/maximize>`).
+# induced subgraph. Required vertices are always chosen, protected ones never (:doc:`more </howto/maximize>`). Sparse
+# graphs may have millions of vertices (:doc:`how </howto/sparse>`).
 
 import networkx as nx
 

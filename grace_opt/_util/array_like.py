@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
+from .memory import refuse_beyond_memory
 
 #: Every integer up to this one is exact in float64.
 MAX_EXACT_INTEGER = 2**53
@@ -101,7 +102,9 @@ def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
         instead = f"give {wanted}" if wanted else f"write {name}.dequantize()"
         raise ProblemError(f"{name} is quantised ({tensor.dtype}): {instead}.")
     tensor = tensor.detach()
-    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    if tensor.layout != torch.strided:
+        refuse_beyond_memory(name, tensor.shape, tensor.element_size())
+        tensor = tensor.to_dense()
     if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:  # not for a tensor that a compiler is tracing
         tensor = tensor.as_subclass(Tensor)
     return tensor.resolve_neg()
@@ -110,6 +113,7 @@ def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
 def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
     """Convert a value to a numpy array of any dtype; raise ProblemError if that would lose something."""
     if hasattr(value, "toarray"):  # scipy.sparse, without importing it; dok_matrix is also a dict
+        refuse_beyond_memory(name, value.shape, value.dtype.itemsize)
         value = value.toarray()
     if value is None or isinstance(value, str | bytes | os.PathLike | dict):
         hint = ""

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..errors import ProblemError
 from .array_like import MAX_EXACT_INTEGER, too_large_error
 from .frames import Labels, check_names, from_frame, is_frame
+from .memory import refuse_beyond_memory
 
 
 def with_labels(W: Any) -> tuple[Any, Labels | None]:
@@ -125,7 +126,8 @@ def _from_list(given: Sequence[Any]) -> tuple[npt.NDArray[Any], Labels]:
                     f"vertex {place} is called {name!r} in W[0] and {other!r} in W[{at}]: a batch has the same labels "
                     f"in the same order. {advice}."
                 )
-    return np.stack([matrix for matrix, _ in made]), names
+    refuse_beyond_memory("W", (len(made), len(names), len(names)), 8)
+    return np.stack([matrix.toarray() if hasattr(matrix, "toarray") else matrix for matrix, _ in made]), names
 
 
 def _is_graph(value: Any) -> bool:

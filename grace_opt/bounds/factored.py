@@ -26,6 +26,7 @@ from torch import Tensor
 from ..kernels.columns.source import EPS
 from ..problem import Factored, Problem
 from ..problem.factors import Term
+from .forms import in_form
 
 #: Most gradient steps, and power steps for v.
 STEPS, POWER_STEPS = 200, 12
@@ -46,9 +47,8 @@ def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False
     >>> round(float(factored_bound(Problem.of(W, 2).flatten())), 6)  # the optimum is 9
     9.0
     """
+    W = in_form(problem, Factored, "factored_bound")
     found = [continuous_bound(problem, expired), nonnegative_bound(problem)]
-    W = problem.W
-    assert isinstance(W, Factored)
     if W.is_semidefinite:
         found.append(torch.zeros_like(found[0]))
     return torch.stack(found).amax(0)
@@ -56,8 +56,7 @@ def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False
 
 def nonnegative_bound(problem: Problem) -> Tensor:
     """The k least node weights, where no factor of an instance has a negative entry; elsewhere -inf."""
-    W = problem.W
-    assert isinstance(W, Factored)
+    W = in_form(problem, Factored, "nonnegative_bound")
     least = [factor.amin((-2, -1)) for term in W.terms for factor in term[:4]]
     valid = (torch.stack(least) >= 0).all(0) & all(term.sign > 0 for term in W.terms)
     weights = W.diagonal()
@@ -67,8 +66,7 @@ def nonnegative_bound(problem: Problem) -> Tensor:
 
 def continuous_bound(problem: Problem, expired: Callable[[], bool] = lambda: False) -> Tensor:
     """The bound of the continuous relaxation, (B,) float64; see the module."""
-    W = problem.W
-    assert isinstance(W, Factored)
+    W = in_form(problem, Factored, "continuous_bound")
     parts = [_one(W[b], problem.candidates[b], int(problem.k[b]), expired) for b in range(len(problem.k))]
     return torch.stack(parts)
 

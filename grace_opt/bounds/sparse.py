@@ -21,14 +21,14 @@ import math
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse import diags_array
 from torch import Tensor
 
 from .._util.memory import free_memory
-from ..kernels.sparse import Graph
+from ..kernels.sparse.forms import Graph
 from ..problem import Problem, SparseWeights
 from ..run import Run
 from .convexity import convex_shift
+from .forms import in_form
 
 #: Approximate seconds per stored entry of W: of `degree_bound`, and of one round of `load_bound`.
 DEGREE_SECONDS, ROUND_SECONDS = 2e-8, 3e-8
@@ -66,7 +66,7 @@ def degree_bound(problem: Problem) -> Tensor:
     """
     from ..kernels.sparse.cpu.loads import rows
 
-    graph, free, k = _parts(problem)
+    graph, free, k = _parts(problem, "degree_bound")
     cost = np.empty(len(free))
     rows(graph, free, k, cost)
     return _bound(cost, k)
@@ -102,7 +102,7 @@ def load_bound(problem: Problem, run: Run | None = None, *, rounds: int = ROUNDS
     from ..kernels.sparse.cpu import loads
 
     run = Run() if run is None else run
-    graph, free, k = _parts(problem)
+    graph, free, k = _parts(problem, "load_bound")
     shares, load = np.empty(loads.count_shared(graph, free)), np.empty(len(free))
     loads.begin(graph, free, shares, load)
     least, stale, seconds = math.inf, 0, ROUND_SECONDS * len(graph.data)
@@ -143,13 +143,14 @@ def plane_bound(problem: Problem, run: Run | None = None) -> Tensor:
     True
     """
     run = Run() if run is None else run
-    weights, free, k = problem.weights, problem.candidates[0], int(problem.k[0])
-    if not isinstance(weights, SparseWeights):
-        raise TypeError(f"W is a {type(problem.W).__name__}: this bound takes SparseWeights.")
+    weights = in_form(problem, SparseWeights, "plane_bound")
+    free, k = problem.candidates[0], int(problem.k[0])
     m, largest = int(free.sum()), weights.largest()
     if k == 0 or largest == 0.0:
         return torch.zeros(1, dtype=torch.float64, device="cpu")
-    scale = 2.0 ** math.floor(math.log2(largest))
+    scale = 2.0 ** max(math.floor(math.log2(largest)), -1000)  # its inverse must be finite
+    from scipy.sparse import diags_array
+
     A = weights.between(free, free) / scale + diags_array(weights.nodes[free].numpy() / scale)
     C = A.toarray()
     C += PLANE_PENALTY * float(np.linalg.norm(C)) / math.sqrt(m) / m  # leaves the plane's own eigenvalues
@@ -199,10 +200,8 @@ def seconds_to_bound(problem: Problem, level: str) -> float:
     return edges + (CUBE_SECONDS * problem.n**3 if may_factorise(problem, level) else 0.0)
 
 
-def _parts(problem: Problem) -> tuple[Graph, npt.NDArray[np.bool_], int]:
-    weights = problem.weights
-    if not isinstance(weights, SparseWeights):
-        raise TypeError(f"W is a {type(problem.W).__name__}: these bounds take SparseWeights.")
+def _parts(problem: Problem, name: str) -> tuple[Graph, npt.NDArray[np.bool_], int]:
+    weights = in_form(problem, SparseWeights, name)
     return weights.graph(), np.ascontiguousarray(problem.candidates[0].numpy()), int(problem.k[0])
 
 

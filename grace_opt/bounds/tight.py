@@ -33,6 +33,7 @@ from ..solution import STEP_MARGIN
 from .convexity import is_semidefinite, made_convex, semidefinite_bound, start_diagonals
 from .dnn import dnn_relaxation, seconds_per_dnn_step
 from .fixing import reduce_by_fixing
+from .forms import as_matrix
 from .incumbents import checked_incumbent
 from .qcr import LARGEST_RELAXED, qcr_relaxation, seconds_to_relax, solve_relaxation, with_diagonal
 from .subproblem import Array, Subproblem, objective_step
@@ -206,6 +207,7 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
     Tensor, shape (B,), float64
         -inf if weights are too far apart for float64.
     """
+    problem = as_matrix(problem, "this bound")
     masks = checked_incumbent(problem, incumbent)
     values = objective.evaluate(problem.W, masks).tolist()
 

@@ -692,11 +692,15 @@ def _exit_unless_finished(statuses: set[str]) -> None:
 
 def _read(file: Path, symmetric: bool) -> instances.Instance:
     instance = instances.read(file)
-    if symmetric and not np.array_equal(
-        instance.W, instance.W.swapaxes(-1, -2)
-    ):  # whole numbers stay whole if they can
+    if symmetric and not _is_symmetric(instance.W):  # whole numbers stay whole if they can
         return dataclasses.replace(instance, W=symmetrize_matrix(instance.W))
     return instance
+
+
+def _is_symmetric(W: Any) -> bool:
+    if hasattr(W, "tocsr"):  # sparse
+        return bool(W.shape[0] == W.shape[1] and (W != W.T).nnz == 0)
+    return np.array_equal(W, W.swapaxes(-1, -2))
 
 
 def _k(k: int | None, instance: instances.Instance, file: Path) -> Any:

@@ -38,7 +38,9 @@ from .calibration import calibrate  # noqa: E402
 from .capture import CapturedAttention, capture, register_capture  # noqa: E402
 from .config import PruningConfig  # noqa: E402
 from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
+from .graph_eviction import GraphEviction  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
+from .learned import learn_masks  # noqa: E402
 from .quantization import Quantization  # noqa: E402
 from .reading import LayerReading, ReadReport, TopTokens  # noqa: E402
 from .report import MemoryReport  # noqa: E402
@@ -52,6 +54,7 @@ __all__ = [
     "Attached",
     "CalibratedBasis",
     "CapturedAttention",
+    "GraphEviction",
     "LayerReading",
     "MemoryReport",
     "PrunedKeyCache",
@@ -68,5 +71,6 @@ __all__ = [
     "calibrate_basis",
     "capture",
     "export_static",
+    "learn_masks",
     "tune",
 ]

@@ -23,7 +23,7 @@ def attention_received(
     queries: Tensor, keys: Tensor, valid: Tensor | None, scaling: float, softcap: float | None, needed: int | None
 ) -> Tensor:
     """Return the attention that each key receives from the last `needed` queries, summed: (B, H, group, S)."""
-    queries = _last_queries(queries, keys, valid, needed)
+    queries = last_queries(queries, keys, valid, needed)
     (batch, heads, length, width), observed = keys.shape, queries.shape[2]
     dtype = torch.promote_types(working_dtype(queries.dtype), working_dtype(keys.dtype))
     grouped = queries.detach().reshape(batch, heads, -1, observed, width)
@@ -34,19 +34,29 @@ def attention_received(
     for head, first in itertools.product(range(heads), range(0, observed, step)):
         part = grouped[:, head, :, first : first + step].to(dtype)
         position = place[length - observed + first :][: part.shape[2]]
-        transposed = keys[:, head].detach().to(dtype).mT
-        logits = (part.flatten(1, 2) @ transposed).view(*part.shape[:3], length).mul_(scaling)
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap).mul_(softcap)
         hidden = (place > position[:, None])[None]
         if valid is not None:
             hidden = hidden | ~valid[:, None]
-        # The smallest number instead of -inf: a row that sees nothing stays finite.
-        weights = torch.softmax(logits.masked_fill_(hidden[:, None], torch.finfo(dtype).min), dim=-1)
+        weights = attention_weights(part, keys[:, head].detach().to(dtype), hidden[:, None], scaling, softcap)
         if valid is not None:
             weights.masked_fill_(~valid[:, None, position, None], 0.0)
         total[:, head] += weights.sum(2)
     return total.float()
+
+
+def attention_weights(
+    queries: Tensor, keys: Tensor, hidden: Tensor | None, scaling: float, softcap: float | None
+) -> Tensor:
+    """Return the probabilities (B, group, L, S) of queries (B, group, L, d) over the keys of one head (B, S, d).
+
+    What is `hidden`, bool and of a shape that broadcasts, gets none; a query that sees nothing still gets numbers.
+    """
+    logits = (queries.flatten(1, 2) @ keys.mT).view(*queries.shape[:3], keys.shape[1]).mul_(scaling)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap).mul_(softcap)
+    if hidden is not None:  # the smallest number instead of -inf: a row that sees nothing stays finite
+        logits.masked_fill_(hidden, torch.finfo(logits.dtype).min)
+    return torch.softmax(logits, dim=-1)
 
 
 def finished_scores(older: Tensor, keys: Tensor, valid: Tensor | None, always: int) -> Tensor:
@@ -66,7 +76,7 @@ def check_valid(keys: Tensor, valid: Tensor | None) -> None:
         )
 
 
-def _last_queries(queries: Tensor, keys: Tensor, valid: Tensor | None, needed: int | None) -> Tensor:
+def last_queries(queries: Tensor, keys: Tensor, valid: Tensor | None, needed: int | None) -> Tensor:
     """Return the last `needed` queries."""
     check_valid(keys, valid)
     batch, heads, length, width = keys.shape

@@ -13,7 +13,7 @@ Source: LeanK (arXiv 2508.02215) for static masks per head; GRACE (arXiv 2604.16
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from .capture import capture
 from .channel_choice import check_usable, mask_that_prunes_nothing, prunes_nothing
 from .config import PruningConfig
 from .masking import execution_device, fingerprint
-from .texts import token_ids
+from .texts import all_token_ids
 
 #: Settings of a cache that do not affect which channels are chosen from whole texts.
 _NOT_ASKED = frozenset(
@@ -99,12 +99,7 @@ def calibrate(
     torch.Size([3, 2, 32])
     """
     model = require_model(model, "calibrate")
-    if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
-        raise OptionError("texts come before their tokenizer; write calibrate(model, texts, tokenizer)")
-    if tokenizer is not None and not callable(tokenizer):
-        raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write calibrate(model, texts, tokenizer)")
-    if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
-        raise OptionError("texts must be a list with at least one text; write calibrate(model, [text, ...], tokenizer)")
+    every = all_token_ids(texts, tokenizer, "calibrate")
     if ignored := sorted({"provider", "masks"} & set(settings)):
         raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
     if ignored := sorted(_NOT_ASKED & set(settings)):
@@ -122,8 +117,8 @@ def calibrate(
     means: dict[int, Tensor] = {}
     squares: dict[int, Tensor] = {}
     kept: dict[int, ChannelMask] = {}
-    for done, text in enumerate(texts, 1):
-        ids = token_ids(text, tokenizer, done, "calibrate").to(device)
+    for done, given in enumerate(every, 1):
+        ids = given.to(device)
         captured = capture(model, ids, layers=cache.prunable_layers)
         for layer, seen in captured.items():
             if prunes_nothing(cache.pruning.provider(layer), seen.keys):
@@ -131,7 +126,7 @@ def calibrate(
                 continue
             queries = seen.queries if observed is None else seen.queries[:, :, -observed:]
             check_usable(layer, queries, seen.keys)
-            share = 1 / (len(texts) * ids.shape[1])
+            share = 1 / (len(every) * ids.shape[1])
             W = WEIGHTS[cache.pruning.weight](queries[0], seen.keys[0], None) * share
             squared = seen.keys[0].float().square().sum(-2) * share
             means[layer] = means[layer] + W if layer in means else W

@@ -48,7 +48,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
     """
     config, sinks, length = plan.config, plan.config.sink_tokens, over.length
     if plan.bits is not None:
-        return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, config.recent_window))
+        return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, values, config.recent_window))
     recent, group, count = config.recent_window, 1, length
     if config.quantize is not None and config.quantize.keys is not None:
         group = config.quantize.group_size
@@ -59,7 +59,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
     if length <= recent + sinks:
         return None
     old = length - recent
-    evicted = _evicted(plan, over, keys, recent, group)
+    evicted = _evicted(plan, over, keys, values, recent, group)
     order = _sinks_first(over.valid, evicted, keys, old, sinks)
     stored_keys, stored_values = keys[:, :, :old], values[:, :, :old]
     seen, valid = keys, over.valid
@@ -98,7 +98,9 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
     )
 
 
-def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int, group: int = 1) -> Tensor | None:
+def _evicted(
+    plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, recent: int, group: int = 1
+) -> Tensor | None:
     """Return the positions before the recent tokens that each KV head keeps, ``(B, H, n)`` ascending; None for all."""
     if plan.config.evict is None:
         return None
@@ -114,6 +116,7 @@ def _evicted(plan: LayerPlan, over: Observation, keys: Tensor, recent: int, grou
         plan.index,
         plan.layers,
         over.softcap,
+        values=values,
         first=plan.config.sink_tokens,
         last=recent,
         group=group,

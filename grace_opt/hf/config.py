@@ -30,7 +30,7 @@ from .config_file import format_settings, read_settings, write_settings
 from .eviction import TokenEviction, eviction_from_dict, eviction_named, eviction_to_dict
 from .masking import fingerprint
 from .quantization import Quantization
-from .reading.settings import CHANNELS, TopTokens, reading_from_dict, reading_named
+from .reading.settings import CHANNELS, SAMPLING, TopTokens, reading_from_dict, reading_named
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
@@ -85,7 +85,8 @@ class PruningConfig:
         the same, and models that add terms to their logits work too.
     evict : TokenEviction or str, optional
         Which tokens to drop before channels are chosen, for example ``SnapKV(budget=512)`` or ``SnapKV(budget=0.25)``,
-        a quarter of the prompt; "snapkv", "pyramidkv", "h2o" and "streaming_llm" stand for these with their defaults.
+        a quarter of the prompt; "snapkv", "pyramidkv", "h2o", "streaming_llm" and "graph" stand for these with their
+        defaults.
     quantize : Quantization or str, optional
         Number of bits in which the pruned keys and their values are stored; "int4" stands for 4 bits of both, likewise
         "int8", "int3", "int2" and "int1".
@@ -151,7 +152,7 @@ class PruningConfig:
         if isinstance(self.read, str):
             object.__setattr__(self, "read", reading_named(self.read))
         if self.ratio is RATIO:
-            object.__setattr__(self, "ratio", self._usual_ratio)
+            object.__setattr__(self, "ratio", self.usual_ratio)
         if self.read is not None:
             _check_read(self)
         check_bits(self)
@@ -187,7 +188,7 @@ class PruningConfig:
         # Plain floats: numpy's would not go into JSON.
         floats = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
         object.__setattr__(self, "ratio", floats)
-        if self.kept_channels is not None and self.ratio != self._usual_ratio:
+        if self.kept_channels is not None and self.ratio != self.usual_ratio:
             raise _one_of_two(self.ratio, self.kept_channels)
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
@@ -213,7 +214,7 @@ class PruningConfig:
             raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.{meant}") from None
 
     @property
-    def _usual_ratio(self) -> float | Sequence[float]:
+    def usual_ratio(self) -> float | Sequence[float]:
         """The ratio if none is given."""
         return 0.0 if isinstance(self.read, TopTokens) and self.read.by != CHANNELS else DEFAULT_RATIO
 
@@ -357,9 +358,10 @@ def _check_read(config: PruningConfig) -> None:
     read = config.read
     if not isinstance(read, TopTokens):
         raise OptionError(f'read={read!r}: write TopTokens(share=0.25), "pages", "channels" or "sampling"')
-    if config.is_coded:
+    if config.is_coded and read.by == SAMPLING:
         raise OptionError(
-            "read= and bits= do not go together: codes have no ranges of pages yet; leave out one of them"
+            'read=TopTokens(by="sampling") hashes keys as they are stored, and with bits= they are codes; write '
+            'by="pages" or by="channels", or leave out one of the two settings'
         )
     if config.fused is False:
         raise OptionError("read= needs fused=True: other attention functions read every token; leave out fused=False")

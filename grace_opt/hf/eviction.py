@@ -1,14 +1,15 @@
 """Token eviction: which of a prompt's tokens each KV head keeps, before channels are pruned.
 
 When: the cache should hold a fixed number of tokens per head, however long the prompt is; channels are then pruned on
-the tokens that are left. The functions here only score and choose tokens, from queries and keys; the cache stores the
-result.
+the tokens that are left. The functions here only score and choose tokens, from queries, keys and perhaps values; the
+cache stores the result.
 
 ================  ==========================================================================================
 SnapKV            attention of the last queries, pooled along the tokens (arXiv 2404.14469)
 PyramidKV         the scores of SnapKV, more tokens in early layers than in late ones (arXiv 2406.02069)
 H2O               accumulated attention (arXiv 2306.14048), or only that of the last queries, as in ThinK's runs
 StreamingLLM      the first tokens and the last ones (arXiv 2309.17453)
+GraphEviction     the tokens without which outputs change most, together (`graph_eviction`)
 ================  ==========================================================================================
 
 Source: the papers, and ThinK (arXiv 2407.21018) for ``H2O(observed=32)``. A KV head has one score per token, the mean
@@ -18,8 +19,9 @@ over the query heads of its group, as in kvpress.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -28,15 +30,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from .._util.names import nearest_name
-from .._util.parameters import check_fields, choice, integer, plain
+from .._util.parameters import check_fields, choice, integer
 from ..errors import OptionError
 from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finished_scores
+from .graph_eviction import GraphEviction
+from .token_budget import OTHER_NAMES, Budget, check_fits
 
 
 @runtime_checkable
 class TokenEviction(Protocol):
-    """Decides which tokens stay: one of the four classes below, or your own."""
+    """Decides which tokens stay: one of the five classes of this package, or your own."""
 
     @property
     def queries_needed(self) -> int | None:
@@ -64,65 +68,18 @@ class TokenEviction(Protocol):
             Factor applied to the logits.
         softcap : float, optional
             Logits become ``softcap * tanh(logits / softcap)``.
+
+        Notes
+        -----
+        If the method has a parameter ``values``, it gets all values of the prompt (B, H, S, d_v) by that name, as
+        `GraphEviction` does.
         """
         ...
 
 
-_BUDGET = "write budget=, a number of tokens, or the share of the prompt to keep, such as 0.25"
-_OTHER_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("max_capacity_prompt", "max_capacity_prompts", "capacity", "max_tokens", "keep"), _BUDGET),
-    **dict.fromkeys(("compression_ratio", "ratio", "heavy_ratio", "heavy_budget", "share"), _BUDGET),
-    **dict.fromkeys(("window_size", "recent_size", "recent_budget", "local_window"), "write window="),
-    "kernel_size": "write kernel=",
-    **dict.fromkeys(("n_sink", "n_sinks", "sink_tokens", "num_sink_tokens", "start_size"), "write sinks="),
-}
-
-
+@explains_arguments(OTHER_NAMES)
 @dataclass(frozen=True)
-class _Budget:
-    """The same number of tokens in every layer."""
-
-    budget: int | float = 512
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "budget", _checked_budget(self.budget))
-
-    @property
-    def always(self) -> int:
-        """Return how many tokens are kept whatever their scores are, and however small a share is."""
-        return 0
-
-    def count(self, length: int) -> int:
-        """Return the budget for a prompt of `length` tokens, at most all of them; a share is rounded up."""
-        if isinstance(self.budget, int):
-            return min(length, self.budget)
-        return min(length, max(math.ceil(self.budget * length - _ROUNDING), self.always, 1))
-
-    def tokens(self, layer: int, layers: int, length: int) -> int:
-        """Return the budget, or all tokens if there are fewer."""
-        return self.count(length)
-
-
-#: What a product of a share and a length may be off, in tokens.
-_ROUNDING = 1e-6
-
-
-def _checked_budget(budget: Any) -> int | float:
-    """Return a number of tokens as an int, a share of the prompt as a float; 1 is the one, and 1.0 neither."""
-    given = plain(budget)
-    if isinstance(given, float) and 0 < given < 1:
-        return given
-    if isinstance(given, float) and given == 1:
-        raise OptionError(
-            "budget=1.0: a share of the prompt is less than 1, and a number of tokens an integer; write budget=1 for "
-            "one token, or leave the eviction out to keep all"
-        )
-    return integer("budget", budget, at_least=1, hint="or a share of the prompt, more than 0 and less than 1")
-
-
-@explains_arguments(_OTHER_NAMES)
-@dataclass(frozen=True)
-class SnapKV(_Budget):
+class SnapKV(Budget):
     """Keep the tokens that the last queries attend to most: attention summed, pooled over tokens, averaged per group.
 
     Attributes
@@ -153,7 +110,7 @@ class SnapKV(_Budget):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, integer, "window", "kernel", at_least=1)
-        _check_fits(self, "window")
+        check_fits(self, "window")
         if self.kernel % 2 == 0:
             raise OptionError(f"kernel={self.kernel}: give an odd width, for instance {self.kernel + 1}.")
         check_fields(self, choice, "pooling", allowed=("max", "avg"))
@@ -184,7 +141,7 @@ class SnapKV(_Budget):
         return finished_scores(older.mean(2), keys, valid, self.window)
 
 
-@explains_arguments(_OTHER_NAMES)
+@explains_arguments(OTHER_NAMES)
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
     """SnapKV with a budget that falls linearly from early to late layers, `budget` tokens on average.
@@ -230,9 +187,9 @@ class PyramidKV(SnapKV):
         return self.window + round(most - layer * step)
 
 
-@explains_arguments(_OTHER_NAMES)
+@explains_arguments(OTHER_NAMES)
 @dataclass(frozen=True)
-class H2O(_Budget):
+class H2O(Budget):
     """Keep the heavy hitters (the tokens that received most attention) and the last tokens.
 
     Attributes
@@ -258,7 +215,7 @@ class H2O(_Budget):
         check_fields(self, integer, "window", at_least=0, optional=True)
         check_fields(self, integer, "observed", at_least=1, optional=True)
         if self.window is not None:
-            _check_fits(self, "window")
+            check_fits(self, "window")
 
     @property
     def always(self) -> int:
@@ -284,9 +241,9 @@ class H2O(_Budget):
         return finished_scores(received[..., : max(keys.shape[2] - recent, 0)], keys, valid, recent)
 
 
-@explains_arguments(_OTHER_NAMES)
+@explains_arguments(OTHER_NAMES)
 @dataclass(frozen=True)
-class StreamingLLM(_Budget):
+class StreamingLLM(Budget):
     """Keep the first tokens (the attention sinks) and the last ones, whatever the model attends to.
 
     Attributes
@@ -312,7 +269,7 @@ class StreamingLLM(_Budget):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, integer, "sinks", at_least=0)
-        _check_fits(self, "sinks")
+        check_fits(self, "sinks")
 
     @property
     def always(self) -> int:
@@ -353,6 +310,7 @@ def kept_tokens(
     layers: int,
     softcap: float | None = None,
     *,
+    values: Tensor | None = None,
     first: int = 0,
     last: int = 0,
     group: int = 1,
@@ -367,6 +325,8 @@ def kept_tokens(
         As in `TokenEviction.scores`.
     layer, layers : int
         Position of the layer in the model, and the model's number of layers.
+    values : Tensor (B, H, S, d_v), optional
+        All values of the prompt, for evictions that read them.
     first, last : int
         Number of first real tokens, and of last tokens, that stay whatever their scores are.
     group : int
@@ -388,7 +348,9 @@ def kept_tokens(
             f"tokens that fill no group): nothing would be left to prune. Give a larger budget."
         )
     check_valid(keys, valid)
-    scores = eviction.scores(queries, keys, valid, scaling, softcap).clamp(min=torch.finfo(torch.float32).min)
+    read = {"values": values} if _reads_values(getattr(eviction.scores, "__func__", eviction.scores)) else {}
+    scores = eviction.scores(queries, keys, valid, scaling, softcap, **read)
+    scores = scores.clamp(min=torch.finfo(torch.float32).min)
     number = torch.arange(1, length + 1, device=keys.device)[None] if valid is None else valid.cumsum(-1)
     place = torch.arange(length, device=keys.device)
     scores = scores.masked_fill(((number <= first) | (place >= length - last))[:, None], torch.inf)
@@ -403,15 +365,23 @@ def kept_tokens(
     return keep.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :count]
 
 
-_NAMES: dict[str, type[SnapKV | H2O | StreamingLLM]] = {
+@functools.cache
+def _reads_values(scores: Callable[..., Tensor]) -> bool:
+    """Return whether an eviction's method has a parameter for the values: those from before there was one have none."""
+    return "values" in inspect.signature(scores).parameters
+
+
+Ours = SnapKV | H2O | StreamingLLM | GraphEviction
+_NAMES: dict[str, type[Ours]] = {
     "snapkv": SnapKV,
     "pyramidkv": PyramidKV,
     "h2o": H2O,
     "streaming_llm": StreamingLLM,
+    "graph": GraphEviction,
 }
 
 
-def eviction_named(name: str) -> SnapKV | H2O | StreamingLLM:
+def eviction_named(name: str) -> Ours:
     """Return the eviction of this name with its defaults; case, hyphens and underscores do not matter.
 
     Raises
@@ -450,7 +420,7 @@ def eviction_to_dict(eviction: TokenEviction) -> dict[str, Any]:
     raise OptionError(f"eviction={eviction!r} cannot be saved: give one of {known}.")
 
 
-def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM:
+def eviction_from_dict(values: Mapping[str, Any]) -> Ours:
     """Read the eviction that `eviction_to_dict` wrote; missing fields get their defaults.
 
     Raises
@@ -468,12 +438,3 @@ def eviction_from_dict(values: Mapping[str, Any]) -> SnapKV | H2O | StreamingLLM
     if unknown:
         raise OptionError(f"{name!r} has no {', '.join(map(repr, unknown))}: its fields are {fields}.")
     return _NAMES[name](**given)
-
-
-def _check_fits(eviction: Any, name: str) -> None:
-    value = getattr(eviction, name)
-    if isinstance(eviction.budget, int) and value > eviction.budget:
-        raise OptionError(
-            f"{type(eviction).__name__}({name}={value}, budget={eviction.budget}): these tokens are always kept, so "
-            f"give a budget of at least {value}, or a smaller {name}."
-        )

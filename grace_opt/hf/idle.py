@@ -39,6 +39,10 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
             if config.read.by == SAMPLING:
                 less = "fewer tables, or more hash_bits"
             found.append(f"{config.read} has left no token unread: write {less}")
+        if config.read.by == SAMPLING:
+            found.append("a sample saves no time: all codes are compared in each step")
+        if layers[0].plan.bits is not None:
+            found.append("read= saves no time with bits=: all tokens are unpacked in each step")
     elif config.quantize is None and all(
         isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
         for each, layer in zip(old, layers, strict=True)

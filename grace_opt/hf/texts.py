@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,26 @@ def shipped_texts() -> list[str]:
     6
     """
     return list(texts_by_name().values())
+
+
+def all_token_ids(texts: Any, tokenizer: Any, call: str) -> list[Tensor]:
+    """Return the token numbers of several texts, ``(1, L)`` each; refuse what is no list of texts, or no tokenizer.
+
+    Parameters
+    ----------
+    texts : iterable of str or Tensor
+    tokenizer : callable or None
+        Needed if one is a string.
+    call : str
+        Name of the called function, which takes the texts before their tokenizer, for messages.
+    """
+    if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
+        raise OptionError(f"texts come before their tokenizer; write {call}(model, texts, tokenizer)")
+    if tokenizer is not None and not callable(tokenizer):
+        raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write {call}(model, texts, tokenizer)")
+    if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
+        raise OptionError(f"texts must be a list with at least one text; write {call}(model, [text, ...], tokenizer)")
+    return [token_ids(text, tokenizer, number, call) for number, text in enumerate(texts, 1)]
 
 
 def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Tensor:

@@ -6,6 +6,7 @@ from . import (
     annealing,
     coded,
     coding,
+    columns,
     completion,
     decode,
     enumeration,
@@ -32,7 +33,7 @@ OPERATIONS = tuple(
     door.OPERATION
     for door in (
         *(interaction, gather, received, coding, heads, decode, coded, reading),
-        *(greedy, completion, exchange, tabu, annealing, sparse),
+        *(greedy, completion, exchange, tabu, annealing, sparse, columns),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices, steps),
     )

@@ -83,7 +83,7 @@ class Weights(ABC):
 
     @abstractmethod
     def magnitude(self, mask: Tensor) -> Tensor:
-        """Return at least the sum of |W_ij| over the chosen vertices, float64, (...): f is rounded relative to it."""
+        """Return at least the sum of ``|W_ij|`` over chosen vertices, (...), float64: f is rounded relative to it."""
 
     @abstractmethod
     def reshape(self, *shape: int) -> Self:

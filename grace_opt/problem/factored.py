@@ -22,11 +22,8 @@ from torch import Tensor
 
 from .._util.arrays import backend_of, to_float_tensor
 from ..errors import ProblemError
-from ..kernels.columns.source import EPS, ColumnWeights, blocks
+from ..kernels.columns.source import EPS, EXACT, ColumnWeights, blocks
 from .factors import RANGE, Given, Term, read_terms
-
-#: Whole numbers up to here are exact, halves included.
-EXACT = 2.0**52
 
 
 class Factored(ColumnWeights):
@@ -294,16 +291,16 @@ class Factored(ColumnWeights):
         return total if self.nodes is None else total + (self.nodes - self._own_diagonal())[chosen].sum()
 
     def magnitude(self, mask: Tensor) -> Tensor:
-        """Return at least the sum of |W_ij| over the chosen vertices: f of factors without their signs."""
+        """Return at least the sum of ``|W_ij|`` over the chosen vertices: f of factors without their signs."""
         return self.positive().objective(mask) * (1 + 2 * self.additions * EPS)
 
     def magnitude_rows(self) -> Tensor:
-        """Return at least the sum of |W_ij| over j, (..., n), for each i: what `magnitude` is made of."""
+        """Return at least the sum of ``|W_ij|`` over j, (..., n), for each i: what `magnitude` is made of."""
         ones = torch.ones(self.n, dtype=torch.float64, device=self.device)
         return self.positive().times(ones) * (1 + 2 * self.additions * EPS)
 
     def lengths(self) -> Tensor:
-        """Return numbers (..., n) with |W_ij| ≤ lengths_i lengths_j for all i other than j: by Cauchy and Schwarz."""
+        """Return numbers (..., n) with ``|W_ij| <= lengths_i lengths_j`` for all i but j: by Cauchy and Schwarz."""
         # (AᵀC)_ij (BᵀD)_ij is a product of vectors a_i ⊗ b_i and c_j ⊗ d_j; all terms' are laid end to end.
         squares = [
             ((t.A * t.A).sum(-2) * (t.B * t.B).sum(-2), (t.C * t.C).sum(-2) * (t.D * t.D).sum(-2)) for t in self.terms

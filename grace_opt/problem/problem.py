@@ -24,7 +24,7 @@ from .._util.vertices import vertex_mask
 from ..errors import ProblemError
 from ..kernels.extremes import extremes
 from ..kernels.weights import Weights
-from .sparse import SparseWeights
+from .sparse import SparseWeights, from_torch, symmetric_part
 
 #: Sparse W stays sparse from this number of vertices on, if at most this share of its entries is stored.
 SPARSE_FROM, SPARSE_SHARE = 1000, 0.1
@@ -76,7 +76,7 @@ class Problem:
 
         Parameters
         ----------
-        W : array_like (..., n, n), scipy.sparse matrix, DataFrame, networkx graph, Factored, or distances
+        W : array_like (..., n, n), sparse matrix of scipy or torch, DataFrame, networkx graph, Factored, or distances
             Each instance is symmetric to ``16 eps(dtype) max|W|``. The rows and columns of a DataFrame have equal
             labels; a list of DataFrames with the same labels in the same order is a batch. For a graph, the node
             attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute ``weight`` becomes ``2 W_ij``
@@ -111,6 +111,10 @@ class Problem:
             raise ProblemError("W is a graph or a DataFrame, which has labels of its own: leave labels= out.")
         arrays = W.arrays if isinstance(W, Weights) else (W,)
         backend = backend_of(*arrays, k, protected if own is None else None)
+        if isinstance(W, list | tuple) and any(hasattr(one, "tocsr") for one in W):
+            raise ProblemError("W is a list of sparse matrices: solve them one by one.")
+        if _is_sparse_tensor(W) and stays_sparse(min(W.shape), W._nnz()):
+            W = from_torch(W)
         if isinstance(W, Weights) or _stays_sparse(W):
             weights, integer = (W, W.integer) if isinstance(W, Weights) else SparseWeights.of(W)
             labels = own if labels is None else checked_labels(labels, weights.shape[-1])
@@ -203,6 +207,11 @@ def _stays_sparse(W: Any) -> bool:
     return stays_sparse(min(W.shape), W.nnz)
 
 
+def _is_sparse_tensor(W: Any) -> bool:
+    """Whether it is a tensor (n, n) in one of torch's sparse layouts, without dense dimensions."""
+    return isinstance(W, Tensor) and W.layout != torch.strided and W.ndim == 2 and W.dense_dim() == 0
+
+
 def stays_sparse(n: int, entries: int) -> bool:
     """Whether W of n vertices with so many stored entries is better kept sparse."""
     return n >= SPARSE_FROM and entries <= SPARSE_SHARE * n**2
@@ -213,18 +222,20 @@ def symmetrize(W: Any) -> Any:
 
     Parameters
     ----------
-    W : array_like, shape (..., n, n)
+    W : array_like, shape (..., n, n), or scipy.sparse matrix (n, n)
 
     Returns
     -------
-    numpy.ndarray or Tensor
-        As W came; integers become float64.
+    numpy.ndarray, Tensor or scipy.sparse.csr_array
+        As W came; integers, and all sparse W, become float64.
 
     Examples
     --------
     >>> symmetrize([[0, 2], [0, 0]]).tolist()
     [[0.0, 1.0], [1.0, 0.0]]
     """
+    if hasattr(W, "tocsr"):
+        return symmetric_part(W)
     tensor = to_float_tensor(W, "W")
     _check_square(tensor)
     return backend_of(W).export(_mean(tensor))

@@ -8,8 +8,9 @@ others remain to be chosen, with
 The shift :math:`t \approx f(R) / (k - |R|)` makes the constant nearly vanish: solvers then see f itself, so that their
 tolerances, which are relative to f, mean the same as without required vertices. For whole-number W, t is whole.
 
-Every sum is exact and rounded once, downwards: a lower bound for W', plus the constant, holds for W. The user's
-objective is summed from W as given.
+Every sum is exact and rounded once, downwards: a lower bound for W', plus the constant, holds for W. (Of W in factors,
+sums are rounded as all of its sums are, and the constant is lowered by that.) The user's objective is summed from W as
+given.
 
 When: `grace_opt.solve` and `compare`. Solvers see no difference: required vertices are no candidates. Source: ours; the
 reduction itself is folklore of binary quadratic programs.
@@ -31,7 +32,7 @@ from .._util.arrays import backend_of, count_true
 from .._util.parameters import flag
 from .._util.vertices import vertex_mask
 from ..errors import OptionError, ProblemError
-from ..kernels.columns.source import ColumnWeights
+from ..kernels.columns.source import EXACT, ColumnWeights
 from ..kernels.objective import objective
 from ..kernels.weights import Weights
 from .problem import Problem
@@ -79,11 +80,6 @@ class Reduction:
         problem = dataclasses.replace(given, W=_negated(given.W)) if upwards else given
         if required is None:
             return cls(given, problem, upwards)
-        if isinstance(given.W, ColumnWeights):
-            raise OptionError(
-                f"required= changes node weights of W by exact sums, which W in its {given.W.form} form cannot have: "
-                'leave it out, or pass W.dense("required=").'
-            )
         if not check:
             raise OptionError("required= reads W's data: leave check=False out.")
         if given.labels is None:
@@ -98,15 +94,20 @@ class Reduction:
             others = flat.candidates[0] & ~chosen[0]
             sparse, constant = _take_out_edges(flat.W, chosen[0], others, int(flat.k[0]), whole=given.integer)
             W, rest = cast(Tensor, sparse), [constant]
+        elif isinstance(flat.W, ColumnWeights):
+            whole = given.integer and bool((flat.W.magnitude_rows().sum(-1) <= EXACT / 4).all())
+            columns, rest = _take_out_columns(flat, chosen, whole=whole)
+            W, problem = cast(Tensor, columns), dataclasses.replace(problem, integer=whole)
         else:
             W, rest = flat.W.to(torch.float64, copy=True), []
             for b, (k, row) in enumerate(zip(flat.k.tolist(), chosen, strict=True)):
                 rest.append(_take_out(W[b], row, flat.candidates[b] & ~row, k, whole=given.integer))
-        _check_range(W, given)
+        if not isinstance(W, ColumnWeights):  # whose sums all fit
+            _check_range(W, given)
         k = problem.k - count_true(mask)
         problem = dataclasses.replace(
             problem,
-            W=W.reshape(given.W.shape),
+            W=W.reshape(*given.W.shape),
             k=k,
             candidates=given.candidates & ~mask,
             k_max=int(k.max()),
@@ -249,6 +250,22 @@ def _take_out_edges(
     nodes[others] = torch.tensor(sums, dtype=torch.float64, device=nodes.device)
     constant += [-part for part in shifts for _ in range(left)]
     return without.with_diagonal(nodes), sum_down(constant)
+
+
+def _take_out_columns(problem: Problem, required: Tensor, *, whole: bool) -> tuple[ColumnWeights, list[float]]:
+    """As `_take_out`, for a flattened batch of W that is never formed: the new W, and the constants.
+
+    Its sums are rounded, whole ones excepted: the constants are lowered by as much as f may be off.
+    """
+    W = cast(ColumnWeights, problem.W)
+    constant, left = W.objective(required), problem.k - count_true(required)
+    shift = torch.where(left > 0, constant / left.clamp(min=1), 0.0)
+    shift = shift.floor() if whole else shift
+    nodes = W.diagonal() + 2 * W.times(required) + shift.unsqueeze(-1)
+    rest = constant - left * shift
+    if not whole:
+        rest = rest - W.rounding(problem.k, problem.candidates)
+    return W.without(required).with_diagonal(nodes.masked_fill(required, 0.0)), rest.tolist()
 
 
 def _shifts(constant: Sequence[float], left: int, whole: bool) -> list[float]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from .._util.array_like import MAX_EXACT_INTEGER, too_large_error, wrong_dtype_error
 from ..errors import ProblemError
 from ..kernels.objective import CANCELLED
-from ..kernels.sparse import Graph
+from ..kernels.sparse.forms import Graph
 from ..kernels.weights import Weights
 
 #: A scipy.sparse.csr_array; scipy ships no types.
@@ -49,6 +49,7 @@ class SparseWeights(Weights):
 
     def __init__(self, edges: Edges, nodes: Tensor, batch: tuple[int, ...] = ()) -> None:
         self.edges, self.nodes, self.batch = edges, nodes, batch
+        self._known: dict[str, Any] = {}  # W as compiled loops take it, and the sums of the last mask
 
     @classmethod
     def of(cls, W: Any) -> tuple[Self, bool]:
@@ -61,13 +62,8 @@ class SparseWeights(Weights):
         ProblemError
             As for a matrix: the message says what is wrong, where, and what to write instead.
         """
-        if len(W.shape) != 2 or W.shape[0] != W.shape[1]:
-            raise ProblemError(f"W has shape {tuple(W.shape)}: give a square matrix (n, n).")
+        whole, integer = _checked(W)
         dtype = np.dtype(W.dtype)
-        if dtype.kind not in "iuf":
-            raise wrong_dtype_error("W", dtype)
-        integer = dtype.kind in "iu"
-        whole = _in_float64(W, integer)
         _check_finite(whole)
         nodes = whole.diagonal()
         own = dtype if dtype.kind == "f" and dtype.itemsize < 8 else np.dtype(np.float64)
@@ -135,12 +131,13 @@ class SparseWeights(Weights):
 
     def graph(self, keep: Tensor | None = None) -> Graph:
         """Return W, or that of some of its vertices, a mask (n,), as compiled loops take it."""
-        edges, nodes = self.edges, self.nodes.numpy()
         if keep is not None and not bool(keep.all()):
             inside = keep.reshape(self.n).numpy().nonzero()[0]
-            edges, nodes = edges[inside][:, inside], np.ascontiguousarray(nodes[inside])
-        indptr, indices = edges.indptr.astype(np.int64), edges.indices.astype(np.int32, copy=False)
-        return Graph(indptr, indices, edges.data, nodes)
+            return _graph_of(self.edges[inside][:, inside], np.ascontiguousarray(self.nodes.numpy()[inside]))
+        if "graph" not in self._known:
+            self._known["graph"] = _graph_of(self.edges, self.nodes.numpy())
+        graph: Graph = self._known["graph"]
+        return graph
 
     def objective(self, mask: Tensor) -> Tensor:
         """Return f, exact to the last digit; O(edges)."""
@@ -153,8 +150,12 @@ class SparseWeights(Weights):
     def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
         from ..kernels.sparse.cpu.sums import objective
 
-        value, size = objective(self.graph(), mask)
-        return float(value), float(size)
+        last, *known = self._known.get("sums", (None,))
+        if last is None or not np.array_equal(last, mask):
+            known = [float(each) for each in objective(self.graph(), mask)]
+            self._known["sums"] = (mask.copy(), *known)
+        value, size = known
+        return value, size
 
     def _exact(self, mask: npt.NDArray[np.bool_]) -> float:
         value, size = self._sums(mask)
@@ -171,11 +172,16 @@ class SparseWeights(Weights):
 
     def reshape(self, *shape: int) -> Self:
         """Return the instance as a batch of one, or without a batch dimension."""
-        return type(self)(self.edges, self.nodes, (1,) * (len(shape) - 2))
+        return self._same((1,) * (len(shape) - 2))
 
     def __getitem__(self, at: Any) -> Self:
         """Return the instance: a batch has one."""
-        return type(self)(self.edges, self.nodes, () if isinstance(at, int) else (1,))
+        return self._same(() if isinstance(at, int) else (1,))
+
+    def _same(self, batch: tuple[int, ...]) -> Self:
+        same = type(self)(self.edges, self.nodes, batch)
+        same._known = self._known
+        return same
 
     def _to_dense(self) -> Tensor:
         W = torch.from_numpy(self.edges.toarray())
@@ -183,12 +189,71 @@ class SparseWeights(Weights):
         return W.expand(*self.shape)
 
 
+def _graph_of(edges: Edges, nodes: npt.NDArray[np.float64]) -> Graph:
+    return Graph(edges.indptr.astype(np.int64), edges.indices.astype(np.int32, copy=False), edges.data, nodes)
+
+
+def symmetric_part(W: Any) -> Edges:
+    """Return (W + Wᵀ) / 2 of a scipy.sparse matrix, in float64."""
+    whole, _ = _checked(W)
+    return (whole / 2 + whole.T / 2).tocsr()
+
+
+def from_torch(W: Tensor) -> Any:
+    """Return a sparse tensor (n, n) of any layout as a scipy.sparse.coo_array; duplicates are not added yet."""
+    from scipy.sparse import coo_array
+
+    flat = W.detach().cpu().to_sparse_coo()  # type: ignore[no-untyped-call]
+    indices, values = flat._indices().numpy(), flat._values()  # coalesced, small integers would overflow
+    values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    return coo_array((values.numpy(), (indices[0], indices[1])), shape=tuple(W.shape))
+
+
+def _checked(W: Any) -> tuple[Edges, bool]:
+    """W by rows in float64, and whether it was given as integers; perhaps not finite or symmetric."""
+    if len(W.shape) != 2 or W.shape[0] != W.shape[1]:
+        raise ProblemError(f"W has shape {tuple(W.shape)}: give a square matrix (n, n).")
+    dtype = np.dtype(W.dtype)
+    if dtype.kind not in "iuf":
+        raise wrong_dtype_error("W", dtype)
+    _check_indices(W)
+    return _in_float64(W, dtype.kind in "iu"), dtype.kind in "iu"
+
+
+def _check_indices(W: Any) -> None:
+    """Refuse index arrays that point elsewhere than into W: scipy trusts them, and so do compiled loops."""
+    if W.format == "coo":
+        row, column = W.coords if hasattr(W, "coords") else (W.row, W.col)
+        sound = len(row) == len(column) == len(W.data) and all(_within(each, W.shape[0]) for each in (row, column))
+    elif W.format in ("csr", "csc", "bsr"):
+        high, wide = W.data.shape[1:] or (1, 1)
+        starts, steps = W.indptr, np.diff(W.indptr)
+        sound = (
+            len(starts) == W.shape[0] // high + 1
+            and starts[0] == 0
+            and not (steps < 0).any()
+            and starts[-1] <= min(len(W.indices), len(W.data))
+            and _within(W.indices[: starts[-1]], W.shape[1] // wide)
+        )
+    else:  # dia, lil and dok check what they are given
+        return
+    if not sound:
+        raise ProblemError(
+            f"W is a damaged {W.format} matrix: its index arrays point outside its {W.shape[0]:,} rows or its entries. "
+            "Indices count from 0 to n - 1, and indptr never falls."
+        )
+
+
+def _within(indices: npt.NDArray[Any], n: int) -> bool:
+    return not len(indices) or (int(indices.min()) >= 0 and int(indices.max()) < n)
+
+
 def _in_float64(W: Any, integer: bool) -> Edges:
     """W by rows, sorted, duplicates added as doubles; W's own arrays where they are so already."""
     from scipy.sparse import coo_array, csr_array
 
     if integer and W.nnz:
-        _refuse_too_large(W.tocoo().data)
+        _refuse_too_large(W.data[: W.nnz] if W.format in ("csr", "csc", "coo") else W.tocoo().data)
     if getattr(W, "format", "") == "csr":
         whole = csr_array((W.data.astype(np.float64, copy=False), W.indices, W.indptr), shape=W.shape)
         if not whole.has_canonical_format:
@@ -197,7 +262,9 @@ def _in_float64(W: Any, integer: bool) -> Edges:
     else:
         given = W.tocoo()
         row, column = given.coords if hasattr(given, "coords") else (given.row, given.col)
-        whole = coo_array((given.data.astype(np.float64), (row, column)), shape=W.shape).tocsr()
+        with np.errstate(over="ignore"):  # of longer floats; infinite entries are named later
+            values = given.data.astype(np.float64)
+        whole = coo_array((values, (row, column)), shape=W.shape).tocsr()
         whole.sum_duplicates()
     if integer and whole.nnz:
         _refuse_too_large(whole.data)

@@ -341,8 +341,8 @@ def test_wrong_settings_are_named(settings, says):
     [
         ({"read": "page"}, "read='page': write one of 'pages', 'channels', 'sampling'.*Did you mean 'pages'"),
         ({"read": 0.25}, r"read=0.25: write TopTokens\(share=0.25\)"),
-        ({"read": "pages", "bits": 2.25}, "read= and bits= do not go together"),
         ({"read": "pages", "fused": False}, "read= needs fused=True"),
+        ({"read": "sampling", "bits": 2.25}, 'hashes keys as they are stored.*write by="pages" or by="channels"'),
         ({"read": "channels", "quantize": "int4"}, "stores all channels of the keys as they are"),
     ],
 )
@@ -365,6 +365,7 @@ def test_samples_hold_at_a_confidence_and_their_layers_draw_for_themselves(tiny,
     assert report.confidence == memory.read_confidence == 0.95
     assert "each bound at 95 % confidence" in str(report)
     assert "each bound at 95 % confidence" in str(memory)
+    assert "a sample saves no time: all codes are compared in each step" in str(memory)
     # Codes of 3 bits in 8 bytes, norms in 8, and 1 count for each old token; the rest does not grow with them.
     old = caches[0].layers[0].compressed.pruned_keys.shape[2]
     fixed = sum(part.nbytes for part in (planes[0], caches[0].layers[0].compressed.index.units.highest))

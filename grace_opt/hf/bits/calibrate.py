@@ -8,18 +8,18 @@ then a few hundred tokens with gradients, which say how much each head's errors 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..._util.parameters import flag, integer
 from ...errors import CacheError, CalibrationError, OptionError
 from ..arguments import require_model
 from ..capture import AttentionCall, record
+from ..evaluated import evaluated
 from ..masking import execution_device, fingerprint
 from ..prunable import prunable_layers, text_config
 from ..texts import shipped_texts, token_ids
@@ -139,7 +139,7 @@ def calibrate_basis(
 
     end_to_end = flag("end_to_end", end_to_end)
     # Not as inference tensors, with which no gradient could ever be computed.
-    with torch.inference_mode(False), torch.no_grad(), _evaluated(model):
+    with torch.inference_mode(False), torch.no_grad(), evaluated(model):
         for done, ids in enumerate(long_enough, 1):
             record(model, ids.to(device), None, take)
             if missing := sorted(index for index, moments in layers.items() if moments.texts < done):
@@ -197,15 +197,3 @@ def _finished(
         texts=texts,
         tokens=tokens,
     )
-
-
-@contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and restore the mode of every module."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

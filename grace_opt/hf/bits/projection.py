@@ -59,6 +59,23 @@ def value_metric(module: nn.Module, heads: int, like: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+def projection_weights(module: nn.Module, like: Tensor) -> Tensor:
+    """Return the weights ``(H_q · d_v, features)`` float32, without bias.
+
+    Parameters
+    ----------
+    module : Module
+        The attention module.
+    like : Tensor
+        ``(B, L, H_q, d_v)``, an output of its attention function.
+    """
+    count = like.shape[2] * like.shape[3]
+    rows = torch.zeros(1, count + 1, count, dtype=like.dtype, device=like.device)
+    rows[0, :count].fill_diagonal_(1)
+    answer = _fed(module, output_projection(module), rows)
+    return answer[0, :-1] - answer[0, -1:]  # the last row is zero and shows the bias
+
+
 def output_energy(module: nn.Module, output: Tensor) -> float:
     """Return the mean squared norm of the layer's attention output, after its projection."""
     answer = _fed(module, output_projection(module), output.flatten(2))

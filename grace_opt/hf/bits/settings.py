@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..._util.parameters import integer, number, shown
-from ...attention.provider import DEFAULT_RATIO
 from ...errors import OptionError
 from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
 from .importance import LAST
@@ -79,7 +78,7 @@ def check_bits(config: Any) -> None:
             f"{'.' * bool(meant)}{meant}"
         )
     defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()}
-    defaults |= {"options": {}, "ratio": DEFAULT_RATIO}
+    defaults |= {"options": {}, "ratio": config.usual_ratio}
     others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]
     if "options" in others and unknown:  # by the names that were given
         others = [name for name in others if name != "options"] + unknown

@@ -56,7 +56,7 @@ class ReadIndex:
             if reading.by == SAMPLING:
                 return ReadIndex(reading, None, padding, hash_tables(keys, real, reading, layer), layer)
             if reading.by == PAGES:
-                return ReadIndex(reading, None, padding, page_ranges(keys, real, reading.page_size))
+                return ReadIndex(reading, None, padding, page_ranges(keys, keys, real, reading.page_size))
             assert lead is not None
             return ReadIndex(reading, lead, padding, first_channels(keys, real, lead))
 
@@ -74,10 +74,8 @@ class ReadIndex:
             Number of old tokens, padding counted, and of those that are always read.
         """
         assert not isinstance(self.units, HashTables)
-        assert self.reading.share is not None
         units, share = self.units.units, self.reading.share
-        tokens = math.floor(share * (old + dense) + _ROUNDING) - dense
-        most = units if tokens >= old else min(max(tokens // self.units.size, 1), units)
+        most = least_units(self.units, share, old, dense)
         if self.padding is None:
             return torch.full(self.units.counts.shape[:1], most, device=self.units.counts.device), most
         real = old - self.padding.double()  # in float64, where numbers of tokens are exact
@@ -102,17 +100,26 @@ class ReadIndex:
         return replace(self, padding=padding, units=replace(self.units, **new))  # type: ignore[arg-type]
 
 
-def page_ranges(keys: Tensor, real: Tensor | None, size: int) -> PageRanges:
-    """Return the ranges of pages of keys ``(B, H, S, d)``, of which ``real`` (B, S) are no padding."""
-    batch, _, count, _ = keys.shape
+def least_units(units: Units, share: float, old: int, dense: int) -> int:
+    """Return how many units are read at least where nothing is padding; `old`, `dense` as in `ReadIndex.least`."""
+    tokens = math.floor(share * (old + dense) + _ROUNDING) - dense
+    return units.units if tokens >= old else min(max(tokens // units.size, 1), units.units)
+
+
+def page_ranges(least: Tensor, largest: Tensor, real: Tensor | None, size: int) -> PageRanges:
+    """Return the ranges of pages of keys ``(B, H, S, d)`` between two bounds, of which ``real`` (B, S) are no padding.
+
+    If the keys are known, both are these.
+    """
+    batch, _, count, width = least.shape
     pages = max(math.ceil(count / size), 1)  # of a cache that was cropped to its sinks, an empty one
     before = pages * size - count
     if real is None:
-        real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
+        real = torch.ones(batch, count, dtype=torch.bool, device=least.device)
     exists = functional.pad(real, (before, 0)).view(batch, 1, pages, size, 1)
-    paged = functional.pad(keys, (0, 0, before, 0)).view(batch, -1, pages, size, keys.shape[3])
-    lower = paged.masked_fill(~exists, torch.inf).amin(3)
-    upper = paged.masked_fill(~exists, -torch.inf).amax(3)
+    paged = (functional.pad(each, (0, 0, before, 0)).view(batch, -1, pages, size, width) for each in (least, largest))
+    lower = next(paged).masked_fill(~exists, torch.inf).amin(3)
+    upper = next(paged).masked_fill(~exists, -torch.inf).amax(3)
     counts = exists[:, 0, :, :, 0].sum(-1)
     empty = (counts == 0)[:, None, :, None]
     lower, upper = lower.masked_fill(empty, 0.0), upper.masked_fill(empty, 0.0)

@@ -24,8 +24,8 @@ from ..arguments import explains_arguments
 PAGES, CHANNELS, SAMPLING = "pages", "channels", "sampling"
 #: The ways to find the tokens to read.
 WAYS = (PAGES, CHANNELS, SAMPLING)
-#: What is read if no share is given, but not of a sample, whose size follows from its tables.
-USUAL_SHARE = 0.25
+#: What is read unless given: of the tokens alone, at least if something else says when to stop, and of the attention.
+USUAL_SHARE, LEAST_SHARE, USUAL_TOP_P = 0.25, 0.05, 0.96
 #: Their codes would take many times the bytes of the keys.
 MAX_TABLES = 4096
 #: Settings of sampling alone, and what None stands for: the tables and bits are MagicPIG's.
@@ -50,10 +50,11 @@ class TopTokens:
 
     Attributes
     ----------
-    share : float, optional
-        Share of the stored tokens to read, in (0, 1]; None stands for 0.25. Sink tokens, the recent window and what
-        comes after the prompt are always read, and count; so does at least one page (one token with
-        ``by="channels"``). 1 reads all. A sample has no share: its size follows from `tables` and `hash_bits`.
+    share : float
+        Share of the stored tokens to read, in (0, 1]. Sink tokens, the recent window and what comes after the prompt
+        are always read, and count; so does at least one page (one token with ``by="channels"``). 1 reads all. If it is
+        not given, 0.25; where `epsilon` or `top_p` says when to stop, 0.05. A sample has none: its size follows from
+        `tables` and `hash_bits`.
     by : {"pages", "channels", "sampling"}
         "pages": runs of `page_size` tokens, chosen by the largest logit that a token between the page's per-channel
         minimum and maximum could have. "channels": single tokens, chosen by their logits from the channels that the
@@ -68,7 +69,7 @@ class TopTokens:
     top_p : float, optional
         With "channels": read on until this share of the attention of every query head is expected, by the scores, on
         the tokens that are read; `share` is then the least. Heads that look at few tokens read few. Not certain, but
-        far fewer tokens than an `epsilon` needs.
+        far fewer tokens than an `epsilon` needs. If neither `share` nor `epsilon` is given, 0.96.
     tables : int, optional
         With "sampling": number of tables, 2 or more, each with a code for every token; None stands for 150. A token is
         read if its code is the query's in two or more of them. More tables read more.
@@ -88,8 +89,8 @@ class TopTokens:
 
     Examples
     --------
-    >>> TopTokens(share=0.25, by="channels").by
-    'channels'
+    >>> TopTokens(by="channels")
+    TopTokens(share=0.05, by='channels', page_size=16, epsilon=None, top_p=0.96)
     >>> TopTokens(share=25)
     Traceback (most recent call last):
     grace_opt.errors.OptionError: share=25: give a number > 0 and <= 1; for 25 %, write share=0.25.
@@ -97,7 +98,7 @@ class TopTokens:
     0.95
     """
 
-    share: float | None = None
+    share: float = None  # type: ignore[assignment]  # known once it is known what else decides
     by: Literal["pages", "channels", "sampling"] = "pages"
     page_size: int = 16
     epsilon: float | None = None
@@ -113,7 +114,11 @@ class TopTokens:
             self._check_sampling()
             return
         if self.share is None:
-            object.__setattr__(self, "share", USUAL_SHARE)
+            alone = self.epsilon is None and self.top_p is None
+            if alone and self.by == CHANNELS:
+                object.__setattr__(self, "top_p", USUAL_TOP_P)
+            usual = alone and self.by != CHANNELS
+            object.__setattr__(self, "share", USUAL_SHARE if usual else LEAST_SHARE)
         check_fields(self, number, "share", above=0, at_most=1, hint=_percent("share", self.share))
         check_fields(self, integer, "page_size", at_least=1)
         check_fields(self, number, "epsilon", above=0, below=1, optional=True)
@@ -175,7 +180,7 @@ def reading_named(name: str) -> TopTokens:
     Examples
     --------
     >>> reading_named("channels")
-    TopTokens(share=0.25, by='channels', page_size=16)
+    TopTokens(share=0.05, by='channels', page_size=16, top_p=0.96)
     """
     meant = name.strip().lower()
     if meant not in WAYS:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sparse import Graph
-from ..sparse.tabu import least_weight
+from ..sparse.forms import Graph
 
 Floats = npt.NDArray[np.float64]
 
@@ -84,8 +83,9 @@ class SparseMoves(DenseMoves):
 
     def _prepare(self) -> None:
         from ..sparse.cpu.exchange import largest
+        from ..sparse.cpu.sums import least_weight
 
-        self.grain, self.top = least_weight(self.W), np.empty(self.n)
+        self.grain, self.top = float(least_weight(self.W)), np.empty(self.n)
         largest(self.W, self.top)
 
     def _sum(self) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from .._shared.cases import least_of_all, small_instance
-from ..sparse import Graph
+from ..sparse.forms import Graph
 from .moves import DenseMoves, SparseMoves
 
 K, PROPOSALS = 4, 20_000

@@ -1,4 +1,10 @@
-"""The loops of greedy, exchanges and tabu search for W that is never formed: they ask for columns and blocks of it.
+"""Greedy and exchanges on W that is never formed: they ask for columns and blocks of it, in torch operations.
 
-In torch operations, for any device. When: W of `grace_opt.problem.Factored` with more vertices than fit into a block.
+When: W of `grace_opt.problem.Factored` with more vertices than fit into a block.
 """
+
+from __future__ import annotations
+
+from .._shared.operation import Operation
+
+OPERATION = Operation("columns", "greedy and exchanges on W that is never formed, column by column")

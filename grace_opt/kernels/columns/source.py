@@ -18,6 +18,8 @@ BLOCK_BYTES = 1 << 26
 
 #: Distance of 1 to the next float64.
 EPS = torch.finfo(torch.float64).eps
+#: Sums of whole numbers up to here are exact, halves included.
+EXACT = 2.0**52
 
 
 class ColumnWeights(Weights):
@@ -42,11 +44,11 @@ class ColumnWeights(Weights):
 
     @abstractmethod
     def magnitude_rows(self) -> Tensor:
-        """Return at least the sum of |W_ij| over j, (..., n), for each i: what `magnitude` is made of."""
+        """Return at least the sum of ``|W_ij|`` over j, (..., n), for each i: what `magnitude` is made of."""
 
     @abstractmethod
     def lengths(self) -> Tensor:
-        """Return numbers (..., n) with |W_ij| ≤ lengths_i lengths_j for all i other than j."""
+        """Return numbers (..., n) with ``|W_ij| <= lengths_i lengths_j`` for all i other than j."""
 
     def whole_at_once(self) -> int:
         """Return of how many instances W may be formed at a time; 0 if W of one takes more than `BLOCK_BYTES`."""

@@ -17,6 +17,7 @@ from .hashes import HashTables as HashTables
 from .reference import Few as Few
 from .units import FirstChannels as FirstChannels
 from .units import PageRanges as PageRanges
+from .units import TokenRanges as TokenRanges
 from .units import Units as Units
 
 #: Fewer tokens take torch so little time that compiling would not pay off.

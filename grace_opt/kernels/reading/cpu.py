@@ -1,9 +1,11 @@
 """Attention of one new query over few of the stored tokens on the CPU: scores, choice, attention, bound in one loop.
 
-`grace_opt.kernels.reading.host` calls it; `reference` defines the result. An item is one KV head of one sequence. Its
-units are scored for the whole group of query heads, sorted by counting, and marked; marked tokens are copied, a block
-at a time, to where the decoding kernel's loops (`grace_opt.kernels.decode.cpu`) read them, in the order in which they
-lie. Logits are in powers of two. Bounds are joined in float64 with what `certificate` allows for rounding.
+`grace_opt.kernels.reading.host` calls it; `reference` defines the result. An item is one KV head of one sequence; its
+tokens are scored, and read, in runs, so that few items keep many threads busy. Units are counted by score, for the
+whole group of query heads, which says up to which score they are read. Tokens are copied, a block at a time and in the
+order in which they lie, to where the decoding kernel's loops (`grace_opt.kernels.decode.cpu`) read them; of their keys,
+only the channels that gave no score. Logits are in powers of two; scores lack what the mean of the other channels adds
+to all of them. Bounds are joined in float64 with what `certificate` allows for rounding.
 """
 
 from __future__ import annotations
@@ -33,16 +35,59 @@ from .._shared.lanes import (
     store_some,
     total,
 )
-from ..decode.cpu import BLOCK, LOG2E, NOTHING, address, attend_segment, gather, integers, numbers, read_queries
+from ..decode.cpu import (
+    BLOCK,
+    LEAST,
+    LOG2E,
+    NOTHING,
+    address,
+    attend_segment,
+    gather,
+    integers,
+    numbers,
+    read_queries,
+    turn_into_shares,
+)
 from ..decode.cpu.logits import logits_by_token
 from ..decode.cpu.rows import BYTES, WHOLE
+from ..decode.cpu.values import add_values
 from ..decode.forms import BOOL, BY_TOKEN, LANES, ROWS
-from .forms import BESIDES, BUCKETS, MARGIN, ROUNDS, STEPS
+from .forms import (
+    ABOUT,
+    AROUND,
+    BESIDES,
+    BUCKETS,
+    COUNTS,
+    DONE,
+    FIRST_CHOSEN,
+    FOUND,
+    KEPT,
+    LENGTH,
+    LOWER,
+    MARGIN,
+    MASK,
+    MEAN,
+    MORE_CHOSEN,
+    NORMS,
+    OLD_KEYS,
+    OLD_VALUES,
+    QUERY,
+    REACH,
+    READ,
+    REAL,
+    ROUNDS,
+    SCORED,
+    SINK_KEYS,
+    STEPS,
+    STOP,
+    TAIL_KEYS,
+    TAIL_VALUES,
+    TERMS,
+    UPPER,
+)
 
-#: Rows of `places`; the columns are address and strides (batch, head, token or row, channel), in bytes.
-QUERY, KEPT, SINK_KEYS, OLD_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK, LOWER, UPPER, COUNTS, REACH = range(12)
 #: Entries of `sizes`.
-HEADS, GROUP, WIDTH, KEPT_COUNT, VALUE_WIDTH, SINKS, OLD, TAIL, UNITS, SIZE, FIRST, LEAD, KIND = range(13)
+HEADS, GROUP, WIDTH, KEPT_COUNT, VALUE_WIDTH, SINKS, OLD, TAIL, UNITS, SIZE, FIRST, LEAD, KIND, RUNS = range(14)
 #: Entries of `factors`.
 SCALE, EPSILON, TOP_P = range(3)
 ZERO, INFINITE, STEP = np.float32(0.0), np.float32(np.inf), np.float32(STEPS / math.log2(math.e))
@@ -100,9 +145,9 @@ def log_sum(row, count, shares):
 
 
 @part
-def estimate_pages(queries, rows, places, sizes, b, h, expected, bounds, half):
-    """Fill the pages' bounds, which are the scores too."""
-    width, units = sizes[KEPT_COUNT], sizes[UNITS]
+def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other, half):
+    """Fill the bounds of pages `start` to `stop`, which are the scores too; `other` and `half` are room."""
+    width, count = sizes[KEPT_COUNT], stop - start
     step, out_step = queries.shape[1] * BYTES, expected.shape[1] * BYTES
     for side in range(2):
         for row in range(rows):
@@ -110,30 +155,39 @@ def estimate_pages(queries, rows, places, sizes, b, h, expected, bounds, half):
                 x = queries[row, c]
                 half[row, c] = (x if x > 0 or x != x else ZERO) if side == 0 else (x if x < 0 else ZERO)
         place = places[UPPER if side == 0 else LOWER]
-        out = expected if side == 0 else bounds
+        ranges, out = address(place, b, h) + start * place[3], expected if side == 0 else other
         for first in range(0, rows, ROWS):
-            four, to = half.ctypes.data + first * step, out.ctypes.data + first * out_step
-            logits_by_token(four, step, address(place, b, h), place[3], width, units, to, out_step)
+            four, to = half.ctypes.data + first * step, out.ctypes.data + first * out_step + start * BYTES
+            logits_by_token(four, step, ranges, place[3], width, count, to, out_step)
     counts = places[COUNTS, 0] + b * places[COUNTS, 1]
-    for u in range(units):
+    for u in range(start, stop):
         number = load_short(counts + u * places[COUNTS, 3])
         more = np.float32(math.log2(number)) if number > 0 else NOTHING
         for row in range(rows):
-            expected[row, u] = (expected[row, u] + bounds[row, u]) + more
-            bounds[row, u] = expected[row, u]
+            expected[row, u] = (expected[row, u] + other[row, u]) + more
 
 
 @part
-def estimate_tokens(queries, rows, places, sizes, b, h, expected, bounds, terms):
-    """Fill the tokens' scores and bounds; add to `terms` what the terms of the bounds have besides."""
-    width, lead, units = sizes[KEPT_COUNT], sizes[LEAD], sizes[UNITS]
-    step, out_step = queries.shape[1] * BYTES, expected.shape[1] * BYTES
-    place = places[OLD_KEYS]
+def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected):
+    """Fill the logits of tokens `start` to `stop` from their first channels; minus infinity for padding."""
+    step, out_step, place = queries.shape[1] * BYTES, expected.shape[1] * BYTES, places[OLD_KEYS]
+    keys = address(place, b, h) + start * place[3]
     for first in range(0, rows, ROWS):
-        four, to = queries.ctypes.data + first * step, expected.ctypes.data + first * out_step
-        logits_by_token(four, step, address(place, b, h), place[3], lead, units, to, out_step)
+        four, to = queries.ctypes.data + first * step, expected.ctypes.data + first * out_step + start * BYTES
+        logits_by_token(four, step, keys, place[3], sizes[LEAD], stop - start, to, out_step)
+    counts, u = places[COUNTS, 0] + b * places[COUNTS, 1], start
+    while u < stop and load_short(counts + u * places[COUNTS, 3]) == 0:  # padding comes first
+        for row in range(rows):
+            expected[row, u] = NOTHING
+        u += 1
+
+
+@part
+def describe_others(queries, rows, places, sizes, b, h, about):
+    """Write what the mean of the channels without scores adds to all logits of a row, and the query's norm there; add
+    to the terms what those of the bounds have besides."""
+    width, lead, units = sizes[KEPT_COUNT], sizes[LEAD], sizes[UNITS]
     norms, mean = address(places[LOWER], b, h), address(places[UPPER], b, h)
-    counts = places[COUNTS, 0] + b * places[COUNTS, 1]
     largest = spread(ZERO)
     for u in range(0, units, LANES):
         largest = greater(largest, load_some(norms + u * BYTES, min(LANES, units - u)))
@@ -144,22 +198,12 @@ def estimate_tokens(queries, rows, places, sizes, b, h, expected, bounds, terms)
             q = np.float64(queries[row, c])
             constant += q * np.float64(load_one(mean + (c - lead) * BYTES))
             square += q * q
-        length = np.float32(math.sqrt(square))
-        shift, factor = spread(np.float32(constant)), spread(length)
-        at, to = expected[row].ctypes.data, bounds[row].ctypes.data
-        for u in range(0, units, LANES):
-            score = load(at + u * BYTES) + shift
-            store(at + u * BYTES, score)
-            store(to + u * BYTES, multiply_add(factor, load_some(norms + u * BYTES, min(LANES, units - u)), score))
-        u = 0
-        while u < units and load_short(counts + u * places[COUNTS, 3]) == 0:  # padding comes first
-            expected[row, u] = bounds[row, u] = NOTHING
-            u += 1
-        terms[row] = 2 * terms[row] + np.float64(length) * longest
+        about[MEAN, row], about[LENGTH, row] = constant, math.sqrt(square)
+        about[TERMS, row] = 2 * about[TERMS, row] + about[LENGTH, row] * longest
 
 
 @part
-def hide_units(rows, places, sizes, masks, expected, bounds):
+def hide_units(rows, places, sizes, masks, expected):
     """Write minus infinity for units of which the mask shows no token."""
     stop = 0
     for u in range(sizes[UNITS]):
@@ -169,12 +213,15 @@ def hide_units(rows, places, sizes, masks, expected, bounds):
             for t in range(start, stop):
                 seen += load_byte(masks[row] + (sizes[SINKS] + t) * places[MASK, 4]) != 0
             if seen == 0:
-                expected[row, u] = bounds[row, u] = NOTHING
+                expected[row, u] = NOTHING
 
 
 @part
-def sort_units(rows, units, expected, sums, score, buckets, order):
-    """Fill the order in which units are read, as `reference.reading_order` does."""
+def rank_units(rows, units, expected, sums, score, ranks, numbers):
+    """Write how many steps each unit is below the first, and how many units there are at each step.
+
+    Units are read in this order, and at one step as they lie: it is `reference.reading_order`.
+    """
     to, highest = score.ctypes.data, spread(NOTHING)
     for u in range(0, units, LANES):
         best = spread(NOTHING)
@@ -184,124 +231,151 @@ def sort_units(rows, units, expected, sums, score, buckets, order):
         store(to + u * BYTES, best)
         highest = greater(highest, best)
     top = greatest(highest)
-    buckets[:] = 0
+    for n in range(BUCKETS):
+        numbers[n] = 0
     for u in range(units):
         below = (top - score[u]) * STEP
-        bucket = 0 if below != below else (np.int64(below) if below < BUCKETS - 1 else BUCKETS - 1)
-        score[u] = np.float32(bucket)
-        buckets[bucket + 1] += 1
+        rank = 0 if below != below else (np.int64(below) if below < BUCKETS - 1 else BUCKETS - 1)
+        ranks[u] = rank
+        numbers[rank] += 1
+
+
+@part
+def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass, top_p, least):
+    """How many units have the wanted share of the attention that is expected, with the dense tokens, for every row.
+
+    `mass` is room for the shares at each step; `sums` and `dense` are relative to what `tops` are.
+    """
+    wanted = np.empty(rows, np.float64)
+    for row in range(rows):
+        wanted[row] = -np.inf
+        if -np.inf < sums[row] < np.inf:
+            units_sum, top = 2.0 ** (sums[row] - np.float64(tops[row])), np.float64(tops[row])
+            wanted[row] = units_sum - (1.0 - top_p) * (units_sum + 2.0 ** (dense[row] - top))
     for n in range(BUCKETS):
-        buckets[n + 1] += buckets[n]
-    for u in range(units):
-        bucket = np.int64(score[u])
-        order[buckets[bucket]] = u
-        buckets[bucket] += 1
-
-
-@part
-def expected_enough(rows, units, sums, tops, shares, dense, order, top_p, least):
-    """How many units have the wanted share of the attention that is expected, with the dense tokens."""
-    count = least
-    for row in range(rows):
-        if not -np.inf < sums[row] < np.inf:
-            continue
-        units_sum, top = 2.0 ** (sums[row] - np.float64(tops[row])), np.float64(tops[row])
-        wanted = units_sum - (1.0 - top_p) * (units_sum + 2.0 ** (dense[row] - top))
-        done, share = 0, 0.0
-        while share < wanted and done < units:
-            share += np.float64(shares[row, order[done]])
-            done += 1
-        count = max(count, done)
-    return count
-
-
-@part
-def read_tokens(keys, key_step, values, value_step, tokens, count, width, value_width, key_room, value_room):
-    """Copy tokens to the rooms, one after the other."""
-    key_to, value_to = key_room.ctypes.data, value_room.ctypes.data
-    key_row, value_row = key_room.shape[1] * BYTES, value_room.shape[1] * BYTES
-    full, rest = width - width % LANES, width % LANES
-    value_full, value_rest = value_width - value_width % LANES, value_width % LANES
-    for i in range(count):
-        ahead = tokens[min(i + AHEAD, count - 1)]
-        for c in range(0, width * BYTES, 64):
-            ask_for(keys + ahead * key_step + c)
-        for c in range(0, value_width * BYTES, 64):
-            ask_for(values + ahead * value_step + c)
-        at, to = keys + tokens[i] * key_step, key_to + i * key_row
-        for c in range(0, full * BYTES, WHOLE):
-            store(to + c, load(at + c))
-        if rest:
-            store_some(to + full * BYTES, load_some(at + full * BYTES, rest), rest)
-        at, to = values + tokens[i] * value_step, value_to + i * value_row
-        for c in range(0, value_full * BYTES, WHOLE):
-            store(to + c, load(at + c))
-        if value_rest:
-            store_some(to + value_full * BYTES, load_some(at + value_full * BYTES, value_rest), value_rest)
-
-
-@part
-def read_units(queries, rows, places, sizes, b, h, masks, order, start, stop, marks, bounds, rooms, state):
-    """Attend to the tokens of the units `start` to `stop` of an order; return how many real ones they have."""
-    mask_room, tokens = rooms[2], rooms[3]
-    size, first, old = sizes[SIZE], sizes[FIRST], sizes[OLD]
-    counts, real = places[COUNTS, 0] + b * places[COUNTS, 1], 0
-    for i in range(start, stop):
-        marks[order[i]] = 1
         for row in range(rows):
-            bounds[row, order[i]] = NOTHING
-        real += load_short(counts + order[i] * places[COUNTS, 3])
-    keys, values = address(places[OLD_KEYS], b, h), address(places[OLD_VALUES], b, h)
-    values += sizes[SINKS] * places[OLD_VALUES, 3]
-    rows_of_masks = np.empty(rows, np.int64)
+            mass[n, row] = 0.0
+    for u in range(units):
+        for row in range(rows):
+            mass[ranks[u], row] += np.float64(shares[row, u])
+    count = 0
+    for n in range(BUCKETS):
+        lacking, beyond = False, False
+        for row in range(rows):
+            lacking |= wanted[row] > 0
+            beyond |= wanted[row] > max(mass[n, row], 0.0)
+        if not lacking:
+            break
+        if beyond:  # all at this step are needed, and more
+            for row in range(rows):
+                wanted[row] -= mass[n, row]
+            count += numbers[n]
+            continue
+        for u in range(units):
+            if ranks[u] == n:
+                lacking = False
+                for row in range(rows):
+                    lacking |= wanted[row] > 0
+                if not lacking:
+                    break
+                for row in range(rows):
+                    wanted[row] -= np.float64(shares[row, u])
+                count += 1
+        break
+    return max(count, least)
+
+
+@part
+def take_units(count, units, ranks, numbers, taken):
+    """Write the next `count` units in the order of reading, in that of the tokens; they are not taken again."""
+    border, left = 0, count
+    while border < BUCKETS and left >= numbers[border]:
+        left -= numbers[border]
+        numbers[border] = 0
+        border += 1
+    if border < BUCKETS:
+        numbers[border] -= left
+    found = 0
+    for u in range(units):
+        rank = ranks[u]
+        if rank < border or (rank == border and left > 0):
+            left -= rank == border
+            taken[found] = u
+            ranks[u] = BUCKETS
+            found += 1
+    return found
+
+
+@part
+def copy_tokens(at, step, tokens, count, width, room):
+    """Copy tokens to the room, one after the other."""
+    to, row = room.ctypes.data, room.shape[1] * BYTES
+    full, rest = width - width % LANES, width % LANES
+    for i in range(count):
+        ahead = at + tokens[min(i + AHEAD, count - 1)] * step
+        for c in range(0, width * BYTES, 64):
+            ask_for(ahead + c)
+        one, place = at + tokens[i] * step, to + i * row
+        for c in range(0, full * BYTES, WHOLE):
+            store(place + c, load(one + c))
+        if rest:
+            store_some(place + full * BYTES, load_some(one + full * BYTES, rest), rest)
+
+
+@part
+def read_units(queries, rows, places, sizes, b, h, masks, taken, found, expected, rooms, state):
+    """Attend to the tokens of units, and take these out of what is expected; return how many real ones they have."""
+    tokens, size, first = rooms[2], sizes[SIZE], sizes[FIRST]
+    counts, real, count = places[COUNTS, 0] + b * places[COUNTS, 1], 0, 0
+    for i in range(found):
+        unit = taken[i]
+        real += load_short(counts + unit * places[COUNTS, 3])
+        for t in range(max(first + (unit - 1) * size, 0), min(first + unit * size, sizes[OLD])):
+            tokens[count] = t
+            count += 1
+            if count == BLOCK:
+                attend_block(queries, rows, places, sizes, b, h, masks, count, expected, rooms, state)
+                count = 0
+    if count:
+        attend_block(queries, rows, places, sizes, b, h, masks, count, expected, rooms, state)
     for row in range(rows):
-        rows_of_masks[row] = mask_room[row].ctypes.data
-    found, unit, end = 0, 0, 0
-    while unit < sizes[UNITS]:
-        begin, end = end, min(first + unit * size, old)
-        if marks[unit] == 1:
-            marks[unit] = 2
-            for t in range(begin, end):
-                tokens[found] = t
-                found += 1
-                if found == BLOCK:
-                    attend_block(
-                        queries, rows, places, sizes, h, masks, rows_of_masks, keys, values, found, rooms, state
-                    )
-                    found = 0
-        unit += 1
-    if found:
-        attend_block(queries, rows, places, sizes, h, masks, rows_of_masks, keys, values, found, rooms, state)
+        for i in range(found):
+            expected[row, taken[i]] = NOTHING
     return real
 
 
 @part
-def attend_block(queries, rows, places, sizes, h, masks, rows_of_masks, keys, values, count, rooms, state):
-    """Copy the tokens of a block and attend to them."""
-    key_room, value_room, mask_room, tokens, logits, scaled = rooms
-    width, value_width = sizes[KEPT_COUNT], sizes[VALUE_WIDTH]
-    key_step, value_step = places[OLD_KEYS, 3], places[OLD_VALUES, 3]
-    read_tokens(keys, key_step, values, value_step, tokens, count, width, value_width, key_room, value_room)
-    if sizes[KIND] == BOOL:
-        for row in range(rows):
-            for i in range(count):
-                mask_room[row, i] = load_byte(masks[row] + (sizes[SINKS] + tokens[i]) * places[MASK, 4])
-    attend_segment(
-        queries,
-        h,
-        (key_room.ctypes.data, key_room.shape[1] * BYTES, BY_TOKEN, width, NO_FORM),
-        (value_room.ctypes.data, value_room.shape[1] * BYTES, False, value_width, NO_FORM, 0),
-        0,
-        count,
-        rows,
-        (sizes[KIND], rows_of_masks, 1, rows_of_masks, 0),
-        False,
-        np.float32(1),
-        logits,
-        scaled,
-        state,
-        None,
-    )
+def attend_block(queries, rows, places, sizes, b, h, masks, count, expected, rooms, state):
+    """Copy the tokens of a block and attend to them; what their first channels add to the logits is known."""
+    key_room, value_room, tokens, logits = rooms
+    largest, sums, products = state
+    lead, value_width = sizes[LEAD], sizes[VALUE_WIDTH]
+    width = sizes[KEPT_COUNT] - lead
+    keys, values = address(places[OLD_KEYS], b, h), address(places[OLD_VALUES], b, h)
+    copy_tokens(keys + lead * BYTES, places[OLD_KEYS, 3], tokens, count, width, key_room)
+    value_step = places[OLD_VALUES, 3]
+    copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, value_width, value_room)
+    query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
+    key_step, to = key_room.shape[1] * BYTES, logits.ctypes.data
+    for first in range(0, rows, ROWS):
+        four = queries.ctypes.data + first * query_step + lead * BYTES
+        logits_by_token(four, query_step, key_room.ctypes.data, key_step, width, count, to, logit_step)
+        for row in range(first, min(first + ROWS, rows)):
+            line = logits[row - first]
+            if lead:
+                for i in range(count):
+                    line[i] += expected[row, tokens[i]]
+            if sizes[KIND] == BOOL:
+                for i in range(count):
+                    if load_byte(masks[row] + (sizes[SINKS] + tokens[i]) * places[MASK, 4]) == 0:
+                        line[i] = LEAST
+            largest[row], shrink, more = turn_into_shares(line, count, largest[row])
+            sums[row] = sums[row] * shrink + more
+            if shrink != 1:
+                for c in range(products.shape[1]):
+                    products[row, c] *= shrink
+        place, step = products.ctypes.data + first * out_step, value_room.shape[1] * BYTES
+        add_values(to, logit_step, value_room.ctypes.data, step, value_width, count, place, out_step)
 
 
 @part
@@ -311,9 +385,22 @@ def joined(largest, sums):
 
 
 @part
-def bound_of(row, units, read, read_terms, rest_terms, width, count, shares):
-    """What `certificate.unread_bound` says, from numbers in powers of two; units that were read have no bound."""
-    rest, _ = log_sum(row, units, shares)
+def log_bounds(row, units, norms, length, shares):
+    """Logarithm of the sum of what is expected of units, or more: for tokens, with their norms times a length."""
+    if length >= 0:
+        at, to, factor = row.ctypes.data, shares.ctypes.data, spread(length)
+        for u in range(0, units, LANES):
+            norm = load_some(norms + u * BYTES, min(LANES, units - u))
+            store(to + u * BYTES, multiply_add(factor, norm, load(at + u * BYTES)))
+        rest, _ = log_sum(shares, units, shares)
+    else:
+        rest, _ = log_sum(row, units, shares)
+    return rest
+
+
+@part
+def bound_of(rest, read, read_terms, rest_terms, width, count):
+    """What `certificate.unread_bound` says, from numbers in powers of two."""
     if rest == -np.inf:
         return 0.0
     slack = (width + BESIDES) * PRECISION * (read_terms + rest_terms) / BITS + count * PRECISION * 4 + 2 * MARGIN
@@ -324,145 +411,239 @@ def bound_of(row, units, read, read_terms, rest_terms, width, count, shares):
 
 
 @part
-def attend_few(taken, places, sizes, factors, least, output, bounds_out, read_out):
-    """Process the items not taken yet; threads that call this on the same arrays share them.
+def queries_of(item, places, sizes, factors, full, narrow):
+    """Write the scaled queries of an item, and their channels as keys have them; return its sequence and KV head."""
+    b, h, rows = item // sizes[HEADS], item % sizes[HEADS], sizes[GROUP]
+    at, place = address(places[QUERY], b, h * rows), places[QUERY]
+    scale = np.float32(factors[SCALE]) * LOG2E
+    read_queries(at, place[2], place[3], place[4], rows, 1, sizes[WIDTH], scale, full)
+    gather(full, rows, sizes[WIDTH], address(places[KEPT], b, h), places[KEPT, 4], sizes[KEPT_COUNT], narrow)
+    return b, h
+
+
+@part
+def score(item, run, places, sizes, factors, full, narrow, half, expected):
+    """Score the units of a run."""
+    rows, units = sizes[GROUP], sizes[UNITS]
+    some = (units // sizes[RUNS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
+    start, stop = min(run * some, units), min((run + 1) * some, units)
+    if start < stop:
+        b, h = queries_of(item, places, sizes, factors, full, narrow)
+        if sizes[LEAD]:
+            score_tokens(narrow, rows, places, sizes, b, h, start, stop, expected)
+        else:
+            other = np.empty_like(expected)
+            score_pages(narrow, rows, places, sizes, b, h, start, stop, expected, other, half)
+
+
+@part
+def clear(largest, sums, products):
+    """Make the states of an item's runs those of nothing read."""
+    for run in range(largest.shape[0]):
+        for row in range(largest.shape[1]):
+            largest[run, row], sums[run, row] = NOTHING, ZERO
+        for row in range(products.shape[1]):
+            for c in range(products.shape[2]):
+                products[run, row, c] = ZERO
+
+
+@part
+def prepare(item, places, sizes, factors, least, full, narrow, masks, rooms, state, about, expected, ranks, numbers_at):
+    """Attend to the dense tokens, and say in which order units are read, and how many."""
+    rows, width, kept, units = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[UNITS]
+    logits, scaled = rooms
+    largest, sums, _ = state
+    b, h = queries_of(item, places, sizes, factors, full, narrow)
+    last_columns = np.zeros(rows, np.int64)
+    reach_around, reach = np.zeros(full.shape[1], np.float32), np.zeros(narrow.shape[1], np.float32)
+    for segment in (SINK_KEYS, TAIL_KEYS):
+        newest = segment == TAIL_KEYS
+        count, column = (sizes[TAIL], sizes[SINKS] + sizes[OLD]) if newest else (sizes[SINKS], 0)
+        stored = TAIL_VALUES if newest else OLD_VALUES
+        keys, step = address(places[segment], b, h), places[segment, 3]
+        attend_segment(
+            full,
+            h,
+            (keys, step, BY_TOKEN, width, NO_FORM),
+            (address(places[stored], b, h), places[stored, 3], False, sizes[VALUE_WIDTH], NO_FORM, 0),
+            0,
+            count,
+            rows,
+            (sizes[KIND], masks, places[MASK, 4], last_columns, column),
+            False,
+            np.float32(1),
+            logits,
+            scaled,
+            state,
+            None,
+        )
+        raise_reach(keys, step, count, width, reach_around)
+    for c in range(kept):
+        reach[c] = load_one(address(places[REACH], b, h) + c * BYTES)
+    for row in range(rows):
+        about[TERMS, row], about[AROUND, row] = (
+            terms_of(narrow[row], reach, kept),
+            terms_of(full[row], reach_around, width),
+        )
+        about[MEAN, row], about[LENGTH, row] = 0.0, -1.0
+    if sizes[LEAD]:
+        describe_others(narrow, rows, places, sizes, b, h, about)
+    if sizes[KIND] == BOOL:
+        hide_units(rows, places, sizes, masks, expected)
+    shares, room = np.empty((rows, expected.shape[1]), np.float32), np.empty(expected.shape[1], np.float32)
+    totals, tops, dense = np.empty(rows, np.float64), np.empty(rows, np.float32), np.empty(rows, np.float64)
+    for row in range(rows):
+        totals[row], tops[row] = log_sum(expected[row], units, shares[row])
+        dense[row] = joined(largest[row], sums[row]) - about[MEAN, row]
+    rank_units(rows, units, expected, totals, room, ranks, numbers_at)
+    stop = min(least[b], units)
+    if factors[TOP_P] > 0:
+        mass = np.empty((BUCKETS, rows), np.float64)
+        enough = expected_enough(
+            rows, units, totals, tops, shares, dense, ranks, numbers_at, mass, factors[TOP_P], stop
+        )
+        stop = min(enough, units)
+    return stop
+
+
+@part
+def finish(item, sizes, factors, states, about, expected, counts, output, bounds_out):
+    """Join the runs, and bound what was not read; return how many units are to be read then, more if there are too few.
+
+    `counts` are the numbers of units read, and of real tokens by run.
+    """
+    rows, units, value_width = sizes[GROUP], sizes[UNITS], sizes[VALUE_WIDTH]
+    largest, sums, products = states
+    every, worst, done = sizes[SINKS] + sizes[OLD] + sizes[TAIL], 0.0, counts[DONE]
+    b, h, room = item // sizes[HEADS], item % sizes[HEADS], np.empty(expected.shape[1], np.float32)
+    for row in range(rows):
+        top, divisor = NOTHING, ZERO
+        for run in range(largest.shape[0]):
+            top = max(top, largest[run, row])
+        for c in range(value_width):
+            output[b, h * rows + row, c] = ZERO
+        for run in range(largest.shape[0]):
+            if sums[run, row] == 0:
+                continue
+            weight = np.float32(2.0) ** (largest[run, row] - top)
+            divisor += weight * sums[run, row]
+            for c in range(value_width):
+                output[b, h * rows + row, c] += weight * products[run, row, c]
+        for c in range(value_width):
+            output[b, h * rows + row, c] /= divisor
+        rest, read = -np.inf, joined(top, divisor)
+        if done < units:
+            rest = log_bounds(expected[row], units, counts[NORMS], np.float32(about[LENGTH, row]), room)
+            rest += about[MEAN, row]
+        terms = about[TERMS, row]
+        bound = bound_of(rest, read, max(terms, about[AROUND, row]), terms, sizes[WIDTH], every)
+        bounds_out[b, h * rows + row] = bound
+        worst = max(worst, bound)
+    if factors[EPSILON] <= 0 or worst <= factors[EPSILON]:
+        return done
+    return min(done + (units + ROUNDS - 1) // ROUNDS, units)
+
+
+@part
+def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, work):
+    """Process the items of a phase that are not taken yet; threads that call this on the same arrays share them.
+
+    First the units are `SCORED`, in runs; then some are chosen and `READ`, in runs, and what was read is `JOINED`; the
+    last three as often as needed.
 
     Parameters
     ----------
+    phase : int
     taken : (1,) int64
-        Number of items taken so far.
+        Number of items of this phase taken so far.
     places : (12, 5) int64
-    sizes : (13,) int64
+    sizes : (14,) int64
     factors : (3,) float64
         Scaling; epsilon and share expected, negative for none.
     least : (B,) int64
     output : (B, H_q, d_v) float32
     bounds_out : (B, H_q) float64
-    read_out : (B, H) int64
+    work : tuple
+        What the phases leave to each other: scores (items, rows, units), how many steps each unit is below the first
+        (items, units) and numbers of units at each (items, BUCKETS), the units to read (items, units), numbers of rows
+        (items, 4, rows), counts (items, 4 + runs), and of every run and the dense tokens: largest, sums (items, runs,
+        rows) and products (items, runs, rows, d_v).
     """
-    heads, rows, width, kept = sizes[HEADS], sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT]
-    value_width, units = sizes[VALUE_WIDTH], sizes[UNITS]
-    room, columns = (rows + ROWS - 1) // ROWS * ROWS, (units + 2 * LANES - 1) // LANES * LANES
+    expected, ranks, numbers_at, chosen, about, counts, largest, sums, products = work
+    rows, width, kept, runs = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[RUNS]
+    items, room = expected.shape[0], expected.shape[1]
     full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
-    half = np.zeros_like(narrow)
-    expected, bounds = np.zeros((room, columns), np.float32), np.zeros((room, columns), np.float32)
-    score, order, marks = np.empty(columns, np.float32), np.empty(units, np.int64), np.empty(units, np.uint8)
-    buckets, sums = np.empty(BUCKETS + 1, np.int64), np.empty(rows, np.float64)
-    tops, unit_shares = np.empty(rows, np.float32), np.empty((rows, columns), np.float32)
-    masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    # From the channels behind the first ones, whole vectors are read.
+    narrow = np.zeros((room, (kept + 2 * LANES - 1) // LANES * LANES), np.float32)
+    half, masks = np.zeros_like(narrow), np.zeros(rows, np.int64)
     logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
     scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
-    products = np.zeros((room, (value_width + 2 * LANES - 1) // (2 * LANES) * 2 * LANES), np.float32)
-    rooms = (
-        np.zeros((BLOCK, narrow.shape[1]), np.float32),
-        np.zeros((BLOCK, products.shape[1]), np.float32),
-        np.zeros((rows, BLOCK), np.uint8),
-        np.zeros(BLOCK, np.int64),
-        logits,
-        scaled,
-    )
-    largest, shares = np.empty(rows, np.float32), np.empty(rows, np.float32)
-    reach_around, reach = np.zeros(full.shape[1], np.float32), np.zeros(narrow.shape[1], np.float32)
-    dense, terms, around = np.empty(rows, np.float64), np.empty(rows, np.float64), np.empty(rows, np.float64)
-    certain = np.empty(rows, np.float64)
-    every = sizes[SINKS] + sizes[OLD] + sizes[TAIL]
+    key_room = np.zeros((BLOCK, narrow.shape[1]), np.float32)
+    value_room, tokens = np.zeros((BLOCK, products.shape[3]), np.float32), np.zeros(BLOCK, np.int64)
+    pieces = items * runs if phase in (SCORED, READ) else items
     while True:
-        item = add_one(taken)
-        if item >= least.shape[0] * heads:
+        piece = add_one(taken)
+        if piece >= pieces:
             return
-        b, h = item // heads, item % heads
-        at = address(places[QUERY], b, h * rows)
-        read_queries(
-            at,
-            places[QUERY, 2],
-            places[QUERY, 3],
-            places[QUERY, 4],
-            rows,
-            1,
-            width,
-            np.float32(factors[SCALE]) * LOG2E,
-            full,
-        )
-        gather(full, rows, width, address(places[KEPT], b, h), places[KEPT, 4], kept, narrow)
+        item, run = (piece // runs, piece % runs) if pieces > items else (piece, 0)
+        b, h, count = item // sizes[HEADS], item % sizes[HEADS], counts[item]
         for row in range(rows):
             masks[row] = address(places[MASK], b, h * rows + row)
-            largest[row], shares[row] = NOTHING, ZERO
-            for c in range(products.shape[1]):
-                products[row, c] = ZERO
-        state = largest, shares, products
-        reach_around[:] = ZERO
-        for segment in (SINK_KEYS, TAIL_KEYS):
-            newest = segment == TAIL_KEYS
-            count, column = (sizes[TAIL], sizes[SINKS] + sizes[OLD]) if newest else (sizes[SINKS], 0)
-            stored = TAIL_VALUES if newest else OLD_VALUES
-            keys, step = address(places[segment], b, h), places[segment, 3]
-            attend_segment(
-                full,
-                h,
-                (keys, step, BY_TOKEN, width, NO_FORM),
-                (address(places[stored], b, h), places[stored, 3], False, value_width, NO_FORM, 0),
-                0,
-                count,
-                rows,
-                (sizes[KIND], masks, places[MASK, 4], last_columns, column),
-                False,
-                np.float32(1),
-                logits,
-                scaled,
-                state,
-                None,
+        if phase == SCORED:
+            score(item, run, places, sizes, factors, full, narrow, half, expected[item])
+        elif phase in (FIRST_CHOSEN, MORE_CHOSEN):
+            if phase == FIRST_CHOSEN:
+                clear(largest[item], sums[item], products[item])
+                for place in range(runs):
+                    count[REAL + place] = 0
+                state = largest[item, runs], sums[item, runs], products[item, runs]
+                parts = (logits, scaled), state, about[item], expected[item], ranks[item], numbers_at[item]
+                count[STOP] = prepare(item, places, sizes, factors, least, full, narrow, masks, *parts)
+                count[DONE], count[NORMS] = 0, address(places[LOWER], b, h)
+            count[FOUND] = take_units(
+                count[STOP] - count[DONE], sizes[UNITS], ranks[item], numbers_at[item], chosen[item]
             )
-            raise_reach(keys, step, count, width, reach_around)
-        for c in range(kept):
-            reach[c] = load_one(address(places[REACH], b, h) + c * BYTES)
-        for row in range(rows):
-            dense[row] = joined(largest[row], shares[row])
-            terms[row], around[row] = terms_of(narrow[row], reach, kept), terms_of(full[row], reach_around, width)
-        if sizes[LEAD]:
-            estimate_tokens(narrow, rows, places, sizes, b, h, expected, bounds, terms)
+            count[DONE] = count[STOP]
+        elif phase == READ:
+            start, stop = count[FOUND] * run // runs, count[FOUND] * (run + 1) // runs
+            if start < stop:
+                queries_of(item, places, sizes, factors, full, narrow)
+                state, mine = (largest[item, run], sums[item, run], products[item, run]), chosen[item, start:stop]
+                rooms = key_room, value_room, tokens, logits
+                count[REAL + run] += read_units(
+                    narrow, rows, places, sizes, b, h, masks, mine, stop - start, expected[item], rooms, state
+                )
         else:
-            estimate_pages(narrow, rows, places, sizes, b, h, expected, bounds, half)
-        if sizes[KIND] == BOOL:
-            hide_units(rows, places, sizes, masks, expected, bounds)
-        for row in range(rows):
-            sums[row], tops[row] = log_sum(expected[row], units, unit_shares[row])
-        sort_units(rows, units, expected, sums, score, buckets, order)
-        for u in range(units):
-            marks[u] = 0
-        stop, done, real = min(least[b], units), 0, 0
-        if factors[TOP_P] > 0:
-            stop = min(expected_enough(rows, units, sums, tops, unit_shares, dense, order, factors[TOP_P], stop), units)
-        more = (units + ROUNDS - 1) // ROUNDS
-        while True:
-            real += read_units(narrow, rows, places, sizes, b, h, masks, order, done, stop, marks, bounds, rooms, state)
-            done, worst = stop, 0.0
-            for row in range(rows):
-                read, most = joined(largest[row], shares[row]), max(terms[row], around[row])
-                certain[row] = bound_of(bounds[row], units, read, most, terms[row], width, every, unit_shares[row])
-                worst = max(worst, certain[row])
-            if factors[EPSILON] <= 0 or worst <= factors[EPSILON] or done >= units:
-                break
-            stop = min(done + more, units)
-        read_out[b, h] = real
-        for row in range(rows):
-            bounds_out[b, h * rows + row] = certain[row]
-            for c in range(value_width):
-                output[b, h * rows + row, c] = products[row, c] / shares[row]
+            states = largest[item], sums[item], products[item]
+            count[STOP] = finish(item, sizes, factors, states, about[item], expected[item], count, output, bounds_out)
 
 
 @c_function("void(voidptr)")
 def attend_few_at(data):
     """`attend_few`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = carray(data, (12,), np.int64)
+    given = carray(data, (24,), np.int64)
     batch, query_heads, width, heads = given[8], given[9], given[10], given[11]
+    room, columns, units, runs, wide = given[12], given[13], given[14], given[15], given[23]
+    items, rows = batch * heads, query_heads // heads
+    work = (
+        numbers(given[16], (items, room, columns)),
+        carray(pointer(given[17]), (items, units), np.int16),
+        integers(given[18], (items, BUCKETS)),
+        integers(given[19], (items, units)),
+        carray(pointer(given[20]), (items, ABOUT, rows), np.float64),
+        integers(given[21], (items, REAL + runs)),
+        numbers(given[22], (items, runs + 1, rows)),
+        numbers(given[22] + items * (runs + 1) * rows * BYTES, (items, runs + 1, rows)),
+        numbers(given[22] + 2 * items * (runs + 1) * rows * BYTES, (items, runs + 1, room, wide)),
+    )
     attend_few(
+        given[7],
         integers(given[0], (1,)),
         integers(given[1], (12, 5)),
-        integers(given[2], (13,)),
+        integers(given[2], (14,)),
         carray(pointer(given[3]), (3,), np.float64),
         integers(given[4], (batch,)),
         numbers(given[5], (batch, query_heads, width)),
         carray(pointer(given[6]), (batch, query_heads), np.float64),
-        integers(given[7], (batch, heads)),
+        work,
     )

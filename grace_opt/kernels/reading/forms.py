@@ -10,3 +10,14 @@ ROUNDS = 16
 BESIDES = 16
 #: The same for logarithms and masks, in nats.
 MARGIN = 1e-5
+#: What the compiled loop does, one after the other: units are scored, the first ones or more of them chosen, these are
+#: read, and the runs joined.
+SCORED, FIRST_CHOSEN, MORE_CHOSEN, READ, JOINED = range(5)
+#: Rows of `places`; the columns are address and strides (batch, head, token or row, channel), in bytes.
+QUERY, KEPT, SINK_KEYS, OLD_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK, LOWER, UPPER, COUNTS, REACH = range(12)
+#: Numbers of an item's rows: what the terms of products add up to, of old tokens and of the dense ones; what the mean
+#: of the channels without scores adds; the query's norm there.
+TERMS, AROUND, MEAN, LENGTH = range(4)
+ABOUT = 4
+#: Counts of an item: units read and to be read, those chosen last, where norms are, and real tokens of each run.
+DONE, STOP, FOUND, NORMS, REAL = range(5)

@@ -63,6 +63,7 @@ def attention(
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
+    basis: Tensor | None = None,
 ) -> Few:
     """Compute attention over sinks, the units that are read and a dense tail.
 
@@ -84,12 +85,14 @@ def attention(
         Read on until this share of the attention is expected on what is read, for every query head.
     attention_mask : Tensor or None
         ``(B or 1, H_q or 1, 1, stored tokens)``, bool (True attends) or additive; None hides nothing.
+    basis : Tensor, optional
+        ``(B, H, d', d)``: `keys` are coordinates, and times these they are keys. `kept_indices` are not read then.
     """
     batch, query_heads, _, width = query.shape
     heads, old = keys.shape[1:3]
     group, sinks, wide = query_heads // heads, sink_keys.shape[2], torch.float64
     grouped = query.reshape(batch, heads, group, width).to(wide) * (width**-0.5 if scaling is None else scaling)
-    narrow = gather_channels(grouped, kept_indices)
+    narrow = gather_channels(grouped, kept_indices) if basis is None else grouped @ basis.to(wide).mT
     hidden = _additive(attention_mask, batch, heads, group)
     inner = None if hidden is None else hidden[..., sinks : sinks + old]
     total = sinks + old + tail_keys.shape[2]

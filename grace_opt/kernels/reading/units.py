@@ -1,4 +1,4 @@
-r"""What a step reads by: pages with their channels' ranges, or tokens with their first channels.
+r"""What a step reads by: pages with their channels' ranges, or tokens with their first channels, or their ranges.
 
 A *unit* is what is read or left as a whole. For both kinds, `scores` says in which order, and `bounds` what the logits
 of a unit's tokens can be at most, in exact arithmetic on the stored numbers:
@@ -6,7 +6,8 @@ of a unit's tokens can be at most, in exact arithmetic on the stored numbers:
 .. math:: \text{page } p: \quad u_p = \sum_c \max(q_c\,l_{pc},\; q_c\,h_{pc}), \qquad
    \text{token } t: \quad u_t = q_C k_{tC} + q_R \bar k_R + \lVert q_R \rVert\,\lVert k_{tR} - \bar k_R \rVert
 
-with the least and largest numbers :math:`l, h` of a page's real tokens; :math:`C` the first channels as stored,
+with the least and largest numbers :math:`l, h` of a page's real tokens, or those that the high bits of a token's code
+leave; :math:`C` the first channels as stored,
 :math:`R` the others and :math:`\bar k_R` a constant near their mean, by Cauchy and Schwarz.
 
 Source: Quest (arXiv 2406.10774) for pages; Loki (arXiv 2406.02542) and SparQ (arXiv 2312.04985) for channels.
@@ -14,14 +15,23 @@ Source: Quest (arXiv 2406.10774) for pages; Loki (arXiv 2406.02542) and SparQ (a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
+class _Placed:
+    """Units that the compiled loop reads by address."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave addresses out of copies."""
+        return {**self.__dict__, "places": {}}
+
+
 @dataclass(frozen=True)
-class PageRanges:
+class PageRanges(_Placed):
     """Pages of the older tokens; all but the first page have `size` tokens.
 
     Attributes
@@ -35,6 +45,8 @@ class PageRanges:
         ``(B, P)`` int32: real tokens of a page.
     reach : Tensor
         ``(B, H, d')``: the largest absolute number of each channel.
+    places : dict
+        What the compiled loop keeps between steps.
     """
 
     size: int
@@ -43,6 +55,7 @@ class PageRanges:
     upper: Tensor
     counts: Tensor
     reach: Tensor
+    places: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def units(self) -> int:
@@ -59,7 +72,7 @@ class PageRanges:
 
 
 @dataclass(frozen=True)
-class FirstChannels:
+class FirstChannels(_Placed):
     """Single tokens, whose first channels give scores.
 
     Attributes
@@ -72,7 +85,7 @@ class FirstChannels:
         ``(B, H, d' - lead)``, of the type of `norms`.
     counts : Tensor
         ``(B, S_p)`` int32: 1 for real tokens, 0 for padding.
-    reach : Tensor
+    reach, places
         As in `PageRanges`.
     """
 
@@ -81,6 +94,7 @@ class FirstChannels:
     mean: Tensor
     counts: Tensor
     reach: Tensor
+    places: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     size = first = 1
 
@@ -101,5 +115,37 @@ class FirstChannels:
         return expected, bounds, terms + length * norms.amax(-1)
 
 
+@dataclass(frozen=True)
+class TokenRanges:
+    """Single tokens, whose coordinates are known to lie in ranges: those that the high bits of codes leave.
+
+    Attributes
+    ----------
+    lower, upper : Tensor
+        ``(B, H, S_p, d')``: no coordinate of the stored keys is smaller, or larger.
+    counts, reach : Tensor
+        As in `FirstChannels`.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    counts: Tensor
+    reach: Tensor
+
+    size = first = 1
+
+    @property
+    def units(self) -> int:
+        """Number of tokens."""
+        return self.lower.shape[2]
+
+    def estimates(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `PageRanges.estimates`; what is expected is the middle of each range."""
+        kind = query.dtype
+        lower, upper = self.lower.to(kind).mT, self.upper.to(kind).mT
+        bounds = query.clamp(min=0) @ upper + query.clamp(max=0) @ lower
+        return query @ ((lower + upper) / 2), bounds, (query.abs() * self.reach.to(kind)[:, :, None]).sum(-1)
+
+
 #: What a step reads by.
-Units = PageRanges | FirstChannels
+Units = PageRanges | FirstChannels | TokenRanges

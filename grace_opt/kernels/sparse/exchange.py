@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..exchange.rounding import tolerance
-from . import Graph
+from .forms import Graph
 
 
 class Exchanges:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from . import Graph
+from .forms import Graph
 
 #: Sets kept to combine at restarts.
 ELITE_SETS = 8
@@ -36,6 +36,7 @@ class TabuSearch:
         from .cpu.exchange import largest
         from .cpu.heap import new_heap
         from .cpu.kept import new_kept
+        from .cpu.sums import least_weight
 
         n, x = len(start), start.copy()
         top, cost, values, until = np.empty(n), np.empty(n), np.full(4, np.inf), np.zeros(n, np.int64)
@@ -70,10 +71,3 @@ class TabuSearch:
 
         settle(self.graph, self.best, self.sure, self.values)
         return self.sure
-
-
-def least_weight(graph: Graph) -> float:
-    """Return the least absolute weight that is not 0; infinite if there is none."""
-    sizes = np.abs(graph.nodes)
-    nodes = sizes.min(where=sizes > 0, initial=np.inf)
-    return float(min(nodes, np.abs(graph.data).min(initial=np.inf)))

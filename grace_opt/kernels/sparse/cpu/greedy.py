@@ -1,7 +1,7 @@
 """The greedy loops of MIES and drop-greedy over edges, with a heap; f of every prefix of an order.
 
 Every score is summed in the order of the dense loops, less the zeros: the choices are the same, bit for bit, where W
-is float64. Complexity O((n + edges) log n).
+is float64. Loops run from one step to another, so that a limit can end them between. Complexity O((n + edges) log n).
 """
 
 from __future__ import annotations
@@ -10,17 +10,10 @@ import numpy as np
 
 from ..._shared.inner import ask_for
 from ..._shared.jit import jit, part
-from .heap import Heap, arrange, change, put, take_out
+from .heap import arrange, change, put, take_out
 
 #: If a sum has shrunk by this factor, only a few digits of it are right: it is summed again.
 DWARFING_RATIO = 2.0**36
-
-
-@part
-def by_index(n):
-    """An empty heap in which the lowest index comes first among equal keys."""
-    place = np.full(n, -1, np.int32)
-    return Heap(np.empty(n), np.empty(n, np.int32), place, np.empty(0, np.int32), np.zeros(1, np.int64))
 
 
 @part
@@ -33,15 +26,18 @@ def ask_for_neighbours(g, heap, vertex):
 
 
 @jit
-def add(g, free, taken):
-    """Fill `taken` with the vertices that MIES takes, in order; return the sum of their scores."""
-    heap = by_index(len(free))
+def begin_add(g, free, heap):
+    """Fill an empty heap with the scores of MIES's first step."""
     for v in range(len(free)):
         if free[v]:
             put(heap, v, g.nodes[v])
     arrange(heap)
-    rise = 0.0
-    for step in range(len(taken)):
+
+
+@jit
+def add(g, heap, taken, first, last, rise):
+    """Fill `taken` from `first` to `last` with the vertices that MIES takes, in order; return `rise` plus scores."""
+    for step in range(first, last):
         vertex = heap.items[0]
         rise += heap.keys[0]
         taken[step] = vertex
@@ -55,12 +51,13 @@ def add(g, free, taken):
 
 
 @jit
-def drop(g, free, dropped):
-    """Fill `dropped` with the vertices that drop-greedy drops, in order."""
-    n, grain, most = len(free), np.inf, 0.0
-    heap = by_index(n)
-    held, rest = np.empty(n), np.empty(n)  # the size of what a score was summed from, and of what is left of it
-    for v in range(n):
+def begin_drop(g, free, heap, held, rest):
+    """Fill an empty heap with drop-greedy's first scores; return the least weight, and whether some may be dwarfed.
+
+    held, rest (n,) : the size of what a score was summed from, and of what is left of it
+    """
+    grain, most = np.inf, 0.0
+    for v in range(len(free)):
         if free[v]:
             put(heap, v, 0.0)
         if g.nodes[v] != 0.0:
@@ -71,8 +68,13 @@ def drop(g, free, dropped):
         heap.keys[at] = _leaving(g, heap.place, heap.items[at], held, rest)
         most = max(most, held[heap.items[at]])
     arrange(heap)
-    dwarfed = most / DWARFING_RATIO > grain  # else no sum can shrink that far
-    for step in range(len(dropped)):
+    return grain, most / DWARFING_RATIO > grain  # else no sum can shrink that far
+
+
+@jit
+def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
+    """Fill `dropped` from `first` to `last` with the vertices that drop-greedy drops, in order."""
+    for step in range(first, last):
         vertex = heap.items[0]
         dropped[step] = vertex
         ask_for_neighbours(g, heap, vertex)

@@ -6,6 +6,8 @@ A cost c says both what entering adds, c, and what leaving does, -c: an exchange
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..._shared.jit import jit, part
 
 #: A weight that leaves spoils a cost that is smaller by this factor: the cost is summed again.
@@ -32,6 +34,17 @@ def objective(g, mask):
                     lost += (total - (after - back)) + (more - back)
                     total = after
     return total + lost, size
+
+
+@jit
+def least_weight(g):
+    """Return the least absolute weight that is not 0; infinite if there is none."""
+    least = np.inf
+    for each in (g.nodes, g.data):
+        for p in range(len(each)):
+            if each[p] != 0.0:
+                least = min(least, abs(each[p]))
+    return least
 
 
 @jit

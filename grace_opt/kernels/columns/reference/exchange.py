@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..exchange.rounding import ADDITIONS
-from . import source
-from .source import EPS, ColumnWeights
+from ...exchange.rounding import ADDITIONS
+from .. import source
+from ..source import EPS, ColumnWeights
 
 
 def window_size() -> int:

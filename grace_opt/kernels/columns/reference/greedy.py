@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..._util.arrays import first_argmin
-from ..greedy.reference import Greedy
-from ..indices.reference import mask_from_indices
-from .source import Columns, ColumnWeights, blocks
+from ...._util.arrays import first_argmin
+from ...greedy.reference import Greedy
+from ...indices.reference import mask_from_indices
+from ..source import Columns, ColumnWeights, blocks
 
 
 def greedy_order(

@@ -1,0 +1,58 @@
+"""The benchmark of evictions, in small: its numbers, records, page and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
+
+from bench import evictions
+from bench.evictions_page import FAST, OURS
+from grace_opt.hf.models import POCKET_FOLDER
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def start(tmp_path: Path, books: list[Path], books_alone: None):
+    """Run the benchmark as from the command line, on two books alone."""
+
+    def run(*changes: str) -> str:
+        folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
+        given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "330", "--tokens", "8"]
+        evictions.main([*given, "--short", "321", *folders, "--allow-dirty", *changes])
+        return (tmp_path / "results" / "pocket.md").read_text()
+
+    return run
+
+
+@pytest.mark.slow
+def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evictions, "is_clean", lambda source: True)
+    text = start("--passages", "2")
+    value = json.loads((tmp_path / "results" / "pocket.json").read_text())
+    assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]
+    for one in value["passages"]:
+        assert set(one["kl"]) == set(evictions.EVICTIONS)
+        assert all(0 < kl < 20 for row in one["kl"].values() for kl in row.values())
+    for one in value["bounds"]:
+        assert -1e-9 <= one["bound"] <= one["greedy"] + 1e-9 <= one["diagonal"] + 1e-6
+    assert set(value["seconds"]) == {"prefill", *evictions.EVICTIONS}
+    assert all(f"| {name} |" in text for name in (OURS, FAST, "SnapKV"))
+    monkeypatch.setattr(evictions, "measure", lambda *rest: pytest.fail("measured again"))
+    start("--passages", "2")
+
+
+def test_what_cannot_be_measured_says_why(start, tmp_path: Path) -> None:
+    for changes, message in (
+        (["--prompt", "320"], "give prompts of more than 320 tokens"),
+        (["--tokens", "1"], "at least 2 tokens after them"),
+        (["--prompt", "3000"], "too few for two passages of 3008"),
+        (["--text", str(tmp_path / "none.txt")], "no text at"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            start(*changes)
