@@ -46,8 +46,12 @@ def attention(
     Returns
     -------
     Few
-        `tokens` counts what any query head of a KV head has sampled: these bytes are read, once. `order` and `units`
-        are None.
+        `tokens` counts what any query head of a KV head has sampled: these bytes are read, once. `weights` are those of
+        the estimate, `order` and `units` None.
+
+    Notes
+    -----
+    Waits for the device once, to know how many tokens to gather.
     """
     batch, query_heads, _, width = query.shape
     heads, old = keys.shape[1:3]
