@@ -57,7 +57,7 @@ class MemoryReport:
     asks_for_bits : bool
         Whether the cache was made with ``bits=``.
     reading_bytes : int
-        With ``read=``: what finds the tokens to read, the ranges of pages or the norms of channels. Counted with K.
+        With ``read=``: what finds the tokens to read: ranges of pages, or copies of channels and norms. Counted with K.
     read_share, unread_bound_mean, unread_bound_max : float, optional
         With ``read=``: mean share of the stored tokens that steps have read, and mean and maximum of the bound on the
         share of the attention on all others; None before the first step. `PrunedKeyCache.read_report` has each layer.
@@ -171,7 +171,7 @@ class MemoryReport:
             ("keys, pruned" if self.bits is None else "keys, coded", self.pruned_key_bytes, ""),
             ("keys, dense", self.dense_key_bytes, ""),
             ("indices", self.index_bytes, ""),
-            *([("ranges, norms", self.reading_bytes, "to find tokens to read")] if self.reading_bytes else []),
+            *([("ranges, copies", self.reading_bytes, "to find tokens to read")] if self.reading_bytes else []),
             ("K", self.key_bytes, _share(self.key_ratio, self.dense_equivalent_key_bytes)),
             ("V", self.value_bytes, ""),
             *self._coded_rows(),

@@ -52,7 +52,9 @@ class ReadIndex:
             if reading.by == PAGES:
                 return ReadIndex(reading, None, padding, page_ranges(keys, keys, real, reading.page_size))
             assert lead is not None
-            return ReadIndex(reading, lead, padding, first_channels(keys, real, lead))
+            if real is None:
+                real = torch.ones(keys.shape[0], count, dtype=torch.bool, device=keys.device)
+            return ReadIndex(reading, lead, padding, FirstChannels.of(keys, real, lead))
 
     def remade(self, keys: Tensor) -> ReadIndex:
         """Return one for more or fewer keys; those that are padding stay the first."""
@@ -113,23 +115,6 @@ def page_ranges(least: Tensor, largest: Tensor, real: Tensor | None, size: int) 
     lower, upper = lower.masked_fill(empty, 0.0), upper.masked_fill(empty, 0.0)
     reach = torch.maximum(lower.abs(), upper.abs()).amax(2)
     return PageRanges(size, size - before, lower, upper, counts.to(torch.int32), reach)
-
-
-def first_channels(keys: Tensor, real: Tensor | None, lead: int) -> FirstChannels:
-    """Return what is known of the channels behind the first `lead` of keys ``(B, H, S, d)``."""
-    batch, _, count, _ = keys.shape
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    if real is None:
-        real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
-    shown = keys.masked_fill(~real[:, None, :, None], 0.0)
-    rest = shown[..., lead:].double()
-    mean = (rest.sum(2) / real.sum(-1).clamp(min=1)[:, None, None]).to(wide)
-    # Rounded up: more than float64's rounding of the sum, and than the rounding to the type.
-    norms = torch.linalg.vector_norm(rest - mean[:, :, None].double(), dim=-1)
-    norms = norms * (1 + 2 * torch.finfo(wide).eps) + torch.finfo(wide).tiny
-    norms = norms.masked_fill(~real[:, None], 0.0).to(wide)
-    reach = shown.abs().amax(2)
-    return FirstChannels(lead, norms, mean, real.to(torch.int32), reach)
 
 
 def padding_of(valid: Tensor | None, positions: Tensor | None, old: int, sinks: int) -> Tensor | None:
