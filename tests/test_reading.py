@@ -20,6 +20,8 @@ from grace_opt.errors import CacheError
 from grace_opt.hf.reading import TopTokens
 from grace_opt.hf.reading.index import ReadIndex, all_channels
 from grace_opt.kernels.reading import host, reference
+from grace_opt.kernels.reading.certificate import unread_bound
+from grace_opt.kernels.reading.forms import BUCKETS, STEPS
 from grace_opt.kernels.reading.units import FirstChannels, PageRanges
 from tests import oracle
 
@@ -133,12 +135,16 @@ def scores_are_the_highest(case: Case, read: np.ndarray, rounding: float) -> Non
     for b, h in np.ndindex(*read.shape[:2]):
         q, k = scaled[b, h], keys[b, h].double().numpy()
         if case.reading.by == "channels":
-            lead = case.kept.shape[2]
-            scores, parts = k[:, :lead] @ q[:lead], [[t] for t in range(len(k))]
+            units, lead = case.index().units, case.kept.shape[2]
+            assert isinstance(units, FirstChannels)
+            step, low, _ = units.levels[b, h].double().numpy()
+            copies = units.codes[b, h, :, : len(k)].double().numpy().T * step + low
+            scores, parts = copies @ q[:lead], [[t] for t in range(len(k))]
         else:
             ends = range(len(k), 0, -size)
             parts = [list(range(max(end - size, 0), end)) for end in ends][::-1]
             scores = np.array([np.maximum(q * k[p].min(0), q * k[p].max(0)).sum() + np.log(len(p)) for p in parts])
+        scores = np.maximum(scores, scores.max() - BUCKETS / STEPS)  # lower ones are equal
         taken = np.array([read[b, h, part].any() for part in parts])
         if taken.any() and not taken.all():
             assert scores[~taken].max() <= scores[taken].min() + 1 / 16 + 1e-3
@@ -256,17 +262,41 @@ def test_a_wrong_bound_is_noticed(name, by, how):
         check(case, name, spoiled(case.index(), how))
 
 
-def test_bounds_allow_for_rounding():
-    """Of equal keys and long queries, bounds are as large as the truth; rounding must not make them smaller."""
-    torch.manual_seed(0)
-    keys = torch.randn(1, 1, 1, 16).expand(1, 1, 64, 16) * 40
+@pytest.mark.parametrize("name", ATTEND)
+@pytest.mark.parametrize("by", ["pages", "channels"])
+@pytest.mark.parametrize("scale", [1.0, 40.0, 400.0])
+def test_bounds_allow_for_rounding(name, by, scale):
+    """Of equal keys, no bound is larger than the truth but by what it allows for rounding: with the other sign, that
+    would make it smaller."""
+    rng = torch.Generator().manual_seed(0)
+    keys = torch.randn(1, 1, 1, 16, generator=rng).expand(1, 1, 64, 16) * scale
     kept = torch.arange(16).expand(1, 1, 16)
-    reading = TopTokens(share=0.5, page_size=8)
-    queries = [torch.randn(1, 1, 1, 16) * 40 for _ in range(40)]
-    each = [Case(q, keys.contiguous(), keys[:, :, :0], keys[:, :, :1], reading, kept) for q in queries]
-    for case in each:
-        check(case, "compiled")
-        check(case, "torch")
+    reading = TopTokens(share=0.5, by=by, page_size=8)
+    for _ in range(20):
+        query = torch.randn(1, 1, 1, 16, generator=rng) * scale
+        case = Case(query, keys.contiguous(), keys[:, :, :0], keys[:, :, :1], reading, kept)
+        check(case, name)
+        bound, unread = float(case.run(name).bound), 1 - (1 + int(case.run(name).tokens)) / 65
+        assert bound > unread * (1 + 1e-6)
+        if scale == 1:
+            assert bound < unread * (1 + 1e-3)
+
+
+@given(
+    read=st.floats(-700, 700),
+    rest=st.floats(-700, 700),
+    terms=st.tuples(st.floats(0, 1e4), st.floats(0, 1e4)),
+    width=st.integers(1, 256),
+    signs=st.tuples(st.sampled_from([-1, 0, 1]), st.sampled_from([-1, 0, 1])),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_bound_holds_whatever_rounding_did_to_its_sums(read, rest, terms, width, signs):
+    """Each sum may be off by what a product of its terms may be; the share of the exact ones is not above the bound."""
+    precision = 2.0**-23
+    off = [sign * width * precision * each for sign, each in zip(signs, terms, strict=True)]
+    exact = 1 / (1 + np.exp(np.longdouble(read) - np.longdouble(rest) + np.longdouble(off[0]) + np.longdouble(off[1])))
+    given = (torch.tensor(each, dtype=torch.float64) for each in (read, rest, *terms))
+    assert float(unread_bound(*given, width, 64, precision)) >= float(exact)
 
 
 def test_tensors_that_do_not_fit_are_refused():

@@ -57,8 +57,8 @@ class MemoryReport:
     asks_for_bits : bool
         Whether the cache was made with ``bits=``.
     reading_bytes : int
-        With ``read=``: what finds the tokens to read, the ranges of pages, the norms of channels, or codes and
-        hyperplanes. Counted with K.
+        With ``read=``: what finds the tokens to read: ranges of pages, copies of channels and norms, or codes, norms
+        and hyperplanes. Counted with K.
     read_share, unread_bound_mean, unread_bound_max : float, optional
         With ``read=``: mean share of the stored tokens that steps have read, and mean and maximum of the bound on the
         share of the attention on all others; None before the first step. `PrunedKeyCache.read_report` has each layer.
@@ -175,7 +175,7 @@ class MemoryReport:
             ("keys, pruned" if self.bits is None else "keys, coded", self.pruned_key_bytes, ""),
             ("keys, dense", self.dense_key_bytes, ""),
             ("indices", self.index_bytes, ""),
-            *([("finding tokens", self.reading_bytes, "ranges, norms or codes")] if self.reading_bytes else []),
+            *([("finding tokens", self.reading_bytes, "ranges, copies or codes")] if self.reading_bytes else []),
             ("K", self.key_bytes, _share(self.key_ratio, self.dense_equivalent_key_bytes)),
             ("V", self.value_bytes, ""),
             *self._coded_rows(),

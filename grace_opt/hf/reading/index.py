@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...kernels.reading import FirstChannels, HashTables, PageRanges, Units
-from ...kernels.reading.hashes import codes_of, highest_cosines, hyperplanes
 from .settings import PAGES, SAMPLING, TopTokens
 
 #: What a product of a share and a number of tokens may be off, in tokens.
@@ -51,14 +50,16 @@ class ReadIndex:
     def of(reading: TopTokens, keys: Tensor, lead: int | None, padding: Tensor | None, layer: int = 0) -> ReadIndex:
         """Make it for the old tokens' keys ``(B, H, S_p, d')``, sinks not among them."""
         with torch.no_grad():
-            count = keys.shape[2]
-            real = None if padding is None else torch.arange(count, device=keys.device) >= padding[:, None]
+            places = torch.arange(keys.shape[2], device=keys.device)
+            real = places >= (keys.new_zeros(len(keys)) if padding is None else padding)[:, None]
+            if not keys.shape[2]:  # cropped to its sinks, a cache has nothing to find: as with one token of padding
+                keys, real = functional.pad(keys, (0, 0, 0, 1)), functional.pad(real, (0, 1))
             if reading.by == SAMPLING:
-                return ReadIndex(reading, None, padding, hash_tables(keys, real, reading, layer), layer)
+                return ReadIndex(reading, None, padding, _sampler(reading, keys, real, layer), layer)
             if reading.by == PAGES:
                 return ReadIndex(reading, None, padding, page_ranges(keys, keys, real, reading.page_size))
             assert lead is not None
-            return ReadIndex(reading, lead, padding, first_channels(keys, real, lead))
+            return ReadIndex(reading, lead, padding, FirstChannels.of(keys, real, lead))
 
     def remade(self, keys: Tensor) -> ReadIndex:
         """Return one for more or fewer keys; those that are padding stay the first."""
@@ -112,7 +113,7 @@ def page_ranges(least: Tensor, largest: Tensor, real: Tensor | None, size: int) 
     If the keys are known, both are these.
     """
     batch, _, count, width = least.shape
-    pages = max(math.ceil(count / size), 1)  # of a cache that was cropped to its sinks, an empty one
+    pages = math.ceil(count / size)
     before = pages * size - count
     if real is None:
         real = torch.ones(batch, count, dtype=torch.bool, device=least.device)
@@ -127,56 +128,13 @@ def page_ranges(least: Tensor, largest: Tensor, real: Tensor | None, size: int) 
     return PageRanges(size, size - before, lower, upper, counts.to(torch.int32), reach)
 
 
-def first_channels(keys: Tensor, real: Tensor | None, lead: int) -> FirstChannels:
-    """Return what is known of the channels behind the first `lead` of keys ``(B, H, S, d)``."""
-    batch, _, count, _ = keys.shape
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    if real is None:
-        real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
-    shown = keys.masked_fill(~real[:, None, :, None], 0.0)
-    rest = shown[..., lead:].double()
-    mean = _mean(rest, real).to(wide)
-    # Rounded up: more than float64's rounding of the sum, and than the rounding to the type.
-    norms = torch.linalg.vector_norm(rest - mean[:, :, None].double(), dim=-1)
-    norms = norms * (1 + 2 * torch.finfo(wide).eps) + torch.finfo(wide).tiny
-    norms = norms.masked_fill(~real[:, None], 0.0).to(wide)
-    reach = _reach(shown)
-    return FirstChannels(lead, norms, mean, real.to(torch.int32), reach)
-
-
-def hash_tables(keys: Tensor, real: Tensor | None, reading: TopTokens, layer: int) -> HashTables:
-    """Return what samples tokens by keys ``(B, H, S, d)``, of which ``real`` (B, S) are no padding."""
-    batch, _, count, width = keys.shape
-    tables, bits, confidence = reading.tables, reading.hash_bits, reading.confidence
+def _sampler(reading: TopTokens, keys: Tensor, real: Tensor, layer: int) -> HashTables:
+    tables, bits, seed, confidence = reading.tables, reading.hash_bits, reading.seed, reading.confidence
     assert tables is not None
     assert bits is not None
+    assert seed is not None
     assert confidence is not None
-    if real is None:
-        real = torch.ones(batch, count, dtype=torch.bool, device=keys.device)
-    shown = keys.masked_fill(~real[:, None, :, None], 0.0)
-    mean = _mean(shown.double(), real).to(torch.promote_types(keys.dtype, torch.float32))
-    centred = shown.double() - mean[:, :, None].double()
-    planes = hyperplanes(reading.seed or 0, layer, width, tables * bits).to(keys.device)
-    return HashTables(
-        bits=bits,
-        planes=planes,
-        codes=codes_of(centred, planes, bits),
-        norms=torch.linalg.vector_norm(centred, dim=-1).masked_fill(~real[:, None], 0.0),
-        mean=mean,
-        highest=highest_cosines(real.sum(-1), tables * bits, confidence),
-        counts=real.to(torch.int32),
-        reach=_reach(shown),
-    )
-
-
-def _reach(shown: Tensor) -> Tensor:
-    """Return the largest absolute number of each channel of ``(B, H, S, d)``; 0 if there are no tokens."""
-    return shown.abs().amax(2) if shown.shape[2] else shown.sum(2)
-
-
-def _mean(shown: Tensor, real: Tensor) -> Tensor:
-    """Return the mean over the real tokens of numbers ``(B, H, S, d)``, zeros elsewhere."""
-    return shown.sum(2) / real.sum(-1).clamp(min=1)[:, None, None]
+    return HashTables.of(keys, real, tables, bits, confidence, seed, layer)
 
 
 def padding_of(valid: Tensor | None, positions: Tensor | None, old: int, sinks: int) -> Tensor | None:

@@ -3,9 +3,9 @@
 `grace_opt.kernels.reading.host` calls it; `reference` defines the result. An item is one KV head of one sequence; its
 tokens are scored, and read, in runs, so that few items keep many threads busy. Units are counted by score, for the
 whole group of query heads, which says up to which score they are read. Tokens are copied, a block at a time and in the
-order in which they lie, to where the decoding kernel's loops (`grace_opt.kernels.decode.cpu`) read them; of their keys,
-only the channels that gave no score. Logits are in powers of two; scores lack what the mean of the other channels adds
-to all of them. Bounds are joined in float64 with what `certificate` allows for rounding.
+order in which they lie, to where the decoding kernel's loops (`grace_opt.kernels.decode.cpu`) read them. Logits are in
+powers of two; scores lack what all logits have in common. Bounds are joined in float64 with what `certificate` allows
+for rounding.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .._shared.lanes import (
     greatest,
     load,
     load_byte,
+    load_byte_levels,
     load_one,
     load_short,
     load_some,
@@ -49,7 +50,7 @@ from ..decode.cpu import (
     turn_into_shares,
 )
 from ..decode.cpu.logits import logits_by_token
-from ..decode.cpu.rows import BYTES, WHOLE
+from ..decode.cpu.rows import BYTES, WHOLE, add_multiples, store_four
 from ..decode.cpu.values import add_values
 from ..decode.forms import BOOL, BY_TOKEN, LANES, ROWS
 from .forms import (
@@ -57,20 +58,24 @@ from .forms import (
     AROUND,
     BESIDES,
     BUCKETS,
+    CODES,
     COUNTS,
     DONE,
     FIRST_CHOSEN,
     FOUND,
     KEPT,
     LENGTH,
+    LEVELS,
     LOWER,
     MARGIN,
     MASK,
     MEAN,
     MORE_CHOSEN,
     NORMS,
+    OFF,
     OLD_KEYS,
     OLD_VALUES,
+    PLACES,
     QUERY,
     REACH,
     READ,
@@ -168,13 +173,26 @@ def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other
 
 
 @part
-def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected):
-    """Fill the logits of tokens `start` to `stop` from their first channels; minus infinity for padding."""
-    step, out_step, place = queries.shape[1] * BYTES, expected.shape[1] * BYTES, places[OLD_KEYS]
-    keys = address(place, b, h) + start * place[3]
+def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scaled):
+    """Fill what steps times codes add to the logits of tokens `start` to `stop`, multiples of `ROOM` but for the last;
+    minus infinity for padding. `scaled` is room."""
+    lead, levels, place = sizes[LEAD], address(places[LEVELS], b, h), places[CODES]
+    for row in range(rows):
+        for c in range(lead):
+            scaled[row, c] = queries[row, c] * load_one(levels + c * BYTES)
+    step, out_step = scaled.shape[1] * BYTES, expected.shape[1] * BYTES
     for first in range(0, rows, ROWS):
-        four, to = queries.ctypes.data + first * step, expected.ctypes.data + first * out_step + start * BYTES
-        logits_by_token(four, step, keys, place[3], sizes[LEAD], stop - start, to, out_step)
+        four, to = scaled.ctypes.data + first * step, expected.ctypes.data + first * out_step
+        for t in range(start, stop, 2 * LANES):
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(ZERO)
+            at = address(place, b, h) + t
+            for c in range(lead):
+                x, y = load_byte_levels(at, 0, 8), load_byte_levels(at + LANES, 0, 8)
+                a0, a1, a2, a3 = add_multiples(four + c * BYTES, step, x, a0, a1, a2, a3)
+                b0, b1, b2, b3 = add_multiples(four + c * BYTES, step, y, b0, b1, b2, b3)
+                at += place[3]
+            store_four(to + t * BYTES, out_step, a0, a1, a2, a3)
+            store_four(to + t * BYTES + WHOLE, out_step, b0, b1, b2, b3)
     counts, u = places[COUNTS, 0] + b * places[COUNTS, 1], start
     while u < stop and load_short(counts + u * places[COUNTS, 3]) == 0:  # padding comes first
         for row in range(rows):
@@ -184,22 +202,28 @@ def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected):
 
 @part
 def describe_others(queries, rows, places, sizes, b, h, about):
-    """Write what the mean of the channels without scores adds to all logits of a row, and the query's norm there; add
-    to the terms what those of the bounds have besides."""
+    """Write what all logits of a row have besides the scores, what codes are off, and the query's norm in the channels
+    without scores; add to the terms what those of the bounds have besides."""
     width, lead, units = sizes[KEPT_COUNT], sizes[LEAD], sizes[UNITS]
-    norms, mean = address(places[LOWER], b, h), address(places[UPPER], b, h)
+    norms, mean, levels = address(places[LOWER], b, h), address(places[UPPER], b, h), address(places[LEVELS], b, h)
+    low = levels + places[LEVELS, 3]
+    off = low + places[LEVELS, 3]
     largest = spread(ZERO)
     for u in range(0, units, LANES):
         largest = greater(largest, load_some(norms + u * BYTES, min(LANES, units - u)))
     longest = np.float64(greatest(largest))
     for row in range(rows):
-        constant, square = 0.0, 0.0
+        constant, square, error = 0.0, 0.0, 0.0
+        for c in range(lead):
+            q = np.float64(queries[row, c])
+            constant += q * np.float64(load_one(low + c * BYTES))
+            error += abs(q) * np.float64(load_one(off + c * BYTES))
         for c in range(lead, width):
             q = np.float64(queries[row, c])
             constant += q * np.float64(load_one(mean + (c - lead) * BYTES))
             square += q * q
-        about[MEAN, row], about[LENGTH, row] = constant, math.sqrt(square)
-        about[TERMS, row] = 2 * about[TERMS, row] + about[LENGTH, row] * longest
+        about[MEAN, row], about[OFF, row], about[LENGTH, row] = constant, error, math.sqrt(square)
+        about[TERMS, row] = 4 * about[TERMS, row] + about[LENGTH, row] * longest
 
 
 @part
@@ -334,10 +358,10 @@ def read_units(queries, rows, places, sizes, b, h, masks, taken, found, expected
             tokens[count] = t
             count += 1
             if count == BLOCK:
-                attend_block(queries, rows, places, sizes, b, h, masks, count, expected, rooms, state)
+                attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state)
                 count = 0
     if count:
-        attend_block(queries, rows, places, sizes, b, h, masks, count, expected, rooms, state)
+        attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state)
     for row in range(rows):
         for i in range(found):
             expected[row, taken[i]] = NOTHING
@@ -345,26 +369,22 @@ def read_units(queries, rows, places, sizes, b, h, masks, taken, found, expected
 
 
 @part
-def attend_block(queries, rows, places, sizes, b, h, masks, count, expected, rooms, state):
-    """Copy the tokens of a block and attend to them; what their first channels add to the logits is known."""
+def attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state):
+    """Copy the tokens of a block and attend to them."""
     key_room, value_room, tokens, logits = rooms
     largest, sums, products = state
-    lead, value_width = sizes[LEAD], sizes[VALUE_WIDTH]
-    width = sizes[KEPT_COUNT] - lead
+    width, value_width = sizes[KEPT_COUNT], sizes[VALUE_WIDTH]
     keys, values = address(places[OLD_KEYS], b, h), address(places[OLD_VALUES], b, h)
-    copy_tokens(keys + lead * BYTES, places[OLD_KEYS, 3], tokens, count, width, key_room)
+    copy_tokens(keys, places[OLD_KEYS, 3], tokens, count, width, key_room)
     value_step = places[OLD_VALUES, 3]
     copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, value_width, value_room)
     query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
     key_step, to = key_room.shape[1] * BYTES, logits.ctypes.data
     for first in range(0, rows, ROWS):
-        four = queries.ctypes.data + first * query_step + lead * BYTES
+        four = queries.ctypes.data + first * query_step
         logits_by_token(four, query_step, key_room.ctypes.data, key_step, width, count, to, logit_step)
         for row in range(first, min(first + ROWS, rows)):
             line = logits[row - first]
-            if lead:
-                for i in range(count):
-                    line[i] += expected[row, tokens[i]]
             if sizes[KIND] == BOOL:
                 for i in range(count):
                     if load_byte(masks[row] + (sizes[SINKS] + tokens[i]) * places[MASK, 4]) == 0:
@@ -430,7 +450,7 @@ def score(item, run, places, sizes, factors, full, narrow, half, expected):
     if start < stop:
         b, h = queries_of(item, places, sizes, factors, full, narrow)
         if sizes[LEAD]:
-            score_tokens(narrow, rows, places, sizes, b, h, start, stop, expected)
+            score_tokens(narrow, rows, places, sizes, b, h, start, stop, expected, half)
         else:
             other = np.empty_like(expected)
             score_pages(narrow, rows, places, sizes, b, h, start, stop, expected, other, half)
@@ -485,7 +505,7 @@ def prepare(item, places, sizes, factors, least, full, narrow, masks, rooms, sta
             terms_of(narrow[row], reach, kept),
             terms_of(full[row], reach_around, width),
         )
-        about[MEAN, row], about[LENGTH, row] = 0.0, -1.0
+        about[MEAN, row], about[OFF, row], about[LENGTH, row] = 0.0, 0.0, -1.0
     if sizes[LEAD]:
         describe_others(narrow, rows, places, sizes, b, h, about)
     if sizes[KIND] == BOOL:
@@ -534,7 +554,7 @@ def finish(item, sizes, factors, states, about, expected, counts, output, bounds
         rest, read = -np.inf, joined(top, divisor)
         if done < units:
             rest = log_bounds(expected[row], units, counts[NORMS], np.float32(about[LENGTH, row]), room)
-            rest += about[MEAN, row]
+            rest += about[MEAN, row] + about[OFF, row]
         terms = about[TERMS, row]
         bound = bound_of(rest, read, max(terms, about[AROUND, row]), terms, sizes[WIDTH], every)
         bounds_out[b, h * rows + row] = bound
@@ -556,7 +576,7 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
     phase : int
     taken : (1,) int64
         Number of items of this phase taken so far.
-    places : (12, 5) int64
+    places : (14, 5) int64
     sizes : (14,) int64
     factors : (3,) float64
         Scaling; epsilon and share expected, negative for none.
@@ -566,15 +586,14 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
     work : tuple
         What the phases leave to each other: scores (items, rows, units), how many steps each unit is below the first
         (items, units) and numbers of units at each (items, BUCKETS), the units to read (items, units), numbers of rows
-        (items, 4, rows), counts (items, 4 + runs), and of every run and the dense tokens: largest, sums (items, runs,
+        (items, 5, rows), counts (items, 4 + runs), and of every run and the dense tokens: largest, sums (items, runs,
         rows) and products (items, runs, rows, d_v).
     """
     expected, ranks, numbers_at, chosen, about, counts, largest, sums, products = work
     rows, width, kept, runs = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[RUNS]
     items, room = expected.shape[0], expected.shape[1]
     full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
-    # From the channels behind the first ones, whole vectors are read.
-    narrow = np.zeros((room, (kept + 2 * LANES - 1) // LANES * LANES), np.float32)
+    narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
     half, masks = np.zeros_like(narrow), np.zeros(rows, np.int64)
     logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
     scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
@@ -639,7 +658,7 @@ def attend_few_at(data):
     attend_few(
         given[7],
         integers(given[0], (1,)),
-        integers(given[1], (12, 5)),
+        integers(given[1], (PLACES, 5)),
         integers(given[2], (14,)),
         carray(pointer(given[3]), (3,), np.float64),
         integers(given[4], (batch,)),

@@ -15,9 +15,12 @@ MARGIN = 1e-5
 SCORED, FIRST_CHOSEN, MORE_CHOSEN, READ, JOINED = range(5)
 #: Rows of `places`; the columns are address and strides (batch, head, token or row, channel), in bytes.
 QUERY, KEPT, SINK_KEYS, OLD_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK, LOWER, UPPER, COUNTS, REACH = range(12)
-#: Numbers of an item's rows: what the terms of products add up to, of old tokens and of the dense ones; what the mean
-#: of the channels without scores adds; the query's norm there.
-TERMS, AROUND, MEAN, LENGTH = range(4)
-ABOUT = 4
+#: And of the copies in eight bits, and their levels.
+CODES, LEVELS = 12, 13
+PLACES = 14
+#: Numbers of an item's rows: what the terms of products add up to, of old tokens and of the dense ones; what logits of
+#: all tokens have besides the scores; what codes are off at most; the query's norm in channels without scores.
+TERMS, AROUND, MEAN, OFF, LENGTH = range(5)
+ABOUT = 5
 #: Counts of an item: units read and to be read, those chosen last, where norms are, and real tokens of each run.
 DONE, STOP, FOUND, NORMS, REAL = range(5)

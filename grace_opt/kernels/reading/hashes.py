@@ -67,6 +67,25 @@ class HashTables:
     counts: Tensor
     reach: Tensor
 
+    @staticmethod
+    def of(keys: Tensor, real: Tensor, tables: int, bits: int, confidence: float, seed: int, layer: int) -> HashTables:
+        """Make them for keys ``(B, H, S_p, d')``, of which `real` ``(B, S_p)`` are no padding."""
+        shown = keys.masked_fill(~real[:, None, :, None], 0.0)
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        mean = (shown.double().sum(2) / real.sum(-1).clamp(min=1)[:, None, None]).to(wide)
+        centred = shown.double() - mean[:, :, None].double()
+        planes = hyperplanes(seed, layer, keys.shape[3], tables * bits).to(keys.device)
+        return HashTables(
+            bits=bits,
+            planes=planes,
+            codes=codes_of(centred, planes, bits),
+            norms=torch.linalg.vector_norm(centred, dim=-1).masked_fill(~real[:, None], 0.0),
+            mean=mean,
+            highest=highest_cosines(real.sum(-1), tables * bits, confidence),
+            counts=real.to(torch.int32),
+            reach=shown.abs().amax(2),
+        )
+
     @property
     def tables(self) -> int:
         """Number of tables, L."""

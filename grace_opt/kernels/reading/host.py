@@ -22,16 +22,19 @@ from ..decode.forms import BOOL, LANES, ROWS
 from .forms import (
     ABOUT,
     BUCKETS,
+    CODES,
     COUNTS,
     DONE,
     FIRST_CHOSEN,
     JOINED,
     KEPT,
+    LEVELS,
     LOWER,
     MASK,
     MORE_CHOSEN,
     OLD_KEYS,
     OLD_VALUES,
+    PLACES,
     QUERY,
     REACH,
     READ,
@@ -44,7 +47,7 @@ from .forms import (
     UPPER,
 )
 from .reference import Few
-from .units import FirstChannels, PageRanges, TokenRanges, Units
+from .units import ROOM, FirstChannels, PageRanges, TokenRanges, Units
 
 #: Most query heads of a KV head.
 MAX_GROUP = 64
@@ -185,7 +188,7 @@ class _Stored(NamedTuple):
     ----------
     where : tuple
         Addresses and shapes of the tensors that this was made for.
-    places : array (12, 5)
+    places : array (14, 5)
         As `grace_opt.kernels.reading.cpu.attend_few` reads them; zeros for what each step brings.
     lead : int
         Number of channels that give scores; 0 for pages.
@@ -208,13 +211,15 @@ def _stored(units: Units, keys: Tensor, kept_indices: Tensor, sink_keys: Tensor,
         return found
     kept, counts = kept_indices.to(torch.int64).contiguous(), units.counts.to(torch.int32).contiguous()
     reach, rows = units.reach.contiguous(), [_rowwise(t) for t in (sink_keys, keys, old_values)]
-    places = np.zeros((REACH + 1, 5), np.int64)
+    places = np.zeros((PLACES, 5), np.int64)
     if isinstance(units, PageRanges):
         lead, pair = 0, [_rowwise(units.lower), _rowwise(units.upper)]
         places[LOWER], places[UPPER] = (_place(t) for t in pair)
     else:
         assert isinstance(units, FirstChannels)
         lead, pair = units.lead, [units.norms.float().contiguous(), units.mean.float().contiguous()]
+        pair += [units.codes.contiguous(), units.levels.contiguous()]
+        places[CODES], places[LEVELS] = _place(pair[2]), _place(pair[3])
         places[LOWER], places[UPPER] = [*_place(pair[0])[:3], 4, 0], [*_place(pair[1])[:3], 0, 4]
     places[KEPT] = [kept.data_ptr(), 8 * kept.stride(0), 8 * kept.stride(1), 0, 8]
     for row, tensor in zip((SINK_KEYS, OLD_KEYS, OLD_VALUES), rows, strict=True):
@@ -261,6 +266,8 @@ def _check_shapes(
     if isinstance(units, FirstChannels):
         expected["norms"] = (units.norms, (batch, heads, old))
         expected["mean"] = (units.mean, (batch, heads, kept - units.lead))
+        expected["codes"] = (units.codes, (batch, heads, units.lead, -(-old // ROOM) * ROOM))
+        expected["levels"] = (units.levels, (batch, heads, 3, units.lead))
     elif isinstance(units, PageRanges):
         ranges = batch, heads, -(-max(old - units.first, 0) // units.size) + 1, kept
         expected |= {"lower": (units.lower, ranges), "upper": (units.upper, ranges)}

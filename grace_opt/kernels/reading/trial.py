@@ -18,11 +18,7 @@ def cpu() -> bool:
     sinks, tail = draw(device, 2, 3, 3, 20), draw(device, 2, 3, 17, 20)
     old, new = draw(device, 2, 3, 304, 12), draw(device, 2, 3, 17, 12)
     kept = torch.arange(20, device=device).expand(2, 3, 20).contiguous()
-    reach, rest = keys.abs().amax(2), keys[..., 7:]
-    mean = rest.mean(2)
-    norms = torch.linalg.vector_norm(rest - mean[:, :, None], dim=-1) * (1 + 1e-6)
-    ones = torch.ones(2, 301, dtype=torch.int32, device=device)
-    channels = FirstChannels(7, norms, mean, ones, reach)
+    reach, channels = keys.abs().amax(2), FirstChannels.of(keys, torch.ones(2, 301, dtype=torch.bool, device=device), 7)
     whole = keys[:, :, 1:].reshape(2, 3, 75, 4, 20)
     lower, upper = (torch.cat([keys[:, :, :1], end], 2) for end in (whole.amin(3), whole.amax(3)))
     counts = torch.full((2, 76), 4, dtype=torch.int32, device=device)

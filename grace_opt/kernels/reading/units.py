@@ -4,10 +4,10 @@ A *unit* is what is read or left as a whole. For both kinds, `scores` says in wh
 of a unit's tokens can be at most, in exact arithmetic on the stored numbers:
 
 .. math:: \text{page } p: \quad u_p = \sum_c \max(q_c\,l_{pc},\; q_c\,h_{pc}), \qquad
-   \text{token } t: \quad u_t = q_C k_{tC} + q_R \bar k_R + \lVert q_R \rVert\,\lVert k_{tR} - \bar k_R \rVert
+   \text{token } t: \quad u_t = q_C a_t + |q_C|\, e + q_R \bar k_R + \lVert q_R \rVert\,\lVert k_{tR} - \bar k_R \rVert
 
 with the least and largest numbers :math:`l, h` of a page's real tokens, or those that the high bits of a token's code
-leave; :math:`C` the first channels as stored,
+leave; :math:`C` the first channels, :math:`a_t` a copy of them in eight bits that is off by no more than :math:`e`,
 :math:`R` the others and :math:`\bar k_R` a constant near their mean, by Cauchy and Schwarz.
 
 Source: Quest (arXiv 2406.10774) for pages; Loki (arXiv 2406.02542) and SparQ (arXiv 2312.04985) for channels.
@@ -20,6 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+#: Codes of a channel have room for whole vectors of so many tokens.
+ROOM = 16
 
 
 class _Placed:
@@ -73,12 +76,17 @@ class PageRanges(_Placed):
 
 @dataclass(frozen=True)
 class FirstChannels(_Placed):
-    """Single tokens, whose first channels give scores.
+    """Single tokens, whose first channels give scores: copies of these in eight bits, which take less time to read.
 
     Attributes
     ----------
     lead : int
         Number of these channels.
+    codes : Tensor
+        ``(B, H, lead, S_p and some)`` uint8, the tokens of a channel side by side.
+    levels : Tensor
+        ``(B, H, 3, lead)``, float32 or wider: a code's step in each channel, the number that code 0 stands for, and no
+        less than what a code is off.
     norms : Tensor
         ``(B, H, S_p)``, float32 or wider: no less than the norm of the other channels' distance from `mean`.
     mean : Tensor
@@ -90,6 +98,8 @@ class FirstChannels(_Placed):
     """
 
     lead: int
+    codes: Tensor
+    levels: Tensor
     norms: Tensor
     mean: Tensor
     counts: Tensor
@@ -97,6 +107,29 @@ class FirstChannels(_Placed):
     places: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     size = first = 1
+
+    @staticmethod
+    def of(keys: Tensor, real: Tensor, lead: int) -> FirstChannels:
+        """Return what finds the keys ``(B, H, S, d)`` of which ``real`` (B, S) are no padding."""
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        shown = keys.masked_fill(~real[:, None, :, None], 0.0)
+        rest = shown[..., lead:].double()
+        mean = (rest.sum(2) / real.sum(-1).clamp(min=1)[:, None, None]).to(wide)
+        # Rounded up: more than float64's rounding of the sum, and than the rounding to the type.
+        norms = torch.linalg.vector_norm(rest - mean[:, :, None].double(), dim=-1)
+        norms = _up(norms, wide).masked_fill(~real[:, None], 0.0)
+        numbers, hidden = keys[..., :lead].to(wide).mT, ~real[:, None, None]
+        none = hidden.all(-1, keepdim=True)  # a row of padding alone
+        low = numbers.masked_fill(hidden, torch.inf).amin(-1, keepdim=True).masked_fill(none, 0.0)
+        high = numbers.masked_fill(hidden, -torch.inf).amax(-1, keepdim=True).masked_fill(none, 0.0)
+        step = (high / 255 - low / 255).clamp(min=torch.finfo(wide).tiny)
+        codes = ((numbers - low) / step).round().clamp(0, 255).masked_fill(hidden, 0.0)
+        off = (numbers.double() - (low.double() + step.double() * codes.double())).masked_fill(hidden, 0.0)
+        off = off.abs().amax(-1)
+        levels = torch.stack([step[..., 0], low[..., 0], _up(off, wide)], dim=2)
+        room = -(-keys.shape[2] // ROOM) * ROOM - keys.shape[2]
+        codes = torch.nn.functional.pad(codes.to(torch.uint8), (0, room))
+        return FirstChannels(lead, codes, levels, norms, mean, real.to(torch.int32), shown.abs().amax(2))
 
     @property
     def units(self) -> int:
@@ -106,13 +139,20 @@ class FirstChannels(_Placed):
     def estimates(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `PageRanges.estimates`."""
         kind = query.dtype
-        others, norms = query[..., self.lead :], self.norms.to(kind)[:, :, None]
-        expected = query[..., : self.lead] @ keys[..., : self.lead].to(kind).mT
+        step, low, off = (each[:, :, None] for each in self.levels.to(kind).unbind(2))  # (B, H, 1, lead)
+        first, others = query[..., : self.lead], query[..., self.lead :]
+        expected = (first * step) @ self.codes[..., : self.units].to(kind) + (first * low).sum(-1, keepdim=True)
         expected = expected + (others * self.mean.to(kind)[:, :, None]).sum(-1, keepdim=True)
-        length = torch.linalg.vector_norm(others, dim=-1)
-        bounds = expected + length[..., None] * norms
-        terms = 2 * (query.abs() * self.reach.to(kind)[:, :, None]).sum(-1)
+        length, norms = torch.linalg.vector_norm(others, dim=-1), self.norms.to(kind)[:, :, None]
+        bounds = expected + length[..., None] * norms + (first.abs() * off).sum(-1, keepdim=True)
+        # Steps times codes may be twice as large as numbers, and have the other sign.
+        terms = 4 * (query.abs() * self.reach.to(kind)[:, :, None]).sum(-1)
         return expected, bounds, terms + length * norms.amax(-1)
+
+
+def _up(numbers: Tensor, kind: torch.dtype) -> Tensor:
+    """Round float64 numbers that are not negative up to a type, by more than their own rounding."""
+    return (numbers * (1 + 2 * torch.finfo(kind).eps) + torch.finfo(kind).tiny).to(kind)
 
 
 @dataclass(frozen=True)

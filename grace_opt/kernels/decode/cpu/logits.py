@@ -42,9 +42,8 @@ def logits_by_token(queries, query_step, keys, key_step, width, count, out, out_
     for t in range(0, count, 2):
         key = keys + t * key_step
         other = key + key_step if t + 1 < count else key  # the last of an odd number is computed twice: `out` has room
-        for place in range(0, width * BYTES, CACHE_LINE):  # of each: the keys may be the first channels of longer ones
+        for place in range(0, 2 * width * BYTES, CACHE_LINE):
             ask_for(key + KEY_AHEAD + place)
-            ask_for(other + KEY_AHEAD + place)
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(NOTHING)
         for c in range(0, full * BYTES, WHOLE):
             a0, a1, a2, a3 = add_products(queries + c, query_step, load(key + c), a0, a1, a2, a3)
