@@ -90,7 +90,7 @@ class TopTokens:
     Examples
     --------
     >>> TopTokens(by="channels")
-    TopTokens(share=0.05, by='channels', page_size=16, epsilon=None, top_p=0.96)
+    TopTokens(share=0.05, by='channels', page_size=16, top_p=0.96)
     >>> TopTokens(share=25)
     Traceback (most recent call last):
     grace_opt.errors.OptionError: share=25: give a number > 0 and <= 1; for 25 %, write share=0.25.
