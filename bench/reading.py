@@ -3,7 +3,8 @@
 A trained model reads a passage once; caches that read all tokens, or few of them (``read=``), are filled with it and
 fed the next tokens of the text. *KL* compares their next-token distributions with those of a dense cache. *Unread* is
 the attention that was on tokens that were not read: as the cache bounds it, and in truth, in float64, for the first
-tokens fed. *Times* are whole steps, of which those with the compiled loop and with all tokens read take turns.
+tokens fed. *Times* are whole steps, of which those with the compiled loop and with all tokens read take turns. With
+``bits=``, which torch reads, short passages only.
 
 Everything in float32 on the CPU. Writes docs/results/reading.{json,md,png}. If they are missing, the model,
 SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`).
@@ -29,9 +30,10 @@ from transformers import PreTrainedModel
 from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
 from bench.growth import of_texts
+from bench.intervals import with_ends
 from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import require_clean
-from bench.report import BLACK, BLUE, ORANGE, Page, add_options, read_results, table, write_results
+from bench.report import BLACK, BLUE, ORANGE, Page, add_options, read_results, small, table, write_results
 from grace_opt.hf import PrunedKeyCache, TopTokens, attention_implementation, capture
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.filling import dense_cache, filled
@@ -40,9 +42,10 @@ from grace_opt.hf.reading import attention as reading
 from grace_opt.kernels.decode.reference import attention as whole_attention
 from grace_opt.kernels.reading.reference import Few
 from grace_opt.kernels.reading.reference import attention as few_attention
+from grace_opt.sweep import mean_interval
 
 #: Tokens of the passages, of what is fed, and of that part of it whose unread attention is measured.
-PASSAGES, TOKENS, TRUE = (2000, 7900), 128, 8
+PASSAGES, TOKENS, TRUE = (2000, 7900), 96, 4
 #: Channels that do not give scores.
 RATIO = 0.5
 #: The ways to read, by name, and which of them are timed.
@@ -50,11 +53,19 @@ ALL = "all"
 SETTINGS = {
     **{f"pages, {share:g}": TopTokens(share) for share in (0.125, 0.25, 0.5)},
     **{f"channels, {share:g}": TopTokens(share, "channels") for share in (0.125, 0.25, 0.5)},
-    **{f"channels, top_p={p:g}": TopTokens(0.05, "channels", top_p=p) for p in (0.9, 0.94, 0.96, 0.98)},
+    **{f"channels, top_p={p:g}": TopTokens(0.05, "channels", top_p=p) for p in (0.9, 0.96, 0.98)},
     "pages, epsilon=0.1": TopTokens(0.05, epsilon=0.1),
     "channels, epsilon=0.1": TopTokens(0.05, "channels", epsilon=0.1),
 }
 TIMED = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.96")
+#: Those of a cache with bits, in the prompt's own basis, by name.
+BITS = 2.25
+CODED = {
+    f"bits={BITS:g}": None,
+    f"bits={BITS:g}, pages, 0.25": TopTokens(0.25),
+    f"bits={BITS:g}, channels, 0.25": TopTokens(0.25, "channels"),
+    f"bits={BITS:g}, channels, top_p=0.96": TopTokens(0.05, "channels", top_p=0.96),
+}
 #: What the issue asks for: share of the tokens, and KL.
 GOAL = (0.25, 0.002)
 
@@ -64,6 +75,8 @@ def made(model: PreTrainedModel, name: str) -> PrunedKeyCache:
     windows = {"recent_window": RECENT, "sink_tokens": SINKS}
     if name == ALL:
         return PrunedKeyCache(model, ratio=0.0, **windows)
+    if name in CODED:
+        return PrunedKeyCache(model, bits=BITS, basis="prompt", read=CODED[name], **windows)
     way = SETTINGS[name]
     return PrunedKeyCache(model, ratio=RATIO if way.by == "channels" else 0.0, read=way, **windows)
 
@@ -86,14 +99,22 @@ def true_shares(found: list[float]) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def of_passage(model: PreTrainedModel, ids: Tensor, prompt: int, tokens: int, advance: Callable[[], None]) -> Any:
-    """Return, for each way to read, KL, the share read, bounds, and the true share unread."""
+def of_passage(
+    model: PreTrainedModel, ids: Tensor, prompt: int, tokens: int, names: Sequence[str], advance: Callable[[], None]
+) -> Any:
+    """Return, for each way to read, KL, the share read and bounds; and the true share unread, but with bits."""
     fed, rows = ids[:, prompt : prompt + tokens], {}
     captured = capture(model, ids[:, :prompt])
     dense = next_token_log_probs(model, dense_cache(model, captured), fed)
-    for name in SETTINGS:
+    for name in names:
         cache, truth = filled(made(model, name), captured), list[float]()
         found = compare_predictions(next_token_log_probs(model, cache, fed), dense, fed[0, 1:])
+        advance()
+        if name in CODED:
+            rows[name] = {"kl": found.kl}
+            if cache.pruning.read is not None:
+                rows[name] |= {"share": cache.read_report().share, "bound": cache.read_report().bound_mean}
+            continue
         report = cache.read_report()
         again = filled(made(model, name), captured)
         with true_shares(truth):
@@ -105,7 +126,6 @@ def of_passage(model: PreTrainedModel, ids: Tensor, prompt: int, tokens: int, ad
             "first_bound": again.read_report().bound_mean,
             "unread": statistics.fmean(truth),
         }
-        advance()
     return rows
 
 
@@ -126,32 +146,46 @@ def steps(model: PreTrainedModel, ids: Tensor, prompt: int, rounds: int) -> dict
     return times
 
 
-def _means(value: dict[str, Any], prompt: int) -> dict[str, dict[str, float]]:
-    """Return the means over the texts, by way to read."""
+def _numbers(value: dict[str, Any], prompt: int) -> dict[str, dict[str, list[float]]]:
+    """Return the numbers of all texts, by way to read."""
     texts = [one["rows"] for one in value["texts"] if one["prompt"] == prompt]
-    return {
-        name: {key: statistics.fmean(rows[name][key] for rows in texts) for key in texts[0][name]} for name in texts[0]
-    }
+    return {name: {key: [rows[name][key] for rows in texts] for key in texts[0][name]} for name in texts[0]}
+
+
+def _means(value: dict[str, Any], prompt: int) -> dict[str, dict[str, float]]:
+    """Return the means over the texts, by way to read without bits."""
+    found = _numbers(value, prompt).items()
+    return {name: {key: statistics.fmean(of) for key, of in row.items()} for name, row in found if name not in CODED}
 
 
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
     tables, prompts = [], sorted({one["prompt"] for one in value["texts"]})
-    largest = prompts[-1]
+    largest, known = prompts[-1], ("bound", "first_bound", "unread")
     for prompt in prompts:
-        rows = [
-            [
-                *(name, f"{one['share']:.1%}", f"{one['kl']:.4f}"),
-                *(f"{one[each]:.3f}" for each in ("bound", "first_bound", "unread")),
-            ]
-            for name, one in _means(value, prompt).items()
-        ]
+        rows, means = [], _means(value, prompt)
+        for name, one in means.items():
+            kl = with_ends(mean_interval(_numbers(value, prompt)[name]["kl"]))
+            rows.append([name, f"{one['share']:.1%}", kl, *(f"{one[each]:.3f}" for each in known)])
         head = ["read", "share read", "KL, nats", "bound", f"bound, first {TRUE} tokens", "true share unread"]
-        tables += [f"After {prompt:,} tokens, means over {value['count']} texts:", "", *table(head, rows), ""]
-    medians = {name: statistics.median(of) for name, of in value["ms"].items()}
+        of_texts = f"{value['count']} texts, with 95 % intervals:"
+        tables += [f"After {prompt:,} tokens, means over {of_texts}", "", *table(head, rows), ""]
+        coded = {name: of for name, of in _numbers(value, prompt).items() if name in CODED}
+        rows = []
+        for name, of in coded.items():
+            mean = {key: statistics.fmean(numbers) for key, numbers in of.items()}
+            rest = [f"{mean['share']:.1%}", f"{mean['bound']:.3f}"] if "share" in mean else ["100%", "0"]
+            rows.append([name, rest[0], with_ends(mean_interval(of["kl"])), rest[1]])
+        if rows:
+            head = ["with bits, read", "share read", "KL, nats", "bound"]
+            tables += [f"With bits, after {prompt:,} tokens:", "", *table(head, rows), ""]
     pairs = {name: [a / b for a, b in zip(of, value["ms"][ALL], strict=True)] for name, of in value["ms"].items()}
-    rows = [[name, f"{ms:.1f}", f"{statistics.median(pairs[name]):.2f}"] for name, ms in medians.items()]
-    tables += [f"Whole steps after {value['timed']:,} tokens, medians:", "", *table(["read", "ms", "of all"], rows)]
+    rows = []
+    for name, of in value["ms"].items():
+        ends = statistics.quantiles(pairs[name], n=4) if len(of) > 1 else pairs[name] * 3
+        rows.append([name, f"{statistics.median(of):.1f}", f"{ends[1]:.2f} {small(f'[{ends[0]:.2f}, {ends[2]:.2f}]')}"])
+    head = ["read", "ms", "of all, with the middle half"]
+    tables += [f"Whole steps after {value['timed']:,} tokens, medians:", "", *table(head, rows)]
     met = []
     for prompt in prompts:
         fits = {n: one for n, one in _means(value, prompt).items() if one["share"] <= GOAL[0] and one["kl"] <= GOAL[1]}
@@ -209,7 +243,7 @@ def main(given: Sequence[str] | None = None) -> None:
         prog="python -m bench.reading", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: the first two of four)")
+    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four)")
     parser.add_argument("--prompt", type=int, nargs="+", default=PASSAGES, help="tokens of the passages")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens fed (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="steps that are timed (default %(default)s)")
@@ -229,14 +263,15 @@ def main(given: Sequence[str] | None = None) -> None:
             f"--prompt {longest}, --tokens {args.tokens}, --rounds {args.rounds}: feed at least {TRUE} tokens, and all "
             f"must fit into {model.config.max_position_embeddings}"
         )
-    texts = of_texts(args.text or books()[:2], tokenizer, longest + more)
+    texts = of_texts(args.text or books(), tokenizer, longest + more)
     found = []
     with attention_implementation(model, "grace_sdpa"):
-        done = track(range(len(args.prompt) * len(texts) * len(SETTINGS)), description="ways to read")
-        turns = iter(done)
+        ways = {prompt: (*SETTINGS, *(CODED if prompt == min(args.prompt) else ())) for prompt in args.prompt}
+        total = len(texts) * sum(len(names) for names in ways.values())
+        turns = iter(track(range(total), description="ways to read"))
         for prompt in args.prompt:
             for name, ids in texts:
-                rows = of_passage(model, ids, prompt, args.tokens, lambda: next(turns, None))
+                rows = of_passage(model, ids, prompt, args.tokens, ways[prompt], lambda: next(turns, None))
                 found.append({"name": name, "prompt": prompt, "rows": rows})
         next(turns, None)
         ms = steps(model, texts[0][1], longest, args.rounds)
