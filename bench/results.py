@@ -35,6 +35,7 @@ COMMANDS = {
     "quadratic_zero": "python -m bench.quadratic_zero",
     "bits": "python -m bench.bits",
     "growth": "python -m bench.growth",
+    "reading": "python -m bench.reading",
     "arena": "python -m bench.arena",
     "learned": "python -m bench.learned",
     "evictions": "python -m bench.evictions",

@@ -42,6 +42,7 @@ from .graph_eviction import GraphEviction  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
 from .learned import learn_masks  # noqa: E402
 from .quantization import Quantization  # noqa: E402
+from .reading import LayerReading, ReadReport, TopTokens  # noqa: E402
 from .report import MemoryReport  # noqa: E402
 from .tune import tune  # noqa: E402
 
@@ -54,13 +55,16 @@ __all__ = [
     "CalibratedBasis",
     "CapturedAttention",
     "GraphEviction",
+    "LayerReading",
     "MemoryReport",
     "PrunedKeyCache",
     "PruningConfig",
     "PyramidKV",
     "Quantization",
+    "ReadReport",
     "SnapKV",
     "StreamingLLM",
+    "TopTokens",
     "attach",
     "attention_implementation",
     "calibrate",

@@ -11,6 +11,9 @@ weights (by ``output_attentions``, or a forward hook). For many new tokens at on
 two segments' logits would take as much memory as those of eager attention. Above ``MAX_FUSED_QUERIES`` new tokens, the
 keys are therefore widened with zeros, or made dense, one layer at a time, and the base function computes the same.
 
+With ``read=``, up to as many new tokens read few of the old ones (:mod:`grace_opt.hf.reading.attention`, and
+:mod:`grace_opt.hf.reading.coded` with ``bits=``).
+
 Keys that do not come from a `PrunedKeyLayer` (another cache, a sliding layer, no cache) go straight to the base
 function. Soft-capped logits, which sdpa cannot compute, are refused with any cache.
 
@@ -46,6 +49,8 @@ from .pruned_attention import (
     scatter_channels,
     weights_in_sequence,
 )
+from .reading.attention import read_attention
+from .reading.coded import read_coded_attention
 from .storage import Compressed
 
 Attended = tuple[Tensor, Tensor | None]
@@ -133,9 +138,10 @@ def pruning_function(base_name: str) -> AttentionFunction:
         is_owner = getattr(module, "layer_idx", layer.plan.index) == layer.plan.index
         if is_owner:
             layer.check_filled_by(module)
-        fused = layer.plan.config.fused and layer.plan.bits is None
-        if fused:
-            _refuse_unsupported(module, kwargs)
+        if layer.plan.config.read is not None:
+            _refuse_unsupported(module, kwargs, "leave out read=")
+        elif layer.plan.config.fused and layer.plan.bits is None:
+            _refuse_unsupported(module, kwargs, "write PrunedKeyCache(..., fused=False)")
         if old is not None:
             return _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
         attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)
@@ -174,12 +180,25 @@ def _decoded(
     """Compute attention of new tokens over the compressed part and the dense tail."""
     fused = layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES
     want_weights = base_name == "eager" and (bool(kwargs.get("output_attentions")) or weights_may_be_read(module))
+    if fused and isinstance(old, Compressed) and old.index is not None and old.pruned_keys.shape[2]:
+        few: Attended = read_attention(
+            module, query, tail, value, attention_mask, old, layer.tally, want_weights, **kwargs
+        )
+        return few
     if fused and isinstance(old, Compressed):
         return fused_attention(module, query, tail, value, attention_mask, old, want_weights, **kwargs)
     if attention_mask is not None:
         check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
         attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
     scaling, softcap = logit_scaling(query, kwargs), kwargs.get("softcap")
+    reading = layer.plan.config.read
+    if fused and isinstance(old, CodedTokens) and reading is not None:
+        given = {**kwargs, "scaling": scaling}
+        output, received, weights = read_coded_attention(
+            module, query, tail, value, attention_mask, old, reading, layer.tally, **given
+        )
+        layer.receive(received)
+        return output, weights if want_weights else None
     if fused and isinstance(old, CodedTokens) and not want_weights:
         given = {**kwargs, "scaling": scaling}
         found = attention_in_place(module, query, tail, value, attention_mask, old, **given)
@@ -250,11 +269,11 @@ def key_validity(attention_mask: Tensor | None, batch: int, length: int) -> Tens
     return (last if last.dtype == torch.bool else last > -1e4).expand(batch, length)
 
 
-def _refuse_unsupported(module: nn.Module, kwargs: dict[str, Any]) -> None:
+def _refuse_unsupported(module: nn.Module, kwargs: dict[str, Any], instead: str) -> None:
     """Raise if this model's attention needs something that the fused path cannot compute."""
     extra = [argument for argument in ("s_aux", "position_bias") if kwargs.get(argument) is not None]
     if extra:
         raise CacheError(
             f"{type(module).__name__} adds {' and '.join(extra)} to its attention logits, which the fused path cannot "
-            "do; write PrunedKeyCache(..., fused=False)"
+            f"do; {instead}"
         )

@@ -36,6 +36,7 @@ from .layer import PrunedKeyLayer
 from .masking import fingerprint, fingerprint_differences, layer_devices, mask_from_kept, static_sources
 from .plan import LayerPlan, MaskSource
 from .prunable import prunable_layers, text_config
+from .reading.report import ReadReport
 from .report import MemoryReport, measure
 from .saving import load_about, restore_layers, save_layers
 from .storage import Compressed
@@ -430,6 +431,19 @@ class PrunedKeyCache(Cache):
         """Return the bytes that the cache holds now, by part, and those of the dense equivalent."""
         return measure(self._pruned_layers(), [x for x in self.layers if not isinstance(x, PrunedKeyLayer)])
 
+    def read_report(self) -> ReadReport:
+        """Return how many tokens the steps have read, and the bounds on the attention of all others, for each layer.
+
+        Raises
+        ------
+        CacheError
+            If the cache was not made with ``read=``.
+        """
+        if self.pruning.read is None:
+            raise CacheError('this cache reads every token; write read="pages", or read=TopTokens(...)')
+        layers = tuple(layer.tally.reading(layer.plan.index) for layer in self._pruned_layers())
+        return ReadReport(layers, self.pruning.read.confidence)
+
     def _pruned_layers(self) -> list[PrunedKeyLayer]:
         found = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]
         for layer in found:
@@ -469,7 +483,10 @@ def _check_one_source(
             f"{chosen[0]}= chooses which channels go, and bits= gives all of them their number of bits; leave out one"
         )
     if chosen:
-        deciding, defaults = ("method", "ratio", "kept_channels", "protect", "weight", "seed"), PruningConfig()
+        deciding, defaults = (
+            ("method", "ratio", "kept_channels", "protect", "weight", "seed"),
+            PruningConfig(read=pruning.read),
+        )
         ignored = [n for n in deciding if n in given or getattr(pruning, n) != getattr(defaults, n)]
         _check_no_settings([*ignored, *pruning.options], f"{chosen[0]}=")
     if provider is not None and (isinstance(provider, type) or not callable(provider)):

@@ -22,7 +22,9 @@ from .eviction import kept_tokens, tokens_kept
 from .masking import kept_channels
 from .observation import Observation
 from .plan import LayerPlan
-from .storage import Compressed, StoredTensor
+from .reading.index import ReadIndex, all_channels, padding_of
+from .reading.settings import CHANNELS
+from .storage import Compressed, StoredTensor, dequantized
 
 
 @torch.no_grad()
@@ -72,12 +74,19 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
         stored_values = _take(stored_values, order)
     observed = over.queries[:, :, -min(config.observation_window, seen.shape[2]) :]
     kept = kept_channels(choose_channels(plan, observed, seen, valid), seen)
+    lead = kept.shape[-1]
+    if config.read is not None and config.read.by == CHANNELS:
+        kept = all_channels(kept, keys.shape[-1])
     channels = gather_channels(stored_keys[:, :, sinks:], kept)
     pruned: StoredTensor
     kept_values: StoredTensor
     pruned, kept_values = channels, stored_values
     if config.quantize is not None:
         pruned, kept_values = config.quantize.apply(channels, stored_values)
+    index = None
+    if config.read is not None:
+        padding = padding_of(over.valid, order, old, sinks)
+        index = ReadIndex.of(config.read, dequantized(pruned), lead, padding, plan.index)
     return Compressed(
         length=old,
         sink_keys=stored_keys[:, :, :sinks].clone(),
@@ -85,6 +94,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
         kept_indices=kept,
         values=kept_values,
         positions=None if order is None else order.to(torch.int32),
+        index=index,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -23,13 +23,14 @@ from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
 from ..registry import MethodOptions
-from .arguments import OTHER_NAMES_OF_SETTINGS, advice, explains_arguments
+from .arguments import OTHER_NAMES_OF_SETTINGS, RATIO, advice, explains_arguments
 from .bits.classes import SINKS
 from .bits.settings import BUDGETS, CALIBRATED, TAIL_BLOCK_WITH_BITS, check_bits, check_given_bits, check_tail_block
 from .config_file import format_settings, read_settings, write_settings
 from .eviction import TokenEviction, eviction_from_dict, eviction_named, eviction_to_dict
 from .masking import fingerprint
 from .quantization import Quantization
+from .reading.settings import CHANNELS, SAMPLING, TopTokens, reading_from_dict, reading_named
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
@@ -100,6 +101,11 @@ class PruningConfig:
     basis : str or path
         With ``bits``: "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and
         counted), "none", or a file that ``grace-opt basis`` wrote.
+    read : TopTokens or str, optional
+        Read few of the old tokens in each step, with a bound on the attention of the others; "pages", "channels" and
+        "sampling" stand for the ways with their defaults. Sets ``sink_tokens`` to 4 unless it is given. With channels,
+        ``ratio`` says how many do not give scores, and all are stored; otherwise it is 0 unless it is given: every
+        channel is stored.
 
     Raises
     ------
@@ -117,7 +123,7 @@ class PruningConfig:
     """
 
     method: str | MethodOptions = "grace"
-    ratio: float | Sequence[float] = DEFAULT_RATIO
+    ratio: float | Sequence[float] = RATIO  # known once it is known what is read
     kept_channels: int | None = None
     protect: tuple[float, float] | None = None
     weight: str = "frobenius"
@@ -136,15 +142,22 @@ class PruningConfig:
     value_bits: float | None = None
     total_bytes: int | None = None
     basis: str | os.PathLike[str] = CALIBRATED
+    read: TopTokens | None = None  # a name is replaced by what it stands for
 
     def __post_init__(self) -> None:
         if isinstance(self.quantize, str):
             object.__setattr__(self, "quantize", Quantization.named(self.quantize))
         if isinstance(self.evict, str):
             object.__setattr__(self, "evict", eviction_named(self.evict))
+        if isinstance(self.read, str):
+            object.__setattr__(self, "read", reading_named(self.read))
+        if self.ratio is RATIO:
+            object.__setattr__(self, "ratio", self.usual_ratio)
+        if self.read is not None:
+            _check_read(self)
         check_bits(self)
         if self.sink_tokens is None:
-            object.__setattr__(self, "sink_tokens", SINKS if self.is_coded else 0)
+            object.__setattr__(self, "sink_tokens", SINKS if self.is_coded or self.read is not None else 0)
         if self.is_coded and self.tail_block is None:
             object.__setattr__(self, "tail_block", TAIL_BLOCK_WITH_BITS)
         check_fields(self, integer, "recent_window", "sink_tokens", "dense_layers", "seed", at_least=0)
@@ -175,7 +188,7 @@ class PruningConfig:
         # Plain floats: numpy's would not go into JSON.
         floats = tuple(map(float, self.ratio)) if isinstance(self.ratio, Sequence) else float(self.ratio)
         object.__setattr__(self, "ratio", floats)
-        if self.kept_channels is not None and self.ratio != PruningConfig.ratio:
+        if self.kept_channels is not None and self.ratio != self.usual_ratio:
             raise _one_of_two(self.ratio, self.kept_channels)
         if self.protect is not None:
             object.__setattr__(self, "protect", check_protection(self.protect))
@@ -199,6 +212,11 @@ class PruningConfig:
             names = [f.name for f in fields(self)]
             meant = advice(self.options, names, OTHER_NAMES_OF_SETTINGS)
             raise OptionError(f"{error} The settings of a cache are {', '.join(names)}.{meant}") from None
+
+    @property
+    def usual_ratio(self) -> float | Sequence[float]:
+        """The ratio if none is given."""
+        return 0.0 if isinstance(self.read, TopTokens) and self.read.by != CHANNELS else DEFAULT_RATIO
 
     @property
     def is_coded(self) -> bool:
@@ -241,6 +259,7 @@ class PruningConfig:
         values["options"] = dict(self.options)
         values["evict"] = None if self.evict is None else eviction_to_dict(self.evict)
         values["quantize"] = None if self.quantize is None else self.quantize.to_dict()
+        values["read"] = None if self.read is None else asdict(self.read)
         values["basis"] = os.fspath(self.basis)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -266,6 +285,8 @@ class PruningConfig:
         if found.get("quantize") is not None:
             _check_kind("quantize", found["quantize"], Mapping, "the dict that Quantization.to_dict gives")
             found["quantize"] = Quantization.from_dict(found["quantize"])
+        if found.get("read") is not None and not isinstance(found["read"], str):
+            found["read"] = reading_from_dict(found["read"])
         return cls(**found)
 
     def to_json(
@@ -330,6 +351,25 @@ class PruningConfig:
         _check_kind("options", settings.get("options", {}), Mapping, "a dict from names to values")
         options = {**settings.get("options", {}), **{n: v for n, v in settings.items() if n not in known}}
         return cls(**{**{n: v for n, v in settings.items() if n in known}, "options": options})
+
+
+def _check_read(config: PruningConfig) -> None:
+    """Refuse what does not go with ``read=``."""
+    read = config.read
+    if not isinstance(read, TopTokens):
+        raise OptionError(f'read={read!r}: write TopTokens(share=0.25), "pages", "channels" or "sampling"')
+    if config.is_coded and read.by == SAMPLING:
+        raise OptionError(
+            'read=TopTokens(by="sampling") hashes keys as they are stored, and with bits= they are codes; write '
+            'by="pages" or by="channels", or leave out one of the two settings'
+        )
+    if config.fused is False:
+        raise OptionError("read= needs fused=True: other attention functions read every token; leave out fused=False")
+    if config.quantize is not None and config.quantize.keys is not None and read.by == CHANNELS:
+        raise OptionError(
+            'read=TopTokens(by="channels") stores all channels of the keys as they are, and quantize= has bits for '
+            'keys; write by="pages" or "sampling", or Quantization(values=...) alone'
+        )
 
 
 _WRITE: tuple[tuple[str, Any, str], ...] = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .layer import PrunedKeyLayer
+from .reading.settings import SAMPLING
 from .storage import Compressed
 
 
@@ -31,7 +32,18 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
     found = []
     if config.evict is not None:
         found.append(f"evict={config.evict} has dropped no token: the prompt has no more than it keeps")
-    if config.quantize is None and all(
+    if config.read is not None:
+        shares = [layer.tally.reading(layer.plan.index) for layer in layers]
+        if all(each.steps and each.share == 1.0 for each in shares):
+            less = "a smaller share, or a smaller page_size"
+            if config.read.by == SAMPLING:
+                less = "fewer tables, or more hash_bits"
+            found.append(f"{config.read} has left no token unread: write {less}")
+        if config.read.by == SAMPLING:
+            found.append("a sample saves no time: all codes are compared in each step")
+        if layers[0].plan.bits is not None:
+            found.append("read= saves no time with bits=: all tokens are unpacked in each step")
+    elif config.quantize is None and all(
         isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
         for each, layer in zip(old, layers, strict=True)
     ):

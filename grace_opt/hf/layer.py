@@ -43,6 +43,7 @@ from .observation import Observation
 from .plan import LayerPlan
 from .prompt import NO_TOKENS, Prompt
 from .pruned_attention import scatter_channels
+from .reading.report import ReadTally
 from .storage import Compressed, StoredTensor, Tail
 
 _CROP_IS_RELATIVE = crop_is_relative()
@@ -64,6 +65,8 @@ class PrunedKeyLayer(DynamicLayer):
         self.tail: Tail | None = None
         self.compressed: Compressed | CodedTokens | None = None
         self._received: Tensor | None = None  # attention that waiting tokens and the tail's received from later queries
+        #: What the steps of `read=` have read.
+        self.tally = ReadTally()
         self.head_dim = 0
         #: The model's attention implementation when keys were last returned, if the cache knows it.
         self.implementation = ""
@@ -339,6 +342,8 @@ class PrunedKeyLayer(DynamicLayer):
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
         if self._received is not None:
             parts["received"] = self._received
+        if isinstance(self.compressed, Compressed) and self.compressed.index is not None:
+            parts |= {f"reading.{name}": part for name, part in self.compressed.index.all_tensors().items()}
         return parts
 
     @property
@@ -419,7 +424,7 @@ class PrunedKeyLayer(DynamicLayer):
         """Forget everything, ready for another prompt."""
         self.tail = self.compressed = self._received = None
         self.prompt.reset()
-        self._filler = Filler()
+        self._filler, self.tally = Filler(), ReadTally()
         self.is_initialized = False
         self._awaits_attention = self._fresh = False
         self._verdict = self._postponed = None

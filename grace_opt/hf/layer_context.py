@@ -14,6 +14,7 @@ from .bits.coded import CodedTokens
 from .observation import Observation
 from .plan import LayerPlan
 from .prompt import Prompt
+from .reading.report import ReadTally
 from .storage import Compressed
 
 
@@ -23,6 +24,7 @@ class LayerProtocol(Protocol):
     plan: LayerPlan
     prompt: Prompt
     compressed: Compressed | CodedTokens | None
+    tally: ReadTally
 
     def attended(self) -> None:
         """Record that the attention function has received what ``update`` returned."""

@@ -19,6 +19,7 @@ from .bits.coded import CodedTokens
 from .idle import idle_settings
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
+from .reading.report import ReadReport, at_confidence
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,14 @@ class MemoryReport:
         With ``bits=``: newer tokens that wait for their classes, with more bits than asked for.
     asks_for_bits : bool
         Whether the cache was made with ``bits=``.
+    reading_bytes : int
+        With ``read=``: what finds the tokens to read: ranges of pages, copies of channels and norms, or codes, norms
+        and hyperplanes. Counted with K.
+    read_share, unread_bound_mean, unread_bound_max : float, optional
+        With ``read=``: mean share of the stored tokens that steps have read, and mean and maximum of the bound on the
+        share of the attention on all others; None before the first step. `PrunedKeyCache.read_report` has each layer.
+    read_confidence : float, optional
+        With sampling: the probability with which each of these bounds holds; None if they are certain.
     evictions_differ : bool
         Whether some layers have evicted more tokens than `evicted_tokens`.
     idle : tuple of str
@@ -83,6 +92,11 @@ class MemoryReport:
     all_elements: int = 0
     waiting_tokens: int = 0
     asks_for_bits: bool = False
+    reading_bytes: int = 0
+    read_share: float | None = None
+    unread_bound_mean: float | None = None
+    unread_bound_max: float | None = None
+    read_confidence: float | None = None
     evicted_tokens: int = 0
     evictions_differ: bool = False
     idle: tuple[str, ...] = ()
@@ -110,8 +124,8 @@ class MemoryReport:
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of K in the prunable layers, indices included."""
-        return self.pruned_key_bytes + self.dense_key_bytes + self.index_bytes
+        """Bytes of K in the prunable layers, indices and what finds tokens to read included."""
+        return self.pruned_key_bytes + self.dense_key_bytes + self.index_bytes + self.reading_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -161,6 +175,7 @@ class MemoryReport:
             ("keys, pruned" if self.bits is None else "keys, coded", self.pruned_key_bytes, ""),
             ("keys, dense", self.dense_key_bytes, ""),
             ("indices", self.index_bytes, ""),
+            *([("finding tokens", self.reading_bytes, "ranges, copies or codes")] if self.reading_bytes else []),
             ("K", self.key_bytes, _share(self.key_ratio, self.dense_equivalent_key_bytes)),
             ("V", self.value_bytes, ""),
             *self._coded_rows(),
@@ -174,6 +189,12 @@ class MemoryReport:
             lines.append(
                 f"  coded tokens have {self.bits:.3f} bits per element ({self.key_bits:.3f} of K, "
                 f"{self.value_bits:.3f} of V), everything counted; all tokens {self.mean_bits:.3f}"
+            )
+        if self.read_share is not None:
+            lines.append(
+                f"  steps read {self.read_share:.1%} of the stored tokens; the others had at most "
+                f"{self.unread_bound_mean:.3g} of the attention on average, {self.unread_bound_max:.3g} at worst"
+                f"{at_confidence(self.read_confidence)}"
             )
         return "\n".join([*lines, *(f"  {sentence}" for sentence in self.idle)])
 
@@ -232,7 +253,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
             coded.update(old.sizes())
             parts = {name: part for name, part in parts.items() if name not in old.parts()}
         for name, part in parts.items():
-            sizes[name] += part.nbytes
+            sizes["reading" if name.startswith("reading.") else name] += part.nbytes
         if layer.tail is not None:
             tail, length = layer.tail, layer.get_seq_length()
             # The unused rest of the buffers is spare room.
@@ -246,6 +267,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         sizes[name] += sum(coded[each] for each in also)
     used = sum(sizes[name] for name in _PARTS)
     evicted = [layer.evicted_length for layer in layers]
+    read = ReadReport(tuple(layer.tally.reading(layer.plan.index) for layer in layers))
     held = sum(storages(part for layer in layers for part in layer.stored_parts().values()).values())
     return MemoryReport(
         layers=len(layers) + len(rest),
@@ -272,6 +294,11 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
             layer.compressed.waiting if isinstance(layer.compressed, CodedTokens) else 0 for layer in layers
         ),
         asks_for_bits=layers[0].plan.bits is not None,
+        reading_bytes=sizes["reading"],
+        read_share=read.share if read.steps else None,
+        unread_bound_mean=read.bound_mean if read.steps else None,
+        unread_bound_max=read.bound_max if read.steps else None,
+        read_confidence=None if layers[0].plan.config.read is None else layers[0].plan.config.read.confidence,
         evicted_tokens=min(evicted),
         evictions_differ=min(evicted) < max(evicted),
         idle=idle_settings(layers),
@@ -280,7 +307,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
 
 _PARTS = (
     *("sink_keys", "pruned_keys", "kept_indices", "old_values", "positions", "tail_keys", "tail_values"),
-    "received",
+    *("received", "reading"),
 )
 _COUNTED = ("codes", "parameters", "bases")
 #: Which sizes of `CodedTokens` belong to which part.

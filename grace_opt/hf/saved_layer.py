@@ -22,7 +22,9 @@ from .layer import PrunedKeyLayer
 from .masking import rank
 from .plan import LayerPlan
 from .quantization import QuantizedTokens
-from .storage import Compressed, StoredTensor, Tail
+from .reading.index import ReadIndex
+from .reading.settings import CHANNELS
+from .storage import Compressed, StoredTensor, Tail, dequantized
 
 _FIELDS = {"kind", "filled"}
 _DENSE = ("sink_keys", "kept_indices")
@@ -95,6 +97,11 @@ class SavedLayer:
             if "received" in parts:
                 layer.receive(parts["received"])
         elif "length" in self.description:
+            read, index = layer.plan.config.read, None
+            if read is not None:
+                keys = dequantized(parts["pruned_keys"])
+                lead, number = self.description["lead"], layer.plan.index
+                index = ReadIndex.of(read, keys, lead, parts.get("padding"), number)
             layer.compressed = Compressed(
                 length=self.description["length"],
                 sink_keys=parts["sink_keys"],
@@ -102,6 +109,7 @@ class SavedLayer:
                 kept_indices=parts["kept_indices"],
                 values=parts["old_values"],
                 positions=parts.get("positions"),
+                index=index,
             )
 
 
@@ -157,12 +165,12 @@ class _Check:
             return self.coded(plan, said, found)
         if not compressed:
             self.names(said, fields, found, ("tail_keys", "tail_values"))
-        parts = self.put_together(said, found) if compressed else dict[str, StoredTensor](found)
+        parts = self.put_together(plan, said, found) if compressed else dict[str, StoredTensor](found)
         keys, values = found["tail_keys"], found["tail_values"]
         self.tokens_of("tail_keys", keys, keys.shape[:3])
         self.tokens_of("tail_values", values, keys.shape[:3], keys.dtype)
         if compressed:
-            self.compressed(said["length"], parts, keys, values)
+            self.compressed(plan, said, parts, keys, values)
         length = said["length"] if compressed else 0
         return SavedLayer(self.number, said, parts, keys.shape[0], length + keys.shape[2])
 
@@ -202,7 +210,7 @@ class _Check:
         parts = {name: tensor for name, tensor in others.items() if name != "positions"}
         return SavedLayer(self.number, said, {**parts}, batch, said["length"] + recent, old)
 
-    def put_together(self, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, StoredTensor]:
+    def put_together(self, plan: LayerPlan, said: dict[str, Any], found: dict[str, Tensor]) -> dict[str, StoredTensor]:
         """Return the tensors, with quantised ones put together."""
         quantized = said.get("quantized", {})
         self.require(
@@ -210,16 +218,19 @@ class _Check:
             "the list of quantised parts is missing or wrong",
         )
         plain = ("tail_keys", "tail_values", *_DENSE, *(name for name in _STORED if name not in quantized))
-        optional = ("positions",) if "positions" in found else ()
+        reads = plan.config.read is not None
+        optional = tuple(name for name in ("positions", *(["padding"] if reads else [])) if name in found)
         inner = {name: [key for key in found if key.startswith(f"{name}.")] for name in quantized}
-        fields = {*_FIELDS, "declared", "length", *(["quantized"] if quantized else [])}
+        fields = {*_FIELDS, "declared", "length", *(["quantized"] if quantized else []), *(["lead"] if reads else [])}
         self.names(said, fields, found, (*plain, *optional, *(key for keys in inner.values() for key in keys)))
         parts: dict[str, StoredTensor] = {name: found[name] for name in (*plain, *optional)}
         for name, meta in quantized.items():
             parts[name] = QuantizedTokens.from_tensors({k[len(name) + 1 :]: found[k] for k in inner[name]}, meta)
         return parts
 
-    def compressed(self, length: Any, parts: dict[str, StoredTensor], keys: Tensor, values: Tensor) -> None:
+    def compressed(
+        self, plan: LayerPlan, said: dict[str, Any], parts: dict[str, StoredTensor], keys: Tensor, values: Tensor
+    ) -> None:
         """Check that the parts of the older tokens fit each other and the tail."""
         kept, sinks, pruned, old = (parts[name] for name in ("kept_indices", "sink_keys", "pruned_keys", "old_values"))
         positions, (batch, heads, _, width) = parts.get("positions"), keys.shape
@@ -227,13 +238,37 @@ class _Check:
             raise CacheError(f"layer {self.number} of the saved cache has indices in a few bits; save the cache again")
         fits = kept.dtype == torch.int64 and kept.dim() == 3 and kept.shape[:2] == (batch, heads) and kept.numel() > 0
         self.require(fits, f"kept_indices are {kept.dtype} {tuple(kept.shape)}, not int64 of {batch} x {heads} heads")
-        ordered = bool((kept[..., 1:] > kept[..., :-1]).all()) and int(kept.min()) >= 0 and int(kept.max()) < width
-        self.require(ordered, f"kept_indices are not sorted channels from 0 to {width - 1}, each once")
+        within = int(kept.min()) >= 0 and int(kept.max()) < width
+        split = self.lead(plan, said, width)
+        ascending = [bool((part[..., 1:] > part[..., :-1]).all()) for part in (kept[..., :split], kept[..., split:])]
+        once = split == width or (
+            kept.shape[2] == width and bool((kept.sort(-1).values == torch.arange(width, device=kept.device)).all())
+        )
+        self.require(
+            within and all(ascending) and once, f"kept_indices are not sorted channels from 0 to {width - 1}, each once"
+        )
         self.tokens_of("sink_keys", sinks, (batch, heads, sinks.shape[2] if sinks.dim() == 4 else 0, width), keys.dtype)
         stored = sinks.shape[2] + (pruned.shape[2] if len(pruned.shape) == 4 else 0)
         self.tokens_of("pruned_keys", pruned, (batch, heads, stored - sinks.shape[2], kept.shape[2]), keys.dtype)
         self.tokens_of("old_values", old, (batch, heads, stored, values.shape[3]), values.dtype)
-        self.placed(length, stored, positions, batch, heads)
+        self.placed(said["length"], stored, positions, batch, heads)
+        padding = parts.get("padding")
+        if padding is not None:
+            fits = padding.dtype == torch.int32 and tuple(padding.shape) == (batch,)
+            fits = fits and isinstance(padding, Tensor) and 0 <= int(padding.min()) <= int(padding.max())
+            fits = fits and isinstance(padding, Tensor) and int(padding.max()) <= pruned.shape[2]
+            self.require(fits, f"padding is not a number of the {pruned.shape[2]} old tokens for each sequence")
+
+    def lead(self, plan: LayerPlan, said: dict[str, Any], width: int) -> int:
+        """Check how many channels give scores, and return where the order of the channels begins anew."""
+        if plan.config.read is None:
+            return width
+        lead = said["lead"]
+        if plan.config.read.by != CHANNELS:
+            self.require(lead is None, f"lead={lead!r} for a cache that reads no channels first")
+            return width
+        self.require(_at_least(lead, 1) and lead <= width, f"lead={lead!r} is no number of the {width} channels")
+        return int(lead)
 
     def placed(self, length: Any, stored: int, positions: Tensor | None, batch: int, heads: int) -> None:
         """Check the number of tokens that were seen, and which of them are stored."""

@@ -157,6 +157,11 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict
             description |= about
         elif layer.compressed is not None:
             parts.update(layer.compressed.parts())
+            if layer.compressed.index is not None:
+                # The rest of the index is made again from the keys.
+                description["lead"] = layer.compressed.index.lead
+                if layer.compressed.index.padding is not None:
+                    parts["padding"] = layer.compressed.index.padding
         if layer.compressed is not None:
             description["length"] = layer.compressed.length
         return parts, description

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import CacheError
 from ..kernels.gather import gather_channels
 from .quantization import QuantizedTokens
+from .reading.index import ReadIndex
 
 #: Number of tokens for which space is allocated at once.
 TAIL_GROWTH = 64
@@ -103,6 +104,9 @@ class Compressed:
         ``(B, H, s + S_p, d_v)``.
     positions : Tensor or None
         ``(B, 1 or H, s + S_p)`` int32: positions of the stored tokens in the sequence; None means all tokens, in order.
+    index : ReadIndex or None
+        With ``read=``: how a step finds the tokens that it reads. With ``by="channels"``, all channels are stored, and
+        `kept_indices` has those that give scores first.
     """
 
     length: int
@@ -111,6 +115,7 @@ class Compressed:
     kept_indices: Tensor
     values: StoredTensor
     positions: Tensor | None = None
+    index: ReadIndex | None = None
 
     @property
     def stored(self) -> int:
@@ -150,7 +155,14 @@ class Compressed:
 
     def _changed(self, change: Callable[[StoredTensor], StoredTensor]) -> Compressed:
         changed = {"values" if name == "old_values" else name: change(part) for name, part in self.parts().items()}
-        return replace(self, **changed)  # type: ignore[arg-type]
+        index = None if self.index is None else self.index.changed(change)  # type: ignore[arg-type]
+        return replace(self, **changed, index=index)  # type: ignore[arg-type]
+
+    def _indexed(self) -> Compressed:
+        """Return it with an index of the tokens that are stored now."""
+        if self.index is None:
+            return self
+        return replace(self, index=self.index.remade(dequantized(self.pruned_keys)))
 
     def extended(self, tokens: Tail) -> Compressed:
         """Append newer tokens, reduced to the channels that the older ones keep."""
@@ -166,7 +178,7 @@ class Compressed:
             pruned_keys=_joined(self.pruned_keys, narrow),
             values=_joined(self.values, tokens.values),
             positions=positions,
-        )
+        )._indexed()
 
     def cropped(self, length: int) -> Compressed:
         """Keep only the first ``length`` tokens.
@@ -190,7 +202,7 @@ class Compressed:
             sink_keys=_own(self.sink_keys[:, :, :length]),
             pruned_keys=_own(keys[:, :, : max(length - sinks, 0)]),
             values=_own(values[:, :, :length]),
-        )
+        )._indexed()
 
 
 def dequantized(part: StoredTensor) -> Tensor:

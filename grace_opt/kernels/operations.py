@@ -18,6 +18,7 @@ from . import (
     indices,
     interaction,
     objective,
+    reading,
     received,
     relaxation,
     search,
@@ -31,7 +32,7 @@ from . import (
 OPERATIONS = tuple(
     door.OPERATION
     for door in (
-        *(interaction, gather, received, coding, heads, decode, coded),
+        *(interaction, gather, received, coding, heads, decode, coded, reading),
         *(greedy, completion, exchange, tabu, annealing, sparse, columns),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices, steps),

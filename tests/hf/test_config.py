@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
+from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.errors import CacheError, OptionError, ProblemError, UnknownSolverError
-from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM
+from grace_opt.hf import H2O, PrunedKeyCache, PruningConfig, PyramidKV, Quantization, SnapKV, StreamingLLM, TopTokens
 
 BITS = st.sampled_from([None, 2, 4])
 EVICTIONS = st.one_of(
@@ -56,6 +57,22 @@ GIVEN_BITS = st.one_of(
     st.fixed_dictionaries({"key_bits": MEANS, "value_bits": MEANS, "basis": BASES}),
     st.fixed_dictionaries({"total_bytes": st.integers(1, 10**12), "basis": BASES}),
 )
+SHARES = st.floats(0, 1, exclude_min=True)
+PARTS = st.none() | st.floats(0, 1, exclude_min=True, exclude_max=True)
+READINGS = st.one_of(
+    st.sampled_from(["pages", "channels", "sampling"]),
+    st.builds(TopTokens, share=SHARES, page_size=st.integers(1, 99), epsilon=PARTS),
+    st.builds(TopTokens, share=SHARES, by=st.just("channels"), epsilon=PARTS, top_p=PARTS),
+    st.builds(
+        TopTokens,
+        by=st.just("sampling"),
+        tables=st.none() | st.integers(2, 4096),
+        hash_bits=st.none() | st.integers(1, 24),
+        seed=st.none() | st.integers(0, 2**70),
+        confidence=PARTS,
+    ),
+)
+BESIDE_READING = ("recent_window", "sink_tokens", "dense_layers", "tail_block", "evict")
 BESIDE_BITS = ("recent_window", "sink_tokens", "dense_layers", "tail_block")
 MIXED = {"use_sliding_window": True, "sliding_window": 12, "layer_types": ("sliding_attention", "full_attention")}
 
@@ -82,9 +99,20 @@ class TestRoundTrip:
         for name, value in {"sink_tokens": 4, **bits, **others}.items():
             assert getattr(again, name) == (64 if name == "tail_block" and value is None else value)
 
+    @settings(max_examples=50, deadline=None)
+    @given(READINGS, st.fixed_dictionaries({}, optional={name: SETTINGS[name] for name in BESIDE_READING}))
+    def test_of_reading_through_json_gives_an_equal_configuration(self, read, others):
+        config = PruningConfig(read=read, **others)
+        again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+        assert again == config
+        assert again.to_dict() == config.to_dict()
+        assert again.ratio == others.get("ratio", 0.0 if config.read.by != "channels" else PruningConfig().ratio)
+        for name, value in {"sink_tokens": 4, **others}.items():
+            assert getattr(again, name) == value
+
     def test_covers_every_field(self):
         drawn = {*SETTINGS, "method", "options", "ratio", "kept_channels", "weight"}  # one weight exists
-        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis"}
+        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis", "read"}
         assert drawn == {f.name for f in dataclasses.fields(PruningConfig)} == set(PruningConfig().to_dict())
 
     def test_missing_names_have_their_defaults(self):
@@ -193,7 +221,7 @@ class TestValues:
         with pytest.raises(OptionError, match=f"layer {layer}: ratio={bad!r}: give a number"):
             PruningConfig(ratio=ratios)
 
-    @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5], PruningConfig.ratio])
+    @pytest.mark.parametrize("ratio", [0.25, [0.5, 0.5], DEFAULT_RATIO])
     def test_a_ratio_and_a_number_of_kept_channels_exclude_each_other(self, ratio):
         with pytest.raises(OptionError, match=r"ratio=.* and kept_channels=8: write one of the two"):
             PruningConfig(ratio=ratio, kept_channels=8)
@@ -331,7 +359,7 @@ class TestPruning:
         "extra",
         [
             {"ratio": 0.6},
-            {"ratio": PruningConfig.ratio},
+            {"ratio": DEFAULT_RATIO},
             {"ratio": [0.5, 0.5]},
             {"ratio": np.array([0.5, 0.5])},
             {"method": "mies"},

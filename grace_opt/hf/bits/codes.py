@@ -85,6 +85,21 @@ class Codes:
 
     def decode(self) -> Tensor:
         """Return the coordinates, ``(H, Σ counts, d)`` float32, in the order of the classes."""
+        return self._numbers(lambda codes, low: codes)
+
+    def ranges(self) -> tuple[Tensor, Tensor]:
+        """Return the least and the largest coordinates that the high bits of the codes leave, as `decode` orders them.
+
+        Half of a channel's bits are low ones, rounded down. Levels ascend, and so do their products with a scale.
+        """
+        ends = (
+            self._numbers(lambda codes, low: codes >> low << low),
+            self._numbers(lambda codes, low: codes | (1 << low) - 1),
+        )
+        return torch.minimum(*ends), torch.maximum(*ends)
+
+    def _numbers(self, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return what changed codes stand for; they are changed knowing how many bits are low."""
         heads, width = self.means.shape
         widths = self.widths()
         table, means = codebook(self.means.device), self.means.float() * self.unit[:, None]
@@ -92,8 +107,8 @@ class Codes:
         found = []
         for number, count in enumerate(self.counts):
             flat = widths[number].reshape(-1)
-            codes = unpack_codes(self.planes[number], flat, count)
-            numbers = table.view(-1)[codes.int() + (flat.int() * table.shape[1])[:, None]]
+            codes = change(unpack_codes(self.planes[number], flat, count).int(), (flat.int() // 2)[:, None])
+            numbers = table.view(-1)[codes + (flat.int() * table.shape[1])[:, None]]
             found.append(numbers.view(heads, width, -1) * scales[number, :, :, None] + means[..., None])
         return torch.cat([means.new_zeros(heads, width, 0), *found], dim=-1).mT
 

@@ -89,11 +89,8 @@ class CodedRow:
         ):
             together = sinks
             if parts:
-                coordinates = torch.cat([part[number] for part in parts], dim=1)
-                tokens = coordinates if decode is None else coordinates @ decode.float()
-                if sinks.dtype == torch.float16:  # an error must not take the largest numbers beyond it
-                    tokens = tokens.clamp(-_LARGEST, _LARGEST)
-                together = torch.cat([sinks, tokens.to(sinks.dtype)], dim=1)
+                tokens = decoded(torch.cat([part[number] for part in parts], dim=1), decode, sinks.dtype)
+                together = torch.cat([sinks, tokens], dim=1)
             if not together.shape[1]:  # nothing but padding
                 together = sinks.new_zeros(len(sinks), self.length, sinks.shape[-1])
             elif self.present is not None:
@@ -220,3 +217,11 @@ def inverse(decode: Tensor) -> Tensor:
     """Return the matrices that encode for stored ones that decode, ``(H, d, d)`` float32."""
     encode: Tensor = torch.linalg.inv(decode.double())
     return encode.float()
+
+
+def decoded(coordinates: Tensor, decode: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the tokens ``(H, T, d)`` with these coordinates, of a type; `decode` as in `CodedRow.decodes`."""
+    tokens = coordinates if decode is None else coordinates @ decode.float()
+    if dtype == torch.float16:  # an error must not take the largest numbers beyond it
+        tokens = tokens.clamp(-_LARGEST, _LARGEST)
+    return tokens.to(dtype)

@@ -77,7 +77,8 @@ def check_bits(config: Any) -> None:
             f"{' and '.join(given)} given: write bits= alone, key_bits= and value_bits= together, or total_bytes= alone"
             f"{'.' * bool(meant)}{meant}"
         )
-    defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()} | {"options": {}}
+    defaults = {name: field.default for name, field in type(config).__dataclass_fields__.items()}
+    defaults |= {"options": {}, "ratio": config.usual_ratio}
     others = [name for name in _DECIDES_OTHERWISE if _differs(getattr(config, name), defaults[name])]
     if "options" in others and unknown:  # by the names that were given
         others = [name for name in others if name != "options"] + unknown

@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import EvaluationError
+from ..attention import MAX_FUSED_QUERIES
+from ..cache import PrunedKeyCache
 from .checks import check_cache, check_distributions, check_log_probs, check_tokens
 
 #: Number of distributions compared at a time: all at once would be slower.
@@ -44,6 +46,8 @@ class PredictionDifference:
 def next_token_log_probs(model: PreTrainedModel, cache: Any, input_ids: Tensor) -> Tensor:
     """Feed tokens to a model in one forward pass, and return the log-probabilities of what comes next.
 
+    A cache that reads few tokens (``read=``) reads all of them for many new ones at once; it is fed in several passes.
+
     Parameters
     ----------
     model : PreTrainedModel
@@ -67,7 +71,10 @@ def next_token_log_probs(model: PreTrainedModel, cache: Any, input_ids: Tensor) 
     if input_ids.shape[1] < 2:
         raise EvaluationError("input_ids has too few tokens: give at least two tokens")
     check_cache(cache)
-    found_logits: Tensor = model(input_ids, past_key_values=cache).logits[0].double().log_softmax(-1)
+    few = isinstance(cache, PrunedKeyCache) and cache.pruning.read is not None
+    passes = torch.split(input_ids, MAX_FUSED_QUERIES if few else input_ids.shape[1], dim=1)
+    found = [model(part, past_key_values=cache).logits[0].double().log_softmax(-1) for part in passes]
+    found_logits = torch.cat(found)
     if found_logits.isnan().any():
         raise EvaluationError("the model's next-token logits are not finite, so nothing can be compared with them")
     return found_logits

@@ -1,0 +1,286 @@
+"""What reading few tokens costs and saves: ``python -m bench.reading``.
+
+A trained model reads a passage once; caches that read all tokens, or few of them (``read=``), are filled with it and
+fed the next tokens of the text. *KL* compares their next-token distributions with those of a dense cache. *Unread* is
+the attention that was on tokens that were not read: as the cache bounds it, and in truth, in float64, for the first
+tokens fed. *Times* are whole steps, of which those with the compiled loop and with all tokens read take turns. With
+``bits=``, which torch reads, short passages only.
+
+Everything in float32 on the CPU. Writes docs/results/reading.{json,md,png}. If they are missing, the model,
+SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from matplotlib.figure import Figure
+from rich.progress import track
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bench.caches import SINKS
+from bench.caches import WINDOW as RECENT
+from bench.growth import of_texts
+from bench.intervals import with_ends
+from bench.material import MODEL, books, model_path, require_texts
+from bench.provenance import require_clean
+from bench.report import BLACK, BLUE, ORANGE, Page, add_options, read_results, small, table, write_results
+from grace_opt.hf import PrunedKeyCache, TopTokens, attention_implementation, capture
+from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.reading import attention as reading
+from grace_opt.kernels.decode.reference import attention as whole_attention
+from grace_opt.kernels.reading.reference import Few
+from grace_opt.kernels.reading.reference import attention as few_attention
+from grace_opt.sweep import mean_interval
+
+#: Tokens of the passages, of what is fed, and of that part of it whose unread attention is measured.
+PASSAGES, TOKENS, TRUE = (2000, 7900), 96, 4
+#: Channels that do not give scores.
+RATIO = 0.5
+#: The ways to read, by name, and which of them are timed.
+ALL = "all"
+SETTINGS = {
+    **{f"pages, {share:g}": TopTokens(share) for share in (0.125, 0.25, 0.5)},
+    **{f"channels, {share:g}": TopTokens(share, "channels") for share in (0.125, 0.25, 0.5)},
+    **{f"channels, top_p={p:g}": TopTokens(0.05, "channels", top_p=p) for p in (0.9, 0.96, 0.98)},
+    "pages, epsilon=0.1": TopTokens(0.05, epsilon=0.1),
+    "channels, epsilon=0.1": TopTokens(0.05, "channels", epsilon=0.1),
+}
+TIMED = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.96")
+#: Those of a cache with bits, in the prompt's own basis, by name.
+BITS = 2.25
+CODED = {
+    f"bits={BITS:g}": None,
+    f"bits={BITS:g}, pages, 0.25": TopTokens(0.25),
+    f"bits={BITS:g}, channels, 0.25": TopTokens(0.25, "channels"),
+    f"bits={BITS:g}, channels, top_p=0.96": TopTokens(0.05, "channels", top_p=0.96),
+}
+#: What the issue asks for: share of the tokens, and KL.
+GOAL = (0.25, 0.002)
+
+
+def made(model: PreTrainedModel, name: str) -> PrunedKeyCache:
+    """Return the empty cache of a way to read."""
+    windows = {"recent_window": RECENT, "sink_tokens": SINKS}
+    if name == ALL:
+        return PrunedKeyCache(model, ratio=0.0, **windows)
+    if name in CODED:
+        return PrunedKeyCache(model, bits=BITS, basis="prompt", read=CODED[name], **windows)
+    way = SETTINGS[name]
+    return PrunedKeyCache(model, ratio=RATIO if way.by == "channels" else 0.0, read=way, **windows)
+
+
+@contextmanager
+def true_shares(found: list[float]) -> Iterator[None]:
+    """Collect the mean share of the attention on unread tokens, of every layer and step inside; torch computes both."""
+
+    def attend(query: Tensor, *given: Any) -> Few:
+        few = few_attention(query, *given)
+        *parts, _, _, _, _, _, mask, scaling, softcap = given
+        assert few.weights is not None
+        wide = [part if part.dtype == torch.int64 else part.double() for part in parts]
+        _, whole = whole_attention(query.double(), *wide, mask, scaling, softcap)
+        found.append(float(whole.masked_fill(few.weights > 0, 0.0).sum(-1).mean()))
+        return few
+
+    with mock.patch.object(reading.kernels, "attention_for", return_value=attend):
+        yield
+
+
+@torch.inference_mode()
+def of_passage(
+    model: PreTrainedModel, ids: Tensor, prompt: int, tokens: int, names: Sequence[str], advance: Callable[[], None]
+) -> Any:
+    """Return, for each way to read, KL, the share read and bounds; and the true share unread, but with bits."""
+    fed, rows = ids[:, prompt : prompt + tokens], {}
+    captured = capture(model, ids[:, :prompt])
+    dense = next_token_log_probs(model, dense_cache(model, captured), fed)
+    for name in names:
+        cache, truth = filled(made(model, name), captured), list[float]()
+        found = compare_predictions(next_token_log_probs(model, cache, fed), dense, fed[0, 1:])
+        advance()
+        if name in CODED:
+            rows[name] = {"kl": found.kl}
+            if cache.pruning.read is not None:
+                rows[name] |= {"share": cache.read_report().share, "bound": cache.read_report().bound_mean}
+            continue
+        report = cache.read_report()
+        again = filled(made(model, name), captured)
+        with true_shares(truth):
+            next_token_log_probs(model, again, fed[:, :TRUE])
+        rows[name] = {
+            "kl": found.kl,
+            "share": report.share,
+            "bound": report.bound_mean,
+            "first_bound": again.read_report().bound_mean,
+            "unread": statistics.fmean(truth),
+        }
+    return rows
+
+
+@torch.inference_mode()
+def steps(model: PreTrainedModel, ids: Tensor, prompt: int, rounds: int) -> dict[str, list[float]]:
+    """Return milliseconds of whole steps, every cache in turn."""
+    captured = capture(model, ids[:, :prompt])
+    caches = {name: filled(made(model, name), captured) for name in (ALL, *TIMED)}
+    del captured
+    times: dict[str, list[float]] = {name: [] for name in caches}
+    for turn in track(range(rounds + 2), description=f"steps after {prompt:,} tokens"):
+        for name, cache in caches.items():
+            began = time.perf_counter()
+            model(ids[:, prompt + turn : prompt + turn + 1], past_key_values=cache)
+            taken = time.perf_counter() - began
+            if turn > 1:  # the first ones compile, and wake threads
+                times[name].append(1000 * taken)
+    return times
+
+
+def _numbers(value: dict[str, Any], prompt: int) -> dict[str, dict[str, list[float]]]:
+    """Return the numbers of all texts, by way to read."""
+    texts = [one["rows"] for one in value["texts"] if one["prompt"] == prompt]
+    return {name: {key: [rows[name][key] for rows in texts] for key in texts[0][name]} for name in texts[0]}
+
+
+def _means(value: dict[str, Any], prompt: int) -> dict[str, dict[str, float]]:
+    """Return the means over the texts, by way to read without bits."""
+    found = _numbers(value, prompt).items()
+    return {name: {key: statistics.fmean(of) for key, of in row.items()} for name, row in found if name not in CODED}
+
+
+def page(value: dict[str, Any]) -> Page:
+    """What the page says of the numbers."""
+    tables, prompts = [], sorted({one["prompt"] for one in value["texts"]})
+    largest, known = prompts[-1], ("bound", "first_bound", "unread")
+    for prompt in prompts:
+        rows, means = [], _means(value, prompt)
+        for name, one in means.items():
+            kl = with_ends(mean_interval(_numbers(value, prompt)[name]["kl"]))
+            rows.append([name, f"{one['share']:.1%}", kl, *(f"{one[each]:.3f}" for each in known)])
+        head = ["read", "share read", "KL, nats", "bound", f"bound, first {TRUE} tokens", "true share unread"]
+        of_texts = f"{value['count']} texts, with 95 % intervals:"
+        tables += [f"After {prompt:,} tokens, means over {of_texts}", "", *table(head, rows), ""]
+        coded = {name: of for name, of in _numbers(value, prompt).items() if name in CODED}
+        rows = []
+        for name, of in coded.items():
+            mean = {key: statistics.fmean(numbers) for key, numbers in of.items()}
+            rest = [f"{mean['share']:.1%}", f"{mean['bound']:.3f}"] if "share" in mean else ["100%", "0"]
+            rows.append([name, rest[0], with_ends(mean_interval(of["kl"])), rest[1]])
+        if rows:
+            head = ["with bits, read", "share read", "KL, nats", "bound"]
+            tables += [f"With bits, after {prompt:,} tokens:", "", *table(head, rows), ""]
+    pairs = {name: [a / b for a, b in zip(of, value["ms"][ALL], strict=True)] for name, of in value["ms"].items()}
+    rows = []
+    for name, of in value["ms"].items():
+        ends = statistics.quantiles(pairs[name], n=4) if len(of) > 1 else pairs[name] * 3
+        rows.append([name, f"{statistics.median(of):.1f}", f"{ends[1]:.2f} {small(f'[{ends[0]:.2f}, {ends[2]:.2f}]')}"])
+    head = ["read", "ms", "of all, with the middle half"]
+    tables += [f"Whole steps after {value['timed']:,} tokens, medians:", "", *table(head, rows)]
+    met = []
+    for prompt in prompts:
+        fits = {n: one for n, one in _means(value, prompt).items() if one["share"] <= GOAL[0] and one["kl"] <= GOAL[1]}
+        best = min(fits, key=lambda name: fits[name]["kl"], default=None)
+        said = f"`{best}`, KL {fits[best]['kl']:.4f} with {fits[best]['share']:.1%} read" if best else "no setting"
+        met.append(f"after {prompt:,} tokens {said}")
+    times = ", ".join(f"`{name}` {statistics.median(pairs[name]):.2f}" for name in TIMED)
+    return Page(
+        title="Reading few tokens",
+        picture=f"KL divergence by the share of the tokens read, after {largest:,} tokens: pages, channels, and "
+        "channels with a share of the attention",
+        draw=lambda figure: _draw(figure, value, largest),
+        asked=f"How few tokens can a step read on {value['model']}, what does it save, and what does the cache know of "
+        "the rest?",
+        found=f"At most {GOAL[0]:.0%} of the tokens at KL {GOAL[1]} or less: {'; '.join(met)}. A step's time after "
+        f"{value['timed']:,} tokens, as a multiple of that which reads all: {times}.",
+        sure=f"This is one small model, whose attention is spread over many tokens, and {value['count']} texts, whose "
+        "own tokens are fed.",
+        tables=tables,
+        details=[
+            (
+                "How it is measured",
+                [
+                    f"Sinks ({SINKS}), the last {RECENT} tokens of the prompt and what is fed are always read and "
+                    f"counted. Channels: a share {RATIO:g} of them, chosen by GRACE, gives no scores. *Bound*: mean "
+                    "over heads, layers and steps of what the unread tokens' share of the attention can be at most; "
+                    "*true share*: what it was, of the first tokens."
+                ],
+            )
+        ],
+    )
+
+
+def _draw(figure: Figure, value: dict[str, Any], prompt: int) -> None:
+    axes, means = figure.subplots(), _means(value, prompt)
+    looks = (
+        ("pages", BLUE, lambda way: way.by == "pages"),
+        ("channels", ORANGE, lambda way: way.by == "channels" and way.top_p is None),
+        ("channels, top_p", BLACK, lambda way: way.top_p is not None),
+    )
+    for label, colour, belongs in looks:
+        names = [name for name, way in SETTINGS.items() if belongs(way) and way.epsilon is None]
+        points = sorted((means[name]["share"], means[name]["kl"]) for name in names)
+        axes.plot(*zip(*points, strict=True), "o-", color=colour, label=label)
+    axes.axvline(GOAL[0], color="0.7", linewidth=0.8)
+    axes.axhline(GOAL[1], color="0.7", linewidth=0.8)
+    axes.set_yscale("log")
+    axes.set_xlabel("share of the tokens read")
+    axes.set_ylabel("KL, nats")
+    axes.legend()
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.reading", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
+    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four)")
+    parser.add_argument("--prompt", type=int, nargs="+", default=PASSAGES, help="tokens of the passages")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens fed (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=40, help="steps that are timed (default %(default)s)")
+    add_options(parser, "reading")
+    args = parser.parse_args(given)
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    require_texts(args.text)
+    source = require_clean(args.allow_dirty)
+    disable_progress_bars()
+    where = model_path(args.model)
+    model, tokenizer = load_model(where)
+    longest, more = max(args.prompt), max(args.tokens, args.rounds + 2)
+    if args.tokens < TRUE or longest + more > model.config.max_position_embeddings:
+        raise SystemExit(
+            f"--prompt {longest}, --tokens {args.tokens}, --rounds {args.rounds}: feed at least {TRUE} tokens, and all "
+            f"must fit into {model.config.max_position_embeddings}"
+        )
+    texts = of_texts(args.text or books(), tokenizer, longest + more)
+    found = []
+    with attention_implementation(model, "grace_sdpa"):
+        ways = {prompt: (*SETTINGS, *(CODED if prompt == min(args.prompt) else ())) for prompt in args.prompt}
+        total = len(texts) * sum(len(names) for names in ways.values())
+        turns = iter(track(range(total), description="ways to read"))
+        for prompt in args.prompt:
+            for name, ids in texts:
+                rows = of_passage(model, ids, prompt, args.tokens, ways[prompt], lambda: next(turns, None))
+                found.append({"name": name, "prompt": prompt, "rows": rows})
+        next(turns, None)
+        ms = steps(model, texts[0][1], longest, args.rounds)
+    value = {
+        "provenance": {**source, "command": "python -m bench.reading"},
+        **{"model": Path(where).stem, "count": len(texts), "texts": found, "timed": longest, "ms": ms},
+    }
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Attention of new tokens over few of the old ones: a layer's storage, and the kernels that read it.
+
+Each of several new tokens (candidates of assisted decoding, a short turn) chooses for itself, as if it came alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import CacheError
+from ...kernels import reading as kernels
+from ..pruned_attention import decoding_mask
+from ..storage import Compressed, dequantized
+from .report import ReadTally
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def read_attention(
+    module: nn.Module,
+    query: Tensor,
+    tail: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    old: Compressed,
+    tally: ReadTally,
+    want_weights: bool,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention of new tokens over few of the compressed ones and the dense tail.
+
+    Parameters
+    ----------
+    module, query, tail, value, attention_mask, old, scaling, dropout, softcap, is_causal
+        As in :func:`~grace_opt.hf.pruned_attention.pruned_attention`.
+    tally : ReadTally
+        Is told what was read.
+    want_weights : bool
+        Whether the attention weights are needed.
+
+    Returns
+    -------
+    output : Tensor
+        ``(B, L, H_q, d_v)``.
+    weights : Tensor or None
+        ``(B, H_q, L, stored tokens)``, zeros at unread tokens.
+    """
+    if dropout and module.training:
+        raise CacheError("read= reads few tokens of each step, which has no dropout: write model.eval()")
+    index, count, recent = old.index, query.shape[2], tail.shape[2]
+    assert index is not None
+    keys, values = dequantized(old.pruned_keys), dequantized(old.values)
+    sinks, stored = old.sink_keys.shape[2], keys.shape[2]
+    if attention_mask is not None:
+        attention_mask = decoding_mask(module, attention_mask, old, recent, query.shape[1])
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    outputs, weights = [], []
+    for row in range(count):
+        shown = recent - (count - 1 - row) * causal
+        mask, upto = None, shown
+        if attention_mask is not None:  # which hides what comes later
+            mask, upto = _plain(attention_mask[:, :, row : row + 1]), recent
+        mine = query[:, :, row : row + 1]
+        parts = keys, old.kept_indices, old.sink_keys, tail[:, :, :upto], values, value[:, :, :upto]
+        if isinstance(index.units, kernels.HashTables):
+            few = kernels.sampled.attention(mine, *parts, index.units, mask, scaling, softcap)
+        else:
+            least, most = index.least(stored, sinks + shown)
+            attend = kernels.attention_for(
+                mine,
+                *(part for part in parts if part is not old.kept_indices),
+                mask=mask,
+                softcap=softcap,
+                units=index.units,
+            )
+            if want_weights:
+                attend = kernels.reference.attention
+            reading = index.reading
+            few = attend(mine, *parts, index.units, least, most, reading.epsilon, reading.top_p, mask, scaling, softcap)
+        outputs.append(few.output)
+        real = stored if index.padding is None else stored - index.padding[:, None]
+        tally.add((few.tokens + sinks + shown) / (real + sinks + shown), few.bound.detach())
+        if want_weights:
+            assert few.weights is not None
+            weights.append(torch.nn.functional.pad(few.weights, (0, recent - upto)))
+    return torch.cat(outputs, dim=1), torch.cat(weights, dim=2) if want_weights else None
+
+
+def _plain(mask: Tensor) -> Tensor | None:
+    """Return a mask as truths, or None if it hides nothing; on a GPU, and if it adds to logits, as it is."""
+    if mask.device.type != "cpu":
+        return mask
+    if mask.dtype != torch.bool:
+        hidden = mask <= torch.finfo(mask.dtype).min / 2
+        if not bool((hidden | (mask == 0)).all()):
+            return mask
+        mask = ~hidden
+    return None if bool(mask.all()) else mask

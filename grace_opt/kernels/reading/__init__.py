@@ -1,0 +1,49 @@
+"""Attention of one new token over few of the stored tokens, with a certain bound on the attention that is not read.
+
+On the CPU in float32 a compiled loop; everywhere else, and if weights or gradients are needed, torch's `reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from .._shared.operation import Compiled, Operation, trial_of
+from . import host
+from . import reference as reference
+from . import sampled as sampled
+from .hashes import HashTables as HashTables
+from .reference import Few as Few
+from .units import FirstChannels as FirstChannels
+from .units import PageRanges as PageRanges
+from .units import TokenRanges as TokenRanges
+from .units import Units as Units
+
+#: Fewer tokens take torch so little time that compiling would not pay off.
+CPU_MIN_TOKENS = 256
+OPERATION = Operation(
+    "reading",
+    "attention over few of the stored tokens",
+    cpu=Compiled(
+        f"float32, one new token, from {CPU_MIN_TOKENS} stored ones on, without softcap",
+        trial_of(__name__, "cpu"),
+        "torch",
+    ),
+)
+
+
+def attention_for(
+    query: Tensor, *stored: Tensor, mask: Tensor | None, softcap: float | None, units: Units
+) -> Callable[..., Few]:
+    """Return what computes attention on these tensors: the compiled loop if it supports them, else the reference.
+
+    Parameters
+    ----------
+    query, *stored, mask, softcap, units
+        As in `host.unsupported_reason`.
+    """
+    if stored[0].shape[2] < CPU_MIN_TOKENS:
+        return reference.attention
+    reason = host.unsupported_reason(query, *stored, mask=mask, softcap=softcap, units=units)
+    return reference.attention if reason is not None else host.read_attention

@@ -1,0 +1,26 @@
+"""What the reference and the compiled loop agree on: how units are ordered, and in what steps more is read."""
+
+from __future__ import annotations
+
+#: Scores are compared in steps of 1 / STEPS nats, so sorting is counting; lower ones than the last bucket's are equal.
+STEPS, BUCKETS = 16, 1024
+#: With an epsilon, more is read in this many rounds, at most.
+ROUNDS = 16
+#: What a bound allows for rounding, in units of the type's precision: of each product, per channel and besides.
+BESIDES = 16
+#: The same for logarithms and masks, in nats.
+MARGIN = 1e-5
+#: What the compiled loop does, one after the other: units are scored, the first ones or more of them chosen, these are
+#: read, and the runs joined.
+SCORED, FIRST_CHOSEN, MORE_CHOSEN, READ, JOINED = range(5)
+#: Rows of `places`; the columns are address and strides (batch, head, token or row, channel), in bytes.
+QUERY, KEPT, SINK_KEYS, OLD_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK, LOWER, UPPER, COUNTS, REACH = range(12)
+#: And of the copies in eight bits, and their levels.
+CODES, LEVELS = 12, 13
+PLACES = 14
+#: Numbers of an item's rows: what the terms of products add up to, of old tokens and of the dense ones; what logits of
+#: all tokens have besides the scores; what codes are off at most; the query's norm in channels without scores.
+TERMS, AROUND, MEAN, OFF, LENGTH = range(5)
+ABOUT = 5
+#: Counts of an item: units read and to be read, those chosen last, where norms are, and real tokens of each run.
+DONE, STOP, FOUND, NORMS, REAL = range(5)

@@ -1,0 +1,41 @@
+"""Check that the compiled loop agrees with the reference on a small case: outputs, numbers of tokens, and bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._shared.cases import draw
+from . import host, reference
+from .units import FirstChannels, PageRanges, Units
+
+
+def cpu() -> bool:
+    """Compare pages and channels, with and without conditions to read on."""
+    device = torch.device("cpu")
+    query, keys = draw(device, 2, 6, 1, 20), draw(device, 2, 3, 301, 20) / 2
+    sinks, tail = draw(device, 2, 3, 3, 20), draw(device, 2, 3, 17, 20)
+    old, new = draw(device, 2, 3, 304, 12), draw(device, 2, 3, 17, 12)
+    kept = torch.arange(20, device=device).expand(2, 3, 20).contiguous()
+    reach, channels = keys.abs().amax(2), FirstChannels.of(keys, torch.ones(2, 301, dtype=torch.bool, device=device), 7)
+    whole = keys[:, :, 1:].reshape(2, 3, 75, 4, 20)
+    lower, upper = (torch.cat([keys[:, :, :1], end], 2) for end in (whole.amin(3), whole.amax(3)))
+    counts = torch.full((2, 76), 4, dtype=torch.int32, device=device)
+    counts[:, 0] = 1
+    pages = PageRanges(4, 1, lower, upper, counts, reach)
+    least = torch.tensor([20, 31], device=device)
+    stored = query, keys, kept, sinks, tail, old, new
+    cases: list[tuple[Units, dict[str, Any]]] = [
+        (pages, {}), (channels, {}), (channels, {"top_p": 0.7}), (pages, {"epsilon": 0.3}), (channels, {"epsilon": 0.2})
+    ]  # fmt: skip
+    for units, more in cases:
+        found = host.read_attention(*stored, units, least, 31, **more)
+        expected = reference.attention(*stored, units, least, 31, **more)
+        if not torch.equal(found.tokens, expected.tokens):
+            return False
+        if not torch.allclose(found.output, expected.output, rtol=0, atol=1e-5 * float(old.abs().max())):
+            return False
+        if not torch.allclose(found.bound, expected.bound, rtol=2e-2, atol=1e-6):
+            return False
+    return True

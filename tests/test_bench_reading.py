@@ -1,0 +1,55 @@
+"""The benchmark of reading few tokens, in small: its numbers, page and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
+
+from bench import reading
+from grace_opt.hf import TopTokens
+from grace_opt.hf.models import POCKET_FOLDER
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.slow
+def test_numbers_go_onto_a_page(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.96", "channels, epsilon=0.1")
+    monkeypatch.setattr(reading, "SETTINGS", {name: reading.SETTINGS[name] for name in few} | {"one": TopTokens(1.0)})
+    coded = {"bits=8": None, "bits=8, channels": TopTokens(0.5, "channels")}
+    monkeypatch.setattr(reading, "CODED", coded)
+    monkeypatch.setattr(reading, "BITS", 8.0)
+    out = tmp_path / "results" / "pocket"
+    given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "300", "--tokens", "8"]
+    reading.main([*given, "--rounds", "2", "--out", str(out), "--allow-dirty"])
+    value, text = json.loads(out.with_suffix(".json").read_text()), out.with_suffix(".md").read_text()
+    assert [one["name"] for one in value["texts"]] == ["Rivers", "Mills"]
+    for one in value["texts"]:
+        found = {name: row for name, row in one["rows"].items() if name in coded}
+        assert 0 < found["bits=8"]["kl"] < found["bits=8, channels"]["kl"]
+        assert 0 < found["bits=8, channels"]["share"] <= 0.5
+        for name, row in one["rows"].items():
+            if name in coded:
+                continue
+            assert row["unread"] <= row["first_bound"] + 1e-9
+            assert name == "one" or 0 < row["share"] < 1
+        assert one["rows"]["pages, 0.25"]["share"] <= 0.25
+        assert one["rows"]["pages, 0.25"]["kl"] > one["rows"]["one"]["kl"]
+        assert one["rows"]["one"]["share"] == 1.0
+        assert max(abs(one["rows"]["one"][each]) for each in ("unread", "kl")) < 1e-6
+        assert one["rows"]["channels, epsilon=0.1"]["unread"] <= 0.1
+    assert all(len(times) == 2 for times in value["ms"].values())
+    assert "| bits=8, channels |" in text
+    assert "| pages, 0.25 |" in text
+    assert "true share unread" in text
+
+
+def test_what_cannot_be_measured_says_why(tmp_path: Path, books: list[Path]) -> None:
+    given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--out", str(tmp_path / "x"), "--allow-dirty"]
+    with pytest.raises(SystemExit, match="feed at least 4 tokens"):
+        reading.main([*given, "--prompt", "300", "--tokens", "2"])
