@@ -9,6 +9,7 @@ Source: the problem and the greedy method of GRACE (arXiv 2604.16983), there for
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -19,15 +20,13 @@ from .._util.parameters import check_fields, flag, integer, plain
 from ..attention.tokens import TokenGraph, drop_order
 from ..errors import OptionError, ProblemError
 from .arguments import explains_arguments
-from .attention_received import attention_weights, last_queries
+from .attention_received import attention_weights, last_queries, queries_at_once
 from .token_budget import OTHER_NAMES, WindowedBudget
 
 #: Largest number of attention weights at once: 128 MiB in float32, plus a few temporaries of that size.
 MAX_WEIGHTS = 2**25
 #: Share of the weight that the queries of the whole prompt have beside the last ones.
 WHOLE = 2 / 3
-#: Number of queries whose attention is computed at once: of a long prompt, most see far fewer keys than the last ones.
-QUERIES_AT_ONCE = 256
 
 
 @explains_arguments(OTHER_NAMES)
@@ -188,13 +187,13 @@ def _means(queries: Tensor, keys: Tensor, places: Tensor, count: int, scaling: f
     ends = (torch.arange(count + 1, device=keys.device) * number) // count
     run = torch.arange(count, device=keys.device).repeat_interleave(ends.diff())
     means = torch.zeros(heads, group, count, length, dtype=keys.dtype, device=keys.device)
-    step = max(min(MAX_WEIGHTS // (heads * group * length), QUERIES_AT_ONCE), 1)
-    for first in range(0, number, step):
-        some, at = queries[:, :, first : first + step], places[first : first + step]
-        seen = int(at[-1]) + 1
+    step = queries_at_once(group * length, keys.device)
+    for head, first in itertools.product(range(heads), range(0, number, step)):
+        some, at = queries[head, None, :, first : first + step], places[first : first + step]
+        seen = int(at[-1]) + 1  # nobody sees a later key
         hidden = torch.arange(seen, device=keys.device) > at[:, None]
-        weights = attention_weights(some, keys[:, :seen], hidden, scaling, softcap)
-        means[..., :seen].index_add_(2, run[first : first + step], weights)
+        weights = attention_weights(some, keys[head, None, :seen], hidden, scaling, softcap)[0]
+        means[head, ..., :seen].index_add_(1, run[first : first + step], weights)
     return means.div_(ends.diff()[:, None])
 
 

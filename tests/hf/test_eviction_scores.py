@@ -168,9 +168,9 @@ def test_scores_of_any_length_and_padding(method, length, data, seed):
 def test_chunks_of_queries_change_nothing(method, monkeypatch):
     queries, keys, valid = draw(17, (0, 6))
     whole = method.scores(last(queries, method), keys, valid, SCALING)
-    monkeypatch.setattr(received, "MAX_LOGITS", 3 * keys.shape[2] * queries.shape[0] * queries.shape[1])
+    monkeypatch.setattr(received, "CACHED_LOGITS", 3 * keys.shape[2] * queries.shape[0] * queries.shape[1])
     torch.testing.assert_close(method.scores(last(queries, method), keys, valid, SCALING), whole)
-    monkeypatch.setattr(received, "MAX_LOGITS", 1)
+    monkeypatch.setattr(received, "CACHED_LOGITS", 1)
     torch.testing.assert_close(method.scores(last(queries, method), keys, valid, SCALING), whole)
 
 

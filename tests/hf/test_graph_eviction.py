@@ -99,9 +99,20 @@ def test_nothing_but_padding_and_other_numbers_of_heads_at_once(monkeypatch):
     queries, keys, values, valid = draw(13, (0, 13))
     whole = method.scores(queries, keys, valid, SCALING, values=values)
     assert torch.isneginf(whole[1]).all()
-    for name, few in (("MAX_WEIGHTS", 1), ("QUERIES_AT_ONCE", 2)):
-        monkeypatch.setattr(f"grace_opt.hf.graph_eviction.{name}", few)
+    for name, few in (("graph_eviction.MAX_WEIGHTS", 1), ("attention_received.CACHED_LOGITS", 2 * 13 * 2)):
+        monkeypatch.setattr(f"grace_opt.hf.{name}", few)
         assert torch.equal(method.scores(queries, keys, valid, SCALING, values=values), whole)
+
+
+def test_without_a_window_the_last_tokens_get_half_of_the_budget():
+    queries, keys, values, _ = draw(13)
+    settings = {**SETTINGS, "window": None}
+    for budget, half in ((6, 3), (7, 3), (0.45, 3)):  # a share is of 13 tokens, rounded up
+        found = GraphEviction(budget, **settings).scores(queries, keys, None, SCALING, values=values)
+        same = GraphEviction(budget, **{**settings, "window": half}).scores(queries, keys, None, SCALING, values=values)
+        assert torch.equal(found, same)
+        assert torch.isposinf(found[..., -half:]).all()
+        assert torch.isfinite(found[..., :-half]).all()
 
 
 def test_tokens_without_attention_go_first_and_nothing_is_nan():
