@@ -180,7 +180,7 @@ def _decoded(
     """Compute attention of new tokens over the compressed part and the dense tail."""
     fused = layer.plan.config.fused and query.shape[2] <= MAX_FUSED_QUERIES
     want_weights = base_name == "eager" and (bool(kwargs.get("output_attentions")) or weights_may_be_read(module))
-    if fused and isinstance(old, Compressed) and old.index is not None:
+    if fused and isinstance(old, Compressed) and old.index is not None and old.pruned_keys.shape[2]:
         few: Attended = read_attention(
             module, query, tail, value, attention_mask, old, layer.tally, want_weights, **kwargs
         )

@@ -264,6 +264,24 @@ def test_cropped_and_reordered_caches_have_the_index_of_what_is_left(read, tiny,
         assert model(continuation[1:, :1], past_key_values=cache).logits.isfinite().all()
 
 
+def test_cropped_to_its_sinks_and_grown_again(read, tiny, prune, prompt, continuation, close):
+    """Nothing is left to choose from, until new tokens are old enough."""
+    model, logits = tiny(), []
+    for settings in ({"read": read, "sink_tokens": 4}, {"sink_tokens": 4, "ratio": 0.0}):
+        cache = prune(model, tail_block=4, **settings)
+        with torch.no_grad():
+            model(prompt, past_key_values=cache)
+            cache.crop(3 - 40)
+            logits.append(model(continuation[:, :5], past_key_values=cache).logits)
+            for place in range(20):
+                model(prompt[:, place : place + 1], past_key_values=cache)
+        if "read" in settings:
+            old = cache.layers[0].compressed
+            assert old.index.units.counts.sum() == 2 * old.pruned_keys.shape[2] > 0
+            assert cache.read_report().steps > 0
+    assert close(*logits)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_types(dtype, read, tiny, prune, prompt, continuation, step):
     model = copy.deepcopy(tiny()).to(dtype)

@@ -47,8 +47,11 @@ class ReadIndex:
     def of(reading: TopTokens, keys: Tensor, lead: int | None, padding: Tensor | None) -> ReadIndex:
         """Make it for the old tokens' keys ``(B, H, S_p, d')``, sinks not among them."""
         with torch.no_grad():
-            count = keys.shape[2]
-            real = None if padding is None else torch.arange(count, device=keys.device) >= padding[:, None]
+            count, before = keys.shape[2], padding
+            if not count:  # cropped to the sinks: as if of one token, which is padding, and nobody reads it
+                count, keys = 1, keys.new_zeros(*keys.shape[:2], 1, keys.shape[3])
+                before = torch.ones(len(keys), dtype=torch.int32, device=keys.device)
+            real = None if before is None else torch.arange(count, device=keys.device) >= before[:, None]
             if reading.by == PAGES:
                 return ReadIndex(reading, None, padding, page_ranges(keys, keys, real, reading.page_size))
             assert lead is not None

@@ -23,7 +23,7 @@ PAGES, CHANNELS = "pages", "channels"
 #: The ways to find the tokens to read.
 WAYS = (PAGES, CHANNELS)
 #: What is read unless given: of the tokens alone, at least if something else says when to stop, and of the attention.
-USUAL_SHARE, LEAST_SHARE, USUAL_TOP_P = 0.25, 0.05, 0.96
+USUAL_SHARE, LEAST_SHARE, USUAL_TOP_P = 0.25, 0.05, 0.95
 
 _SHARE = "write share=, the share of the tokens to read, such as 0.25"
 _OTHER_NAMES: Mapping[str, str] = {
@@ -58,7 +58,7 @@ class TopTokens:
     top_p : float, optional
         With "channels": read on until this share of the attention of every query head is expected, by the scores, on
         the tokens that are read; `share` is then the least. Heads that look at few tokens read few. Not certain, but
-        far fewer tokens than an `epsilon` needs. If neither `share` nor `epsilon` is given, 0.96.
+        far fewer tokens than an `epsilon` needs. If neither `share` nor `epsilon` is given, 0.95.
 
     Notes
     -----
@@ -69,7 +69,7 @@ class TopTokens:
     Examples
     --------
     >>> TopTokens(by="channels")
-    TopTokens(share=0.05, by='channels', page_size=16, epsilon=None, top_p=0.96)
+    TopTokens(share=0.05, by='channels', page_size=16, epsilon=None, top_p=0.95)
     >>> TopTokens(share=25)
     Traceback (most recent call last):
     grace_opt.errors.OptionError: share=25: give a number > 0 and <= 1; for 25 %, write share=0.25.
@@ -113,7 +113,7 @@ def reading_named(name: str) -> TopTokens:
     Examples
     --------
     >>> reading_named("channels")
-    TopTokens(share=0.05, by='channels', page_size=16, epsilon=None, top_p=0.96)
+    TopTokens(share=0.05, by='channels', page_size=16, epsilon=None, top_p=0.95)
     """
     meant = name.strip().lower()
     if meant not in WAYS:
