@@ -144,7 +144,7 @@ def bounded(captured: Mapping[int, CapturedAttention]) -> list[dict[str, Any]]:
             )
             first = type(graph)(*(part[:1] for part in graph[:3]), graph.weights)
             W, length = formed(first), layer.keys.shape[2]
-            candidates = torch.arange(length) < length - eviction.window
+            candidates = torch.arange(length) < length - eviction.recent(length)
             count = length - eviction.count(length)
             problem = Problem.of(W, count, protected=~candidates).flatten()
             greedy = solve(W, count, "mies", protected=~candidates, check=False).mask

@@ -46,7 +46,7 @@ from grace_opt.kernels.reading.reference import attention as few_attention
 from grace_opt.sweep import mean_interval
 
 #: Tokens of the passages, of what is fed, and of that part of it whose unread attention is measured.
-PASSAGES, TOKENS, TRUE = (2000, 7900), 96, 4
+PASSAGES, TOKENS, TRUE = (2000, 7900), 64, 4
 #: Share of the channels that do not give scores, and a name for what ``read="channels"`` means, with the usual ratio.
 RATIO, USUAL = 0.5, "channels, as usual"
 #: The ways to read, by name, and which of them are timed.

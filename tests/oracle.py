@@ -282,3 +282,43 @@ def few_tokens(query, keys, values, read, hidden=None, scaling=None):
         unread[b, head] = float(np.where(read[b, h], 0, share).sum() / share.sum())
         output[b, head] = (mine / mine.sum() if mine.sum() else mine) @ values[b, h]
     return output, unread
+
+
+def at_least_two(one, tables):
+    """Probability of two or more successes."""
+    return sum(math.comb(tables, j) * one**j * (1 - one) ** (tables - j) for j in range(2, tables + 1))
+
+
+def sampled_tokens(query, keys, values, always, planes, bits, mean, added, softcap=None):
+    """Attention (B, H_q, d_v) of one query over a sample, what each query head reads (B, H_q, S), and the share of all
+    attention that the rest has; a token and a table at a time. `always` (S,) says what needs no luck, `added` (B, S)
+    what a mask adds to logits, minus infinity for padding; `mean` (B, H, d) is taken from keys before they are hashed.
+    """
+    batch, heads, _, width = query.shape
+    shape, tables = (batch, heads, keys.shape[2]), planes.shape[1] // bits
+    output, read, unread = np.zeros((batch, heads, values.shape[-1])), np.zeros(shape, bool), np.zeros(shape[:2])
+    sides = planes.astype(np.float64).T.reshape(tables, bits, width)
+    for b, head in np.ndindex(batch, heads):
+        h, q = head // (heads // keys.shape[1]), query[b, head, 0].astype(np.longdouble)
+        x = (keys[b, h].astype(np.longdouble) * q).sum(-1) * width**-0.5
+        x = (x if softcap is None else softcap * np.tanh(x / softcap)) + added[b]
+        minus = np.zeros_like(x)
+        for t in np.flatnonzero(added[b] > -np.inf):
+            if always[t]:
+                read[b, head, t] = True
+                continue
+            v, plain = keys[b, h, t].astype(np.float64) - mean[b, h], query[b, head, 0].astype(np.float64)
+            same = [((table @ v >= 0) == (table @ plain >= 0)).all() for table in sides]
+            if sum(same) < 2:
+                continue
+            read[b, head, t] = True
+            lengths = float(np.linalg.norm(v)), float(np.linalg.norm(plain))
+            side = (np.arccos(np.clip(v / lengths[0] @ (plain / lengths[1]), -1, 1)) / np.pi) if all(lengths) else 0.5
+            one = (1 - side if any(lengths) else 1) ** bits
+            minus[t] = math.log(at_least_two(one, tables))
+        share = np.exp(x - x.max())
+        unread[b, head] = float(np.where(read[b, head], 0, share).sum() / share.sum())
+        weighed = np.where(read[b, head], x - minus, -np.inf)
+        mine = np.exp(weighed - weighed.max())
+        output[b, head] = mine / mine.sum() @ values[b, h]
+    return output, read, unread

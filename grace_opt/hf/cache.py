@@ -441,7 +441,8 @@ class PrunedKeyCache(Cache):
         """
         if self.pruning.read is None:
             raise CacheError('this cache reads every token; write read="pages", or read=TopTokens(...)')
-        return ReadReport(tuple(layer.tally.reading(layer.plan.index) for layer in self._pruned_layers()))
+        layers = tuple(layer.tally.reading(layer.plan.index) for layer in self._pruned_layers())
+        return ReadReport(layers, self.pruning.read.confidence)
 
     def _pruned_layers(self) -> list[PrunedKeyLayer]:
         found = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]

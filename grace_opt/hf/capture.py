@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from ..errors import CacheError, OptionError
 from .arguments import require_model
@@ -175,8 +176,14 @@ def capture(
     return {index: captured[index] for index in sorted(captured)}
 
 
-def record(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, recorder: Recorder) -> None:
-    """Run the model once, without a cache and without gradients, and show a function every call of the attention.
+def record(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    recorder: Recorder,
+    cache: Cache | None = None,
+) -> None:
+    """Run the model once, without gradients, and show a function every call of the attention.
 
     Parameters
     ----------
@@ -186,8 +193,10 @@ def record(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | N
         As for `capture`.
     recorder : callable
         Receives each `AttentionCall` when it has returned, layer after layer.
+    cache : Cache, optional
+        An empty one, which is filled.
     """
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
     if attention_mask is not None:
         # As in generate(): positions count real tokens, so a padded row gets the same rotations as the row alone.
         inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -196,7 +205,7 @@ def record(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | N
         try:
             # Without the language-model head: the logits of a long prompt would take far more memory than what is
             # captured.
-            model.base_model(**inputs, use_cache=False)
+            model.base_model(**inputs, past_key_values=cache, use_cache=cache is not None)
         finally:
             _RECORDER.reset(token)
 

@@ -85,7 +85,8 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
         pruned, kept_values = config.quantize.apply(channels, stored_values)
     index = None
     if config.read is not None:
-        index = ReadIndex.of(config.read, dequantized(pruned), lead, padding_of(over.valid, order, old, sinks))
+        padding = padding_of(over.valid, order, old, sinks)
+        index = ReadIndex.of(config.read, dequantized(pruned), lead, padding, plan.index)
     return Compressed(
         length=old,
         sink_keys=stored_keys[:, :, :sinks].clone(),

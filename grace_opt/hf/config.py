@@ -30,7 +30,7 @@ from .config_file import format_settings, read_settings, write_settings
 from .eviction import TokenEviction, eviction_from_dict, eviction_named, eviction_to_dict
 from .masking import fingerprint
 from .quantization import Quantization
-from .reading.settings import CHANNELS, PAGES, TopTokens, reading_from_dict, reading_named
+from .reading.settings import CHANNELS, SAMPLING, TopTokens, reading_from_dict, reading_named
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
@@ -102,10 +102,10 @@ class PruningConfig:
         With ``bits``: "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and
         counted), "none", or a file that ``grace-opt basis`` wrote.
     read : TopTokens or str, optional
-        Read few of the old tokens in each step, with a bound on the attention of the others; "pages" and "channels"
-        stand for the two ways with their defaults. Sets ``sink_tokens`` to 4 unless it is given. With pages, ``ratio``
-        is 0 unless it is given: every channel is stored. With channels, ``ratio`` says how many do not give scores, and
-        all are stored.
+        Read few of the old tokens in each step, with a bound on the attention of the others; "pages", "channels" and
+        "sampling" stand for the ways with their defaults. Sets ``sink_tokens`` to 4 unless it is given. With channels,
+        ``ratio`` says how many do not give scores, and all are stored; otherwise it is 0 unless it is given: every
+        channel is stored.
 
     Raises
     ------
@@ -216,7 +216,7 @@ class PruningConfig:
     @property
     def usual_ratio(self) -> float | Sequence[float]:
         """The ratio if none is given."""
-        return 0.0 if isinstance(self.read, TopTokens) and self.read.by == PAGES else DEFAULT_RATIO
+        return 0.0 if isinstance(self.read, TopTokens) and self.read.by != CHANNELS else DEFAULT_RATIO
 
     @property
     def is_coded(self) -> bool:
@@ -357,13 +357,18 @@ def _check_read(config: PruningConfig) -> None:
     """Refuse what does not go with ``read=``."""
     read = config.read
     if not isinstance(read, TopTokens):
-        raise OptionError(f'read={read!r}: write TopTokens(share=0.25), "pages" or "channels"')
+        raise OptionError(f'read={read!r}: write TopTokens(share=0.25), "pages", "channels" or "sampling"')
+    if config.is_coded and read.by == SAMPLING:
+        raise OptionError(
+            'read=TopTokens(by="sampling") hashes keys as they are stored, and with bits= they are codes; write '
+            'by="pages" or by="channels", or leave out one of the two settings'
+        )
     if config.fused is False:
         raise OptionError("read= needs fused=True: other attention functions read every token; leave out fused=False")
     if config.quantize is not None and config.quantize.keys is not None and read.by == CHANNELS:
         raise OptionError(
             'read=TopTokens(by="channels") stores all channels of the keys as they are, and quantize= has bits for '
-            'keys; write by="pages", or Quantization(values=...) alone'
+            'keys; write by="pages" or "sampling", or Quantization(values=...) alone'
         )
 
 

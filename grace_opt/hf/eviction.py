@@ -35,7 +35,7 @@ from ..errors import OptionError
 from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finished_scores
 from .graph_eviction import GraphEviction
-from .token_budget import OTHER_NAMES, Budget, check_fits
+from .token_budget import OTHER_NAMES, Budget, WindowedBudget, check_fits
 
 
 @runtime_checkable
@@ -189,7 +189,7 @@ class PyramidKV(SnapKV):
 
 @explains_arguments(OTHER_NAMES)
 @dataclass(frozen=True)
-class H2O(Budget):
+class H2O(WindowedBudget):
     """Keep the heavy hitters (the tokens that received most attention) and the last tokens.
 
     Attributes
@@ -212,20 +212,7 @@ class H2O(Budget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, integer, "window", at_least=0, optional=True)
         check_fields(self, integer, "observed", at_least=1, optional=True)
-        if self.window is not None:
-            check_fits(self, "window")
-
-    @property
-    def always(self) -> int:
-        """The window, if it is a number of tokens."""
-        return self.window or 0
-
-    def recent(self, length: int) -> int:
-        """Return how many of the last of `length` tokens are always kept."""
-        budget = self.budget if isinstance(self.budget, int) else self.count(length)
-        return budget // 2 if self.window is None else self.window
 
     @property
     def queries_needed(self) -> int | None:

@@ -20,7 +20,7 @@ from ..attention.tokens import TokenGraph, drop_order
 from ..errors import OptionError, ProblemError
 from .arguments import explains_arguments
 from .attention_received import attention_weights, last_queries
-from .token_budget import OTHER_NAMES, Budget, check_fits
+from .token_budget import OTHER_NAMES, WindowedBudget
 
 #: Largest number of attention weights at once: 128 MiB in float32, plus a few temporaries of that size.
 MAX_WEIGHTS = 2**25
@@ -32,7 +32,7 @@ QUERIES_AT_ONCE = 256
 
 @explains_arguments(OTHER_NAMES)
 @dataclass(frozen=True)
-class GraphEviction(Budget):
+class GraphEviction(WindowedBudget):
     """Drop the tokens without which the outputs of observed queries change least, together.
 
     Observed are the last queries, and those of the whole prompt, which count twice as much: what follows asks as the
@@ -42,8 +42,9 @@ class GraphEviction(Budget):
     ----------
     budget : int or float
         Number of tokens that each KV head keeps, the window included; or a share of the prompt's, as in `SnapKV`.
-    window : int
-        Number of last tokens that are always kept.
+    window : int or None
+        Number of last tokens that are always kept; None for half of the budget, as what comes next asks for the last
+        tokens far more than the observed queries, which come before many of them, say.
     observed : int
         Number of last queries that are observed.
     stride : int
@@ -63,7 +64,7 @@ class GraphEviction(Budget):
     125
     """
 
-    window: int = 32
+    window: int | None = None
     observed: int = 256
     stride: int = 1
     averages: int = 64
@@ -72,18 +73,12 @@ class GraphEviction(Budget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, integer, "window", "stride", at_least=0)
+        check_fields(self, integer, "stride", at_least=0)
         check_fields(self, integer, "observed", at_least=0 if self.stride else 1)
         check_fields(self, integer, "averages", at_least=1)
         check_fields(self, flag, "renormalise")
-        check_fits(self, "window")
         if self.block is not None:
             object.__setattr__(self, "block", _checked_block(self.block))
-
-    @property
-    def always(self) -> int:
-        """The window."""
-        return self.window
 
     @property
     def queries_needed(self) -> int | None:
@@ -119,13 +114,14 @@ class GraphEviction(Budget):
                 f"prompt's values, {(*keys.shape[:3], 'd_v')}; give values="
             )
         found = torch.full(keys.shape[:3], -torch.inf, device=keys.device)
+        kept, recent = self.count(keys.shape[2]), self.recent(keys.shape[2])
         for row in range(len(keys)):  # a padded row is scored as it would be alone
             padding = 0 if valid is None else int((~valid[row]).sum())
             real = keys.shape[2] - padding
             if real:
                 own = queries[row, :, -min(queries.shape[2], real) :]
                 parts = (own, keys[row, :, padding:], values[row, :, padding:])
-                found[row, :, padding:] = self._scores_of_row(*parts, scaling, softcap, self.count(keys.shape[2]))
+                found[row, :, padding:] = self._scores_of_row(*parts, scaling, softcap, kept, recent)
         return found
 
     def graph(
@@ -160,14 +156,21 @@ class GraphEviction(Budget):
         return TokenGraph.of(torch.cat(attention, dim=1), values.detach().to(dtype), every / every.sum())
 
     def _scores_of_row(
-        self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None, count: int
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+        softcap: float | None,
+        kept: int,
+        recent: int,
     ) -> Tensor:
-        """Score the tokens of one sequence, (H, S), of which `count` are to stay."""
+        """Score the tokens of one sequence, (H, S), of which `kept` are to stay, the `recent` last ones among them."""
         heads, length, _ = keys.shape
         group = queries.shape[0] // heads
         scores = torch.full((heads, length), torch.inf, device=keys.device)
-        candidates = torch.arange(length, device=keys.device) < length - self.window
-        dropped = max(length - max(count, self.window), 0)
+        candidates = torch.arange(length, device=keys.device) < length - recent
+        dropped = max(length - max(kept, recent), 0)
         step = max(MAX_WEIGHTS // (group * (2 * self.averages) * length), 1)
         for first in range(0, heads, step):
             some = slice(first, first + step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .layer import PrunedKeyLayer
+from .reading.settings import SAMPLING
 from .storage import Compressed
 
 
@@ -34,7 +35,12 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
     if config.read is not None:
         shares = [layer.tally.reading(layer.plan.index) for layer in layers]
         if all(each.steps and each.share == 1.0 for each in shares):
-            found.append(f"{config.read} has left no token unread: write a smaller share, or a smaller page_size")
+            less = "a smaller share, or a smaller page_size"
+            if config.read.by == SAMPLING:
+                less = "fewer tables, or more hash_bits"
+            found.append(f"{config.read} has left no token unread: write {less}")
+        if config.read.by == SAMPLING:
+            found.append("a sample saves no time: all codes are compared in each step")
         if layers[0].plan.bits is not None:
             found.append("read= saves no time with bits=: all tokens are unpacked in each step")
     elif config.quantize is None and all(

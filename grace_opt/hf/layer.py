@@ -343,7 +343,7 @@ class PrunedKeyLayer(DynamicLayer):
         if self._received is not None:
             parts["received"] = self._received
         if isinstance(self.compressed, Compressed) and self.compressed.index is not None:
-            parts |= {f"reading.{name}": part for name, part in self.compressed.index.tensors().items()}
+            parts |= {f"reading.{name}": part for name, part in self.compressed.index.all_tensors().items()}
         return parts
 
     @property

@@ -19,7 +19,7 @@ from .bits.coded import CodedTokens
 from .idle import idle_settings
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
-from .reading.report import ReadReport
+from .reading.report import ReadReport, at_confidence
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,13 @@ class MemoryReport:
     asks_for_bits : bool
         Whether the cache was made with ``bits=``.
     reading_bytes : int
-        With ``read=``: what finds the tokens to read: ranges of pages, or copies of channels and norms. Counted with K.
+        With ``read=``: what finds the tokens to read: ranges of pages, copies of channels and norms, or codes, norms
+        and hyperplanes. Counted with K.
     read_share, unread_bound_mean, unread_bound_max : float, optional
         With ``read=``: mean share of the stored tokens that steps have read, and mean and maximum of the bound on the
         share of the attention on all others; None before the first step. `PrunedKeyCache.read_report` has each layer.
+    read_confidence : float, optional
+        With sampling: the probability with which each of these bounds holds; None if they are certain.
     evictions_differ : bool
         Whether some layers have evicted more tokens than `evicted_tokens`.
     idle : tuple of str
@@ -93,6 +96,7 @@ class MemoryReport:
     read_share: float | None = None
     unread_bound_mean: float | None = None
     unread_bound_max: float | None = None
+    read_confidence: float | None = None
     evicted_tokens: int = 0
     evictions_differ: bool = False
     idle: tuple[str, ...] = ()
@@ -171,7 +175,7 @@ class MemoryReport:
             ("keys, pruned" if self.bits is None else "keys, coded", self.pruned_key_bytes, ""),
             ("keys, dense", self.dense_key_bytes, ""),
             ("indices", self.index_bytes, ""),
-            *([("ranges, copies", self.reading_bytes, "to find tokens to read")] if self.reading_bytes else []),
+            *([("finding tokens", self.reading_bytes, "ranges, copies or codes")] if self.reading_bytes else []),
             ("K", self.key_bytes, _share(self.key_ratio, self.dense_equivalent_key_bytes)),
             ("V", self.value_bytes, ""),
             *self._coded_rows(),
@@ -190,6 +194,7 @@ class MemoryReport:
             lines.append(
                 f"  steps read {self.read_share:.1%} of the stored tokens; the others had at most "
                 f"{self.unread_bound_mean:.3g} of the attention on average, {self.unread_bound_max:.3g} at worst"
+                f"{at_confidence(self.read_confidence)}"
             )
         return "\n".join([*lines, *(f"  {sentence}" for sentence in self.idle)])
 
@@ -293,6 +298,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         read_share=read.share if read.steps else None,
         unread_bound_mean=read.bound_mean if read.steps else None,
         unread_bound_max=read.bound_max if read.steps else None,
+        read_confidence=None if layers[0].plan.config.read is None else layers[0].plan.config.read.confidence,
         evicted_tokens=min(evicted),
         evictions_differ=min(evicted) < max(evicted),
         idle=idle_settings(layers),

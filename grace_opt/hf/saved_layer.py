@@ -100,7 +100,8 @@ class SavedLayer:
             read, index = layer.plan.config.read, None
             if read is not None:
                 keys = dequantized(parts["pruned_keys"])
-                index = ReadIndex.of(read, keys, self.description["lead"], parts.get("padding"))
+                lead, number = self.description["lead"], layer.plan.index
+                index = ReadIndex.of(read, keys, lead, parts.get("padding"), number)
             layer.compressed = Compressed(
                 length=self.description["length"],
                 sink_keys=parts["sink_keys"],
@@ -264,7 +265,7 @@ class _Check:
             return width
         lead = said["lead"]
         if plan.config.read.by != CHANNELS:
-            self.require(lead is None, f"lead={lead!r} for a cache that reads pages")
+            self.require(lead is None, f"lead={lead!r} for a cache that reads no channels first")
             return width
         self.require(_at_least(lead, 1) and lead <= width, f"lead={lead!r} is no number of the {width} channels")
         return int(lead)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._util.parameters import integer, plain
+from .._util.parameters import check_fields, integer, plain
 from ..errors import OptionError
 
 _BUDGET = "write budget=, a number of tokens, or the share of the prompt to keep, such as 0.25"
@@ -54,6 +54,35 @@ class Budget:
     def tokens(self, layer: int, layers: int, length: int) -> int:
         """Return the budget, or all tokens if there are fewer."""
         return self.count(length)
+
+
+@dataclass(frozen=True)
+class WindowedBudget(Budget):
+    """A budget of which the last tokens are a part.
+
+    Attributes
+    ----------
+    window : int or None
+        Number of last tokens that are always kept; None for half of the budget, as in H2O (arXiv 2306.14048).
+    """
+
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, integer, "window", at_least=0, optional=True)
+        if self.window is not None:
+            check_fits(self, "window")
+
+    @property
+    def always(self) -> int:
+        """The window, if it is a number of tokens."""
+        return self.window or 0
+
+    def recent(self, length: int) -> int:
+        """Return how many of the last of `length` tokens are always kept."""
+        budget = self.budget if isinstance(self.budget, int) else self.count(length)
+        return budget // 2 if self.window is None else self.window
 
 
 def _checked_budget(budget: Any) -> int | float:

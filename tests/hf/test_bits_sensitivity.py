@@ -17,6 +17,7 @@ from grace_opt.hf.bits import at_hand
 from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.hf.bits.classes import SINKS, WINDOW
 from grace_opt.hf.bits.sensitivity import LARGEST_FACTOR, TRUST, GradientError, factors, information
+from grace_opt.hf.prunable import prunable_layers
 from tests.hf.matrix import FAMILIES, model_of
 from tests.hf.test_bits_calibration import ids
 
@@ -75,6 +76,23 @@ def test_a_repeated_piece_comes_from_the_prompt_and_is_another_question():
             assert (torch.linalg.eigvalsh(found[layer][part]) >= -1e-12).all()
     assert information(model, ids(48)[None], (0, 1)) == {}
     assert information(model, ids(50)[None], (0, 1)) != {}
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma 2"])  # one that can forget later tokens, one with windows
+def test_a_cache_that_has_read_the_text_saves_a_reading(family):
+    model, text = model_of(family), ids()[None]
+    cache = DynamicCache(config=model.config)
+    model(text, past_key_values=cache)
+    layers = prunable_layers(model.config)
+    plain = information(model, text, layers)
+    read = []
+    hook = model.model.register_forward_hook(lambda *_: read.append(1))
+    saved = information(model, text, layers, read=cache)
+    hook.remove()
+    assert len(read) == (2 if family == "Llama" else 3)
+    for layer in layers:
+        for a, b in zip(plain[layer], saved[layer], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6 * float(a.abs().max()))
 
 
 def test_factors_are_shrunk_logarithms_around_their_mean():

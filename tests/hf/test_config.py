@@ -60,9 +60,17 @@ GIVEN_BITS = st.one_of(
 SHARES = st.floats(0, 1, exclude_min=True)
 PARTS = st.none() | st.floats(0, 1, exclude_min=True, exclude_max=True)
 READINGS = st.one_of(
-    st.sampled_from(["pages", "channels"]),
+    st.sampled_from(["pages", "channels", "sampling"]),
     st.builds(TopTokens, share=SHARES, page_size=st.integers(1, 99), epsilon=PARTS),
     st.builds(TopTokens, share=SHARES, by=st.just("channels"), epsilon=PARTS, top_p=PARTS),
+    st.builds(
+        TopTokens,
+        by=st.just("sampling"),
+        tables=st.none() | st.integers(2, 4096),
+        hash_bits=st.none() | st.integers(1, 24),
+        seed=st.none() | st.integers(0, 2**70),
+        confidence=PARTS,
+    ),
 )
 BESIDE_READING = ("recent_window", "sink_tokens", "dense_layers", "tail_block", "evict")
 BESIDE_BITS = ("recent_window", "sink_tokens", "dense_layers", "tail_block")
@@ -98,7 +106,7 @@ class TestRoundTrip:
         again = PruningConfig.from_dict(json.loads(json.dumps(config.to_dict())))
         assert again == config
         assert again.to_dict() == config.to_dict()
-        assert again.ratio == others.get("ratio", 0.0 if config.read.by == "pages" else PruningConfig().ratio)
+        assert again.ratio == others.get("ratio", 0.0 if config.read.by != "channels" else PruningConfig().ratio)
         for name, value in {"sink_tokens": 4, **others}.items():
             assert getattr(again, name) == value
 

@@ -192,8 +192,8 @@ class TestModels:
     def test_what_the_fused_path_can_not_do_is_named(self):
         from grace_opt.hf.attention import _refuse_unsupported
 
-        with pytest.raises(CacheError, match=r"Identity adds s_aux .* write PrunedKeyCache\(..., fused=False\)"):
-            _refuse_unsupported(torch.nn.Identity(), {"s_aux": torch.zeros(4)})
+        with pytest.raises(CacheError, match=r"Identity adds s_aux .*; leave it out"):
+            _refuse_unsupported(torch.nn.Identity(), {"s_aux": torch.zeros(4)}, "leave it out")
 
     def test_a_mask_that_covers_only_the_new_tokens(self, tiny, prune, prompt, continuation):
         model = tiny()

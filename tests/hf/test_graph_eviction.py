@@ -153,7 +153,7 @@ def test_in_a_cache_it_keeps_the_budget_and_comes_back_from_a_file(budget):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GraphEviction(16), "a budget of at least 32"),
+        (lambda: GraphEviction(16, window=32), "a budget of at least 32"),
         (lambda: GraphEviction(observed=0, stride=0), ">= 1"),
         (lambda: GraphEviction(block=0), ">= 1; or a share of the tokens left"),
         (lambda: GraphEviction(block=1.0), "give a number of tokens, an integer, or a share"),

@@ -19,6 +19,13 @@ WAYS = {
     "channels": TopTokens(share=0.6, by="channels"),
     "bounded": TopTokens(share=0.4, page_size=2, epsilon=0.3),
     "expected": TopTokens(share=0.1, by="channels", top_p=0.8),
+    "sampled": TopTokens(by="sampling", tables=8, hash_bits=3),
+}
+#: Reads all tokens; a sample does but for those that are opposite to the query, of which there are none.
+ALL = {
+    "pages": TopTokens(share=1.0, page_size=4),
+    "channels": TopTokens(share=1.0, by="channels"),
+    "sampling": TopTokens(by="sampling", tables=400, hash_bits=1),
 }
 
 
@@ -27,10 +34,10 @@ def read(request):
     return WAYS[request.param]
 
 
-@pytest.mark.parametrize("by", ["pages", "channels"])
-def test_a_share_of_one_is_dense_attention(by, family, tiny, prune, padded, continuation, step, close):
+@pytest.mark.parametrize("by", ALL)
+def test_reading_all_is_dense_attention(by, family, tiny, prune, padded, continuation, step, close):
     model = tiny(family)
-    cache = prune(model, read=TopTokens(share=1.0, by=by, page_size=4))
+    cache = prune(model, read=ALL[by])
     found = step(model, cache, *padded[:1], continuation, padded[1])
     expected = step(model, DynamicCache(config=model.config), *padded[:1], continuation, padded[1])
     assert close(found, expected)
@@ -118,27 +125,29 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("by", ["pages", "channels"])
+@pytest.mark.parametrize("by", ALL)
 def test_together_with_other_settings_all_is_read_of_what_they_leave(
     other, by, tiny, prune, padded, continuation, step, close
 ):
-    """A share of 1 gives what the same cache gives without `read`; of channels, all are stored."""
+    """Reading all gives what the same cache gives without `read`; of channels, all are stored."""
     model, settings = tiny(), {"sink_tokens": 4, **OTHERS[other]}
     ratio = settings.pop("ratio", 0.5 if by == "channels" else 0.0)
-    cache = prune(model, ratio=ratio, read=TopTokens(share=1.0, by=by, page_size=4), **settings)
+    cache = prune(model, ratio=ratio, read=ALL[by], **settings)
     found = step(model, cache, padded[0], continuation, padded[1])
     plain = prune(model, ratio=0.0 if by == "channels" else ratio, **settings)
     assert close(found, step(model, plain, padded[0], continuation, padded[1]))
-    fewer = prune(model, ratio=ratio, read=TopTokens(share=0.5, by=by, page_size=4), **settings)
+    few = WAYS["sampled"] if by == "sampling" else TopTokens(share=0.5, by=by, page_size=4)
+    fewer = prune(model, ratio=ratio, read=few, **settings)
     step(model, fewer, padded[0], continuation, padded[1])
     # What is always read may be more than the share.
     assert fewer.read_report().share < 0.9
 
 
+@pytest.mark.parametrize("by", ["pages", "sampling"])
 @pytest.mark.parametrize("quantize", [{"keys": 8, "values": 8}, {"values": 8}])
-def test_of_quantised_tokens_pages_are_read(quantize, tiny, prune, prompt, continuation, step, close):
+def test_quantised_tokens_are_read(by, quantize, tiny, prune, prompt, continuation, step, close):
     model, quantize = tiny(), Quantization(**quantize, group_size=8)
-    cache = prune(model, read=TopTokens(share=1.0, page_size=4), quantize=quantize, sink_tokens=0)
+    cache = prune(model, read=ALL[by], quantize=quantize, sink_tokens=0)
     expected = step(model, prune(model, ratio=0.0, quantize=quantize), prompt, continuation)
     assert close(step(model, cache, prompt, continuation), expected)
 
@@ -259,27 +268,22 @@ def test_cropped_and_reordered_caches_have_the_index_of_what_is_left(read, tiny,
     cache.crop(-20)
     for layer in cache.layers:
         old = layer.compressed
-        assert same(old.index, ReadIndex.of(read, old.pruned_keys, old.index.lead, None))
+        assert same(old.index, ReadIndex.of(read, old.pruned_keys, old.index.lead, None, layer.plan.index))
     with torch.no_grad():
         assert model(continuation[1:, :1], past_key_values=cache).logits.isfinite().all()
 
 
-def test_cropped_to_its_sinks_and_grown_again(read, tiny, prune, prompt, continuation, close):
-    """Nothing is left to choose from, until new tokens are old enough."""
-    model, logits = tiny(), []
-    for settings in ({"read": read, "sink_tokens": 4}, {"sink_tokens": 4, "ratio": 0.0}):
-        cache = prune(model, tail_block=4, **settings)
+def test_a_cache_cropped_to_its_sinks_reads_all_of_them(read, tiny, prune, prompt, continuation, step, close):
+    model, caches = tiny(), [prune(tiny(), read=read, tail_block=2), DynamicCache(config=tiny().config)]
+    found = []
+    for cache in caches:
+        step(model, cache, prompt, continuation[:, :1])
+        cache.crop(-38)
         with torch.no_grad():
-            model(prompt, past_key_values=cache)
-            cache.crop(3 - 40)
-            logits.append(model(continuation[:, :5], past_key_values=cache).logits)
-            for place in range(20):
-                model(prompt[:, place : place + 1], past_key_values=cache)
-        if "read" in settings:
-            old = cache.layers[0].compressed
-            assert old.index.units.counts.sum() == 2 * old.pruned_keys.shape[2] > 0
-            assert cache.read_report().steps > 0
-    assert close(*logits)
+            logits = [model(continuation[:, i : i + 1], past_key_values=cache).logits for i in range(12)]
+        found.append(torch.cat(logits[:9], 1))
+    assert close(*found)
+    assert caches[0].layers[0].compressed.stored > 3, "newer tokens have joined the sinks"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -308,8 +312,20 @@ def test_by_name_and_from_a_file(tiny, tmp_path):
         ({"page_size": 0}, "page_size=0: give an integer >= 1"),
         ({"epsilon": 0}, "epsilon=0: give a number > 0 and < 1, or None"),
         ({"epsilon": -0.1}, "epsilon=-0.1"),
-        ({"by": "sampling"}, "MagicPIG.* is not built"),
-        ({"by": "page"}, "by='page': give 'pages' or 'channels'"),
+        ({"by": "page"}, "by='page': give 'pages', 'channels' or 'sampling'"),
+        ({"by": "sampling", "share": 0.25}, "share=0.25 does not go with .*leave out share="),
+        ({"by": "sampling", "epsilon": 0.1}, 'epsilon=0.1 does not go with .*write by="channels" with epsilon='),
+        ({"by": "sampling", "top_p": 0.9}, "top_p=0.9 does not go with"),
+        ({"by": "sampling", "tables": 1}, "tables=1 are not enough: .*in 2 tables.* write tables=2 or more"),
+        ({"by": "sampling", "tables": 0}, "tables=0: give an integer >= 1"),
+        ({"by": "sampling", "hash_bits": 0}, "hash_bits=0: give an integer >= 1 and <= 24"),
+        ({"by": "sampling", "hash_bits": 25}, "hash_bits=25"),
+        ({"by": "sampling", "seed": -1}, "seed=-1: give an integer >= 0"),
+        ({"by": "sampling", "confidence": 95}, "confidence=95: give a number > 0 and < 1; for 95 %, write"),
+        ({"by": "sampling", "confidence": 1.0}, "confidence=1.0: give a number > 0 and < 1"),
+        ({"tables": 75}, 'tables=75 goes with by="sampling"'),
+        ({"confidence": 0.9, "by": "channels"}, "confidence=0.9 goes with"),
+        ({"nbits": 10}, "For nbits, write hash_bits="),
         ({"top_p": 0.9}, 'top_p=0.9 goes with by="channels"'),
         ({"top_p": 1, "by": "channels"}, "top_p=1: give a number > 0 and < 1"),
         ({"budget": 0.5}, "For budget, write share="),
@@ -323,9 +339,10 @@ def test_wrong_settings_are_named(settings, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"read": "page"}, "read='page': write one of 'pages', 'channels'.*Did you mean 'pages'"),
+        ({"read": "page"}, "read='page': write one of 'pages', 'channels', 'sampling'.*Did you mean 'pages'"),
         ({"read": 0.25}, r"read=0.25: write TopTokens\(share=0.25\)"),
         ({"read": "pages", "fused": False}, "read= needs fused=True"),
+        ({"read": "sampling", "bits": 2.25}, 'hashes keys as they are stored.*write by="pages" or by="channels"'),
         ({"read": "channels", "quantize": "int4"}, "stores all channels of the keys as they are"),
     ],
 )
@@ -334,6 +351,30 @@ def test_what_does_not_go_together_is_refused(settings, says):
         PruningConfig(**settings)
     with pytest.raises(OptionError, match="TopTokens has no page; it has share"):
         PruningConfig.from_dict({"read": {"page": 3}})
+
+
+def test_samples_hold_at_a_confidence_and_their_layers_draw_for_themselves(tiny, prune, prompt, continuation, step):
+    model = tiny()
+    caches = [prune(model, read=TopTokens(by="sampling", tables=8, hash_bits=3, seed=seed)) for seed in (0, 0, 1)]
+    logits = [step(model, cache, prompt, continuation) for cache in caches]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+    planes = [layer.compressed.index.units.planes for layer in caches[0].layers]
+    assert not torch.equal(*planes)
+    report, memory = caches[0].read_report(), caches[0].memory_report()
+    assert report.confidence == memory.read_confidence == 0.95
+    assert "each bound at 95 % confidence" in str(report)
+    assert "each bound at 95 % confidence" in str(memory)
+    assert "a sample saves no time: all codes are compared in each step" in str(memory)
+    # Codes of 3 bits in 8 bytes, norms in 8, and 1 count for each old token; the rest does not grow with them.
+    old = caches[0].layers[0].compressed.pruned_keys.shape[2]
+    fixed = sum(part.nbytes for part in (planes[0], caches[0].layers[0].compressed.index.units.highest))
+    reach = 2 * 2 * 16 * 4
+    assert memory.reading_bytes == 2 * (2 * 2 * old * (8 + 8) + 2 * old * 4 + fixed + 2 * reach)
+    certain = prune(model, read="pages")
+    step(model, certain, prompt, continuation)
+    assert certain.read_report().confidence is None
+    assert "confidence" not in str(certain.memory_report())
 
 
 def test_a_report_of_a_cache_that_reads_all_is_refused(tiny, prune):

@@ -1,8 +1,8 @@
 """`calibrate_basis`: the bases of a model's keys and values and the shares of its layers and heads, from a few texts.
 
 When: once per model, before its cache is compressed to a given number of bits; the result can be saved. One forward
-pass per text, whose layers are taken in as they come, so no more than one layer's queries, keys and values is held;
-then a few hundred tokens with gradients, which say how much each head's errors matter to the model's output.
+pass per text, whose layers are taken in as they come, so no more than one layer's queries is held; then a few hundred
+tokens with gradients, which say how much each head's errors matter to the model's output.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
 
 from ..._util.parameters import flag, integer
 from ...errors import CacheError, CalibrationError, OptionError
@@ -141,14 +142,15 @@ def calibrate_basis(
     # Not as inference tensors, with which no gradient could ever be computed.
     with torch.inference_mode(False), torch.no_grad(), evaluated(model):
         for done, ids in enumerate(long_enough, 1):
-            record(model, ids.to(device), None, take)
+            cache = DynamicCache(config=model.config) if end_to_end else None
+            record(model, ids.to(device), None, take, cache)
             if missing := sorted(index for index, moments in layers.items() if moments.texts < done):
                 raise CacheError(
                     f"layers {missing} of {type(model).__name__} did not call the attention interface, so they cannot "
                     "be calibrated; use transformers' own caches"
                 )
             if end_to_end:
-                for index, fisher in information(model, ids.to(device), tuple(layers)).items():
+                for index, fisher in information(model, ids.to(device), tuple(layers), read=cache).items():
                     layers[index].add_information(*fisher)
             advance(len(every) - len(long_enough) + done)
         return _finished(layers, model_is, len(long_enough), sum(ids.shape[1] for ids in long_enough))

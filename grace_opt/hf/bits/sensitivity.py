@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
 
 from ...errors import CalibrationError
 from ..implementation import attention_implementation, base_for
@@ -40,7 +41,7 @@ class GradientError(CalibrationError):
 
 @torch.no_grad()
 def information(
-    model: PreTrainedModel, ids: Tensor, layers: Collection[int], seed: int = 0
+    model: PreTrainedModel, ids: Tensor, layers: Collection[int], seed: int = 0, read: Cache | None = None
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Return the Fisher information in the keys and values of a text's first tokens, by kind of later tokens.
 
@@ -53,6 +54,8 @@ def information(
         Layers that keep all tokens.
     seed : int
         For sampled tokens, and the piece that is repeated.
+    read : Cache, optional
+        One that has read the whole text, which is not needed any more; else its beginning is read here.
 
     Returns
     -------
@@ -74,7 +77,11 @@ def information(
     found: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     with attention_implementation(model, base_for(model)):
         ids = ids.clone()  # a tensor of inference mode could not be saved for gradients
-        prompt = model(ids[:, :length], use_cache=True, logits_to_keep=1).past_key_values
+        if read is not None and all(type(layer) is DynamicLayer for layer in read.layers):
+            read.crop(-later)
+            prompt = read
+        else:  # other layers have forgotten tokens, or have states
+            prompt = model(ids[:, :length], use_cache=True, logits_to_keep=1).past_key_values
         for fed in (ids[:, length:], ids[:, start : start + later]):
             gradients = _gradients(model, fed, copy.deepcopy(prompt), layers, generator)
             for layer, pair in zip(layers, gradients, strict=True):

@@ -66,20 +66,23 @@ def read_attention(
         mask, upto = None, shown
         if attention_mask is not None:  # which hides what comes later
             mask, upto = _plain(attention_mask[:, :, row : row + 1]), recent
-        least, most = index.least(stored, sinks + shown)
         mine = query[:, :, row : row + 1]
         parts = keys, old.kept_indices, old.sink_keys, tail[:, :, :upto], values, value[:, :, :upto]
-        attend = kernels.attention_for(
-            mine,
-            *(part for part in parts if part is not old.kept_indices),
-            mask=mask,
-            softcap=softcap,
-            units=index.units,
-        )
-        if want_weights:
-            attend = kernels.reference.attention
-        reading = index.reading
-        few = attend(mine, *parts, index.units, least, most, reading.epsilon, reading.top_p, mask, scaling, softcap)
+        if isinstance(index.units, kernels.HashTables):
+            few = kernels.sampled.attention(mine, *parts, index.units, mask, scaling, softcap)
+        else:
+            least, most = index.least(stored, sinks + shown)
+            attend = kernels.attention_for(
+                mine,
+                *(part for part in parts if part is not old.kept_indices),
+                mask=mask,
+                softcap=softcap,
+                units=index.units,
+            )
+            if want_weights:
+                attend = kernels.reference.attention
+            reading = index.reading
+            few = attend(mine, *parts, index.units, least, most, reading.epsilon, reading.top_p, mask, scaling, softcap)
         outputs.append(few.output)
         real = stored if index.padding is None else stored - index.padding[:, None]
         tally.add((few.tokens + sinks + shown) / (real + sinks + shown), few.bound.detach())

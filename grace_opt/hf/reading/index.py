@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.reading import FirstChannels, PageRanges, Units
-from .settings import PAGES, TopTokens
+from ...kernels.reading import FirstChannels, HashTables, PageRanges, Units
+from .settings import PAGES, SAMPLING, TopTokens
 
 #: What a product of a share and a number of tokens may be off, in tokens.
 _ROUNDING = 1e-6
@@ -34,35 +34,37 @@ class ReadIndex:
         With "channels": how many of the stored channels give scores, the first.
     padding : Tensor or None
         ``(B,)`` int32: how many of the first old tokens are padding; None for none.
-    units : Units
-        Pages, or tokens.
+    units : Units or HashTables
+        Pages, or tokens; or what samples them.
+    layer : int
+        With "sampling": the layer's position in the model, as each has hyperplanes of its own.
     """
 
     reading: TopTokens
     lead: int | None
     padding: Tensor | None
-    units: Units
+    units: Units | HashTables
+    layer: int = 0
 
     @staticmethod
-    def of(reading: TopTokens, keys: Tensor, lead: int | None, padding: Tensor | None) -> ReadIndex:
+    def of(reading: TopTokens, keys: Tensor, lead: int | None, padding: Tensor | None, layer: int = 0) -> ReadIndex:
         """Make it for the old tokens' keys ``(B, H, S_p, d')``, sinks not among them."""
         with torch.no_grad():
-            count, before = keys.shape[2], padding
-            if not count:  # cropped to the sinks: as if of one token, which is padding, and nobody reads it
-                count, keys = 1, keys.new_zeros(*keys.shape[:2], 1, keys.shape[3])
-                before = torch.ones(len(keys), dtype=torch.int32, device=keys.device)
-            real = None if before is None else torch.arange(count, device=keys.device) >= before[:, None]
+            places = torch.arange(keys.shape[2], device=keys.device)
+            real = places >= (keys.new_zeros(len(keys)) if padding is None else padding)[:, None]
+            if not keys.shape[2]:  # cropped to its sinks, a cache has nothing to find: as with one token of padding
+                keys, real = functional.pad(keys, (0, 0, 0, 1)), functional.pad(real, (0, 1))
+            if reading.by == SAMPLING:
+                return ReadIndex(reading, None, padding, _sampler(reading, keys, real, layer), layer)
             if reading.by == PAGES:
                 return ReadIndex(reading, None, padding, page_ranges(keys, keys, real, reading.page_size))
             assert lead is not None
-            if real is None:
-                real = torch.ones(keys.shape[0], count, dtype=torch.bool, device=keys.device)
             return ReadIndex(reading, lead, padding, FirstChannels.of(keys, real, lead))
 
     def remade(self, keys: Tensor) -> ReadIndex:
         """Return one for more or fewer keys; those that are padding stay the first."""
         padding = None if self.padding is None else self.padding.clamp(max=keys.shape[2])
-        return ReadIndex.of(self.reading, keys, self.lead, padding)
+        return ReadIndex.of(self.reading, keys, self.lead, padding, self.layer)
 
     def least(self, old: int, dense: int) -> tuple[Tensor, int]:
         """Return how many units are read at least, ``(B,)``, and the largest of these numbers.
@@ -72,6 +74,7 @@ class ReadIndex:
         old, dense : int
             Number of old tokens, padding counted, and of those that are always read.
         """
+        assert not isinstance(self.units, HashTables)
         units, share = self.units.units, self.reading.share
         most = least_units(self.units, share, old, dense)
         if self.padding is None:
@@ -82,12 +85,17 @@ class ReadIndex:
         return torch.where(budget >= real, units, whole).long(), most
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors that are kept, by name."""
+        """Return the tensors that have a row for each sequence, by name."""
         found = {name: part for name, part in vars(self.units).items() if isinstance(part, Tensor)}
+        found.pop("planes", None)
         return found if self.padding is None else {**found, "padding": self.padding}
 
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors that are kept, by name."""
+        return self.tensors() | ({"planes": self.units.planes} if isinstance(self.units, HashTables) else {})
+
     def changed(self, change: Callable[[Tensor], Tensor]) -> ReadIndex:
-        """Return it with all tensors changed: moved, or some rows of them."""
+        """Return it with its tensors changed: moved, or some rows of them; hyperplanes stay where they are."""
         new = {name: change(part) for name, part in self.tensors().items()}
         padding = new.pop("padding", None)
         return replace(self, padding=padding, units=replace(self.units, **new))  # type: ignore[arg-type]
@@ -118,6 +126,15 @@ def page_ranges(least: Tensor, largest: Tensor, real: Tensor | None, size: int) 
     lower, upper = lower.masked_fill(empty, 0.0), upper.masked_fill(empty, 0.0)
     reach = torch.maximum(lower.abs(), upper.abs()).amax(2)
     return PageRanges(size, size - before, lower, upper, counts.to(torch.int32), reach)
+
+
+def _sampler(reading: TopTokens, keys: Tensor, real: Tensor, layer: int) -> HashTables:
+    tables, bits, seed, confidence = reading.tables, reading.hash_bits, reading.seed, reading.confidence
+    assert tables is not None
+    assert bits is not None
+    assert seed is not None
+    assert confidence is not None
+    return HashTables.of(keys, real, tables, bits, confidence, seed, layer)
 
 
 def padding_of(valid: Tensor | None, positions: Tensor | None, old: int, sinks: int) -> Tensor | None:

@@ -47,9 +47,13 @@ class ReadReport:
     ----------
     layers : tuple of LayerReading
         One for each prunable layer.
+    confidence : float, optional
+        With ``by="sampling"``: the probability with which each single bound holds. Of the largest of many bounds, it
+        says nothing. None: all hold for certain.
     """
 
     layers: tuple[LayerReading, ...]
+    confidence: float | None = None
 
     @property
     def steps(self) -> int:
@@ -77,6 +81,7 @@ class ReadReport:
         lines = [
             f"{self.steps} steps read {self.share:.1%} of the stored tokens; what they left had at most "
             f"{self.bound_mean:.3g} of the attention on average, {self.bound_max:.3g} at worst"
+            f"{at_confidence(self.confidence)}"
         ]
         lines += [
             f"  layer {each.layer}: {each.share:.1%} read, at most {each.bound_mean:.3g} unread, {each.bound_max:.3g} "
@@ -84,6 +89,17 @@ class ReadReport:
             for each in self.layers
         ]
         return "\n".join(lines)
+
+
+def at_confidence(confidence: float | None) -> str:
+    """Return what to say of bounds that hold with a probability; nothing of those that are certain.
+
+    Examples
+    --------
+    >>> at_confidence(0.95)
+    ', each bound at 95 % confidence'
+    """
+    return "" if confidence is None else f", each bound at {100 * confidence:.12g} % confidence"
 
 
 def _mean(found: list[float], otherwise: float) -> float:

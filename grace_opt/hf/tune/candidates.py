@@ -28,7 +28,7 @@ RATIOS, COMBINED_BITS = (0.3, 0.6), 3.0
 #: In steps of 5 to 10 % of the bytes where most recommendations lie: who needs 1.75 bits should not pay for 2.
 BITS = (1.0, 1.25, 1.5, 1.75, 1.875, 2.0, 2.25, 2.5, 3.0, 4.0)
 #: Bits of uniform quantisation, and the back end that offers them; transformers' own: back end and bits.
-UNIFORM, FOREIGN = {8: "hqq", 4: "quanto", 2: "quanto"}, (("quanto", 4), ("quanto", 2))
+UNIFORM, FOREIGN = {8: "hqq", 4: "quanto"}, (("quanto", 4), ("quanto", 2))
 #: Families, in the order in which pictures and tables show them.
 GRACE, BUDGET, UNIFORM_FAMILY, EVICTION, TRANSFORMERS = (
     "GRACE, channels pruned",

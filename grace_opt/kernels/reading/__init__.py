@@ -12,6 +12,8 @@ from torch import Tensor
 from .._shared.operation import Compiled, Operation, trial_of
 from . import host
 from . import reference as reference
+from . import sampled as sampled
+from .hashes import HashTables as HashTables
 from .reference import Few as Few
 from .units import FirstChannels as FirstChannels
 from .units import PageRanges as PageRanges
