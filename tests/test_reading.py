@@ -6,6 +6,7 @@ spoil the output of every head that read it, whatever its weight.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -297,6 +298,17 @@ def test_a_bound_holds_whatever_rounding_did_to_its_sums(read, rest, terms, widt
     exact = 1 / (1 + np.exp(np.longdouble(read) - np.longdouble(rest) + np.longdouble(off[0]) + np.longdouble(off[1])))
     given = (torch.tensor(each, dtype=torch.float64) for each in (read, rest, *terms))
     assert float(unread_bound(*given, width, 64, precision)) >= float(exact)
+
+
+def test_what_is_kept_between_steps_is_of_the_tensors_that_are_given():
+    case = ordinary("channels")
+    index = case.index()
+    before = case.run("compiled", index)
+    case.sinks = -case.sinks
+    one, two = case.run("compiled", index), case.run("torch", index)
+    assert torch.allclose(one.output[..., : case.total], two.output[..., : case.total], atol=1e-6)
+    assert not torch.allclose(one.output[..., : case.total], before.output[..., : case.total], atol=1e-3)
+    assert not copy.deepcopy(index).units.places, "addresses are of the original"
 
 
 def test_tensors_that_do_not_fit_are_refused():

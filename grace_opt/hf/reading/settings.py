@@ -25,7 +25,7 @@ PAGES, CHANNELS, SAMPLING = "pages", "channels", "sampling"
 #: The ways to find the tokens to read.
 WAYS = (PAGES, CHANNELS, SAMPLING)
 #: What is read unless given: of the tokens alone, at least if something else says when to stop, and of the attention.
-USUAL_SHARE, LEAST_SHARE, USUAL_TOP_P = 0.25, 0.05, 0.96
+USUAL_SHARE, LEAST_SHARE, USUAL_TOP_P = 0.25, 0.05, 0.95
 #: Their codes would take many times the bytes of the keys.
 MAX_TABLES = 4096
 #: Settings of sampling alone, and what None stands for: the tables and bits are MagicPIG's.
@@ -69,7 +69,7 @@ class TopTokens:
     top_p : float, optional
         With "channels": read on until this share of the attention of every query head is expected, by the scores, on
         the tokens that are read; `share` is then the least. Heads that look at few tokens read few. Not certain, but
-        far fewer tokens than an `epsilon` needs. If neither `share` nor `epsilon` is given, 0.96.
+        far fewer tokens than an `epsilon` needs. If neither `share` nor `epsilon` is given, 0.95.
     tables : int, optional
         With "sampling": number of tables, 2 or more, each with a code for every token; None stands for 150. A token is
         read if its code is the query's in two or more of them. More tables read more.
@@ -90,7 +90,7 @@ class TopTokens:
     Examples
     --------
     >>> TopTokens(by="channels")
-    TopTokens(share=0.05, by='channels', page_size=16, top_p=0.96)
+    TopTokens(share=0.05, by='channels', page_size=16, top_p=0.95)
     >>> TopTokens(share=25)
     Traceback (most recent call last):
     grace_opt.errors.OptionError: share=25: give a number > 0 and <= 1; for 25 %, write share=0.25.
@@ -180,7 +180,7 @@ def reading_named(name: str) -> TopTokens:
     Examples
     --------
     >>> reading_named("channels")
-    TopTokens(share=0.05, by='channels', page_size=16, top_p=0.96)
+    TopTokens(share=0.05, by='channels', page_size=16, top_p=0.95)
     """
     meant = name.strip().lower()
     if meant not in WAYS:

@@ -26,7 +26,7 @@ OPERATION = Operation(
     "reading",
     "attention over few of the stored tokens",
     cpu=Compiled(
-        f"float32, one new token, from {CPU_MIN_TOKENS} stored ones on, without softcap",
+        f"float32, one new token, from {CPU_MIN_TOKENS} stored ones on, without softcap and codes (bits=)",
         trial_of(__name__, "cpu"),
         "torch",
     ),

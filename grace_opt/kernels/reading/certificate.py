@@ -18,6 +18,9 @@ from torch import Tensor
 
 from .forms import BESIDES, MARGIN
 
+#: Where something is left, no bound is smaller: numbers below have few digits, or are zeros.
+LEAST = 1e-300
+
 
 def unread_bound(
     read: Tensor, rest: Tensor, read_terms: Tensor, rest_terms: Tensor, width: int, count: int, precision: float
@@ -41,6 +44,6 @@ def unread_bound(
         In [0, 1]; 1 where numbers are not finite, 0 where nothing is left.
     """
     slack = (width + BESIDES) * precision * (read_terms + rest_terms) + count * precision * 4 + 2 * MARGIN
-    share = torch.sigmoid(rest - read + slack) * (1 + 1e-12)
+    share = (torch.sigmoid(rest - read + slack) * (1 + 1e-12)).clamp(min=LEAST)
     share = torch.where(read > -1e30, share, 1.0)  # a query that sees nothing
     return torch.where(rest == -torch.inf, 0.0, share.nan_to_num(nan=1.0)).clamp(max=1.0)
