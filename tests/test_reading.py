@@ -22,7 +22,7 @@ from grace_opt.hf.reading import TopTokens
 from grace_opt.hf.reading.index import ReadIndex, all_channels
 from grace_opt.kernels.reading import host, reference
 from grace_opt.kernels.reading.certificate import unread_bound
-from grace_opt.kernels.reading.forms import BUCKETS, STEPS
+from grace_opt.kernels.reading.forms import HIDDEN, STEPS
 from grace_opt.kernels.reading.units import FirstChannels, PageRanges
 from tests import oracle
 
@@ -145,7 +145,7 @@ def scores_are_the_highest(case: Case, read: np.ndarray, rounding: float) -> Non
             ends = range(len(k), 0, -size)
             parts = [list(range(max(end - size, 0), end)) for end in ends][::-1]
             scores = np.array([np.maximum(q * k[p].min(0), q * k[p].max(0)).sum() + np.log(len(p)) for p in parts])
-        scores = np.maximum(scores, scores.max() - BUCKETS / STEPS)  # lower ones are equal
+        scores = np.maximum(scores, scores.max() - (HIDDEN - 1) / STEPS)  # lower ones are equal
         taken = np.array([read[b, h, part].any() for part in parts])
         if taken.any() and not taken.all():
             assert scores[~taken].max() <= scores[taken].min() + 1 / 16 + 1e-3
@@ -320,3 +320,19 @@ def test_tensors_that_do_not_fit_are_refused():
     case.query = case.query.double()
     with pytest.raises(CacheError, match="all must be float32; use its reference"):
         case.run("compiled")
+
+
+@pytest.mark.parametrize("name", ATTEND)
+@pytest.mark.parametrize("by", ["pages", "channels"])
+def test_with_an_epsilon_a_padded_row_reads_what_it_would_alone(by, name):
+    generator, padding = torch.Generator().manual_seed(3), 400
+    query = torch.randn(1, 2, 1, 8, generator=generator, device="cpu")
+    keys = torch.randn(1, 1, 90, 8, generator=generator, device="cpu")
+    around = torch.randn(1, 1, 2, 8, generator=generator, device="cpu")
+    reading = TopTokens(0.05, by, page_size=1, epsilon=0.3)
+    kept = torch.arange(6)[None, None]
+    alone = Case(query, keys, around, around, reading, kept).run(name)
+    longer = torch.cat([torch.randn(1, 1, padding, 8, generator=generator, device="cpu"), keys], dim=2)
+    padded = Case(query, longer, around, around, reading, kept, torch.tensor([padding], dtype=torch.int32)).run(name)
+    assert 5 < int(alone.tokens) < 85
+    assert torch.equal(padded.tokens, alone.tokens)

@@ -63,6 +63,7 @@ from .forms import (
     DONE,
     FIRST_CHOSEN,
     FOUND,
+    HIDDEN,
     KEPT,
     LENGTH,
     LEVELS,
@@ -80,7 +81,6 @@ from .forms import (
     REACH,
     READ,
     REAL,
-    ROUNDS,
     SCORED,
     SINK_KEYS,
     STEPS,
@@ -259,7 +259,9 @@ def rank_units(rows, units, expected, sums, score, ranks, numbers):
         numbers[n] = 0
     for u in range(units):
         below = (top - score[u]) * STEP
-        rank = 0 if below != below else (np.int64(below) if below < BUCKETS - 1 else BUCKETS - 1)
+        rank = 0 if below != below else (np.int64(below) if below < HIDDEN - 1 else HIDDEN - 1)
+        if score[u] == NOTHING:
+            rank = HIDDEN
         ranks[u] = rank
         numbers[rank] += 1
 
@@ -516,7 +518,7 @@ def prepare(item, places, sizes, factors, least, full, narrow, masks, rooms, sta
         totals[row], tops[row] = log_sum(expected[row], units, shares[row])
         dense[row] = joined(largest[row], sums[row]) - about[MEAN, row]
     rank_units(rows, units, expected, totals, room, ranks, numbers_at)
-    stop = min(least[b], units)
+    stop = min(least[0, b], units)
     if factors[TOP_P] > 0:
         mass = np.empty((BUCKETS, rows), np.float64)
         enough = expected_enough(
@@ -527,7 +529,7 @@ def prepare(item, places, sizes, factors, least, full, narrow, masks, rooms, sta
 
 
 @part
-def finish(item, sizes, factors, states, about, expected, counts, output, bounds_out):
+def finish(item, sizes, factors, least, states, about, expected, counts, output, bounds_out):
     """Join the runs, and bound what was not read; return how many units are to be read then, more if there are too few.
 
     `counts` are the numbers of units read, and of real tokens by run.
@@ -561,7 +563,7 @@ def finish(item, sizes, factors, states, about, expected, counts, output, bounds
         worst = max(worst, bound)
     if factors[EPSILON] <= 0 or worst <= factors[EPSILON]:
         return done
-    return min(done + (units + ROUNDS - 1) // ROUNDS, units)
+    return min(done + least[1, b], units)
 
 
 @part
@@ -580,7 +582,8 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
     sizes : (14,) int64
     factors : (3,) float64
         Scaling; epsilon and share expected, negative for none.
-    least : (B,) int64
+    least : (2, B) int64
+        Number of units to read at least, and how many more at a time.
     output : (B, H_q, d_v) float32
     bounds_out : (B, H_q) float64
     work : tuple
@@ -634,7 +637,8 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
                 )
         else:
             states = largest[item], sums[item], products[item]
-            count[STOP] = finish(item, sizes, factors, states, about[item], expected[item], count, output, bounds_out)
+            mine = about[item], expected[item]
+            count[STOP] = finish(item, sizes, factors, least, states, *mine, count, output, bounds_out)
 
 
 @c_function("void(voidptr)")
@@ -661,7 +665,7 @@ def attend_few_at(data):
         integers(given[1], (PLACES, 5)),
         integers(given[2], (14,)),
         carray(pointer(given[3]), (3,), np.float64),
-        integers(given[4], (batch,)),
+        integers(given[4], (2, batch)),
         numbers(given[5], (batch, query_heads, width)),
         carray(pointer(given[6]), (batch, query_heads), np.float64),
         work,

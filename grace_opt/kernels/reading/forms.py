@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-#: Scores are compared in steps of 1 / STEPS nats, so sorting is counting; lower ones than the last bucket's are equal.
+#: Scores are compared in steps of 1 / STEPS nats, so sorting is counting; lower ones than the last bucket but one are
+#: equal, and the last is for what nobody may see, such as padding.
 STEPS, BUCKETS = 16, 1024
+HIDDEN = BUCKETS - 1
 #: With an epsilon, more is read in this many rounds, at most.
 ROUNDS = 16
 #: What a bound allows for rounding, in units of the type's precision: of each product, per channel and besides.

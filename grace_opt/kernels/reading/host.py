@@ -46,7 +46,7 @@ from .forms import (
     TAIL_VALUES,
     UPPER,
 )
-from .reference import Few
+from .reference import Few, units_at_a_time
 from .units import ROOM, FirstChannels, PageRanges, TokenRanges, Units
 
 #: Most query heads of a KV head.
@@ -146,7 +146,7 @@ def read_attention(
     )
     scale = width**-0.5 if scaling is None else scaling
     factors = np.array([scale, -1.0 if epsilon is None else epsilon, -1.0 if top_p is None else top_p], np.float64)
-    starts = least.to(torch.int64).contiguous()
+    starts = torch.stack([least.to(torch.int64), least if epsilon is None else units_at_a_time(units)])
     output = query.new_empty(batch, 1, query_heads, value_width)
     bound = query.new_empty(batch, query_heads, dtype=torch.float64)
     told = np.zeros((items, REAL + runs), np.int64)

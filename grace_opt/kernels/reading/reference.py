@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from ..gather import gather_channels
 from .certificate import unread_bound
-from .forms import BUCKETS, ROUNDS, STEPS
+from .forms import BUCKETS, HIDDEN, ROUNDS, STEPS
 from .units import Units
 
 
@@ -142,7 +142,7 @@ def attention(
         certain = unread_bound(
             ahead, behind, torch.maximum(terms, around_terms)[..., None], terms[..., None], width, total, precision
         )
-        count = _certain_enough(certain.amax(2), count, epsilon)
+        count = _certain_enough(certain.amax(2), count, units_at_a_time(units), epsilon)
     place = torch.arange(most_units, device=keys.device)
     is_read = place < count[..., None]  # (B, H, k)
     rows = torch.arange(units.units, device=keys.device) < count[..., None]
@@ -181,13 +181,14 @@ def unit_ends(units: Units, old: int, device: torch.device) -> tuple[Tensor, Ten
 def reading_order(scores: Tensor) -> Tensor:
     """Return the units ``(B, H, P)`` in the order in which they are read, from scores ``(B, H, g, P)``.
 
-    Scores that are not numbers come first; equal ones in the order of the tokens.
+    Scores that are not numbers come first, those of what nobody may see last; equal ones in the order of the tokens.
     """
     if scores.shape[2] > 1:
         scores = scores - scores.logsumexp(-1, keepdim=True)
     best = torch.where(scores.isnan(), torch.inf, scores).amax(2)
-    below = (best.amax(-1, keepdim=True) - best) * STEPS
-    return below.nan_to_num(nan=0.0, posinf=BUCKETS).clamp(max=BUCKETS - 1).floor().argsort(dim=-1, stable=True)
+    below = ((best.amax(-1, keepdim=True) - best) * STEPS).nan_to_num(nan=0.0, posinf=BUCKETS).floor()
+    ranks = below.clamp(max=HIDDEN - 1).masked_fill(best == -torch.inf, HIDDEN)
+    return ranks.argsort(dim=-1, stable=True)
 
 
 def _expected_enough(expected: Tensor, order: Tensor, dense: Tensor, top_p: float, least: Tensor) -> Tensor:
@@ -200,12 +201,16 @@ def _expected_enough(expected: Tensor, order: Tensor, dense: Tensor, top_p: floa
     return torch.maximum(least, lacking.clamp(max=order.shape[-1]))
 
 
-def _certain_enough(certain: Tensor, least: Tensor, epsilon: float) -> Tensor:
+def units_at_a_time(units: Units) -> Tensor:
+    """Return how many units more a row reads at a time, ``(B,)``: a padded row as many as it would alone."""
+    real = (units.counts > 0).sum(-1)
+    return (real + ROUNDS - 1) // ROUNDS
+
+
+def _certain_enough(certain: Tensor, least: Tensor, step: Tensor, epsilon: float) -> Tensor:
     """Return the first of `ROUNDS` numbers of units, from `least` on, whose bounds ``(B, H, P + 1)`` suffice."""
-    count = certain.shape[-1] - 1
-    step = -(-count // ROUNDS)
-    rounds = torch.arange(ROUNDS + 1, device=certain.device) * step
-    places = (least[..., None] + rounds).clamp(max=count)
+    rounds = torch.arange(ROUNDS + 1, device=certain.device) * step[:, None, None]
+    places = (least[..., None] + rounds).clamp(max=certain.shape[-1] - 1)
     enough = certain.gather(-1, places) <= epsilon
     enough[..., -1] = True
     return places.gather(-1, enough.to(torch.uint8).argmax(-1, keepdim=True))[..., 0]
