@@ -368,7 +368,7 @@ def _check_read(config: PruningConfig) -> None:
     if config.quantize is not None and config.quantize.keys is not None and read.by == CHANNELS:
         raise OptionError(
             'read=TopTokens(by="channels") stores all channels of the keys as they are, and quantize= has bits for '
-            'keys; write by="pages" or "sampling", or Quantization(values=...) alone'
+            'keys; write by="pages" or "sampling", or leave keys out: quantize=Quantization(keys=None, values=4)'
         )
 
 

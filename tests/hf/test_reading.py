@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, StreamingLLM, TopTokens, attach
-from grace_opt.hf.evaluation import next_token_log_probs
+from grace_opt.hf.evaluation import next_token_log_probs, stored_bits
 from grace_opt.hf.reading.index import ReadIndex
 
 WAYS = {
@@ -316,8 +316,8 @@ def test_by_name_and_from_a_file(tiny, tmp_path):
         ({"by": "sampling", "share": 0.25}, "share=0.25 does not go with .*leave out share="),
         ({"by": "sampling", "epsilon": 0.1}, 'epsilon=0.1 does not go with .*write by="channels" with epsilon='),
         ({"by": "sampling", "top_p": 0.9}, "top_p=0.9 does not go with"),
-        ({"by": "sampling", "tables": 1}, "tables=1 are not enough: .*in 2 tables.* write tables=2 or more"),
-        ({"by": "sampling", "tables": 0}, "tables=0: give an integer >= 1"),
+        ({"by": "sampling", "tables": 1}, "tables=1: give an integer >= 2 .*in 2 of them"),
+        ({"by": "sampling", "tables": 0}, "tables=0: give an integer >= 2"),
         ({"by": "sampling", "hash_bits": 0}, "hash_bits=0: give an integer >= 1 and <= 24"),
         ({"by": "sampling", "hash_bits": 25}, "hash_bits=25"),
         ({"by": "sampling", "seed": -1}, "seed=-1: give an integer >= 0"),
@@ -380,3 +380,32 @@ def test_samples_hold_at_a_confidence_and_their_layers_draw_for_themselves(tiny,
 def test_a_report_of_a_cache_that_reads_all_is_refused(tiny, prune):
     with pytest.raises(CacheError, match="this cache reads every token"):
         prune(tiny()).read_report()
+
+
+def test_pages_beyond_the_prompt_are_the_prompt(tiny, prune, prompt, continuation, step, close):
+    model = tiny()
+    found = [step(model, prune(model, read=TopTokens(page_size=size)), prompt, continuation) for size in (64, 10**30)]
+    assert close(*found)
+
+
+def test_layers_that_read_all_count_in_the_share(tiny, prune, prompt, continuation, step):
+    model, read = tiny(), TopTokens(share=0.3, page_size=2)
+    cache = prune(model, read=read, dense_layers=1)
+    step(model, cache, prompt, continuation)
+    report = cache.read_report()
+    assert report.layers[0].share == 1
+    assert report.share == pytest.approx(sum(each.share for each in report.layers) / len(report.layers))
+    assert report.layers[1].share < 1
+
+
+def test_a_cache_that_keeps_all_has_a_size(tiny, prune, prompt, continuation, step):
+    model = tiny()
+    cache = prune(model, read="pages")
+    step(model, cache, prompt, continuation)
+    assert stored_bits(cache).mean_bits > 16
+
+
+@pytest.mark.parametrize(("name", "way"), [("quest", "pages"), ("MagicPIG", "sampling")])
+def test_names_of_systems_are_known(name, way):
+    with pytest.raises(OptionError, match=f"its way is '{way}'"):
+        PruningConfig(read=name)

@@ -91,7 +91,7 @@ def stored_bits(cache: PrunedKeyCache) -> StoredBits:
         )
         bits, elements = [a + b for a, b in zip(bits, found, strict=True)], [elements[0] + own[0], elements[1] + own[1]]
         dense += sinks
-    return _per_element(bits, elements, dense, everything)
+    return _per_element(bits, elements, dense, everything, keeps_all=cache.pruning.read is not None)
 
 
 def _coded_bits(old: CodedTokens, widths: tuple[int, int], sinks: int) -> tuple[list[float], list[int], int]:
@@ -158,8 +158,12 @@ def stated_bits(key_bits: float, value_bits: float, elements: Sequence[int], all
     )
 
 
-def _per_element(bits: Sequence[float], elements: Sequence[int], dense: float, everything: int) -> StoredBits:
+def _per_element(
+    bits: Sequence[float], elements: Sequence[int], dense: float, everything: int, keeps_all: bool = False
+) -> StoredBits:
     """Return means; `dense` are the bits of what is not compressed.
+
+    With ``read=``, which `keeps_all`, more bits than a dense cache has are no mistake.
 
     Raises
     ------
@@ -172,7 +176,7 @@ def _per_element(bits: Sequence[float], elements: Sequence[int], dense: float, e
             "numbers would be those of the dense cache. Give a longer prompt, or another setting"
         )
     found = sum(bits) / sum(elements)
-    if found >= DENSE_BITS:
+    if found >= DENSE_BITS and not keeps_all:
         raise EvaluationError(
             f"{found:g} bits per element: this cache was not compressed, a dense one has {DENSE_BITS}; give a longer "
             "prompt, so that indices and scales do not outweigh what is saved, or another setting"

@@ -113,6 +113,7 @@ def page_ranges(least: Tensor, largest: Tensor, real: Tensor | None, size: int) 
     If the keys are known, both are these.
     """
     batch, _, count, width = least.shape
+    size = min(size, max(count, 1))  # one page, rather than room for tokens that do not exist
     pages = math.ceil(count / size)
     before = pages * size - count
     if real is None:

@@ -24,7 +24,8 @@ class LayerReading:
     layer : int
         Its position in the model.
     steps : int
-        New tokens whose attention read few tokens; those of the prompt, and more than 32 at once, are not counted.
+        New tokens whose attention read few tokens, candidates that were dropped again among them; those of the prompt,
+        and more than 32 at once, are not counted. A cache that was loaded begins at 0.
     share : float
         Mean share of the stored tokens that was read, over steps, sequences and KV heads; 1 without steps.
     bound_mean, bound_max : float
@@ -41,7 +42,7 @@ class LayerReading:
 
 @dataclass(frozen=True)
 class ReadReport:
-    """What all layers read.
+    """What all layers read that keep all tokens; those with sliding windows have few, and are not counted.
 
     Attributes
     ----------
@@ -62,13 +63,13 @@ class ReadReport:
 
     @property
     def share(self) -> float:
-        """Mean share of the stored tokens that was read."""
-        return _mean([each.share for each in self.layers if each.steps], 1.0)
+        """Mean share of the stored tokens that was read, over all layers: those with ``dense_layers=`` read all."""
+        return _mean([each.share for each in self.layers], 1.0)
 
     @property
     def bound_mean(self) -> float:
         """Mean bound on the share of the attention that was on unread tokens."""
-        return _mean([each.bound_mean for each in self.layers if each.steps], 0.0)
+        return _mean([each.bound_mean for each in self.layers], 0.0)
 
     @property
     def bound_max(self) -> float:

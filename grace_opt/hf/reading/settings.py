@@ -31,6 +31,9 @@ MAX_TABLES = 4096
 #: Settings of sampling alone, and what None stands for: the tables and bits are MagicPIG's.
 OF_SAMPLING: Mapping[str, float] = {"tables": 150, "hash_bits": 10, "seed": 0, "confidence": 0.95}
 
+#: Systems whose way to find tokens one of ours follows.
+SYSTEMS: Mapping[str, str] = {"quest": PAGES, "loki": CHANNELS, "sparq": CHANNELS, "magicpig": SAMPLING}
+
 _SHARE = "write share=, the share of the tokens to read, such as 0.25"
 _OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("budget", "ratio", "topk", "top_k", "k", "token_budget", "read"), _SHARE),
@@ -62,7 +65,7 @@ class TopTokens:
         "sampling": single tokens, drawn by random hyperplanes and weighed by how likely that was; attention's sums are
         right on average, and the bound holds at a `confidence`.
     page_size : int
-        Tokens of a page.
+        Tokens of a page; only "pages" looks at it.
     epsilon : float, optional
         Read on until at most this share of the attention, of every query head, can be on tokens that were not read;
         `share` is then the least. None stops at `share`.
@@ -121,8 +124,9 @@ class TopTokens:
             object.__setattr__(self, "share", USUAL_SHARE if usual else LEAST_SHARE)
         check_fields(self, number, "share", above=0, at_most=1, hint=_percent("share", self.share))
         check_fields(self, integer, "page_size", at_least=1)
-        check_fields(self, number, "epsilon", above=0, below=1, optional=True)
-        check_fields(self, number, "top_p", above=0, below=1, optional=True)
+        for name in ("epsilon", "top_p"):
+            hint = _percent(name, getattr(self, name))
+            check_fields(self, number, name, above=0, below=1, optional=True, hint=hint)
         if self.top_p is not None and self.by != CHANNELS:
             raise OptionError(
                 f'top_p={self.top_p} goes with by="channels", whose scores are what logits are expected to be; those '
@@ -155,12 +159,11 @@ class TopTokens:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, usual)
         check_fields(self, integer, "page_size", at_least=1)
-        check_fields(self, integer, "tables", at_least=1, at_most=MAX_TABLES)
-        if self.tables is not None and self.tables < COLLISIONS:
-            raise OptionError(
-                f"tables={self.tables} are not enough: a token is read if its code is the query's in {COLLISIONS} "
-                f"tables, so none ever would be; write tables={COLLISIONS} or more, such as {OF_SAMPLING['tables']}"
-            )
+        hint = (
+            f"a token is read if its code is the query's in {COLLISIONS} of them; the usual number is "
+            f"{OF_SAMPLING['tables']}"
+        )
+        check_fields(self, integer, "tables", at_least=COLLISIONS, at_most=MAX_TABLES, hint=hint)
         check_fields(self, integer, "hash_bits", at_least=1, at_most=MAX_BITS)
         check_fields(self, integer, "seed", at_least=0)
         hint = _percent("confidence", self.confidence)
@@ -184,10 +187,8 @@ def reading_named(name: str) -> TopTokens:
     """
     meant = name.strip().lower()
     if meant not in WAYS:
-        raise OptionError(
-            f"read={name!r}: write one of {', '.join(map(repr, WAYS))}, or TopTokens(share=0.25)"
-            f"{did_you_mean(meant, WAYS)}"
-        )
+        hint = f"; its way is {SYSTEMS[meant]!r}" if meant in SYSTEMS else did_you_mean(meant, WAYS)
+        raise OptionError(f"read={name!r}: write one of {', '.join(map(repr, WAYS))}, or TopTokens(share=0.25){hint}")
     return TopTokens(by=meant)  # type: ignore[arg-type]
 
 
