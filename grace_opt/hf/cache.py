@@ -36,7 +36,7 @@ from .layer import PrunedKeyLayer
 from .masking import fingerprint, fingerprint_differences, layer_devices, mask_from_kept, static_sources
 from .plan import LayerPlan, MaskSource
 from .prunable import prunable_layers, text_config
-from .reading.report import ReadReport
+from .reading.report import LayerReading, ReadReport
 from .report import MemoryReport, measure
 from .saving import load_about, restore_layers, save_layers
 from .storage import Compressed
@@ -131,6 +131,7 @@ class PrunedKeyCache(Cache):
         layers: list[Any] = list(DynamicCache(config=text).layers)
         prunable = prunable_layers(text, layers)
         self.prunable_layers = tuple(i for i in prunable if i >= self.pruning.dense_layers)
+        self._left_dense = tuple(i for i in prunable if i < self.pruning.dense_layers)
         if not self.prunable_layers:
             raise CacheError(
                 f"dense_layers={self.pruning.dense_layers} leaves no layer to prune; write fewer: the last layer "
@@ -441,8 +442,9 @@ class PrunedKeyCache(Cache):
         """
         if self.pruning.read is None:
             raise CacheError('this cache reads every token; write read="pages", or read=TopTokens(...)')
-        layers = tuple(layer.tally.reading(layer.plan.index) for layer in self._pruned_layers())
-        return ReadReport(layers, self.pruning.read.confidence)
+        found = [layer.tally.reading(layer.plan.index) for layer in self._pruned_layers()]
+        dense = [LayerReading.of_all(index) for index in self._left_dense]
+        return ReadReport((*dense, *found), self.pruning.read.confidence)
 
     def _pruned_layers(self) -> list[PrunedKeyLayer]:
         found = [layer for layer in self.layers if isinstance(layer, PrunedKeyLayer)]

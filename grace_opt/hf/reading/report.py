@@ -39,6 +39,11 @@ class LayerReading:
     bound_mean: float
     bound_max: float
 
+    @staticmethod
+    def of_all(layer: int) -> LayerReading:
+        """Return that of a layer that reads all."""
+        return LayerReading(layer, 0, 1.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True)
 class ReadReport:
@@ -47,7 +52,7 @@ class ReadReport:
     Attributes
     ----------
     layers : tuple of LayerReading
-        One for each prunable layer.
+        One for each, in the model's order, those that ``dense_layers=`` leaves dense among them.
     confidence : float, optional
         With ``by="sampling"``: the probability with which each single bound holds. Of the largest of many bounds, it
         says nothing. None: all hold for certain.
@@ -138,6 +143,6 @@ class ReadTally:
         if self._waiting:
             self._add_up()
         if self._sums is None:
-            return LayerReading(layer, 0, 1.0, 0.0, 0.0)
+            return LayerReading.of_all(layer)
         share, mean, most = self._sums.tolist()
         return LayerReading(layer, self.steps, share / self.steps, mean / self.steps, most)
