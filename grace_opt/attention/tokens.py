@@ -166,8 +166,12 @@ def drop_order(
     if not 0 <= count <= int(candidates.sum()):
         raise ProblemError(f"count={count}: there are {int(candidates.sum())} tokens to drop from.")
     centre = v.mean(1, keepdim=True)  # W only knows differences of values: small numbers lose less to rounding
-    p, v, o = p.mT[:, candidates].contiguous(), v[:, candidates] - centre, o - centre
-    left, dropped = candidates.nonzero()[:, 0].expand(len(p), -1), list[Tensor]()
+    places, dropped = candidates.nonzero()[:, 0], list[Tensor]()
+    if bool(candidates[: len(places)].all()):  # the first ones, as with a window: nothing to look up
+        p, v = p[..., : len(places)], v[:, : len(places)]
+    else:
+        p, v = p[..., places], v[:, places]
+    p, v, o, left = p.mT.contiguous(), v - centre, o - centre, places.expand(len(p), -1)
     lost, change = torch.zeros_like(o[..., 0]), torch.zeros_like(o)
     while left.shape[1]:
         losses = _losses(p, o, v, w, lost, change, renormalise)

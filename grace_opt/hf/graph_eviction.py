@@ -144,7 +144,7 @@ class GraphEviction(WindowedBudget):
         last = torch.arange(length - min(self.observed, length), length, device=device)
         whole = last[:0]
         if self.stride:  # the last one is always among them
-            whole = torch.arange(length, device=device).flip(0)[:: self.stride].flip(0)
+            whole = torch.arange((length - 1) % self.stride, length, self.stride, device=device)
         attention, weights = [], []
         for places, share in ((last, 1 - WHOLE), (whole, WHOLE)):
             if len(places):
@@ -185,7 +185,7 @@ def _means(queries: Tensor, keys: Tensor, places: Tensor, count: int, scaling: f
     (heads, group, number, _), length = queries.shape, keys.shape[1]
     count = min(count, number)
     ends = (torch.arange(count + 1, device=keys.device) * number) // count
-    run = torch.arange(count, device=keys.device).repeat_interleave(ends.diff())
+    run = ((torch.arange(number, device=keys.device) + 1) * count - 1) // number  # between which ends each one is
     means = torch.zeros(heads, group, count, length, dtype=keys.dtype, device=keys.device)
     step = queries_at_once(group * length, keys.device)
     for head, first in itertools.product(range(heads), range(0, number, step)):
