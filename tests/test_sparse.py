@@ -449,6 +449,55 @@ def test_sums_of_duplicates_and_of_large_integers():
         Problem.of(of([1e308, 1e308], float), 2)
 
 
+def _many_times(n, data, dtype, layout="coo", filled=0):
+    """An edge 0–1 with weights that are to be added, as given; `filled` other entries make W too full for edges."""
+    count, (i, j) = len(data), np.triu_indices(filled, 1)
+    row, column = np.r_[[0] * count, [1] * count, i + 2, j + 2], np.r_[[1] * count, [0] * count, j + 2, i + 2]
+    weights = np.array([*data, *data, *[0] * (2 * len(i))], dtype)
+    if layout == "coo":
+        return sp.coo_array((weights, (row, column)), shape=(n, n))
+    order, ends = np.lexsort((column, row)), np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n))])
+    return getattr(sp, f"{layout}_array")((weights[order], column[order], ends), shape=(n, n))
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype", "total"),
+    [
+        ([100] * 4, np.int8, 400),
+        ([200, 200], np.uint8, 400),
+        ([2**30] * 4, np.int32, 2**32),
+        ([2**24, 1], np.float32, 2**24 + 1),
+        ([1e38] * 4, np.float32, 4 * float(np.float32(1e38))),
+        ([2**63 - 1, -(2**63) + 2], np.int64, 1),
+        ([2**64 - 1] * 2, np.uint64, None),
+        ([2**63 - 1] * 4, np.int64, None),
+        ([2**53, 1], np.int64, None),
+    ],
+)
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "torch", "file"])
+def test_entries_given_twice_are_added_alike_everywhere(data, dtype, total, layout, tmp_path):
+    """Small or large, dense or sparse, from memory, torch or a file: the sum counts, and never wraps around."""
+    if layout == "torch" and dtype == np.uint64:
+        pytest.skip("torch has hardly any operations for it")
+    sizes = [(5, 0), (1000, 0)] + [(1000, 400)] * (dtype == np.int8)  # an array, edges, and again an array
+    for n, filled in sizes:
+        W = _many_times(n, data, dtype, "coo" if layout in ("torch", "file") else layout, filled)
+        if layout == "torch":
+            W = torch.sparse_coo_tensor(np.array(W.coords), torch.from_numpy(W.data), W.shape, check_invariants=True)
+        if layout == "file":
+            sp.save_npz(tmp_path / "w.npz", W)
+        if total is None:
+            with pytest.raises(ProblemError, match=rf"the integer {sum(data)}, beyond 2\*\*53"):
+                solve(instances.read(tmp_path / "w.npz").W if layout == "file" else W, 2)
+            continue
+        W = instances.read(tmp_path / "w.npz").W if layout == "file" else W
+        assert float(solve(W, 2, "drop_greedy", maximize=True).objective) == 2 * total
+        if layout == "csr":
+            instances.write(tmp_path / "w.npz", W)
+            assert instances.read(tmp_path / "w.npz").W[0, 1] == total
+            assert grace_opt.symmetrize(W)[0, 1] == total
+
+
 @pytest.mark.parametrize(
     ("made", "options", "said"),
     [
@@ -539,6 +588,7 @@ def test_compare_and_the_command_line_take_sparse_files(tmp_path):
     answer = CliRunner().invoke(app, ["solve", str(path), "-k", "10", "--method", "mies"])
     assert answer.exit_code == 2
     assert "not symmetric" in answer.output
+    assert "--symmetrize" in answer.output
     answer = CliRunner().invoke(
         app, ["solve", str(path), "-k", "10", "--method", "mies", "--symmetrize", "--no-certify"]
     )

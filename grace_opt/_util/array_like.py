@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
+from .exact_integers import MAX_EXACT_INTEGER, too_large_error
 from .memory import refuse_beyond_memory
+from .sparse_rows import by_rows, from_torch
 
-#: Every integer up to this one is exact in float64.
-MAX_EXACT_INTEGER = 2**53
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
@@ -79,16 +79,6 @@ def wrong_dtype_error(name: str, dtype: Any, wanted: str = "") -> ProblemError:
     )
 
 
-def too_large_error(name: str, worst: int, wanted: str = "") -> ProblemError:
-    """Return the error for an integer that float64 does not hold exactly."""
-    if wanted:
-        return ProblemError(f"{name} holds the integer {worst}: give {wanted}.")
-    return ProblemError(
-        f"{name} holds the integer {worst}, beyond 2**53 = {MAX_EXACT_INTEGER}, where float64 stops being exact: "
-        "divide by a common factor, or convert to float64 yourself if rounding is fine."
-    )
-
-
 def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
     kind = type(tensor)
     # Wrapper tensors (masked, distributed, jagged) do not hold the numbers that they represent.
@@ -103,16 +93,26 @@ def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
         raise ProblemError(f"{name} is quantised ({tensor.dtype}): {instead}.")
     tensor = tensor.detach()
     if tensor.layout != torch.strided:
-        refuse_beyond_memory(name, tensor.shape, tensor.element_size())
-        tensor = tensor.to_dense()
+        tensor = _from_sparse(tensor, name)
     if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:  # not for a tensor that a compiler is tracing
         tensor = tensor.as_subclass(Tensor)
     return tensor.resolve_neg()
 
 
+def _from_sparse(tensor: Tensor, name: str) -> Tensor:
+    """A sparse tensor with all its entries; those of a matrix that are given twice are added without overflow."""
+    if tensor.ndim == 2 and tensor.dense_dim() == 0:
+        made = torch.from_numpy(to_array(from_torch(tensor), name)).to(tensor.device)
+        half = made.dtype == torch.float32 and tensor.dtype != torch.float32  # which `from_torch` widens
+        return made.to(tensor.dtype) if half else made
+    refuse_beyond_memory(name, tensor.shape, tensor.element_size())
+    return tensor.to_dense()
+
+
 def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:
     """Convert a value to a numpy array of any dtype; raise ProblemError if that would lose something."""
     if hasattr(value, "toarray"):  # scipy.sparse, without importing it; dok_matrix is also a dict
+        value = by_rows(value, name)
         refuse_beyond_memory(name, value.shape, value.dtype.itemsize)
         value = value.toarray()
     if value is None or isinstance(value, str | bytes | os.PathLike | dict):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
-from .array_like import FLOATS, MAX_EXACT_INTEGER, as_tensor, too_large_error, wrong_dtype_error
+from .array_like import FLOATS, as_tensor, wrong_dtype_error
+from .exact_integers import MAX_EXACT_INTEGER, too_large_error
 
 #: Entries below this share of the largest are left out before LAPACK computes eigenvalues: ε².
 NEGLIGIBLE = torch.finfo(torch.float64).eps ** 2

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ProblemError
-from .array_like import MAX_EXACT_INTEGER, too_large_error
+from .exact_integers import MAX_EXACT_INTEGER, too_large_error
 from .parameters import shown
 
 Labels = tuple[Any, ...]

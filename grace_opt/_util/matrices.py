@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProblemError
-from .array_like import MAX_EXACT_INTEGER, too_large_error
+from .exact_integers import MAX_EXACT_INTEGER, too_large_error
 from .frames import Labels, check_names, from_frame, is_frame
 from .memory import refuse_beyond_memory
 

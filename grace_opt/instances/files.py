@@ -40,6 +40,7 @@ import torch
 from .._util import files
 from .._util.array_like import as_tensor, to_array, wrong_dtype_error
 from .._util.matrices import checked_labels, place_of, with_labels
+from .._util.sparse_rows import by_rows
 from ..errors import ProblemError
 from . import formats, matrix_market
 from .csv_tables import read_table, table_text
@@ -193,7 +194,7 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
     path = Path(files.path_text(path))
     W, own = with_labels(W)
     if own is None and hasattr(W, "tocsr") and suffix_of(path) in (".npz", ".mtx"):
-        content = _sparse_content(path, W.tocsr(), k, labels)
+        content = _sparse_content(path, by_rows(W), k, labels)
         return files.write_file(path, _packed(path, content), ProblemError)
     W = _numbers(path, "W", as_tensor(W, "W").cpu()) if isinstance(W, torch.Tensor) else to_array(W, "W")
     if k is not None:
@@ -323,7 +324,7 @@ def _of_scipy(path: Path, arrays: Mapping[str, Any]) -> Any:
         made.check_format(full_check=True)
     else:
         raise ProblemError(f"{path} holds a sparse matrix as {layout}: save it as csr, csc or coo.")
-    return made.tocsr()
+    return by_rows(made)
 
 
 def _safetensors(path: Path) -> Instance:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from .._util.array_like import MAX_EXACT_INTEGER
+from .._util.exact_integers import MAX_EXACT_INTEGER
 from .._util.parameters import choice, integer, number
 from ..errors import OptionError, ProblemError
 from .files import Instance

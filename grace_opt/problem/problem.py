@@ -20,11 +20,12 @@ from .._util.arrays import Backend, backend_of, to_float_tensor, to_floats, work
 from .._util.inputs import check_enough_candidates, k_per_instance
 from .._util.matrices import checked_labels, from_condensed, place_of, with_labels
 from .._util.names import refuse_unknown
+from .._util.sparse_rows import from_torch, rounding_of
 from .._util.vertices import vertex_mask
 from ..errors import ProblemError
 from ..kernels.extremes import extremes
 from ..kernels.weights import Weights
-from .sparse import SparseWeights, from_torch, symmetric_part
+from .sparse import SparseWeights, symmetric_part
 
 #: Sparse W stays sparse from this number of vertices on, if at most this share of its entries is stored.
 SPARSE_FROM, SPARSE_SHARE = 1000, 0.1
@@ -119,6 +120,8 @@ class Problem:
             weights, integer = (W, W.integer) if isinstance(W, Weights) else SparseWeights.of(W)
             labels = own if labels is None else checked_labels(labels, weights.shape[-1])
             return cls._with(cast(Tensor, weights), k, protected, labels, backend, integer, check)
+        # Sums of entries given twice are doubles, and no more symmetric than these entries were.
+        rounding = rounding_of(W) if _is_sparse_tensor(W) or hasattr(W, "tocsr") else None
         given = as_tensor(W, "W")
         if given.ndim == 1:
             given = from_condensed(given)
@@ -128,7 +131,7 @@ class Problem:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
         labels = own if labels is None else checked_labels(labels, tensor.shape[-1])
         if check:
-            tensor = _checked_weights(tensor, labels)
+            tensor = _checked_weights(tensor, labels, rounding)
         tensor = tensor.to(working_dtype(tensor.dtype))
         return cls._with(tensor, k, protected, labels, backend, integer, check)
 
@@ -262,9 +265,9 @@ def _mean(tensor: Tensor) -> Tensor:
     return torch.where(total.isfinite(), total / 2, tensor / 2 + tensor.mT / 2)
 
 
-def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None) -> Tensor:
+def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float | None) -> Tensor:
     """W, checked and made exactly symmetric; in float64 if sums would leave the range of float32."""
-    n, eps = W.shape[-1], torch.finfo(W.dtype).eps
+    n, eps = W.shape[-1], torch.finfo(W.dtype).eps if rounding is None else rounding
     finite, largest, worst = extremes(W)
     if not bool(finite.all()):
         where = [int(i) for i in (~torch.isfinite(W)).nonzero()[0]]

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .._util.array_like import MAX_EXACT_INTEGER, too_large_error, wrong_dtype_error
+from .._util.array_like import wrong_dtype_error
+from .._util.sparse_rows import by_rows, refuse_too_large, rounding_of
 from ..errors import ProblemError
 from ..kernels.objective import CANCELLED
 from ..kernels.sparse.forms import Graph
@@ -63,11 +64,9 @@ class SparseWeights(Weights):
             As for a matrix: the message says what is wrong, where, and what to write instead.
         """
         whole, integer = _checked(W)
-        dtype = np.dtype(W.dtype)
         _check_finite(whole)
         nodes = whole.diagonal()
-        own = dtype if dtype.kind == "f" and dtype.itemsize < 8 else np.dtype(np.float64)
-        edges = _symmetric(_without_diagonal(whole), nodes, float(np.finfo(own).eps))
+        edges = _symmetric(_without_diagonal(whole), nodes, rounding_of(W))
         return cls(edges, torch.from_numpy(nodes)), integer
 
     @classmethod
@@ -199,16 +198,6 @@ def symmetric_part(W: Any) -> Edges:
     return (whole / 2 + whole.T / 2).tocsr()
 
 
-def from_torch(W: Tensor) -> Any:
-    """Return a sparse tensor (n, n) of any layout as a scipy.sparse.coo_array; duplicates are not added yet."""
-    from scipy.sparse import coo_array
-
-    flat = W.detach().cpu().to_sparse_coo()  # type: ignore[no-untyped-call]
-    indices, values = flat._indices().numpy(), flat._values()  # coalesced, small integers would overflow
-    values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-    return coo_array((values.numpy(), (indices[0], indices[1])), shape=tuple(W.shape))
-
-
 def _checked(W: Any) -> tuple[Edges, bool]:
     """W by rows in float64, and whether it was given as integers; perhaps not finite or symmetric."""
     if len(W.shape) != 2 or W.shape[0] != W.shape[1]:
@@ -216,65 +205,12 @@ def _checked(W: Any) -> tuple[Edges, bool]:
     dtype = np.dtype(W.dtype)
     if dtype.kind not in "iuf":
         raise wrong_dtype_error("W", dtype)
-    _check_indices(W)
-    return _in_float64(W, dtype.kind in "iu"), dtype.kind in "iu"
-
-
-def _check_indices(W: Any) -> None:
-    """Refuse index arrays that point elsewhere than into W: scipy trusts them, and so do compiled loops."""
-    if W.format == "coo":
-        row, column = W.coords if hasattr(W, "coords") else (W.row, W.col)
-        sound = len(row) == len(column) == len(W.data) and all(_within(each, W.shape[0]) for each in (row, column))
-    elif W.format in ("csr", "csc", "bsr"):
-        high, wide = W.data.shape[1:] or (1, 1)
-        starts, steps = W.indptr, np.diff(W.indptr)
-        sound = (
-            len(starts) == W.shape[0] // high + 1
-            and starts[0] == 0
-            and not (steps < 0).any()
-            and starts[-1] <= min(len(W.indices), len(W.data))
-            and _within(W.indices[: starts[-1]], W.shape[1] // wide)
-        )
-    else:  # dia, lil and dok check what they are given
-        return
-    if not sound:
-        raise ProblemError(
-            f"W is a damaged {W.format} matrix: its index arrays point outside its {W.shape[0]:,} rows or its entries. "
-            "Indices count from 0 to n - 1, and indptr never falls."
-        )
-
-
-def _within(indices: npt.NDArray[Any], n: int) -> bool:
-    return not len(indices) or (int(indices.min()) >= 0 and int(indices.max()) < n)
-
-
-def _in_float64(W: Any, integer: bool) -> Edges:
-    """W by rows, sorted, duplicates added as doubles; W's own arrays where they are so already."""
-    from scipy.sparse import coo_array, csr_array
-
-    if integer and W.nnz:
-        _refuse_too_large(W.data[: W.nnz] if W.format in ("csr", "csc", "coo") else W.tocoo().data)
-    if getattr(W, "format", "") == "csr":
-        whole = csr_array((W.data.astype(np.float64, copy=False), W.indices, W.indptr), shape=W.shape)
-        if not whole.has_canonical_format:
-            whole = whole.copy()  # the user's stays as it is
-            whole.sum_duplicates()
-    else:
-        given = W.tocoo()
-        row, column = given.coords if hasattr(given, "coords") else (given.row, given.col)
-        with np.errstate(over="ignore"):  # of longer floats; infinite entries are named later
-            values = given.data.astype(np.float64)
-        whole = coo_array((values, (row, column)), shape=W.shape).tocsr()
-        whole.sum_duplicates()
-    if integer and whole.nnz:
-        _refuse_too_large(whole.data)
-    return whole
-
-
-def _refuse_too_large(data: npt.NDArray[Any]) -> None:
-    for worst in (data.max(), data.min()):
-        if abs(int(worst)) > MAX_EXACT_INTEGER:
-            raise too_large_error("W", int(worst))
+    whole = by_rows(W)
+    if dtype.kind in "iu":
+        refuse_too_large(whole.data, "W")
+    with np.errstate(over="ignore"):  # of longer floats; infinite entries are named later
+        whole = type(whole)((whole.data.astype(np.float64, copy=False), whole.indices, whole.indptr), shape=W.shape)
+    return whole, dtype.kind in "iu"
 
 
 def _check_finite(whole: Edges) -> None:
@@ -310,7 +246,8 @@ def _symmetric(edges: Edges, nodes: npt.NDArray[np.float64], eps: float) -> Edge
             i, j = int(skew.coords[0][worst]), int(skew.coords[1][worst])
             raise ProblemError(
                 f"W is not symmetric: |W[{i}, {j}] - W[{j}, {i}]| = {abs(skew.data[worst]):.3g}, allowed "
-                f"{16 * eps * largest:.3g} (16 eps max|W|). If you mean the symmetric part, pass (W + W.T) / 2."
+                f"{16 * eps * largest:.3g} (16 eps max|W|). If you mean the symmetric part, pass "
+                "grace_opt.symmetrize(W); on the command line, --symmetrize."
             )
         edges = type(edges)(edges / 2 + other / 2)
         edges.sort_indices()
