@@ -3,7 +3,8 @@ r"""Local search: from any start, make the best exchange of two vertices until n
 Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W
 1_S`; the best exchange is made, s is updated in O(n), and the search stops when a recomputed s shows no improving
 exchange. Complexity O(n²) per step. Compiled on the CPU; on a GPU, for n up to 256, all steps run in one launch of a
-Triton kernel. For sparse W, a step costs about the degrees of its two vertices, times log n. Guarantee: a verified
+Triton kernel. For sparse W, a step costs about the degrees of its two vertices, times log n, and with weights of both
+signs up to k. Guarantee: a verified
 1-swap-local optimum, never worse than its start: no exchange improves f by more than the rounding error of its own two
 vertices' weights with S (`grace_opt.kernels.exchange.rounding`), whatever the other weights are. On W in factors with
 more than some thousand vertices, exchanges are made among some promising ones at a time; the promise is the same, up to
@@ -13,6 +14,7 @@ Reference: Ghosh (1996), and any work on maximum diversity.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,6 +33,7 @@ from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.exchange import KERNEL, reference
 from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
 from grace_opt.kernels.sparse.exchange import Exchanges
+from grace_opt.kernels.sparse.pace import Pace
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, integer, register
 from grace_opt.run import Run
@@ -39,7 +42,7 @@ from grace_opt.starts import starting_masks
 
 #: Pairs per instance that the compiled search tries between two looks at the clock: some hundredths of a second.
 PAIRS_PER_LOOK = 50_000_000
-#: Exchanges in a sparse graph between two looks at the clock, and at a target.
+#: Most exchanges in a sparse graph between two looks at the clock, and at a target.
 SPARSE_STEPS_PER_LOOK, SPARSE_STEPS_TO_TARGET = 3_000, 16
 #: Approximate seconds per stored entry of sparse W until the first exchange.
 SECONDS_TO_BEGIN = 1e-8
@@ -151,10 +154,10 @@ def _compiled(problem: Problem, mask: Tensor, max_steps: int | None, run: Run) -
 
 
 def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | None, run: Run) -> Result:
-    """Run the compiled loop over edges; the best exchange costs about the degrees of its two vertices."""
+    """Run the compiled loop over edges, in slices that keep a time limit."""
     free, limit = problem.candidates[0], torch.zeros_like(problem.k, dtype=torch.bool)
     search = Exchanges(W.graph(free), mask[0][free].numpy())
-    steps, active = 0, torch.zeros(1, dtype=torch.int64, device="cpu")
+    steps, active, pace = 0, torch.zeros(1, dtype=torch.int64, device="cpu"), Pace(SPARSE_STEPS_PER_LOOK)
     while True:
         mask[0, free] = torch.from_numpy(search.x)
         if run.watches:
@@ -163,9 +166,11 @@ def _sparse(problem: Problem, W: SparseWeights, mask: Tensor, max_steps: int | N
         if run.expired() or not begun or not len(active) or (max_steps is not None and steps >= max_steps):
             limit[:] = True
             break
-        most = SPARSE_STEPS_TO_TARGET if run.targets else SPARSE_STEPS_PER_LOOK
+        most = min(pace.steps, SPARSE_STEPS_TO_TARGET) if run.targets else pace.steps
         most = most if max_steps is None else min(most, max_steps - steps)
+        began = time.monotonic()
         made = search.improve(most)
+        pace.took(most, time.monotonic() - began)
         steps += made
         if made < most:
             mask[0, free] = torch.from_numpy(search.x)

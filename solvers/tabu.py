@@ -14,6 +14,7 @@ Comput. 189 (2007); Zhou, Hao & Duval, IEEE T. Evol. Comput. 21 (2017); Nogueira
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from grace_opt import objective
 from grace_opt.errors import OptionError
 from grace_opt.kernels.columns.reference.exchange import Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
+from grace_opt.kernels.sparse.pace import Pace
 from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
 from grace_opt.parallel import map_in_threads
 from grace_opt.problem import Problem, SparseWeights
@@ -42,8 +44,7 @@ TENURE = 10
 RANDOM_AT_MOST = 0.125
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
 WORK_BETWEEN_CLOCK_CHECKS = 2_000_000
-#: Iterations on a sparse graph between two looks at the clock: some hundredths of a second, a tenth for a million
-#: vertices; and approximate seconds per stored entry until the first one.
+#: Most iterations on a sparse graph between two looks at the clock; seconds per stored entry until the first, roughly.
 SPARSE_ITERATIONS_PER_LOOK, SECONDS_TO_BEGIN = 3000, 1.5e-8
 
 
@@ -211,7 +212,7 @@ class _SparseSearch(_Search):
     """The same over the edges of a sparse graph."""
 
     def _set_up(self, problem: Problem, alive: npt.NDArray[np.bool_]) -> None:
-        self.alive, self.started = alive, False
+        self.alive, self.started, self.pace = alive, False, Pace(SPARSE_ITERATIONS_PER_LOOK)
 
     def advance(self) -> None:
         """Search for one slice."""
@@ -219,10 +220,12 @@ class _SparseSearch(_Search):
             graph = cast(SparseWeights, self.problem.weights).graph(torch.from_numpy(self.alive))
             self.search = TabuSearch(graph, self.best, self.restart_after, self.tenure, self.random)
             self.started = True
-        before, count = self.search.value, min(self.budget - self.spent, SPARSE_ITERATIONS_PER_LOOK)
+        before, count = self.search.value, min(self.budget - self.spent, self.pace.steps)
+        began, first = time.monotonic(), not self.spent
         self.search.advance(count)
+        self.pace.took(count, time.monotonic() - began)
         self.spent += count
-        if self.search.value < before or self.spent == count:
+        if self.search.value < before or first:
             self.run.report(0, self._value(), -np.inf, self.mask() if self.run.callback else self.best)
 
     def _value(self) -> float:

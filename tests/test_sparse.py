@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 import time
 
 import numpy as np
@@ -628,6 +629,27 @@ def test_searches_without_time_to_begin_return_their_start(monkeypatch):
         sol = solve(problem, method=method, start=start, time_limit=60.0)
         assert sol.status is Status.LIMIT
         assert (sol.mask == start).all()
+
+
+@pytest.mark.parametrize(("method", "search"), [("local_search", "Exchanges.improve"), ("tabu", "TabuSearch.advance")])
+def test_limits_are_kept_where_an_exchange_is_slow(method, search, monkeypatch):
+    """As among many equal weights of both signs; slices grow as far as the clock lets them."""
+    name, function = search.split(".")
+    kind, slices = getattr(sys.modules[f"grace_opt.solvers.{method}"], name), []
+    plain = getattr(kind, function)
+
+    def slow(self, count):
+        slices.append(count)
+        time.sleep(0.002 * count)
+        return plain(self, count)
+
+    monkeypatch.setattr(kind, function, slow)
+    problem, start = Problem.of(random_graph(1000, seed=14), 300), np.arange(300)
+    began = time.monotonic()
+    assert solve(problem, method=method, start=start, time_limit=0.3).status is Status.LIMIT
+    assert time.monotonic() - began < 2.0
+    assert slices[0] == 1
+    assert 2 <= max(slices) <= 25
 
 
 def test_a_batch_of_graphs_is_dense_if_it_fits(monkeypatch):

@@ -3,7 +3,8 @@ r"""The best exchange of a chosen vertex for another in a sparse graph, and the 
 The change of f is ``leave[i] + enter[j] - 2 W_ij``. Both costs lie in heaps: without an edge, the best exchange is that
 of the first entries; an edge with W_ij < 0 makes it worse, and one with W_ij > 0 better, so that such edges of
 promising vertices are looked at one by one. A heap is searched from its top, and never below an entry that is too
-costly: an exchange usually costs little more than the degrees of its two vertices.
+costly: an exchange usually costs little more than the degrees of its two vertices. Where edges have W_ij > 0, it looks
+at all vertices that such an edge could make the best, by the largest W_ij: up to all, if many costs are nearly equal.
 
 Rounding: beside each cost is its size, :math:`|W_{vv}| + 2 \sum |W_{uv}|` over every u added or subtracted since it was
 last summed, which happens at the latest after ``REFRESH`` changes. Keys hold ``tolerance * size`` besides: an exchange
