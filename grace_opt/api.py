@@ -96,7 +96,8 @@ def solve(
         methods that have no natural end search until then, and answers depend on the machine.
     certify : bool, "fast" or "tight"
         Compute a lower bound with `grace_opt.bounds.certificate` after the method has run, for the instances that it
-        has not proved optimal (True means "fast"). Without it, only branch_and_bound, exhaustive, portfolio (at level
+        has not proved optimal (True means "fast"). Its share of a time limit is the method's loss: the answer may be
+        worse than without it. If it is False, only branch_and_bound, exhaustive, portfolio (at level
         "fast") and sdp give a bound.
     check : bool
         False skips the checks that read W's data, and leaves the objective in W's own precision: for trusted callers.

@@ -35,7 +35,10 @@ _EPS = torch.finfo(torch.float64).eps
 
 
 class Status(enum.Enum):
-    """How much is known about one instance's answer; the value explains it in words."""
+    """How much is known about one instance's answer; the value explains it in words.
+
+    OPTIMAL takes objective and bound for equal within 1e-9 of ``|objective|``, or within its rounding if that is more.
+    """
 
     OPTIMAL = "proved optimal: the objective equals its certified bound, up to rounding"
     FEASIBLE = "a valid choice; optimality is not proved"

@@ -398,3 +398,8 @@ def test_large_whole_numbers_are_not_called_exact():
 def test_half_precision_is_summed_in_float64():
     Q = torch.full((4, 3), 60000.0, dtype=torch.float16)
     assert float(Factored.product(Q, Q).objective(torch.tensor([True, False, False]))) == (60000.0**2 * 4) ** 2
+
+
+def test_repr_is_one_short_line():
+    made = Factored.product(np.ones((3, 500)), np.ones((2, 500)))
+    assert repr(made) == "Factored(shape=(500, 500), terms=1, device='cpu')"

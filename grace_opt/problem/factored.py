@@ -71,6 +71,10 @@ class Factored(ColumnWeights):
     def __init__(self, terms: Sequence[Any], *, diagonal: Any = None) -> None:
         self._take(read_terms(terms, diagonal))
 
+    def __repr__(self) -> str:
+        """One short line: the factors are large."""
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, terms={len(self.terms)}, device={str(self.device)!r})"
+
     @classmethod
     def product(cls, Q: Any, K: Any) -> Self:
         r"""Return :math:`(Q^\top Q) \circ (K^\top K)`: attention's W of queries (..., L, n) and keys (..., T, n).

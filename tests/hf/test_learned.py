@@ -462,3 +462,19 @@ class TestBadInput:
         monkeypatch.setattr(observe, "sample_of", lambda queries, *rest: sample_of(2 * queries, *rest))
         with pytest.raises(CacheError, match="the attention of layer 0 is more than the softmax of its causal logits"):
             learn_masks(tiny(), texts, **SMALL)
+
+
+def test_no_more_queries_than_the_longest_window_has():
+    """Asked for millions, every query of the longest window is observed once; stacking needs as many of each."""
+    texts = [torch.arange(30)[None], torch.arange(15)[None]]
+    windows = observe.cut(texts, 25, 9, 10**7, 5, torch.Generator().manual_seed(0))
+    assert sorted(len(window.positions) for window in windows) == [20, 20]
+    longest = max(windows, key=lambda window: window.ids.shape[1])
+    assert longest.positions.tolist() == list(range(5, 25))
+
+
+def test_a_ratio_that_leaves_nothing_names_no_multiple_that_was_not_given():
+    with pytest.raises(ProblemError, match=r"^the ratio leaves 0 of 64 channels; give a ratio of at most 0\.984$"):
+        call._kept(0, 64, 1)
+    with pytest.raises(ProblemError, match=r"multiple=8: the ratio leaves 3 of 64 channels.*or a smaller multiple"):
+        call._kept(3, 64, 8)

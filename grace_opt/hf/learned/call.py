@@ -85,7 +85,7 @@ def learn_masks(
         Keep a multiple of this many channels in every head; up to ``multiple`` - 1 more are pruned for that.
     windows, tokens, queries : int
         Learn from at most so many windows of the texts, which take turns, of so many tokens at most, and from so many
-        queries of each; a step takes 32 queries of four windows.
+        queries of each, at most those of the longest; a step takes 32 queries of four windows.
     steps : (int, int)
         Of both stages, in each layer.
     recent_window, sink_tokens : int
@@ -290,9 +290,12 @@ def _kept(kept: int, d: int, multiple: int) -> int:
     if d % multiple:
         raise ProblemError(f"multiple={multiple} does not divide the heads' {d} channels; give one that does")
     if kept < multiple:
+        reason = f"multiple={multiple}: the" if multiple > 1 else "the"
+        instead = ", or a smaller multiple" if multiple > 1 else ""
+        none = ", which is no multiple" if kept else ""
         raise ProblemError(
-            f"multiple={multiple}: the ratio leaves {kept} of {d} channels, which is no multiple; give a ratio of at "
-            f"most {(d - multiple) / d:.3g}, or a smaller multiple"
+            f"{reason} ratio leaves {kept} of {d} channels{none}; give a ratio of at most {(d - multiple) / d:.3g}"
+            f"{instead}"
         )
     return kept - kept % multiple
 

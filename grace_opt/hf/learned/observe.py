@@ -109,7 +109,8 @@ def cut(
     texts : sequence of Tensor
         Token numbers, ``(1, L)`` each.
     tokens, count, queries : int
-        Most tokens of a window, most windows, and queries of each; those of a short window count several times.
+        Most tokens of a window, most windows, and most queries of each; those of a window shorter than the longest
+        count several times.
     dense : int
         Number of tokens that every query sees dense; queries of earlier tokens see nothing pruned.
     generator : Generator
@@ -127,8 +128,9 @@ def cut(
         for each in pieces
     ]
     turns = range(max(map(len, mixed), default=0))
-    found = []
-    for ids in [each[turn] for turn in turns for each in mixed if turn < len(each)][:count]:
+    found, chosen = [], [each[turn] for turn in turns for each in mixed if turn < len(each)][:count]
+    queries = min(queries, max((ids.shape[1] - dense for ids in chosen), default=0))  # no window has more to observe
+    for ids in chosen:
         places = dense + torch.randperm(ids.shape[1] - dense, generator=generator, device="cpu")
         found.append(Window(ids, places.repeat(-(-queries // len(places)))[:queries].sort().values))
     return found
