@@ -373,7 +373,7 @@ def test_files_stay_sparse(name, whole, tmp_path, monkeypatch):
 
 def test_scipy_s_files_with_k_and_bad_ones(tmp_path):
     W = random_graph(1000, seed=9)
-    for layout in ("csr", "csc", "coo"):
+    for layout in ("csr", "csc", "coo", "bsr"):
         sp.save_npz(tmp_path / "w.npz", W.asformat(layout))
         assert (instances.read(tmp_path / "w.npz").W != W).nnz == 0
     instances.write(tmp_path / "k.npz", W, 7)
@@ -384,8 +384,11 @@ def test_scipy_s_files_with_k_and_bad_ones(tmp_path):
     with pytest.raises(ProblemError, match=r"cannot be read as \.npz"):
         instances.read(tmp_path / "bad.npz")
     sp.save_npz(tmp_path / "dia.npz", sp.dia_array(np.eye(5)))
-    with pytest.raises(ProblemError, match="as dia: save it as csr, csc or coo"):
+    with pytest.raises(ProblemError, match="as dia: save it as csr, csc, bsr or coo"):
         instances.read(tmp_path / "dia.npz")
+    sp.save_npz(tmp_path / "huge.npz", sp.coo_array(([1.0], ([0], [0])), shape=(10**12, 10**12)))
+    with pytest.raises(ProblemError, match=r"huge\.npz holds W of a shape that does not fit into memory: .*TiB"):
+        instances.read(tmp_path / "huge.npz")
     with pytest.raises(ProblemError, match=r"\.mtx cannot store k"):
         instances.write(tmp_path / "w.mtx", W, 7)
 

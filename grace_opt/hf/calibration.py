@@ -99,7 +99,7 @@ def calibrate(
     torch.Size([3, 2, 32])
     """
     model = require_model(model, "calibrate")
-    every = all_token_ids(texts, tokenizer, "calibrate")
+    every = all_token_ids(texts, tokenizer, "calibrate", model)
     if ignored := sorted({"provider", "masks"} & set(settings)):
         raise OptionError(f"calibrate() chooses the channels by a method; leave out {', '.join(ignored)}")
     if ignored := sorted(_NOT_ASKED & set(settings)):

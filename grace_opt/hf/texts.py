@@ -31,7 +31,7 @@ def shipped_texts() -> list[str]:
     return list(texts_by_name().values())
 
 
-def all_token_ids(texts: Any, tokenizer: Any, call: str) -> list[Tensor]:
+def all_token_ids(texts: Any, tokenizer: Any, call: str, model: Any) -> list[Tensor]:
     """Return the token numbers of several texts, ``(1, L)`` each; refuse what is no list of texts, or no tokenizer.
 
     Parameters
@@ -41,6 +41,8 @@ def all_token_ids(texts: Any, tokenizer: Any, call: str) -> list[Tensor]:
         Needed if one is a string.
     call : str
         Name of the called function, which takes the texts before their tokenizer, for messages.
+    model : PreTrainedModel
+        The one that is to read them: it must know every token.
     """
     if isinstance(tokenizer, str | list | tuple) or (callable(texts) and not isinstance(texts, Tensor)):
         raise OptionError(f"texts come before their tokenizer; write {call}(model, texts, tokenizer)")
@@ -48,7 +50,16 @@ def all_token_ids(texts: Any, tokenizer: Any, call: str) -> list[Tensor]:
         raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write {call}(model, texts, tokenizer)")
     if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
         raise OptionError(f"texts must be a list with at least one text; write {call}(model, [text, ...], tokenizer)")
-    return [token_ids(text, tokenizer, number, call) for number, text in enumerate(texts, 1)]
+    known = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    every = [token_ids(text, tokenizer, number, call) for number, text in enumerate(texts, 1)]
+    for number, ids in enumerate(every, 1):
+        if known is not None and ((ids < 0) | (ids >= known)).any():
+            worst = int(ids.max()) if int(ids.max()) >= known else int(ids.min())
+            raise OptionError(
+                f"text {number} has the token number {worst}, and the model knows 0 to {known - 1}: take the tokenizer "
+                "that belongs to the model"
+            )
+    return every
 
 
 def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Tensor:

@@ -140,6 +140,8 @@ def read(path: str | os.PathLike[str]) -> Instance:
         return made
     except ProblemError:
         raise
+    except MemoryError as error:
+        raise ProblemError(f"{path} holds W of a shape that does not fit into memory: {error}.") from error
     except Exception as error:  # every library raises other errors for broken files; all mean the same to the user
         # For a file that is not an array, numpy advises loading it unsafely; we do not repeat that.
         why = "" if "pickle" in str(error) else f": {error}"
@@ -311,7 +313,7 @@ def _npz(path: Path) -> Instance:
 
 def _of_scipy(path: Path, arrays: Mapping[str, Any]) -> Any:
     """Return the matrix of a file of scipy, with every index checked: scipy itself reads beyond arrays if one lies."""
-    from scipy.sparse import coo_array, csc_array, csr_array
+    from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
 
     layout = arrays["format"].item()
     layout = layout.decode() if isinstance(layout, bytes) else str(layout)
@@ -322,8 +324,10 @@ def _of_scipy(path: Path, arrays: Mapping[str, Any]) -> Any:
         kind = csr_array if layout == "csr" else csc_array
         made = kind((arrays["data"], arrays["indices"], arrays["indptr"]), shape=shape)
         made.check_format(full_check=True)
+    elif layout == "bsr":
+        made = bsr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=shape)
     else:
-        raise ProblemError(f"{path} holds a sparse matrix as {layout}: save it as csr, csc or coo.")
+        raise ProblemError(f"{path} holds a sparse matrix as {layout}: save it as csr, csc, bsr or coo.")
     return by_rows(made)
 
 

@@ -342,6 +342,8 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
     feed(model, cache, more[:, :70])
     assert cache.get_seq_length() == 3 * LENGTH + 70
     assert full(model, ids, evict=evict).memory_report().bits <= 2
+    with pytest.raises(OptionError, match=r"all queries .*: write GraphEviction\(stride=0, observed=128\)"):
+        full(model, ids, evict="graph", bits=2.25)
     with pytest.raises(OptionError, match="H2O needs all queries"):
         PrunedKeyCache(model, **SETTINGS, evict=H2O(budget=100, observed=None))
     with pytest.raises(OptionError, match=r"SnapKV needs 129 queries .* let it observe 128 or fewer"):

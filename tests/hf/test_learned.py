@@ -478,3 +478,9 @@ def test_a_ratio_that_leaves_nothing_names_no_multiple_that_was_not_given():
         call._kept(0, 64, 1)
     with pytest.raises(ProblemError, match=r"multiple=8: the ratio leaves 3 of 64 channels.*or a smaller multiple"):
         call._kept(3, 64, 8)
+
+
+@pytest.mark.parametrize("function", [learn_masks, calibrate])
+def test_a_tokenizer_of_another_model_is_named(function, tiny):
+    with pytest.raises(OptionError, match=r"text 2 has the token number 10000000, and the model knows 0 to"):
+        function(tiny("llama"), [torch.arange(9), torch.tensor([1, 10**7, 2])])

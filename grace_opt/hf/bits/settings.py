@@ -87,6 +87,8 @@ def check_bits(config: Any) -> None:
     needed = 0 if config.evict is None else getattr(config.evict, "queries_needed", 0)
     if needed is None or needed > MAX_EVICTION_QUERIES:
         instead = "evict by SnapKV, PyramidKV or StreamingLLM"
+        if hasattr(config.evict, "stride"):
+            instead = f"write {type(config.evict).__name__}(stride=0, observed={MAX_EVICTION_QUERIES})"
         raise OptionError(
             f"{type(config.evict).__name__} needs {'all' if needed is None else needed} queries of the prompt, and "
             f"{given[0]}= keeps the last {MAX_EVICTION_QUERIES}: "

@@ -154,7 +154,7 @@ def learn_masks(
     """
     began = time.monotonic()
     model = require_model(model, "learn_masks")
-    given = all_token_ids(texts, tokenizer, "learn_masks")
+    given = all_token_ids(texts, tokenizer, "learn_masks", model)
     steps = _steps(steps)
     counts = {
         name: integer(name, value, at_least=1)
