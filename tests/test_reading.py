@@ -336,3 +336,14 @@ def test_with_an_epsilon_a_padded_row_reads_what_it_would_alone(by, name):
     padded = Case(query, longer, around, around, reading, kept, torch.tensor([padding], dtype=torch.int32)).run(name)
     assert 5 < int(alone.tokens) < 85
     assert torch.equal(padded.tokens, alone.tokens)
+
+
+@pytest.mark.parametrize("name", ATTEND)
+@pytest.mark.parametrize("by", ["pages", "channels"])
+def test_far_tokens_are_read_before_padding(by, name):
+    """All but one have the lowest rank that a score can have; padding, which lies before them, has a lower one."""
+    keys = torch.cat([torch.zeros(4), -100.0 * torch.arange(8)])[None, None, :, None]
+    around, kept, padding = torch.zeros(1, 1, 1, 1), torch.tensor([[[0]]]), torch.tensor([4], dtype=torch.int32)
+    reading = TopTokens(0.9, by, page_size=1)
+    found = Case(torch.ones(1, 1, 1, 1), keys, around, around, reading, kept, padding).run(name)
+    assert int(found.tokens) == 7  # of 8; two dense ones count in the share of all ten

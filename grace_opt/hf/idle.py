@@ -40,9 +40,9 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
                 less = "fewer tables, or more hash_bits"
             found.append(f"{config.read} has left no token unread: write {less}")
         if config.read.by == SAMPLING:
-            found.append("a sample saves no time: all codes are compared in each step")
+            found.append("a sample takes more time than reading all: all codes are compared in each step")
         if layers[0].plan.bits is not None:
-            found.append("read= saves no time with bits=: all tokens are unpacked in each step")
+            found.append("with bits=, read= takes more time, not less: all tokens are unpacked in each step")
     elif config.quantize is None and all(
         isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
         for each, layer in zip(old, layers, strict=True)
