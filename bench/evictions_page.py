@@ -9,6 +9,7 @@ import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from bench.intervals import with_ends
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, Page, table
@@ -120,6 +121,8 @@ def _draw(figure: Figure, kl: dict[str, dict[str, list[float]]], shares: list[st
     axes.set_yscale("log")
     axes.set_xticks(places, [f"{place:.0%}" for place in places])
     axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("tokens kept")
     axes.set_ylabel("KL, nats")
     axes.legend()
