@@ -171,11 +171,14 @@ def drop_order(
         p, v = p[..., : len(places)], v[:, : len(places)]
     else:
         p, v = p[..., places], v[:, places]
-    p, v, o, left = p.mT.contiguous(), v - centre, o - centre, places.expand(len(p), -1)
+    v, o, left = v - centre, o - centre, places.expand(len(p), -1)
+    if block is None:
+        return left.gather(-1, _own_losses(p, o, v, w, renormalise).argsort(dim=-1, stable=True))
+    p = p.mT.contiguous()
     lost, change = torch.zeros_like(o[..., 0]), torch.zeros_like(o)
     while left.shape[1]:
         losses = _losses(p, o, v, w, lost, change, renormalise)
-        if block is None or not count:
+        if not count:
             return torch.cat([*dropped, left.gather(-1, losses.argsort(dim=-1, stable=True))], dim=-1)
         some = min(block if isinstance(block, int) else max(int(block * left.shape[1]), 1), count)
         scale = w / (1 - lost).clamp(min=LEAST_LEFT).square() if renormalise else w
@@ -199,6 +202,19 @@ def _taken(p: Tensor, o: Tensor, v: Tensor, w: Tensor, losses: Tensor, count: in
     W = formed(TokenGraph(_rows(p, listed).mT, o, _rows(v, listed), w))
     every, counts = torch.ones_like(listed, dtype=torch.bool), torch.full_like(listed[:, 0], count)
     return listed.gather(-1, greedy_order(W, losses.gather(-1, listed), every, counts, count).order)
+
+
+def _own_losses(p: Tensor, o: Tensor, v: Tensor, w: Tensor, renormalise: bool) -> Tensor:
+    """Return what `_losses` does before any drop, ``(B, T)``, in less time with few queries: p is ``(B, R, T)``."""
+    squares = torch.baddbmm(v.square().sum(-1)[:, None], o, v.mT, alpha=-2).add_(o.square().sum(-1, keepdim=True))
+    if not renormalise:
+        return (w[..., None, :] @ (p.square() * squares))[..., 0, :]
+    left = (1 - p).clamp_(min=LEAST_LEFT)
+    weight, (largest, top) = (p / left).square_(), p.max(dim=-1)
+    weight.scatter_(-1, top[..., None], 0)  # as in `_losses`
+    found = (w[..., None, :] @ weight.mul_(squares))[..., 0, :]
+    moved = (_rows(v, top) - o) * (largest / left.gather(-1, top[..., None])[..., 0])[..., None]
+    return found.scatter_add_(-1, top, w * moved.square().sum(-1))
 
 
 def _losses(p: Tensor, o: Tensor, v: Tensor, w: Tensor, lost: Tensor, change: Tensor, renormalise: bool) -> Tensor:
