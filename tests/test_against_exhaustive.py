@@ -29,7 +29,7 @@ WANTED = int(os.environ.get("GRACE_TEST_INSTANCES", "3000"))
 #: A deep run has the same draws every time, counts breaches instead of stopping at the first, and leaves a log.
 DEEP = WANTED > 3000
 SDP_WANTED = min(3000, max(300, WANTED // 10))
-SIZE, SDP_SIZE, MAX_N = 100 if DEEP else 25, 10, 14
+SIZE, SDP_SIZE, MAX_N = 100 if DEEP else 60, 10, 14
 #: What an objective, and a bound above the optimum, may be off by, relative to themselves: their last digits.
 LAST_DIGITS = 4 * float(np.finfo(np.float64).eps)
 ALLOW_DIRTY = bool(os.environ.get("GRACE_ALLOW_DIRTY"))

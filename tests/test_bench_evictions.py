@@ -18,13 +18,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def start(tmp_path: Path, books: list[Path], books_alone: None):
-    """Run the benchmark as from the command line, on two books alone."""
+def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pytest.MonkeyPatch):
+    """Run the benchmark as from the command line, on two books alone, with short prompts."""
+    monkeypatch.setattr(evictions, "SHARES", (0.5, 0.25))
 
     def run(*changes: str) -> str:
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
-        given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "330", "--tokens", "8"]
-        evictions.main([*given, "--short", "321", *folders, "--allow-dirty", *changes])
+        given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "140", "--tokens", "8"]
+        evictions.main([*given, "--short", "130", *folders, "--allow-dirty", *changes])
         return (tmp_path / "results" / "pocket.md").read_text()
 
     return run
@@ -33,6 +34,7 @@ def start(tmp_path: Path, books: list[Path], books_alone: None):
 @pytest.mark.slow
 def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evictions, "is_clean", lambda source: True)
+    monkeypatch.setattr(evictions, "TIMES", 1)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]
@@ -49,7 +51,7 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
 
 def test_what_cannot_be_measured_says_why(start, tmp_path: Path) -> None:
     for changes, message in (
-        (["--prompt", "320"], "give prompts of more than 320 tokens"),
+        (["--prompt", "128"], "give prompts of more than 128 tokens"),
         (["--tokens", "1"], "at least 2 tokens after them"),
         (["--prompt", "3000"], "too few for two passages of 3008"),
         (["--text", str(tmp_path / "none.txt")], "no text at"),
