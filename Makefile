@@ -23,8 +23,8 @@ EXPERIMENT_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# One environment for everything, so that demo, tests and docs see the same versions. It is made in two steps, as who only
-# wants to see the demo should not wait for the tools of the tests. The stamps say what each was made from.
+# One environment for everything, so that demo, tests and docs see the same versions. Who only wants to see the demo does
+# not wait for the tools of the tests. The stamps say what each was made from.
 DEMO_STAMP := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 EXTRAS := demo,quant,gpu,lm-eval,bench,docs,dev
@@ -56,6 +56,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# Two of pip in one environment would spoil it.
+.NOTPARALLEL:
 .PHONY: help install demo test test-fast test-deep test-matrix test-oldest resolve beside lint types contracts unit bench \
 	bench-check results install-size experiments docs format clean
 
@@ -67,24 +69,30 @@ help: ## Show this list
 	@echo "  PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)"
 	@echo "  MODEL=ID_OR_PATH    the model of the demo, instead of the one that is shipped"
 
+# What is asked for first makes the environment.
+define MAKE_VENV
+@command -v $(PYTHON) >/dev/null || { \
+	echo "make: there is no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11" >&2; \
+	exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "make: grace_opt needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	echo "      Name a newer one: make PYTHON=python3.11" >&2; \
+	exit 1; }
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "Making $(VENV) ..."; $(PYTHON) -m venv --clear $(VENV); }
+endef
+
 $(DEMO_STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { \
-		echo "make: there is no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11" >&2; \
-		exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "make: grace_opt needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
-		echo "      Name a newer one: make PYTHON=python3.11" >&2; \
-		exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "Making $(VENV) ..."; $(PYTHON) -m venv --clear $(VENV); }
+	$(MAKE_VENV)
 	@echo "Installing what the demo needs into $(VENV) (the first time takes a few minutes) ..."
 	@# setuptools warns at length about what editable installs are; pip's own errors still show.
 	@PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[demo]"
 	@touch $@
 
-$(STAMP): $(DEMO_STAMP)
-	@echo "Installing what tests, benchmarks and docs need into $(VENV) ..."
+$(STAMP): pyproject.toml constraints.txt
+	$(MAKE_VENV)
+	@echo "Installing what tests, benchmarks and docs need into $(VENV) (the first time takes a few minutes) ..."
 	@PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[$(EXTRAS)]"
-	@touch $@
+	@touch $(DEMO_STAMP) $@
 
 install: $(STAMP) ## Make .venv with everything, or bring it up to date
 
