@@ -3,12 +3,12 @@ r"""Local search: from any start, make the best exchange of two vertices until n
 Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W
 1_S`; the best exchange is made, s is updated in O(n), and the search stops when a recomputed s shows no improving
 exchange. Complexity O(n²) per step. Compiled on the CPU; on a GPU, for n up to 256, all steps run in one launch of a
-Triton kernel. For sparse W, a step costs about the degrees of its two vertices, times log n, and with weights of both
-signs up to k. Guarantee: a verified
-1-swap-local optimum, never worse than its start: no exchange improves f by more than the rounding error of its own two
-vertices' weights with S (`grace_opt.kernels.exchange.rounding`), whatever the other weights are. On W in factors with
-more than some thousand vertices, exchanges are made among some promising ones at a time; the promise is the same, up to
-the rounding error of f itself. Good after MIES: it improves most of greedy's non-optimal answers on attention's W.
+Triton kernel. For sparse W, a step costs about the degrees of its two vertices, and with weights above 0 those of their
+neighbours, times log n. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f
+by more than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.exchange.rounding`),
+whatever the other weights are. On W in factors with more than some thousand vertices, exchanges are made among some
+promising ones at a time; the promise is the same, up to the rounding error of f itself. Good after MIES: it improves
+most of greedy's non-optimal answers on attention's W.
 Reference: Ghosh (1996), and any work on maximum diversity.
 """
 

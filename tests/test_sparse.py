@@ -20,7 +20,9 @@ from grace_opt.cli.app import app
 from grace_opt.instances import generators
 from grace_opt.kernels.annealing.trial import cpu as annealing_trial
 from grace_opt.kernels.sparse.cpu import heap as heaps
+from grace_opt.kernels.sparse.exchange import Exchanges
 from grace_opt.kernels.sparse.greedy import added
+from grace_opt.kernels.sparse.tabu import TabuSearch
 from grace_opt.kernels.sparse.trial import cpu as sparse_trial
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.run import Run
@@ -146,6 +148,37 @@ def test_bounds_are_tight_where_they_should_be():
     assert float(degree_bound(problem_of(np.diag([3.0, 1.0, 2.0]), 1).flatten())) == pytest.approx(1.0, rel=1e-12)
     flat = Problem.of(random_graph(1000, seed=2), 500).flatten()
     assert float(plane_bound(flat)) > max(float(load_bound(flat)), float(degree_bound(flat)))
+
+
+def least_change(W, x, free):
+    """The least change of f by an exchange of two free vertices; infinite if there is none."""
+    cost = W.diagonal() + 2 * (W @ x - W.diagonal() * x)
+    change = cost[None, :] - cost[:, None] - 2 * W
+    return change[np.ix_(x & free, ~x & free)].min(initial=np.inf)
+
+
+@settings(max_examples=60)
+@given(drawn=graphs(max_n=12), seed=st.integers(1, 2**63))
+def test_every_exchange_is_the_best_one(drawn, seed):
+    """Of all pairs of vertices, after any exchanges before: of `local_search`, and of `tabu` whatever is blocked."""
+    W, k, _ = drawn
+    if not 0 < k < len(W):
+        return
+    graph, start = problem_of(W, k).weights.graph(), np.arange(len(W)) < k
+    local, made = Exchanges(graph, start.copy()), 1
+    while made:
+        before, least = local.x.copy(), least_change(W, local.x, np.ones(len(W), bool))
+        made = local.improve(1)
+        assert before @ W @ before + min(least, 0) == local.x @ W @ local.x
+    search = TabuSearch(graph, start, 10**6, 2, np.array([seed], np.uint64))
+    _, _, _, _, _, x, _, until, *_ = search._before
+    for now in range(1, 40):
+        f, best, free = search.values[0], search.value, until <= now
+        step = least_change(W, x, free)
+        anywhere = least_change(W, x, np.ones(len(W), bool))
+        step = anywhere if anywhere < min(step, best - f) else step
+        search.advance(1)
+        assert search.values[0] == x @ W @ x == (f + step if np.isfinite(step) else f)
 
 
 def test_a_heap_gives_everything_back_in_order():
