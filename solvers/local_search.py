@@ -28,7 +28,7 @@ from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
-from grace_opt.kernels.columns.reference.exchange import Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.exchange import KERNEL, reference
 from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
@@ -45,7 +45,7 @@ PAIRS_PER_LOOK = 50_000_000
 #: Most exchanges in a sparse graph between two looks at the clock, and at a target.
 SPARSE_STEPS_PER_LOOK, SPARSE_STEPS_TO_TARGET = 3_000, 16
 #: Approximate seconds per stored entry of sparse W until the first exchange.
-SECONDS_TO_BEGIN = 1e-8
+SECONDS_TO_BEGIN = 3e-8
 
 
 @dataclass(frozen=True)
@@ -185,14 +185,18 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int
             f"max_steps={max_steps} counts single exchanges, and on {W.n:,} vertices in factors local_search makes "
             "many at a time: leave it out, or give time_limit=."
         )
-    limit, steps = torch.zeros_like(problem.k, dtype=torch.bool), 0
+    limit, steps, seconds = torch.zeros_like(problem.k, dtype=torch.bool), 0, W.product_seconds() / len(mask)
+    inner = replace(run.beside_search(), callback=None, numbers=None).leaving(ACCEPTING * seconds)
     for b in range(len(mask)):
-        its, inner = run.instance(b), replace(run.beside_search(), callback=None, numbers=None)
+        its = run.instance(b)
+        if not its.has_time(BEGINNING * seconds):
+            limit[b] = True
+            continue
         choice = Choice(W[b], mask[b], problem.candidates[b])
         vertices: Tensor | None = choice.promising(window_size())
         while vertices is not None and len(vertices):
             its.note([choice.value])
-            if its.expired():
+            if not its.has_time(ACCEPTING * seconds):
                 vertices = None
                 break
             block, k, inside = choice.window(vertices)
@@ -202,7 +206,10 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int
             if choice.accept(vertices, found.mask[0]):
                 vertices = choice.promising(window_size())
                 continue
-            before, vertices = vertices, choice.improving(window_size(), its.expired)
+            before, vertices = (
+                vertices,
+                choice.improving(window_size(), lambda its=its: not its.has_time(ACCEPTING * seconds)),
+            )
             if vertices is not None and torch.equal(before, vertices):
                 break  # what is left to gain is less than the rounding of f
         limit[b], mask[b] = vertices is None, choice.mask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -294,6 +295,27 @@ def test_limits_are_kept_where_w_is_never_formed(monkeypatch):
     assert set(told) == {(400,)}
     with pytest.raises(OptionError, match="max_steps=3 counts single exchanges"):
         grace_opt.solve(W, 100, "local_search", max_steps=3)
+
+
+@pytest.mark.parametrize("method", ["tabu", "portfolio"])
+def test_limits_are_kept_where_products_are_slow(method, monkeypatch):
+    """As of 60,000 vertices; bounds and searches alike take many products."""
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(source.ColumnWeights, "product_seconds", lambda self: 0.03)
+    plain, rng = Factored._times, np.random.default_rng(0)
+    W = Factored.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
+    problem = Problem.of(W, 100)
+
+    def slow(self, x):
+        time.sleep(0.03)
+        return plain(self, x)
+
+    monkeypatch.setattr(Factored, "_times", slow)
+    began = time.monotonic()
+    found = grace_opt.solve(problem, method=method, time_limit=0.3, certify=True)
+    assert 0.2 < time.monotonic() - began < 0.3 * 1.1 + 0.2
+    assert found.status is grace_opt.Status.LIMIT
+    assert found.lower_bound >= 0  # which costs nothing
 
 
 ONES = np.ones((2, 4))
