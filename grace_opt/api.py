@@ -25,6 +25,7 @@ from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
+from .kernels.columns.source import ColumnWeights
 from .problem import Problem, Reduction
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
@@ -368,6 +369,9 @@ def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: s
         bound = (
             bound_within_rounding(flat, result.mask, value, bound, spec.name) if check else torch.minimum(bound, value)
         )
+        if result.certified is not None and isinstance(flat.W, ColumnWeights) and flat.W.whole_at_once():
+            # The method saw tensors.
+            bound = torch.minimum(torch.maximum(bound, bounds.form_bound(flat, run.beside_search())), value)
     return _Answer(spec, options, run, result, value, bound, time.perf_counter() - began)
 
 

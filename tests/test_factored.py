@@ -318,6 +318,16 @@ def test_limits_are_kept_where_products_are_slow(method, monkeypatch):
     assert found.lower_bound >= 0  # which costs nothing
 
 
+def test_the_portfolio_knows_the_bounds_of_factors():
+    """W is formed for its methods; the bounds of its factors count as they do with certify=."""
+    rng = np.random.default_rng(0)
+    W = Factored.product(rng.normal(size=(8, 60)), rng.normal(size=(8, 60)))
+    mine, known = (
+        grace_opt.solve(W, 12, name, required=[0, 1, 2], certify=name == "mies") for name in ("portfolio", "mies")
+    )
+    assert mine.lower_bound >= known.lower_bound > 0
+
+
 ONES = np.ones((2, 4))
 
 
