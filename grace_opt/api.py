@@ -354,7 +354,8 @@ class _Answer:
 def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool) -> _Answer:
     """Run the solver on the flattened batch, leaving time for a certificate of this level."""
     began, flat = time.perf_counter(), problem.flatten()
-    own = run if level is None else run.leaving(bounds.seconds_to_certify(flat, level))
+    by_itself = getattr(options, "bound", None) in (level, bounds.LEVELS[-1])  # it leaves time for a certificate
+    own = run if level is None or by_itself else run.leaving(bounds.seconds_to_certify(flat, level))
     result = spec.solve(flat, options, own, check=check)
     if check:
         check_mask(flat, result.mask, spec.name)

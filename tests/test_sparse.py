@@ -348,6 +348,18 @@ def test_limits_are_kept(method):
     assert sol.status in (Status.LIMIT, Status.FEASIBLE)
 
 
+@pytest.mark.parametrize("certify", [False, True])
+def test_the_portfolio_takes_the_time_that_it_is_given(certify, monkeypatch):
+    """Where bounds and the last exchanges might take long, and then do not."""
+    monkeypatch.setattr("grace_opt.bounds.seconds_to_certify", lambda *problem_and_level: 100.0)
+    monkeypatch.setattr("grace_opt.solvers.annealing.SECONDS_TO_POLISH", 1.0)
+    problem = Problem.of(random_graph(3000, seed=6), 300)
+    began = time.perf_counter()
+    sol = solve(problem, method="portfolio", time_limit=0.4, certify=certify)
+    assert 0.35 < time.perf_counter() - began < 0.4 * 1.1 + 0.2
+    assert sol.status is Status.LIMIT
+
+
 @pytest.mark.parametrize("method", ["local_search", "tabu", "annealing", "portfolio"])
 def test_targets_patience_and_callbacks(method):
     problem = Problem.of(random_graph(1000, seed=7), 100)
