@@ -208,13 +208,18 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int
                 continue
             before, vertices = (
                 vertices,
-                choice.improving(window_size(), lambda its=its: not its.has_time(ACCEPTING * seconds)),
+                choice.improving(window_size(), partial(_is_late, its, ACCEPTING * seconds)),
             )
             if vertices is not None and torch.equal(before, vertices):
                 break  # what is left to gain is less than the rounding of f
         limit[b], mask[b] = vertices is None, choice.mask
         its.note([choice.value])
     return Result(mask, limit=limit, stats={"iterations": steps})
+
+
+def _is_late(run: Run, seconds: float) -> bool:
+    """Whether a step of so many seconds would not fit."""
+    return not run.has_time(seconds)
 
 
 def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:
