@@ -304,16 +304,19 @@ def test_limits_are_kept_where_products_are_slow(method, monkeypatch):
     monkeypatch.setattr(source.ColumnWeights, "product_seconds", lambda self: 0.03)
     plain, rng = Factored._times, np.random.default_rng(0)
     W = Factored.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
-    problem = Problem.of(W, 100)
+    problem, begun = Problem.of(W, 100), []
+    grace_opt.solve(problem, method=method, time_limit=0.01, certify=True)  # loads what is compiled
 
     def slow(self, x):
+        begun.append(time.monotonic())
         time.sleep(0.03)
         return plain(self, x)
 
     monkeypatch.setattr(Factored, "_times", slow)
     began = time.monotonic()
     found = grace_opt.solve(problem, method=method, time_limit=0.3, certify=True)
-    assert 0.2 < time.monotonic() - began < 0.3 * 1.1 + 0.2
+    assert time.monotonic() - began > 0.2
+    assert sum(at > began + 0.3 for at in begun) <= 2  # none, but for a pause of the machine
     assert found.status is grace_opt.Status.LIMIT
     assert found.lower_bound >= 0  # which costs nothing
 
