@@ -319,6 +319,12 @@ def test_limits_are_kept_where_products_are_slow(method, monkeypatch):
     assert sum(at > began + 0.3 for at in begun) <= 2  # none, but for a pause of the machine
     assert found.status is grace_opt.Status.LIMIT
     assert found.lower_bound >= 0  # which costs nothing
+    begun.clear()
+    for search in ("tabu", "local_search"):  # four products to begin with
+        again = grace_opt.solve(problem, method=search, start=found.indices, time_limit=0.1)
+        assert again.status is grace_opt.Status.LIMIT
+        assert again.indices.tolist() == found.indices.tolist()
+    assert not begun
 
 
 def test_the_portfolio_knows_the_bounds_of_factors():
