@@ -25,6 +25,7 @@ from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
+from .kernels.columns.source import ColumnWeights
 from .problem import Problem, Reduction
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
@@ -353,7 +354,8 @@ class _Answer:
 def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: str | None, check: bool) -> _Answer:
     """Run the solver on the flattened batch, leaving time for a certificate of this level."""
     began, flat = time.perf_counter(), problem.flatten()
-    own = run if level is None else run.leaving(bounds.seconds_to_certify(flat, level))
+    by_itself = getattr(options, "bound", None) in (level, bounds.LEVELS[-1])  # it leaves time for a certificate
+    own = run if level is None or by_itself else run.leaving(bounds.seconds_to_certify(flat, level))
     result = spec.solve(flat, options, own, check=check)
     if check:
         check_mask(flat, result.mask, spec.name)
@@ -368,6 +370,9 @@ def _answer(problem: Problem, spec: SolverSpec, options: Any, run: Run, level: s
         bound = (
             bound_within_rounding(flat, result.mask, value, bound, spec.name) if check else torch.minimum(bound, value)
         )
+        if result.certified is not None and isinstance(flat.W, ColumnWeights) and flat.W.whole_at_once():
+            # The method saw tensors.
+            bound = torch.minimum(torch.maximum(bound, bounds.form_bound(flat, run.beside_search())), value)
     return _Answer(spec, options, run, result, value, bound, time.perf_counter() - began)
 
 

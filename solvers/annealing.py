@@ -42,8 +42,8 @@ GROWTH, LEAST = 4, 20_000
 SLICE, LARGE, SLICE_OF_LARGE = 100_000, 2_000_000, 20_000
 #: Approximate seconds per stored entry of sparse W until the first proposal.
 SECONDS_TO_BEGIN = 1.2e-8
-#: Approximate seconds per stored entry of W of the local search at the end.
-SECONDS_TO_POLISH = 1e-7
+#: The local search at the end gets so many seconds per stored entry of W, but no more than this share of the time.
+SECONDS_TO_POLISH, POLISHING_SHARE = 1e-7, 0.05
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def annealing(problem: Problem, options: AnnealingOptions, run: Run) -> Result:
     start = starting_masks(problem, options.start, run)
     run.ctrl_c_stops()
     run.begin()
-    masks, left = start.cpu().numpy(), run.leaving(SECONDS_TO_POLISH * problem.W.numel())
+    masks, most = start.cpu().numpy(), POLISHING_SHARE * max(0.0, run.deadline - time.monotonic())
+    left = run.leaving(min(SECONDS_TO_POLISH * problem.W.numel(), most))
     searches = [_Search(problem.instance(b), masks[b], options, left.instance(b)) for b in range(len(masks))]
     seconds = 0.0 if problem.weights is None else SECONDS_TO_BEGIN * problem.W.numel()
     waiting = searches if run.has_time(seconds) else []
@@ -103,7 +104,7 @@ def annealing(problem: Problem, options: AnnealingOptions, run: Run) -> Result:
     mask = torch.from_numpy(np.stack([search.mask() for search in searches])).to(problem.W.device)
     limit = torch.tensor([not search.done for search in searches], device=problem.W.device)
     stats = {"iterations": sum(search.spent for search in searches), "exchanges": sum(s.made for s in searches)}
-    if run.has_time(SECONDS_TO_POLISH * problem.W.numel()):
+    if not run.expired():
         local = registry.get("local_search")
         mask = local.solve(problem, local.make_options({"start": mask}), run).mask
     return Result(mask, limit=limit, stats=stats)

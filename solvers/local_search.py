@@ -3,12 +3,12 @@ r"""Local search: from any start, make the best exchange of two vertices until n
 Maths: exchanging i ∈ S for j ∉ S changes f by :math:`W_{ii} - 2 s_i + W_{jj} + 2 s_j - 2 W_{ij}` with :math:`s = W
 1_S`; the best exchange is made, s is updated in O(n), and the search stops when a recomputed s shows no improving
 exchange. Complexity O(n²) per step. Compiled on the CPU; on a GPU, for n up to 256, all steps run in one launch of a
-Triton kernel. For sparse W, a step costs about the degrees of its two vertices, times log n, and with weights of both
-signs up to k. Guarantee: a verified
-1-swap-local optimum, never worse than its start: no exchange improves f by more than the rounding error of its own two
-vertices' weights with S (`grace_opt.kernels.exchange.rounding`), whatever the other weights are. On W in factors with
-more than some thousand vertices, exchanges are made among some promising ones at a time; the promise is the same, up to
-the rounding error of f itself. Good after MIES: it improves most of greedy's non-optimal answers on attention's W.
+Triton kernel. For sparse W, a step costs about the degrees of its two vertices, and with weights above 0 those of their
+neighbours, times log n. Guarantee: a verified 1-swap-local optimum, never worse than its start: no exchange improves f
+by more than the rounding error of its own two vertices' weights with S (`grace_opt.kernels.exchange.rounding`),
+whatever the other weights are. On W in factors with more than some thousand vertices, exchanges are made among some
+promising ones at a time; the promise is the same, up to the rounding error of f itself. Good after MIES: it improves
+most of greedy's non-optimal answers on attention's W.
 Reference: Ghosh (1996), and any work on maximum diversity.
 """
 
@@ -28,7 +28,7 @@ from grace_opt.errors import OptionError
 from grace_opt.kernels._shared.dispatch import use_triton
 from grace_opt.kernels._shared.limits import LARGEST_ON_CHIP
 from grace_opt.kernels._shared.threads import split_batch
-from grace_opt.kernels.columns.reference.exchange import Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.exchange import KERNEL, reference
 from grace_opt.kernels.exchange.rounding import REFRESH, tolerance
@@ -45,7 +45,7 @@ PAIRS_PER_LOOK = 50_000_000
 #: Most exchanges in a sparse graph between two looks at the clock, and at a target.
 SPARSE_STEPS_PER_LOOK, SPARSE_STEPS_TO_TARGET = 3_000, 16
 #: Approximate seconds per stored entry of sparse W until the first exchange.
-SECONDS_TO_BEGIN = 1e-8
+SECONDS_TO_BEGIN = 3e-8
 
 
 @dataclass(frozen=True)
@@ -185,14 +185,18 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int
             f"max_steps={max_steps} counts single exchanges, and on {W.n:,} vertices in factors local_search makes "
             "many at a time: leave it out, or give time_limit=."
         )
-    limit, steps = torch.zeros_like(problem.k, dtype=torch.bool), 0
+    limit, steps, seconds = torch.zeros_like(problem.k, dtype=torch.bool), 0, W.product_seconds() / len(mask)
+    inner = replace(run.beside_search(), callback=None, numbers=None).leaving(ACCEPTING * seconds)
     for b in range(len(mask)):
-        its, inner = run.instance(b), replace(run.beside_search(), callback=None, numbers=None)
+        its = run.instance(b)
+        if not its.has_time(BEGINNING * seconds):
+            limit[b] = True
+            continue
         choice = Choice(W[b], mask[b], problem.candidates[b])
         vertices: Tensor | None = choice.promising(window_size())
         while vertices is not None and len(vertices):
             its.note([choice.value])
-            if its.expired():
+            if not its.has_time(ACCEPTING * seconds):
                 vertices = None
                 break
             block, k, inside = choice.window(vertices)
@@ -202,12 +206,20 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, max_steps: int
             if choice.accept(vertices, found.mask[0]):
                 vertices = choice.promising(window_size())
                 continue
-            before, vertices = vertices, choice.improving(window_size(), its.expired)
+            before, vertices = (
+                vertices,
+                choice.improving(window_size(), partial(_is_late, its, ACCEPTING * seconds)),
+            )
             if vertices is not None and torch.equal(before, vertices):
                 break  # what is left to gain is less than the rounding of f
         limit[b], mask[b] = vertices is None, choice.mask
         its.note([choice.value])
     return Result(mask, limit=limit, stats={"iterations": steps})
+
+
+def _is_late(run: Run, seconds: float) -> bool:
+    """Whether a step of so many seconds would not fit."""
+    return not run.has_time(seconds)
 
 
 def _unsupported_reason(problem: Problem, options: LocalSearchOptions, run: Run) -> str | None:

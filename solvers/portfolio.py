@@ -13,8 +13,9 @@ large W. Complexity: the sum of its parts. Guarantee: never worse than `mies`, a
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from grace_opt import bounds, objective, registry
 from grace_opt.bounds.qcr import LARGEST_RELAXED, SECONDS_PER_CUBE
+from grace_opt.bounds.sparse import least_seconds
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.registry import check_fields, choice, integer, register
@@ -30,6 +32,8 @@ from grace_opt.solution import Result, proved
 
 #: Approximate seconds of `drop_greedy` per entry of W; and of sparse W, where it gets at most a share of the time.
 SECONDS_TO_DROP, SECONDS_TO_DROP_EDGES, EDGES_SHARE = 2e-8, 6e-7, 0.1
+#: The bound of sparse W gets that share, or as much as the least bound takes, up to this share.
+BOUND_SHARE = 0.33
 #: Up to this many vertices of sparse W, tabu search gets that share too, after annealing.
 LARGEST_FOR_TABU = 5000
 #: Shares of the remaining time that branch and bound gets: a probe, of at least so many seconds unless that is more
@@ -136,7 +140,8 @@ def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
         better = _better(problem, mask, _call("drop_greedy", problem, run).mask)
         mask = mask if run.targets and not run.open()[0] else better
     seconds, left = bounds.seconds_to_certify(problem, options.bound), run.deadline - time.monotonic()
-    search = run.leaving(min(seconds, max(0.0, EDGES_SHARE * left)) if run.limited else seconds)
+    share = max(EDGES_SHARE * left, min(least_seconds(problem), BOUND_SHARE * left), 0.0)
+    search = run.leaving(min(seconds, share) if run.limited else seconds)
     small = problem.n <= LARGEST_FOR_TABU
     found = _call("annealing", problem, search.until(1 - EDGES_SHARE) if small else search, start=mask)
     mask, stats = _better(problem, mask, found.mask), dict(found.stats)
@@ -145,9 +150,7 @@ def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
         found = _call("tabu", problem, search, start=mask, iterations=count)
         mask = _better(problem, mask, found.mask)
         stats["iterations"] += found.stats["iterations"]
-    bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
-    open_ = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
-    return Result(mask, bound, open_ if run.limited else torch.zeros_like(open_), stats, certified=options.bound)
+    return _certified("annealing", problem, mask, stats, options, run)
 
 
 def _by_columns(problem: Problem, W: ColumnWeights, options: PortfolioOptions, run: Run) -> Result:
@@ -156,15 +159,28 @@ def _by_columns(problem: Problem, W: ColumnWeights, options: PortfolioOptions, r
     first = _call("mies", problem, search.until(0.5))  # at worst it completes its set at once
     run.ctrl_c_stops()
     mask = first.mask
-    if not search.expired():
+    if search.has_time(2 * W.product_seconds()):
         mask = _better(problem, mask, _call("drop_greedy", problem, search.until(0.5)).mask)
     count = None if run.limited else max(1000, 20 * W.n)
     count = count if options.iterations is None else options.iterations
     found = _call("tabu", problem, search, start=mask, iterations=count)
-    mask = _better(problem, mask, found.mask)
+    mask, stats = _better(problem, mask, found.mask), dict(found.stats)
+    return _certified("tabu", problem, mask, stats, options, run)
+
+
+def _certified(
+    name: str, problem: Problem, mask: Tensor, stats: dict[str, Any], options: PortfolioOptions, run: Run
+) -> Result:
+    """Add a certificate; if it has left some of a time limit, search what is not proved until then, by this method."""
     bound = bounds.certificate(problem, options.bound, incumbent=mask, run=run.beside_search())
-    open_ = ~proved(problem, mask, objective.evaluate(W, mask), bound)
-    return Result(mask, bound, open_ & run.limited, found.stats, certified=options.bound)
+    open_ = ~proved(problem, mask, objective.evaluate(problem.W, mask), bound)
+    rows = open_.nonzero().squeeze(-1)
+    if run.limited and run.patience == math.inf and options.iterations is None and len(rows) and not run.expired():
+        part, told = problem.instances(rows), replace(run.instances(rows.tolist()), seed=run.seed + 1)
+        found = _call(name, part, told, start=mask[rows])
+        mask[rows] = _better(part, mask[rows], found.mask)
+        stats["iterations"] += found.stats["iterations"]
+    return Result(mask, bound, open_ & run.limited, stats, certified=options.bound)
 
 
 def _call(name: str, problem: Problem, run: Run, **options: Any) -> Result:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from grace_opt import objective
 from grace_opt.errors import OptionError
-from grace_opt.kernels.columns.reference.exchange import Choice, window_size
+from grace_opt.kernels.columns.reference.exchange import ACCEPTING, BEGINNING, Choice, window_size
 from grace_opt.kernels.columns.source import ColumnWeights
 from grace_opt.kernels.sparse.pace import Pace
 from grace_opt.kernels.sparse.tabu import ELITE_SETS, TabuSearch
@@ -45,7 +45,7 @@ RANDOM_AT_MOST = 0.125
 #: Pairs of exchanges (n iterations' worth of work, roughly) between two looks at the clock.
 WORK_BETWEEN_CLOCK_CHECKS = 2_000_000
 #: Most iterations on a sparse graph between two looks at the clock; seconds per stored entry until the first, roughly.
-SPARSE_ITERATIONS_PER_LOOK, SECONDS_TO_BEGIN = 3000, 1.5e-8
+SPARSE_ITERATIONS_PER_LOOK, SECONDS_TO_BEGIN = 3000, 3.5e-8
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,18 @@ def _by_columns(problem: Problem, W: ColumnWeights, mask: Tensor, options: TabuO
     limit, spent = torch.zeros_like(problem.k, dtype=torch.bool), 0
     default = 2**62 if run.limited else max(1000, ITERATIONS_PER_VERTEX * problem.n)
     budget = default if options.iterations is None else options.iterations
+    seconds = W.product_seconds() / len(mask)
+    inner = replace(run.beside_search(), callback=None, numbers=None).leaving(ACCEPTING * seconds)
     for b in range(len(mask)):
         left, its = budget, run.instance(b) if len(mask) == 1 else run.instance(b).until(1 / (len(mask) - b))
-        inner = replace(run.beside_search(), callback=None, numbers=None)
+        if not its.has_time(BEGINNING * seconds):
+            limit[b] = True
+            continue
         generator = torch.Generator(device="cpu").manual_seed(run.seed)
         choice, share = Choice(W[b], mask[b], problem.candidates[b]), 1.0
         if not 0 < int(problem.k[b]) < int(problem.candidates[b].sum()):
             left = 0
-        while left > 0 and not its.expired():
+        while left > 0 and its.has_time(ACCEPTING * seconds):
             vertices = _window(choice, share, generator)
             block, k, inside = choice.window(vertices)
             part = Problem.of(block[None], k, check=False)

@@ -20,7 +20,9 @@ from grace_opt.cli.app import app
 from grace_opt.instances import generators
 from grace_opt.kernels.annealing.trial import cpu as annealing_trial
 from grace_opt.kernels.sparse.cpu import heap as heaps
+from grace_opt.kernels.sparse.exchange import Exchanges
 from grace_opt.kernels.sparse.greedy import added
+from grace_opt.kernels.sparse.tabu import TabuSearch
 from grace_opt.kernels.sparse.trial import cpu as sparse_trial
 from grace_opt.problem import Problem, SparseWeights
 from grace_opt.run import Run
@@ -146,6 +148,37 @@ def test_bounds_are_tight_where_they_should_be():
     assert float(degree_bound(problem_of(np.diag([3.0, 1.0, 2.0]), 1).flatten())) == pytest.approx(1.0, rel=1e-12)
     flat = Problem.of(random_graph(1000, seed=2), 500).flatten()
     assert float(plane_bound(flat)) > max(float(load_bound(flat)), float(degree_bound(flat)))
+
+
+def least_change(W, x, free):
+    """The least change of f by an exchange of two free vertices; infinite if there is none."""
+    cost = W.diagonal() + 2 * (W @ x - W.diagonal() * x)
+    change = cost[None, :] - cost[:, None] - 2 * W
+    return change[np.ix_(x & free, ~x & free)].min(initial=np.inf)
+
+
+@settings(max_examples=60)
+@given(drawn=graphs(max_n=12), seed=st.integers(1, 2**63))
+def test_every_exchange_is_the_best_one(drawn, seed):
+    """Of all pairs of vertices, after any exchanges before: of `local_search`, and of `tabu` whatever is blocked."""
+    W, k, _ = drawn
+    if not 0 < k < len(W):
+        return
+    graph, start = problem_of(W, k).weights.graph(), np.arange(len(W)) < k
+    local, made = Exchanges(graph, start.copy()), 1
+    while made:
+        before, least = local.x.copy(), least_change(W, local.x, np.ones(len(W), bool))
+        made = local.improve(1)
+        assert before @ W @ before + min(least, 0) == local.x @ W @ local.x
+    search = TabuSearch(graph, start, 10**6, 2, np.array([seed], np.uint64))
+    _, _, _, _, _, x, _, until, *_ = search._before
+    for now in range(1, 40):
+        f, best, free = search.values[0], search.value, until <= now
+        step = least_change(W, x, free)
+        anywhere = least_change(W, x, np.ones(len(W), bool))
+        step = anywhere if anywhere < min(step, best - f) else step
+        search.advance(1)
+        assert search.values[0] == x @ W @ x == (f + step if np.isfinite(step) else f)
 
 
 def test_a_heap_gives_everything_back_in_order():
@@ -315,6 +348,18 @@ def test_limits_are_kept(method):
     assert sol.status in (Status.LIMIT, Status.FEASIBLE)
 
 
+@pytest.mark.parametrize("certify", [False, True])
+def test_the_portfolio_takes_the_time_that_it_is_given(certify, monkeypatch):
+    """Where bounds and the last exchanges might take long, and then do not."""
+    monkeypatch.setattr("grace_opt.bounds.seconds_to_certify", lambda *problem_and_level: 100.0)
+    monkeypatch.setattr("grace_opt.solvers.annealing.SECONDS_TO_POLISH", 1.0)
+    problem = Problem.of(random_graph(3000, seed=6), 300)
+    began = time.perf_counter()
+    sol = solve(problem, method="portfolio", time_limit=0.4, certify=certify)
+    assert 0.35 < time.perf_counter() - began < 0.4 * 1.1 + 0.2
+    assert sol.status is Status.LIMIT
+
+
 @pytest.mark.parametrize("method", ["local_search", "tabu", "annealing", "portfolio"])
 def test_targets_patience_and_callbacks(method):
     problem = Problem.of(random_graph(1000, seed=7), 100)
@@ -464,6 +509,24 @@ def _many_times(n, data, dtype, layout="coo", filled=0):
     return getattr(sp, f"{layout}_array")((weights[order], column[order], ends), shape=(n, n))
 
 
+def W_as_tensor(W):
+    return torch.sparse_coo_tensor(np.array(W.coords), torch.from_numpy(W.data), W.shape, check_invariants=True)
+
+
+def W_in_pages(W):
+    """A batch of two, of which the first is empty."""
+    at = np.array([np.ones_like(W.coords[0]), *W.coords])
+    return torch.sparse_coo_tensor(at, torch.from_numpy(W.data), (2, *W.shape), check_invariants=True)
+
+
+def W_in_rows(W):
+    """A batch of one whose last dimension is dense."""
+    rows = np.zeros((len(W.data), W.shape[1]), W.dtype)
+    rows[np.arange(len(rows)), W.coords[1]] = W.data
+    at = np.array([np.zeros_like(W.coords[0]), W.coords[0]])
+    return torch.sparse_coo_tensor(at, torch.from_numpy(rows), (1, *W.shape), check_invariants=True)
+
+
 @pytest.mark.parametrize(
     ("data", "dtype", "total"),
     [
@@ -478,16 +541,17 @@ def _many_times(n, data, dtype, layout="coo", filled=0):
         ([2**53, 1], np.int64, None),
     ],
 )
-@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "torch", "file"])
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "torch", "pages", "hybrid", "file"])
 def test_entries_given_twice_are_added_alike_everywhere(data, dtype, total, layout, tmp_path):
-    """Small or large, dense or sparse, from memory, torch or a file: the sum counts, and never wraps around."""
-    if layout == "torch" and dtype == np.uint64:
+    """Small or large, dense or sparse, from memory, torch (also a batch) or a file: the sum counts, and never wraps."""
+    tensors = {"torch": W_as_tensor, "pages": W_in_pages, "hybrid": W_in_rows}
+    if layout in tensors and dtype == np.uint64:
         pytest.skip("torch has hardly any operations for it")
     sizes = [(5, 0), (1000, 0)] + [(1000, 400)] * (dtype == np.int8)  # an array, edges, and again an array
-    for n, filled in sizes:
-        W = _many_times(n, data, dtype, "coo" if layout in ("torch", "file") else layout, filled)
-        if layout == "torch":
-            W = torch.sparse_coo_tensor(np.array(W.coords), torch.from_numpy(W.data), W.shape, check_invariants=True)
+    for n, filled in sizes[:1] if layout in ("pages", "hybrid") else sizes:
+        W = _many_times(n, data, dtype, "coo" if layout in (*tensors, "file") else layout, filled)
+        if layout in tensors:
+            W = tensors[layout](W)
         if layout == "file":
             sp.save_npz(tmp_path / "w.npz", W)
         if total is None:
@@ -495,7 +559,7 @@ def test_entries_given_twice_are_added_alike_everywhere(data, dtype, total, layo
                 solve(instances.read(tmp_path / "w.npz").W if layout == "file" else W, 2)
             continue
         W = instances.read(tmp_path / "w.npz").W if layout == "file" else W
-        assert float(solve(W, 2, "drop_greedy", maximize=True).objective) == 2 * total
+        assert solve(W, 2, "drop_greedy", maximize=True).objective.reshape(-1)[-1] == 2 * total
         if layout == "csr":
             instances.write(tmp_path / "w.npz", W)
             assert instances.read(tmp_path / "w.npz").W[0, 1] == total

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import ProblemError
 from .exact_integers import MAX_EXACT_INTEGER, too_large_error
 from .memory import refuse_beyond_memory
-from .sparse_rows import by_rows, from_torch
+from .sparse_rows import by_rows, filled
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -100,13 +100,13 @@ def _from_torch(tensor: Tensor, name: str, wanted: str) -> Tensor:
 
 
 def _from_sparse(tensor: Tensor, name: str) -> Tensor:
-    """A sparse tensor with all its entries; those of a matrix that are given twice are added without overflow."""
-    if tensor.ndim == 2 and tensor.dense_dim() == 0:
-        made = torch.from_numpy(to_array(from_torch(tensor), name)).to(tensor.device)
-        half = made.dtype == torch.float32 and tensor.dtype != torch.float32  # which `from_torch` widens
-        return made.to(tensor.dtype) if half else made
+    """A sparse tensor with all its entries; numbers that are given twice are added without overflow."""
     refuse_beyond_memory(name, tensor.shape, tensor.element_size())
-    return tensor.to_dense()
+    if tensor.dtype == torch.bool or tensor.dtype.is_complex or tensor.is_mkldnn:
+        return tensor.to_dense()
+    made = torch.from_numpy(filled(tensor, name)).to(tensor.device)
+    half = made.dtype == torch.float32 and tensor.dtype != torch.float32  # which `filled` widens
+    return made.to(tensor.dtype) if half else made
 
 
 def to_array(value: Any, name: str, wanted: str = "") -> np.ndarray[Any, Any]:

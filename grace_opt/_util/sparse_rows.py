@@ -1,4 +1,4 @@
-"""`by_rows`: a sparse matrix by rows, with entries that are given twice added exactly, and its index arrays checked.
+"""`by_rows`, `filled`: sparse W by rows or as an array, entries given twice added exactly, index arrays checked.
 
 When: W comes as a scipy.sparse matrix or a sparse tensor, from memory or a file, to stay sparse or to become an array.
 scipy and torch add such entries in W's own dtype, where small integers overflow.
@@ -6,6 +6,7 @@ scipy and torch add such entries in W's own dtype, where small integers overflow
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -51,24 +52,51 @@ def by_rows(W: Any, name: str = "W") -> Any:
             return csr_array(W)
     given = W.tocoo()
     ends = given.coords if hasattr(given, "coords") else (given.row, given.col)
-    if dtype.kind == "f":
-        wide = np.result_type(dtype, np.float64)
-        with np.errstate(over="ignore"):  # infinite sums are named by whoever wants finite ones
-            made = _added(given.data.astype(wide), ends, W.shape)
-    else:
-        made = _added_integers(given.data, ends, W.shape, name)
-    once = made.nnz == len(given.data) and dtype.itemsize > 2 * (dtype.kind == "f")  # scipy has no float16
-    return made.astype(dtype) if once else made
+    return _added_up(given.data, ends, W.shape, name)
 
 
 def from_torch(W: Tensor) -> Any:
     """Return a sparse tensor (n, n) of any layout as a scipy.sparse.coo_array; duplicates are not added yet."""
     from scipy.sparse import coo_array
 
+    indices, data = _entries(W)
+    return coo_array((data, (indices[0], indices[1])), shape=tuple(W.shape))
+
+
+def filled(W: Tensor, name: str = "W") -> npt.NDArray[Any]:
+    """Return a sparse tensor of real numbers, of any shape and layout, as an array; dtypes are those of `by_rows`.
+
+    Numbers of 16 bits become float32.
+
+    Raises
+    ------
+    ProblemError
+        As `by_rows`.
+
+    Examples
+    --------
+    >>> pages = torch.sparse_coo_tensor([[1, 1], [0, 0], [0, 0]], torch.tensor([100, 100]).to(torch.int8), (2, 1, 1))
+    >>> filled(pages).tolist()
+    [[[0]], [[200]]]
+    """
+    indices, data = _entries(W)
+    lead, width = W.shape[: len(indices)], math.prod(W.shape[len(indices) :])
+    if not all(_within(each, count) for each, count in zip(indices, lead, strict=True)):
+        raise ProblemError(f"{name} is a damaged sparse tensor: its indices point outside its shape {tuple(W.shape)}.")
+    at = np.zeros(len(data), np.int64)
+    for each, count in zip(indices, lead, strict=True):
+        at = at * count + each
+    at = (at[:, None] * width + np.arange(width)).ravel()
+    made = _added_up(data.reshape(-1), (np.zeros_like(at), at), (1, max(W.numel(), 1)), name)
+    return np.asarray(made.toarray()).ravel()[: W.numel()].reshape(W.shape)
+
+
+def _entries(W: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """The indices of a sparse tensor's entries, a row for each sparse dimension, and the entries, as given."""
     flat = W.detach().cpu().to_sparse_coo()  # type: ignore[no-untyped-call]
-    indices, values = flat._indices().numpy(), flat._values()  # coalesced, small integers would overflow
+    values = flat._values()  # coalesced, small integers would overflow
     values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-    return coo_array((values.numpy(), (indices[0], indices[1])), shape=tuple(W.shape))
+    return flat._indices().numpy(), values.numpy()
 
 
 def rounding_of(W: Any) -> float:
@@ -77,6 +105,19 @@ def rounding_of(W: Any) -> float:
         return float(torch.finfo(W.dtype if W.dtype.is_floating_point else torch.float64).eps)
     dtype = np.dtype(W.dtype)
     return float(np.finfo(dtype if dtype.kind == "f" and dtype.itemsize < 8 else np.float64).eps)
+
+
+def _added_up(data: npt.NDArray[Any], ends: Any, shape: tuple[int, int], name: str) -> Any:
+    """The entries with those of the same place added: as csr_array, in their dtype if there are none."""
+    dtype = data.dtype
+    if dtype.kind == "f":
+        wide = np.result_type(dtype, np.float64)
+        with np.errstate(over="ignore"):  # infinite sums are named by whoever wants finite ones
+            made = _added(data.astype(wide), ends, shape)
+    else:
+        made = _added_integers(data, ends, shape, name)
+    once = made.nnz == len(data) and dtype.itemsize > 2 * (dtype.kind == "f")  # scipy has no float16
+    return made.astype(dtype) if once else made
 
 
 def _added(data: npt.NDArray[Any], ends: Any, shape: tuple[int, int]) -> Any:

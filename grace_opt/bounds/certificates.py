@@ -23,7 +23,7 @@ from ..problem import Problem, SparseWeights
 from ..run import Run
 from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, in_chunks, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
-from .factored import factored_bound
+from .factored import CLOSING, factored_bound
 from .incumbents import checked_incumbent
 from .qcr import seconds_to_relax
 from .sparse import seconds_to_bound, sparse_bound
@@ -34,8 +34,8 @@ LEVELS = ("fast", "tight")
 #: Approximate cost of a certificate on one core: seconds times n³, or for large W this many plain relaxations; plus
 #: seconds to start.
 SECONDS_PER_CUBE, RELAXATIONS, TO_START = {"fast": 3e-8, "tight": 1.3e-7}, 6, 0.02
-#: Approximate seconds of a product of W in factors with a vector per multiplication, and number of products of a bound.
-PRODUCT_SECONDS, PRODUCTS = 4e-10, 60
+#: Number of products of W in factors with a vector that a bound takes.
+PRODUCTS = 60
 #: If the first bound usually takes longer than this (seconds), its time shows how busy the machine is.
 LONG_ENOUGH = 0.01
 #: Up to this many vertices `eigenvalue_bound` is cheap, and it beats a relaxation if W is nearly of rank one.
@@ -122,7 +122,7 @@ def _of_edges(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
 
 def _of_columns(problem: Problem, level: str, incumbent: Any, run: Run) -> Tensor:
     """The certificate for W that is given by its columns: of its form, and of W as a tensor where that takes little."""
-    best, weights = factored_bound(problem, run.expired), problem.W
+    best, weights = form_bound(problem, run), problem.W
     assert isinstance(weights, ColumnWeights)
     if not (size := weights.whole_at_once()) or not run.has_time(0.0):
         return best
@@ -135,6 +135,31 @@ def _of_columns(problem: Problem, level: str, incumbent: Any, run: Run) -> Tenso
             found = found - part.W.rounding(part.k, part.candidates)
         best[rows] = torch.maximum(best[rows], found)
     return best
+
+
+def form_bound(problem: Problem, run: Run) -> Tensor:
+    """What the certificate for W that is given by its columns has beside that of W as a tensor, (B,) float64.
+
+    Parameters
+    ----------
+    problem : Problem
+        A flattened batch.
+    run : Run
+        What does not fit into its time is left out, unless it takes no longer than 0.05 seconds.
+
+    Examples
+    --------
+    >>> from grace_opt import Factored
+    >>> W = Factored.product([[1.0, 2.0, 3.0]], [[1.0, 1.0, 1.0]])
+    >>> round(float(form_bound(Problem.of(W, 2).flatten(), Run())), 6)
+    9.0
+    """
+    weights = problem.W
+    assert isinstance(weights, ColumnWeights)
+    seconds = weights.product_seconds()
+    run = Run() if not run.stopped and PRODUCTS * seconds <= AT_ONCE else run
+    each = CLOSING * seconds / max(1, len(problem.k))
+    return factored_bound(problem, lambda: not run.has_time(each))
 
 
 def _open(bound: Tensor, value: Tensor) -> Tensor:
@@ -158,7 +183,7 @@ def seconds_to_certify(problem: Problem, level: str = "fast") -> float:
         tensor = _seconds_as_tensor(problem, level) if problem.n <= LARGEST_AS_TENSOR[level] else 0.0
         return TO_START + seconds_to_bound(problem, level) + tensor
     if isinstance(problem.W, ColumnWeights) and not problem.W.whole_at_once():
-        return TO_START + PRODUCT_SECONDS * PRODUCTS * problem.W.work()
+        return TO_START + PRODUCTS * problem.W.product_seconds()
     return TO_START + _seconds_as_tensor(problem, level)
 
 

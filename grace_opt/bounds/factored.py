@@ -30,6 +30,8 @@ from .forms import in_form
 
 #: Most gradient steps, and power steps for v.
 STEPS, POWER_STEPS = 200, 12
+#: Products of one instance from when time is up to its bound: it should be up so much earlier.
+CLOSING = 4
 #: Stop when the dual value rises by less than this share of itself in so many steps.
 RTOL, PATIENCE = 1e-4, 20
 #: The root of one half, rounded upwards.
@@ -41,6 +43,9 @@ TRIED, NARROWED = 16, 12
 def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False) -> Tensor:
     """The best bound of this file for every instance of a flattened batch, (B,) float64.
 
+    `expired` is asked between products of W with a vector. Once it is true, there are at most `CLOSING` more, and 0 or
+    -inf for instances not yet begun.
+
     Examples
     --------
     >>> W = Factored.product([[1.0, 2.0, 3.0]], [[1.0, 1.0, 1.0]])
@@ -48,7 +53,9 @@ def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False
     9.0
     """
     W = in_form(problem, Factored, "factored_bound")
-    found = [continuous_bound(problem, expired), nonnegative_bound(problem)]
+    found = [continuous_bound(problem, expired)]
+    if not expired():
+        found.append(nonnegative_bound(problem))
     if W.is_semidefinite:
         found.append(torch.zeros_like(found[0]))
     return torch.stack(found).amax(0)
@@ -59,6 +66,8 @@ def nonnegative_bound(problem: Problem) -> Tensor:
     W = in_form(problem, Factored, "nonnegative_bound")
     least = [factor.amin((-2, -1)) for term in W.terms for factor in term[:4]]
     valid = (torch.stack(least) >= 0).all(0) & all(term.sign > 0 for term in W.terms)
+    if not bool(valid.any()):
+        return torch.full(valid.shape, -torch.inf, dtype=torch.float64, device=valid.device)
     weights = W.diagonal()
     error = W.additions * EPS * (W.magnitude_rows() if W.nodes is None else weights.abs())
     return torch.where(valid, _least_sum(weights - error, problem.candidates, problem.k, weights.abs()), -torch.inf)
@@ -75,18 +84,21 @@ def _one(W: Factored, alive: Tensor, k: int, expired: Callable[[], bool]) -> Ten
     """The continuous bound of a single instance."""
     if k == 0:
         return torch.zeros((), dtype=torch.float64, device=alive.device)
+    if expired():
+        return torch.full((), -torch.inf, dtype=torch.float64, device=alive.device)
     P, N, delta, doubt = _split(W if bool(alive.all()) else W.without(~alive))
-    linear = delta if N is None else delta - _diagonal_above(N, delta, alive, k)
+    linear = delta if N is None else delta - _diagonal_above(N, delta, alive, k, expired)
     z = alive.to(delta) * (k / int(alive.sum()))
     if P is None:
         return _least_sum(linear - doubt, alive, torch.tensor(k, device=alive.device), linear.abs())
     z = _descend(P, linear, alive, k, z, expired)
     margin, positive = P.additions * EPS, P.positive()
-    error = 2 * margin * positive.times(z.abs()) + doubt
+    size = positive.times(z.abs())
+    error = 2 * margin * size + doubt
     Pz = P.times(z)
     gradient = 2 * Pz + linear
     least = _least_sum(gradient - error, alive, torch.tensor(k, device=alive.device), gradient.abs())
-    return least - float(z @ Pz) - 2 * margin * float(z.abs() @ positive.times(z.abs()))
+    return least - float(z @ Pz) - 2 * margin * float(z.abs() @ size)
 
 
 class Split(NamedTuple):
@@ -134,7 +146,7 @@ def _grams(term: Term) -> list[Term]:
     return [Term(A, A, B, B, -1.0), Term(C, C, D, D, -1.0)]
 
 
-def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int) -> Tensor:
+def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int, expired: Callable[[], bool]) -> Tensor:
     """s with Diag s - N semidefinite on the candidates, the best of some v."""
     size, best, found = N.positive(), -torch.inf, delta
     ones = torch.where(alive, 1.0, 0.0).to(delta)
@@ -147,6 +159,8 @@ def _diagonal_above(N: Factored, delta: Tensor, alive: Tensor, k: int) -> Tensor
             value = float(_least_sum(delta - s, alive, torch.tensor(k, device=s.device), s))
             if value > best:
                 best, found = value, s
+            if expired():
+                return found
             v = product
     return found
 
@@ -157,6 +171,8 @@ def _descend(P: Factored, linear: Tensor, alive: Tensor, k: int, z: Tensor, expi
     scale = torch.where(alive, weights.clamp_min(1e-9 * float(weights.max()) + 1e-300), torch.inf)
     v = scale.rsqrt()
     for _ in range(POWER_STEPS):
+        if expired():
+            return z
         v = v / v.norm()
         v = P.times(v * scale.rsqrt()) * scale.rsqrt()
     lipschitz = 1.1 * max(float(v.norm()), 1e-300)

@@ -32,6 +32,8 @@ from .forms import in_form
 
 #: Approximate seconds per stored entry of W: of `degree_bound`, and of one round of `load_bound`.
 DEGREE_SECONDS, ROUND_SECONDS = 2e-8, 3e-8
+#: Fewest rounds of `load_bound` for which it is begun.
+LEAST_ROUNDS = 4
 #: Rounds of `load_bound`, by level; and the least share of itself by which the bound must rise in `PATIENCE` rounds.
 ROUNDS, RTOL, PATIENCE = {"fast": 60, "tight": 1000}, 1e-4, 10
 #: Up to how many vertices `plane_bound` is computed, its seconds by n³, and most steps.
@@ -182,7 +184,7 @@ def sparse_bound(problem: Problem, run: Run, level: str) -> Tensor:
     entries = problem.W.numel()
     if not run.stopped and run.has_time(DEGREE_SECONDS * entries):
         best = torch.maximum(best, degree_bound(problem))
-    if not run.stopped and run.has_time(4 * ROUND_SECONDS * entries):
+    if not run.stopped and run.has_time(LEAST_ROUNDS * ROUND_SECONDS * entries):
         best = torch.maximum(best, load_bound(problem, run, rounds=ROUNDS[level]))
     if may_factorise(problem, level) and not run.stopped and run.has_time(CUBE_SECONDS * problem.n**3):
         best = torch.maximum(best, plane_bound(problem, run))
@@ -198,6 +200,11 @@ def seconds_to_bound(problem: Problem, level: str) -> float:
     """Approximate seconds of `sparse_bound`, if as many rounds are useful as there usually are."""
     edges = (DEGREE_SECONDS + {"fast": 30, "tight": 100}[level] * ROUND_SECONDS) * problem.W.numel()
     return edges + (CUBE_SECONDS * problem.n**3 if may_factorise(problem, level) else 0.0)
+
+
+def least_seconds(problem: Problem) -> float:
+    """Approximate seconds of the least of `sparse_bound` that says much."""
+    return (DEGREE_SECONDS + (LEAST_ROUNDS + 1) * ROUND_SECONDS) * problem.W.numel()
 
 
 def _parts(problem: Problem, name: str) -> tuple[Graph, npt.NDArray[np.bool_], int]:

@@ -274,17 +274,22 @@ class Factored(ColumnWeights):
 
     def objective(self, mask: Tensor) -> Tensor:
         """Return f of masks (..., n), float64, off by at most `additions` times 2⁻⁵² times `magnitude`."""
+        return self._sums(mask, positive=False)
+
+    def _sums(self, mask: Tensor, positive: bool) -> Tensor:
+        """f of masks, or what it would be without the factors' signs."""
         lead = torch.broadcast_shapes(self.batch, mask.shape[:-1])  # type: ignore[no-untyped-call]
         masks, own = mask.expand(*lead, self.n).reshape(-1, self.n), list(self._instances())
         of = torch.arange(len(own), device="cpu").reshape(self.batch).expand(lead).flatten().tolist()
-        found = [own[b]._sum(chosen.nonzero().squeeze(-1)) for b, chosen in zip(of, masks, strict=True)]
+        found = [own[b]._sum(chosen.nonzero().squeeze(-1), positive) for b, chosen in zip(of, masks, strict=True)]
         return torch.stack(found).reshape(lead) if found else torch.zeros(lead, dtype=torch.float64, device=self.device)
 
-    def _sum(self, chosen: Tensor) -> Tensor:
-        """f of some vertices of a single instance."""
+    def _sum(self, chosen: Tensor, positive: bool) -> Tensor:
+        """f of some vertices of a single instance, or what it would be without the factors' signs."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for term in self.terms:
-            A, C, B, D, sign = term.each(lambda factor: factor[:, chosen])
+            A, C, B, D, sign = term.each(lambda f: f[:, chosen].abs() if positive else f[:, chosen])
+            sign = 1.0 if positive else sign
             (d, e), count = term.rows(), len(chosen)
             if d * e <= count * (d + e):
                 one = A @ B.mT
@@ -292,11 +297,13 @@ class Factored(ColumnWeights):
             else:
                 for at in blocks(count, count, self.device):
                     total += sign * ((A.mT @ C[:, at]).mul_(B.mT @ D[:, at])).sum()
-        return total if self.nodes is None else total + (self.nodes - self._own_diagonal())[chosen].sum()
+        if self.nodes is None:
+            return total
+        return total + (self.nodes.abs() if positive else self.nodes - self._own_diagonal())[chosen].sum()
 
     def magnitude(self, mask: Tensor) -> Tensor:
         """Return at least the sum of ``|W_ij|`` over the chosen vertices: f of factors without their signs."""
-        return self.positive().objective(mask) * (1 + 2 * self.additions * EPS)
+        return self._sums(mask, positive=True) * (1 + 2 * self.additions * EPS)
 
     def magnitude_rows(self) -> Tensor:
         """Return at least the sum of ``|W_ij|`` over j, (..., n), for each i: what `magnitude` is made of."""

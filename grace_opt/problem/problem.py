@@ -121,7 +121,8 @@ class Problem:
             labels = own if labels is None else checked_labels(labels, weights.shape[-1])
             return cls._with(cast(Tensor, weights), k, protected, labels, backend, integer, check)
         # Sums of entries given twice are doubles, and no more symmetric than these entries were.
-        rounding = rounding_of(W) if _is_sparse_tensor(W) or hasattr(W, "tocsr") else None
+        spread = isinstance(W, Tensor) and W.layout != torch.strided
+        rounding = rounding_of(W) if spread or hasattr(W, "tocsr") else None
         given = as_tensor(W, "W")
         if given.ndim == 1:
             given = from_condensed(given)

@@ -16,6 +16,9 @@ from ..weights import Weights
 #: Bytes of W that are held at a time. W itself is formed, an instance or a few at a time, if it takes no more.
 BLOCK_BYTES = 1 << 26
 
+#: Approximate seconds per multiplication of a product with a vector.
+SECONDS_TO_MULTIPLY = 4e-10
+
 #: Distance of 1 to the next float64.
 EPS = torch.finfo(torch.float64).eps
 #: Sums of whole numbers up to here are exact, halves included.
@@ -41,6 +44,10 @@ class ColumnWeights(Weights):
     @abstractmethod
     def work(self) -> float:
         """Return the number of multiplications of a product with a vector, for all instances together."""
+
+    def product_seconds(self) -> float:
+        """Return the approximate seconds of a product with a vector, for all instances together."""
+        return SECONDS_TO_MULTIPLY * self.work()
 
     @abstractmethod
     def magnitude_rows(self) -> Tensor:

@@ -21,15 +21,15 @@ class Exchanges:
     """
 
     def __init__(self, graph: Graph, x: npt.NDArray[np.bool_]) -> None:
-        from .cpu.exchange import largest
+        from .cpu.crossing import new_crossing
         from .cpu.heap import new_heap
 
         n = len(x)
-        self.graph, self.x, self.top = graph, x, np.empty(n)
-        self.most = largest(graph, self.top)
+        self.graph, self.x = graph, x
         self.tolerance = tolerance(int(np.diff(graph.indptr).max(initial=0)))
         place, none = np.full(n, -1, np.int32), np.empty(0, np.int32)
         self.leave, self.enter = new_heap(place, none), new_heap(place, none)
+        self.crossing = new_crossing(none, n, float(graph.data.max(initial=0.0)))
         self.cost, self.size, self.age = np.empty(n), np.empty(n), np.full(n, -1, np.int64)
 
     def improve(self, steps: int) -> int:
@@ -37,4 +37,4 @@ class Exchanges:
         from .cpu.exchange import improve
 
         sums = self.cost, self.size, self.age, self.leave, self.enter
-        return int(improve(self.graph, self.top, self.most, self.tolerance, self.x, *sums, steps))
+        return int(improve(self.graph, self.tolerance, self.x, *sums, self.crossing, steps))

@@ -33,6 +33,7 @@ class TabuSearch:
         random: npt.NDArray[np.uint64],
     ) -> None:
         from .cpu import tabu
+        from .cpu.crossing import new_crossing
         from .cpu.exchange import largest
         from .cpu.heap import new_heap
         from .cpu.kept import new_kept
@@ -43,13 +44,14 @@ class TabuSearch:
         most, grain = largest(graph, top), least_weight(graph)
         place, rank = np.full(n, -1, np.int32), np.empty(n, np.int32)
         heaps = new_heap(place, rank), new_heap(place, rank), new_heap(place.copy(), rank)
-        size = tabu.start(graph, x, cost, *heaps, values, random)
+        moving = *heaps, new_crossing(rank, n, most)
+        size = tabu.start(graph, x, cost, *moving, values, random)
         values[1:] = values[0]
         self.graph, self.values = graph, values
         self.best, self.sure = new_kept(x), x.copy()
         sets = self.best, self.sure, new_kept(x)
         elites = np.zeros((ELITE_SETS, n), bool), np.zeros(ELITE_SETS), np.zeros(4, np.int64)
-        self._before = graph, top, most, grain, int(start.sum()), x, cost, until, *heaps, *sets, values
+        self._before = graph, top, most, grain, int(start.sum()), x, cost, until, *moving, *sets, values
         self._sizes = np.array([size])
         self._after = restart_after, tenure, n + len(graph.data)
         self._elites, self._random = elites, random

@@ -18,6 +18,9 @@ from ...exchange.rounding import ADDITIONS
 from .. import source
 from ..source import EPS, ColumnWeights
 
+#: Products of W with a vector that it takes to begin, and for each window that is accepted.
+BEGINNING, ACCEPTING = 4, 2
+
 
 def window_size() -> int:
     """Return the number of vertices of a window: its W takes an eighth of a block.

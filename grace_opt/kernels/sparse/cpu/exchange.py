@@ -1,10 +1,9 @@
 r"""The best exchange of a chosen vertex for another in a sparse graph, and the local search that makes it.
 
 The change of f is ``leave[i] + enter[j] - 2 W_ij``. Both costs lie in heaps: without an edge, the best exchange is that
-of the first entries; an edge with W_ij < 0 makes it worse, and one with W_ij > 0 better, so that such edges of
-promising vertices are looked at one by one. A heap is searched from its top, and never below an entry that is too
-costly: an exchange usually costs little more than the degrees of its two vertices. Where edges have W_ij > 0, it looks
-at all vertices that such an edge could make the best, by the largest W_ij: up to all, if many costs are nearly equal.
+of the first entries. An edge with W_ij < 0 makes it worse: a heap is searched from its top, past neighbours, and never
+below an entry that is too costly. One with W_ij > 0 makes it better: those are in a heap of their own (`crossing`). An
+exchange costs about the degrees of its two vertices and, with weights above 0, those of their neighbours, not k.
 
 Rounding: beside each cost is its size, :math:`|W_{vv}| + 2 \sum |W_{uv}|` over every u added or subtracted since it was
 last summed, which happens at the latest after ``REFRESH`` changes. Keys hold ``tolerance * size`` besides: an exchange
@@ -17,6 +16,7 @@ import numpy as np
 
 from ..._shared.jit import jit, part
 from ...exchange.rounding import REFRESH
+from .crossing import along_edge, begin, entered, gone, key_of, note_key
 from .heap import arrange, change, push, put, take_out
 from .sums import weight_of
 
@@ -34,34 +34,30 @@ def largest(g, top):
 
 
 @part
-def best_exchange(g, top, most, x, leave, enter, best, stack):
+def best_exchange(g, crossing, x, leave, enter, best, stack):
     """Return the least change of f below `best`, and its vertices; i = -1: none.
 
     `stack` (2, 128) int64 is scratch: a heap of 4^30 entries needs less than 94 at once.
     """
-    bi, bj = -1, -1
     if leave.held[0] == 0 or enter.held[0] == 0:
-        return best, bi, bj
+        return best, -1, -1
+    bi, bj = -1, -1
+    if crossing.heap.held[0] > 0:
+        best, bi, bj = along_edge(g, crossing, x, leave, enter, best)
     low, waiting = enter.keys[0], 1
     stack[0, 0] = 0
     while waiting > 0:
         waiting -= 1
         at = stack[0, waiting]
         key = leave.keys[at]
-        if key + low - 2.0 * most >= best:
+        if key + low >= best:
             continue
         for child in range(min(4 * at + 4, leave.held[0] - 1), 4 * at, -1):
             stack[0, waiting] = child
             waiting += 1
-        i = leave.items[at]
-        if key + low < best:
-            found, j = partner(g, i, key, enter, best, stack[1])
-            if j >= 0:
-                best, bi, bj = found, i, j
-        if top[i] > 0.0 and key + low - 2.0 * top[i] < best:
-            found, j = neighbour(g, i, key, x, enter, best)
-            if j >= 0:
-                best, bi, bj = found, i, j
+        found, j = partner(g, leave.items[at], key, enter, best, stack[1])
+        if j >= 0:
+            best, bi, bj = found, leave.items[at], j
     return best, bi, bj
 
 
@@ -86,40 +82,31 @@ def partner(g, v, key, heap, best, stack):
     return best, found
 
 
-@part
-def neighbour(g, v, key, x, heap, best):
-    """As `partner`, among neighbours by an edge of positive weight on the other side."""
-    found = -1
-    for p in range(g.indptr[v], g.indptr[v + 1]):
-        u = g.indices[p]
-        if g.data[p] > 0.0 and x[u] != x[v] and heap.place[u] >= 0:
-            total = (key + heap.keys[heap.place[u]]) - 2.0 * g.data[p]
-            if total < best:
-                best, found = total, u
-    return best, found
-
-
 @jit
-def improve(g, top, most, tolerance, x, cost, size, age, leave, enter, steps):
+def improve(g, tolerance, x, cost, size, age, leave, enter, crossing, steps):
     """Make up to `steps` exchanges in `x`; return how many. Fewer: it is a local optimum.
 
     cost, size (n,); age (n,) int64, changes since the cost was summed, -1 before the first call; leave, enter : Heap
+    crossing : Crossing
     """
     stack = np.empty((2, 128), np.int64)
-    fresh = age[0] < 0
+    fresh, upwards = age[0] < 0, len(crossing.bound) > 0
     if fresh:
-        _begin(g, tolerance, x, cost, size, age, leave, enter)
+        _begin(g, tolerance, x, cost, size, age, leave, enter, crossing)
     done = 0
     while done < steps:
-        _, i, j = best_exchange(g, top, most, x, leave, enter, 0.0, stack)
+        _, i, j = best_exchange(g, crossing, x, leave, enter, 0.0, stack)
         if i < 0:
             if fresh:
                 break
-            _begin(g, tolerance, x, cost, size, age, leave, enter)
+            _begin(g, tolerance, x, cost, size, age, leave, enter, crossing)
             fresh = True
             continue
         take_out(leave, i)
         take_out(enter, j)
+        if upwards:
+            gone(crossing, i)
+            gone(crossing, j)
         x[i], x[j] = False, True
         for v, sign in ((i, -2.0), (j, 2.0)):
             for p in range(g.indptr[v], g.indptr[v + 1]):
@@ -132,19 +119,26 @@ def improve(g, top, most, tolerance, x, cost, size, age, leave, enter, steps):
                     size[u] += 2.0 * abs(g.data[p])
                 if leave.place[u] < 0:  # i or j
                     continue
+                before = key_of(x, leave.place, leave.keys, enter.keys, u) if upwards else 0.0
                 if x[u]:
                     change(leave, u, tolerance * size[u] - cost[u])
                 else:
                     change(enter, u, tolerance * size[u] + cost[u])
+                if upwards:
+                    note_key(g, crossing, x, leave, enter, u, before)
         push(leave, j, tolerance * size[j] - cost[j])
+        if upwards:
+            entered(g, crossing, x, leave, enter, j)
         push(enter, i, tolerance * size[i] + cost[i])
+        if upwards:
+            entered(g, crossing, x, leave, enter, i)
         done += 1
         fresh = False
     return done
 
 
 @part
-def _begin(g, tolerance, x, cost, size, age, leave, enter):
+def _begin(g, tolerance, x, cost, size, age, leave, enter, crossing):
     leave.held[0] = enter.held[0] = 0
     for v in range(len(x)):
         _sum(g, x, v, cost, size, age)
@@ -154,6 +148,8 @@ def _begin(g, tolerance, x, cost, size, age, leave, enter):
             put(enter, v, tolerance * size[v] + cost[v])
     arrange(leave)
     arrange(enter)
+    if len(crossing.bound) > 0:
+        begin(g, crossing, x, leave, enter)
 
 
 @part

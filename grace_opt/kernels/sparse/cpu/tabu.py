@@ -11,14 +11,15 @@ import numpy as np
 
 from ..._shared.jit import jit, part
 from ...tabu.cpu import CLOCK, RESTARTS, SLACK, STALE, draw, keep_elite, restart
-from .exchange import best_exchange, neighbour, partner
+from .crossing import begin, entered, gone, key_of, note_key
+from .exchange import best_exchange, partner
 from .heap import arrange, change, push, put, take_out
 from .kept import BEST, NOW, RUN, keep, note_all, note_moved, settle
 from .sums import DWARFS, cost_of, moved, objective, weight_of
 
 
 @jit
-def start(g, x, cost, leave, enter, blocked, values, rng):
+def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
     """Sum every cost and f of x, draw ranks, and fill the heaps; return the size of f's sum."""
     n = len(x)
     leave.held[0] = enter.held[0] = blocked.held[0] = 0
@@ -35,19 +36,21 @@ def start(g, x, cost, leave, enter, blocked, values, rng):
             put(enter, v, cost[v])
     arrange(leave)
     arrange(enter)
+    if len(crossing.bound) > 0:
+        begin(g, crossing, x, leave, enter)
     values[NOW], size = objective(g, x)
     return size
 
 
 @jit
 def run(
-    g, top, most, grain, k, x, cost, until, leave, enter, blocked, best, sure, own, values, sizes,
+    g, top, most, grain, k, x, cost, until, leave, enter, blocked, crossing, best, sure, own, values, sizes,
     elites, elite_values, state, rng, budget, patience, tenure, refresh,
 ):  # fmt: skip
     """Search for `budget` iterations from the state in the arrays, which are updated in place.
 
     top, most : `largest`; grain : the least weight that is not 0; cost, until (n,)
-    leave, enter, blocked : Heap; best, own : Kept, of all runs and of this one; sure (n,) bool
+    leave, enter, blocked : Heap; crossing : Crossing; best, own : Kept, of all runs and of this one; sure (n,) bool
     values : as in `kept`; sizes (1,) the sum of |W_ij| over x, when last summed
     elites, elite_values, state, rng, budget, patience, tenure : as in `grace_opt.kernels.tabu.cpu`
     refresh : iterations after which all sums are made anew
@@ -63,14 +66,16 @@ def run(
                 push(leave, v, -cost[v])
             else:
                 push(enter, v, cost[v])
+            if len(crossing.bound) > 0:
+                entered(g, crossing, x, leave, enter, v)
         slack = SLACK * sizes[0]
-        step, i, j = best_exchange(g, top, most, x, leave, enter, np.inf, stack)
+        step, i, j = best_exchange(g, crossing, x, leave, enter, np.inf, stack)
         wish = min(values[BEST] - values[NOW], 0.0) - slack
         step, i, j = _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, wish, stack[0])
         if not step < 0.0:
             _note_best(x, best, values, slack)
         if i >= 0:
-            _exchange(g, grain, x, cost, leave, enter, blocked, i, j)
+            _exchange(g, grain, x, cost, leave, enter, blocked, crossing, i, j)
             for v in (i, j):
                 note_moved(best, v)
                 note_moved(own, v)
@@ -92,7 +97,7 @@ def run(
             settle(g, best, sure, values)
             keep_elite(own.x, values[RUN], elites, elite_values, state)
             restart(k, x, best.x, elites, state, rng)
-            sizes[0] = start(g, x, cost, leave, enter, blocked, values, rng)
+            sizes[0] = start(g, x, cost, leave, enter, blocked, crossing, values, rng)
             note_all(best)
             note_all(own)
             keep(own, x)
@@ -110,6 +115,8 @@ def run(
                         change(leave, v, -cost[v])
                     else:
                         change(enter, v, cost[v])
+            if len(crossing.bound) > 0:
+                begin(g, crossing, x, leave, enter)
     _note_best(x, best, values, SLACK * sizes[0])
 
 
@@ -122,8 +129,9 @@ def _note_best(x, best, values, slack):
 
 
 @part
-def _exchange(g, grain, x, cost, leave, enter, blocked, i, j):
+def _exchange(g, grain, x, cost, leave, enter, blocked, crossing, i, j):
     """Move i out and j in, from whichever heaps they are in, and change the costs of their neighbours."""
+    upwards = len(crossing.bound) > 0
     for v in (i, j):
         if blocked.place[v] >= 0:
             take_out(blocked, v)
@@ -131,6 +139,8 @@ def _exchange(g, grain, x, cost, leave, enter, blocked, i, j):
             take_out(leave, v)
         else:
             take_out(enter, v)
+        if upwards:
+            gone(crossing, v)
     x[i], x[j] = False, True
     for v in (i, j):
         sign = 1.0 if x[v] else -1.0
@@ -138,10 +148,13 @@ def _exchange(g, grain, x, cost, leave, enter, blocked, i, j):
             u = g.indices[p]
             cost[u] = moved(g, x, u, cost[u], sign * g.data[p], grain)
             if leave.place[u] >= 0:
+                before = key_of(x, leave.place, leave.keys, enter.keys, u) if upwards else 0.0
                 if x[u]:
                     change(leave, u, -cost[u])
                 else:
                     change(enter, u, cost[u])
+                if upwards:
+                    note_key(g, crossing, x, leave, enter, u, before)
 
 
 @part
@@ -161,7 +174,7 @@ def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, 
             continue
         total, u = partner(g, v, key, others, limit, stack)
         if top[v] > 0.0:
-            total, other = neighbour(g, v, key, x, others, total)
+            total, other = _neighbour(g, v, key, x, others, total)
             u = other if other >= 0 else u
         if u >= 0:
             limit = total
@@ -175,3 +188,16 @@ def _in_spite_of_tabu(g, top, most, x, cost, leave, enter, blocked, step, i, j, 
                     if total < limit:
                         limit, found_i, found_j = total, v, u
     return (limit, found_i, found_j) if found_i >= 0 else (step, i, j)
+
+
+@part
+def _neighbour(g, v, key, x, heap, best):
+    """As `partner`, among neighbours by an edge of positive weight on the other side."""
+    found = -1
+    for p in range(g.indptr[v], g.indptr[v + 1]):
+        u = g.indices[p]
+        if g.data[p] > 0.0 and x[u] != x[v] and heap.place[u] >= 0:
+            total = (key + heap.keys[heap.place[u]]) - 2.0 * g.data[p]
+            if total < best:
+                best, found = total, u
+    return best, found
