@@ -157,9 +157,9 @@ def form_bound(problem: Problem, run: Run) -> Tensor:
     weights = problem.W
     assert isinstance(weights, ColumnWeights)
     seconds = weights.product_seconds()
-    run = Run() if not run.stopped and PRODUCTS * seconds <= AT_ONCE else run
     each = CLOSING * seconds / max(1, len(problem.k))
-    return factored_bound(problem, lambda: not run.has_time(each))
+    least = time.monotonic() + (AT_ONCE if PRODUCTS * seconds <= AT_ONCE and not run.stopped else 0.0)
+    return factored_bound(problem, lambda: not run.has_time(each) and time.monotonic() >= least)
 
 
 def _open(bound: Tensor, value: Tensor) -> Tensor:
