@@ -26,3 +26,6 @@ TERMS, AROUND, MEAN, OFF, LENGTH = range(5)
 ABOUT = 5
 #: Counts of an item: units read and to be read, those chosen last, where norms are, and real tokens of each run.
 DONE, STOP, FOUND, NORMS, REAL = range(5)
+#: Entries of `sizes`, and of `factors`, as the compiled loop gets them.
+HEADS, GROUP, WIDTH, KEPT_COUNT, VALUE_WIDTH, SINKS, OLD, TAIL, UNITS, SIZE, FIRST, LEAD, KIND, RUNS = range(14)
+SCALE, EPSILON, TOP_P = range(3)
