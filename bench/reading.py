@@ -41,7 +41,7 @@ from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.reading import attention as reading
 from grace_opt.kernels.decode.reference import attention as whole_attention
-from grace_opt.kernels.reading.reference import Few
+from grace_opt.kernels.reading import Few, Stored
 from grace_opt.kernels.reading.reference import attention as few_attention
 from grace_opt.sweep import mean_interval
 
@@ -88,11 +88,11 @@ def made(model: PreTrainedModel, name: str) -> PrunedKeyCache:
 def true_shares(found: list[float]) -> Iterator[None]:
     """Collect the mean share of the attention on unread tokens, of every layer and step inside; torch computes both."""
 
-    def attend(query: Tensor, *given: Any) -> Few:
-        few = few_attention(query, *given)
-        *parts, _, _, _, _, _, mask, scaling, softcap = given
+    def attend(query: Tensor, stored: Stored, *given: Any) -> Few:
+        few = few_attention(query, stored, *given)
+        *_, mask, scaling, softcap = given
         assert few.weights is not None
-        wide = [part if part.dtype == torch.int64 else part.double() for part in parts]
+        wide = [part if part.dtype == torch.int64 else part.double() for part in stored]
         _, whole = whole_attention(query.double(), *wide, mask, scaling, softcap)
         found.append(float(whole.masked_fill(few.weights > 0, 0.0).sum(-1).mean()))
         return few

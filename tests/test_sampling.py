@@ -19,7 +19,7 @@ from torch import Tensor
 
 from grace_opt.hf.reading import TopTokens
 from grace_opt.hf.reading.index import ReadIndex
-from grace_opt.kernels.reading import HashTables, hashes, sampled
+from grace_opt.kernels.reading import HashTables, Stored, hashes, sampled
 from grace_opt.kernels.reading.reference import Few
 from tests import oracle
 
@@ -64,8 +64,8 @@ class Case:
         if self.padding is not None or self.added is not None:
             mask = torch.from_numpy(self.all_added)[:, None, None].clamp(min=torch.finfo(torch.float64).min)
         values = eye[:, :, : total - recent], eye[:, :, total - recent :]
-        parts = self.query, self.keys, kept, self.sinks, self.tail, *values
-        return sampled.attention(*parts, tables, mask, softcap=self.softcap)
+        stored = Stored(self.keys, kept, self.sinks, self.tail, *values)
+        return sampled.attention(self.query, stored, tables, mask, softcap=self.softcap)
 
 
 def check(case: Case, tables: HashTables | None = None) -> Few:

@@ -15,6 +15,8 @@ from . import reference as reference
 from . import sampled as sampled
 from .hashes import HashTables as HashTables
 from .reference import Few as Few
+from .stored import Stored as Stored
+from .tensors import unsupported_reason
 from .units import FirstChannels as FirstChannels
 from .units import PageRanges as PageRanges
 from .units import TokenRanges as TokenRanges
@@ -34,16 +36,16 @@ OPERATION = Operation(
 
 
 def attention_for(
-    query: Tensor, *stored: Tensor, mask: Tensor | None, softcap: float | None, units: Units
+    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, units: Units
 ) -> Callable[..., Few]:
     """Return what computes attention on these tensors: the compiled loop if it supports them, else the reference.
 
     Parameters
     ----------
-    query, *stored, mask, softcap, units
-        As in `host.unsupported_reason`.
+    query, stored, mask, softcap, units
+        As in `tensors.unsupported_reason`.
     """
-    if stored[0].shape[2] < CPU_MIN_TOKENS:
+    few = stored.keys.shape[2] < CPU_MIN_TOKENS
+    if few or unsupported_reason(query, stored, mask, softcap, units) is not None:
         return reference.attention
-    reason = host.unsupported_reason(query, *stored, mask=mask, softcap=softcap, units=units)
-    return reference.attention if reason is not None else host.read_attention
+    return host.read_attention

@@ -8,6 +8,7 @@ import torch
 
 from .._shared.cases import draw
 from . import host, reference
+from .stored import Stored
 from .units import FirstChannels, PageRanges, Units
 
 
@@ -25,13 +26,13 @@ def cpu() -> bool:
     counts[:, 0] = 1
     pages = PageRanges(4, 1, lower, upper, counts, reach)
     least = torch.tensor([20, 31], device=device)
-    stored = query, keys, kept, sinks, tail, old, new
+    stored = Stored(keys, kept, sinks, tail, old, new)
     cases: list[tuple[Units, dict[str, Any]]] = [
         (pages, {}), (channels, {}), (channels, {"top_p": 0.7}), (pages, {"epsilon": 0.3}), (channels, {"epsilon": 0.2})
     ]  # fmt: skip
     for units, more in cases:
-        found = host.read_attention(*stored, units, least, 31, **more)
-        expected = reference.attention(*stored, units, least, 31, **more)
+        found = host.read_attention(query, stored, units, least, 31, **more)
+        expected = reference.attention(query, stored, units, least, 31, **more)
         if not torch.equal(found.tokens, expected.tokens):
             return False
         if not torch.allclose(found.output, expected.output, rtol=0, atol=1e-5 * float(old.abs().max())):
