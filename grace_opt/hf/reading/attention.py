@@ -68,14 +68,10 @@ def read_attention(
             mask, upto = _plain(attention_mask[:, :, row : row + 1]), recent
         mine = query[:, :, row : row + 1]
         stored = kernels.Stored(keys, old.kept_indices, old.sink_keys, tail[:, :, :upto], values, value[:, :, :upto])
-        if isinstance(index.units, kernels.HashTables):
-            few = kernels.sampled.attention(mine, stored, index.units, mask, scaling, softcap)
-        else:
-            attend = kernels.attention_for(mine, stored, mask, softcap, index.units)
-            if want_weights:
-                attend = kernels.reference.attention
-            (least, most), reading = index.least(count_old, sinks + shown), index.reading
-            few = attend(mine, stored, index.units, least, most, reading.epsilon, reading.top_p, mask, scaling, softcap)
+        attend = kernels.attention_for(mine, stored, mask, softcap, index.units)
+        if want_weights:
+            attend = kernels.reference_for(index.units)
+        few = attend(mine, stored, index.units, *index.limits(count_old, sinks + shown), mask, scaling, softcap)
         outputs.append(few.output)
         real = count_old if index.padding is None else count_old - index.padding[:, None]
         tally.add((few.tokens + sinks + shown) / (real + sinks + shown), few.bound.detach())

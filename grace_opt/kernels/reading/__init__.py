@@ -1,6 +1,7 @@
-"""Attention of one new token over few of the stored tokens, with a certain bound on the attention that is not read.
+"""Attention of one new token over few of the stored tokens, with a bound on the attention that is not read.
 
-On the CPU in float32 a compiled loop; everywhere else, and if weights or gradients are needed, torch's `reference`.
+On the CPU in float32 compiled loops; everywhere else, and if weights or gradients are needed, torch's `reference` and,
+for samples, `sampled`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .._shared.operation import Compiled, Operation, trial_of
-from . import host
+from . import host, sampled_host
 from . import reference as reference
 from . import sampled as sampled
 from .hashes import HashTables as HashTables
@@ -36,7 +37,7 @@ OPERATION = Operation(
 
 
 def attention_for(
-    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, units: Units
+    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, units: Units | HashTables
 ) -> Callable[..., Few]:
     """Return what computes attention on these tensors: the compiled loop if it supports them, else the reference.
 
@@ -47,5 +48,10 @@ def attention_for(
     """
     few = stored.keys.shape[2] < CPU_MIN_TOKENS
     if few or unsupported_reason(query, stored, mask, softcap, units) is not None:
-        return reference.attention
-    return host.read_attention
+        return reference_for(units)
+    return sampled_host.read_sample if isinstance(units, HashTables) else host.read_attention
+
+
+def reference_for(units: Units | HashTables) -> Callable[..., Few]:
+    """Return what defines attention over few tokens, chosen by units or drawn by tables."""
+    return sampled.attention if isinstance(units, HashTables) else reference.attention

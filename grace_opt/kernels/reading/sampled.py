@@ -5,7 +5,8 @@ the sums of numerator and denominator are, on average over the hyperplanes, thos
 :math:`u = 1`. The bound is on the attention of the tokens that a head has not read, as in `certificate`, but holds at a
 stated confidence. Logits are computed in float64.
 
-When: ``by="sampling"``. All codes are compared here, while MagicPIG looks them up in tables: it saves no time.
+When: ``by="sampling"``, where `sampled_host` cannot be used. All codes are compared, while MagicPIG looks them up in
+tables: this takes many times as long as reading all tokens.
 
 Source: MagicPIG (arXiv 2410.16179), sections 4 and 5; the bound is ours (docs/theory/reading.md).
 """

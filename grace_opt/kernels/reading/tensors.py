@@ -26,6 +26,7 @@ from .forms import (
     TAIL_KEYS,
     TAIL_VALUES,
 )
+from .hashes import HashTables
 from .stored import Stored
 from .units import TokenRanges, Units
 
@@ -38,7 +39,7 @@ ALONE_BELOW = 2**17
 
 
 def unsupported_reason(
-    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, units: Units
+    query: Tensor, stored: Stored, mask: Tensor | None, softcap: float | None, units: Units | HashTables
 ) -> str | None:
     """Return why the compiled loops do not support these tensors, or None if they do.
 
@@ -107,7 +108,7 @@ class Kept(NamedTuple):
     ----------
     where : tuple
         Addresses and shapes of the tensors that this was made for.
-    places : array (14, 5)
+    places : array (16, 5)
         As the compiled loops read them; zeros for what each step brings.
     alive : list of Tensor
     """
@@ -118,7 +119,7 @@ class Kept(NamedTuple):
 
 
 def kept_of(
-    units: Units, stored: Stored, place_units: Callable[[npt.NDArray[np.int64]], list[Tensor]]
+    units: Units | HashTables, stored: Stored, place_units: Callable[[npt.NDArray[np.int64]], list[Tensor]]
 ) -> npt.NDArray[np.int64]:
     """Return where what is read in every step lies, found once for as long as the tensors stay where they are.
 

@@ -16,7 +16,7 @@ from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, part
 from ..._shared.lanes import add_one, pointer
-from ...decode.cpu import BLOCK, address, integers, numbers
+from ...decode.cpu import BLOCK, LOG2E, address, integers, numbers
 from ...decode.cpu.rows import BYTES
 from ...decode.forms import LANES, ROWS
 from ..forms import (
@@ -36,6 +36,7 @@ from ..forms import (
     READ,
     REAL,
     RUNS,
+    SCALE,
     SCORED,
     STOP,
     UNITS,
@@ -61,7 +62,7 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
     phase : int
     taken : (1,) int64
         Number of items of this phase taken so far.
-    places : (14, 5) int64
+    places : (16, 5) int64
     sizes : (14,) int64
     factors : (3,) float64
         Scaling; epsilon and share expected, negative for none.
@@ -112,7 +113,7 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
         elif phase == READ:
             start, stop = count[FOUND] * run // runs, count[FOUND] * (run + 1) // runs
             if start < stop:
-                queries_of(item, places, sizes, factors, full, narrow)
+                queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
                 state, mine = (largest[item, run], sums[item, run], products[item, run]), chosen[item, start:stop]
                 rooms = key_room, value_room, tokens, logits
                 count[REAL + run] += read_units(

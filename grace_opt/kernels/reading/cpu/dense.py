@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import part
-from ...decode.cpu import LOG2E, address, attend_segment, gather, read_queries
+from ...decode.cpu import address, attend_segment, gather, read_queries
 from ...decode.forms import BY_TOKEN
 from ..forms import (
     GROUP,
@@ -17,7 +17,6 @@ from ..forms import (
     OLD,
     OLD_VALUES,
     QUERY,
-    SCALE,
     SINK_KEYS,
     SINKS,
     TAIL,
@@ -32,11 +31,10 @@ NO_FORM = (0, 0, 0, 0, 0, False)
 
 
 @part
-def queries_of(item, places, sizes, factors, full, narrow):
-    """Write the scaled queries of an item, and their channels as keys have them; return its sequence and KV head."""
+def queries_of(item, places, sizes, scale, full, narrow):
+    """Write an item's queries times `scale`, and their channels as keys have them; return its sequence and KV head."""
     b, h, rows = item // sizes[HEADS], item % sizes[HEADS], sizes[GROUP]
     at, place = address(places[QUERY], b, h * rows), places[QUERY]
-    scale = np.float32(factors[SCALE]) * LOG2E
     read_queries(at, place[2], place[3], place[4], rows, 1, sizes[WIDTH], scale, full)
     gather(full, rows, sizes[WIDTH], address(places[KEPT], b, h), places[KEPT, 4], sizes[KEPT_COUNT], narrow)
     return b, h

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import load_one
-from ...decode.cpu import address
+from ...decode.cpu import LOG2E, address
 from ...decode.cpu.rows import BYTES
 from ...decode.forms import BOOL
 from ..forms import (
@@ -25,6 +25,7 @@ from ..forms import (
     OFF,
     OLD,
     REACH,
+    SCALE,
     SINKS,
     TAIL,
     TERMS,
@@ -45,7 +46,7 @@ def prepare(item, places, sizes, factors, least, full, narrow, masks, rooms, sta
     """Attend to the dense tokens, and say in which order units are read, and how many."""
     rows, width, kept, units = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[UNITS]
     largest, sums, _ = state
-    b, h = queries_of(item, places, sizes, factors, full, narrow)
+    b, h = queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
     reach_around, reach = np.zeros(full.shape[1], np.float32), np.zeros(narrow.shape[1], np.float32)
     attend_dense(full, places, sizes, b, h, masks, rooms, state, reach_around)
     for c in range(kept):

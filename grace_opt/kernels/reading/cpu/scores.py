@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import greater, greatest, load_byte, load_byte_levels, load_one, load_short, load_some, spread
-from ...decode.cpu import NOTHING, ZERO, address
+from ...decode.cpu import LOG2E, NOTHING, ZERO, address
 from ...decode.cpu.logits import logits_by_token
 from ...decode.cpu.rows import BYTES, WHOLE, add_multiples, store_four
 from ...decode.forms import LANES, ROWS
@@ -30,6 +30,7 @@ from ..forms import (
     OFF,
     OLD,
     RUNS,
+    SCALE,
     SINKS,
     SIZE,
     TERMS,
@@ -137,7 +138,7 @@ def score(item, run, places, sizes, factors, full, narrow, half, expected):
     some = (units // sizes[RUNS] // (2 * LANES) + 1) * 2 * LANES  # an odd number writes one more
     start, stop = min(run * some, units), min((run + 1) * some, units)
     if start < stop:
-        b, h = queries_of(item, places, sizes, factors, full, narrow)
+        b, h = queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
         if sizes[LEAD]:
             score_tokens(narrow, rows, places, sizes, b, h, start, stop, expected, half)
         else:

@@ -45,3 +45,13 @@ def join_runs(largest, sums, products, row, value_width, out):
     for c in range(value_width):
         out[c] /= divisor
     return top, divisor
+
+
+@part
+def log_add(a, b):
+    """Logarithm of the sum of two numbers whose logarithms these are, in powers of two; not a number if one is not."""
+    if a == -np.inf:
+        return b
+    if b == -np.inf:
+        return a
+    return max(a, b) + math.log2(1.0 + 2.0 ** -abs(a - b))
