@@ -3,7 +3,7 @@
 A trained model reads a passage once; caches that read all tokens, or few of them (``read=``), are filled with it and
 fed the next tokens of the text. *KL* compares their next-token distributions with those of a dense cache. *Unread* is
 the attention that was on tokens that were not read: as the cache bounds it, and in truth, in float64, for the first
-tokens fed. *Times* are whole steps, of which those with the compiled loop and with all tokens read take turns. With
+tokens fed. *Times* are whole steps, which take turns. With
 ``bits=``, which torch reads, short passages only.
 
 Everything in float32 on the CPU. Writes docs/results/reading.{json,md,png}. If they are missing, the model,
@@ -33,7 +33,7 @@ from bench.growth import of_texts
 from bench.intervals import with_ends
 from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import require_clean
-from bench.report import BLACK, BLUE, ORANGE, Page, add_options, read_results, small, table, write_results
+from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
 from grace_opt.attention.provider import DEFAULT_RATIO
 from grace_opt.hf import PrunedKeyCache, TopTokens, attention_implementation, capture
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
@@ -41,8 +41,7 @@ from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.reading import attention as reading
 from grace_opt.kernels.decode.reference import attention as whole_attention
-from grace_opt.kernels.reading.reference import Few
-from grace_opt.kernels.reading.reference import attention as few_attention
+from grace_opt.kernels.reading import Few, Stored, reference_for
 from grace_opt.sweep import mean_interval
 
 #: Tokens of the passages, of what is fed, and of that part of it whose unread attention is measured.
@@ -58,8 +57,11 @@ SETTINGS = {
     USUAL: TopTokens(by="channels"),
     "pages, epsilon=0.1": TopTokens(0.05, epsilon=0.1),
     "channels, epsilon=0.1": TopTokens(0.05, "channels", epsilon=0.1),
+    # MagicPIG's own, and fewer bits in all, which read about as much as the usual channels after a long prompt.
+    **{f"sampling, {n} x {k} bits": TopTokens(by="sampling", tables=n, hash_bits=k) for n, k in ((150, 10), (60, 8))},
 }
-TIMED = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.95", USUAL)
+SAMPLED = tuple(name for name, way in SETTINGS.items() if way.by == "sampling")
+TIMED = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.95", USUAL, *SAMPLED)
 #: Those of a cache with bits, in the prompt's own basis, by name.
 BITS = 2.25
 CODED = {
@@ -88,11 +90,11 @@ def made(model: PreTrainedModel, name: str) -> PrunedKeyCache:
 def true_shares(found: list[float]) -> Iterator[None]:
     """Collect the mean share of the attention on unread tokens, of every layer and step inside; torch computes both."""
 
-    def attend(query: Tensor, *given: Any) -> Few:
-        few = few_attention(query, *given)
-        *parts, _, _, _, _, _, mask, scaling, softcap = given
+    def attend(query: Tensor, stored: Stored, *given: Any) -> Few:
+        units, *_, mask, scaling, softcap = given
+        few = reference_for(units)(query, stored, *given)
         assert few.weights is not None
-        wide = [part if part.dtype == torch.int64 else part.double() for part in parts]
+        wide = [part if part.dtype == torch.int64 else part.double() for part in stored]
         _, whole = whole_attention(query.double(), *wide, mask, scaling, softcap)
         found.append(float(whole.masked_fill(few.weights > 0, 0.0).sum(-1).mean()))
         return few
@@ -198,8 +200,8 @@ def page(value: dict[str, Any]) -> Page:
     times = ", ".join(f"`{name}` {statistics.median(pairs[name]):.2f}" for name in TIMED)
     return Page(
         title="Reading few tokens",
-        picture=f"KL divergence by the share of the tokens read, after {largest:,} tokens: pages, channels, and "
-        "channels with a share of the attention",
+        picture=f"KL divergence by the share of the tokens read, after {largest:,} tokens: pages, channels, "
+        "channels with a share of the attention, and samples",
         draw=lambda figure: _draw(figure, value, largest),
         asked=f"How few tokens can a step read on {value['model']}, what does it save, and what does the cache know of "
         "the rest?",
@@ -214,7 +216,9 @@ def page(value: dict[str, Any]) -> Page:
                 [
                     f"Sinks ({SINKS}), the last {RECENT} tokens of the prompt and what is fed are always read and "
                     f"counted. Channels: a share {RATIO:g} of them, chosen by GRACE, gives no scores; *as usual* is "
-                    f'`read="channels"`: {DEFAULT_RATIO:g}, with `top_p={SETTINGS[USUAL].top_p}`. *Bound*: mean '
+                    f'`read="channels"`: {DEFAULT_RATIO:g}, with `top_p={SETTINGS[USUAL].top_p}`. *Sampling*: tables, '
+                    "and bits of a code (MagicPIG's are 150 and 10); each bound holds at "
+                    f"{SETTINGS[SAMPLED[0]].confidence:.0%} confidence. *Bound*: mean "
                     "over heads, layers and steps of what the unread tokens' share of the attention can be at most; "
                     "*true share*: what it was, of the first tokens."
                 ],
@@ -229,9 +233,13 @@ def _draw(figure: Figure, value: dict[str, Any], prompt: int) -> None:
         ("pages", BLUE, lambda way: way.by == "pages"),
         ("channels", ORANGE, lambda way: way.by == "channels" and way.top_p is None),
         ("channels, top_p", BLACK, lambda way: way.top_p is not None),
+        ("sampling", GREEN, lambda way: way.by == "sampling"),
     )
     for label, colour, belongs in looks:
-        names = [name for name, way in SETTINGS.items() if belongs(way) and way.epsilon is None and name != USUAL]
+        ways = {name: way for name, way in SETTINGS.items() if name in means and way.epsilon is None and name != USUAL}
+        names = [name for name, way in ways.items() if belongs(way)]
+        if not names:
+            continue
         points = sorted((means[name]["share"], means[name]["kl"]) for name in names)
         axes.plot(*zip(*points, strict=True), "o-", color=colour, label=label)
     axes.axvline(GOAL[0], color="0.7", linewidth=0.8)

@@ -277,10 +277,11 @@ def few_tokens(query, keys, values, read, hidden=None, scaling=None):
         h, q = head // (heads // keys.shape[1]), query[b, head, 0].astype(np.longdouble)
         x = (keys[b, h].astype(np.longdouble) * q).sum(-1) * (width**-0.5 if scaling is None else scaling)
         x = x if hidden is None else np.where(hidden[b], -np.inf, x)
-        share = np.exp(x - x.max())
-        mine = np.where(read[b, h], share, 0)
+        share, mine = np.exp(x - x.max()), np.where(read[b, h], x, -np.inf)
         unread[b, head] = float(np.where(read[b, h], 0, share).sum() / share.sum())
-        output[b, head] = (mine / mine.sum() if mine.sum() else mine) @ values[b, h]
+        if mine.max() > -np.inf:
+            mine = np.exp(mine - mine.max())  # of its own largest: beside an unread one it may be too small for a float
+            output[b, head] = mine / mine.sum() @ values[b, h]
     return output, unread
 
 

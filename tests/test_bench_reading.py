@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.slow
 def test_numbers_go_onto_a_page(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    few = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.95", reading.USUAL, "channels, epsilon=0.1")
+    few = (*reading.TIMED, "channels, epsilon=0.1")
     monkeypatch.setattr(reading, "SETTINGS", {name: reading.SETTINGS[name] for name in few} | {"one": TopTokens(1.0)})
     coded = {"bits=8": None, "bits=8, channels": TopTokens(0.5, "channels")}
     monkeypatch.setattr(reading, "CODED", coded)

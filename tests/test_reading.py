@@ -20,7 +20,7 @@ from torch import Tensor
 from grace_opt.errors import CacheError
 from grace_opt.hf.reading import TopTokens
 from grace_opt.hf.reading.index import ReadIndex, all_channels
-from grace_opt.kernels.reading import host, reference
+from grace_opt.kernels.reading import Stored, host, reference
 from grace_opt.kernels.reading.certificate import unread_bound
 from grace_opt.kernels.reading.forms import HIDDEN, STEPS
 from grace_opt.kernels.reading.units import FirstChannels, PageRanges
@@ -72,9 +72,9 @@ class Case:
         hidden = self.hidden()
         mask = None if hidden is None else torch.from_numpy(~hidden)[:, None, None]
         least, most = index.least(keys.shape[2], sinks + tail)
-        parts = keys, kept, self.sinks, self.tail, values[:, :, : self.total - tail], values[:, :, self.total - tail :]
+        parts = keys, kept, self.sinks, self.tail, *values.split([self.total - tail, tail], 2)
         conditions = self.reading.epsilon, self.reading.top_p
-        return ATTEND[name](self.query, *parts, index.units, least, most, *conditions, mask)
+        return ATTEND[name](self.query, Stored(*parts), index.units, least, most, *conditions, mask)
 
 
 def split(case: Case, found: reference.Few) -> tuple[np.ndarray, np.ndarray]:

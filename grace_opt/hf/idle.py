@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from .layer import PrunedKeyLayer
 from .reading.settings import SAMPLING
 from .storage import Compressed
@@ -40,7 +42,7 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
                 less = "fewer tables, or more hash_bits"
             found.append(f"{config.read} has left no token unread: write {less}")
         if config.read.by == SAMPLING:
-            found.append("a sample takes more time than reading all: all codes are compared in each step")
+            found.append(_time_of_samples(old[0]))
         if layers[0].plan.bits is not None:
             found.append("with bits=, read= takes more time, not less: all tokens are unpacked in each step")
     elif config.quantize is None and all(
@@ -49,6 +51,17 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
     ):
         found.append("no channel is dropped, so keys take as many bytes as dense ones: write a larger ratio")
     return tuple(found)
+
+
+def _time_of_samples(old: object) -> str:
+    assert isinstance(old, Compressed), "bits= refuses samples"
+    where = old.sink_keys
+    if where.is_cpu and where.dtype == torch.float32:
+        return "a sample takes about as much time as reading all: all codes are compared in each step"
+    return (
+        "a sample takes many times as long as reading all: torch compares all codes in each step, and only on a CPU in "
+        "float32 a compiled loop does"
+    )
 
 
 def _too_short(layer: PrunedKeyLayer) -> str:

@@ -13,6 +13,7 @@ from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, Quantization, SnapKV, StreamingLLM, TopTokens, attach
 from grace_opt.hf.evaluation import next_token_log_probs, stored_bits
 from grace_opt.hf.reading.index import ReadIndex
+from grace_opt.kernels import reading as kernels
 
 WAYS = {
     "pages": TopTokens(share=0.6, page_size=4),
@@ -292,6 +293,8 @@ def test_other_types(dtype, read, tiny, prune, prompt, continuation, step):
     cache = prune(model, read=read)
     assert step(model, cache, prompt, continuation[:, :3]).isfinite().all()
     assert 0 < cache.read_report().share < 1
+    slow = "a sample takes many times as long as reading all: torch compares all codes"
+    assert (slow in str(cache.memory_report())) == (read.by == "sampling")
 
 
 def test_by_name_and_from_a_file(tiny, tmp_path):
@@ -365,16 +368,29 @@ def test_samples_hold_at_a_confidence_and_their_layers_draw_for_themselves(tiny,
     assert report.confidence == memory.read_confidence == 0.95
     assert "each bound at 95 % confidence" in str(report)
     assert "each bound at 95 % confidence" in str(memory)
-    assert "a sample takes more time than reading all: all codes are compared in each step" in str(memory)
-    # Codes of 3 bits in 8 bytes, norms in 8, and 1 count for each old token; the rest does not grow with them.
+    assert "a sample takes about as much time as reading all: all codes are compared in each step" in str(memory)
+    # Norms in 8 bytes, and 1 count for each old token; codes of 8 times 3 bits, rounded up to 32, are of 256 tokens
+    # always. The rest does not grow with them.
     old = caches[0].layers[0].compressed.pruned_keys.shape[2]
     fixed = sum(part.nbytes for part in (planes[0], caches[0].layers[0].compressed.index.units.highest))
     reach = 2 * 2 * 16 * 4
-    assert memory.reading_bytes == 2 * (2 * 2 * old * (8 + 8) + 2 * old * 4 + fixed + 2 * reach)
+    assert memory.reading_bytes == 2 * (2 * 2 * (old * 8 + 32 * 32) + 2 * old * 4 + fixed + 2 * reach)
     certain = prune(model, read="pages")
     step(model, certain, prompt, continuation)
     assert certain.read_report().confidence is None
     assert "confidence" not in str(certain.memory_report())
+
+
+def test_samples_are_the_same_compiled_and_in_torch(tiny, prune, padded, continuation, step, close, monkeypatch):
+    model, logits, reports = tiny(), [], []
+    for fewest in (10**9, 0):
+        monkeypatch.setattr(kernels, "CPU_MIN_TOKENS", fewest)
+        cache = prune(model, read=WAYS["sampled"])
+        logits.append(step(model, cache, padded[0], continuation, padded[1]))
+        reports.append(cache.read_report())
+    assert close(*logits)
+    assert reports[0].share == reports[1].share < 1
+    assert reports[0].bound_mean == pytest.approx(reports[1].bound_mean, rel=1e-3)
 
 
 def test_a_report_of_a_cache_that_reads_all_is_refused(tiny, prune):

@@ -56,7 +56,7 @@ def read_attention(
     index, count, recent = old.index, query.shape[2], tail.shape[2]
     assert index is not None
     keys, values = dequantized(old.pruned_keys), dequantized(old.values)
-    sinks, stored = old.sink_keys.shape[2], keys.shape[2]
+    sinks, count_old = old.sink_keys.shape[2], keys.shape[2]
     if attention_mask is not None:
         attention_mask = decoding_mask(module, attention_mask, old, recent, query.shape[1])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -67,24 +67,13 @@ def read_attention(
         if attention_mask is not None:  # which hides what comes later
             mask, upto = _plain(attention_mask[:, :, row : row + 1]), recent
         mine = query[:, :, row : row + 1]
-        parts = keys, old.kept_indices, old.sink_keys, tail[:, :, :upto], values, value[:, :, :upto]
-        if isinstance(index.units, kernels.HashTables):
-            few = kernels.sampled.attention(mine, *parts, index.units, mask, scaling, softcap)
-        else:
-            least, most = index.least(stored, sinks + shown)
-            attend = kernels.attention_for(
-                mine,
-                *(part for part in parts if part is not old.kept_indices),
-                mask=mask,
-                softcap=softcap,
-                units=index.units,
-            )
-            if want_weights:
-                attend = kernels.reference.attention
-            reading = index.reading
-            few = attend(mine, *parts, index.units, least, most, reading.epsilon, reading.top_p, mask, scaling, softcap)
+        stored = kernels.Stored(keys, old.kept_indices, old.sink_keys, tail[:, :, :upto], values, value[:, :, :upto])
+        attend = kernels.attention_for(mine, stored, mask, softcap, index.units)
+        if want_weights:
+            attend = kernels.reference_for(index.units)
+        few = attend(mine, stored, index.units, *index.limits(count_old, sinks + shown), mask, scaling, softcap)
         outputs.append(few.output)
-        real = stored if index.padding is None else stored - index.padding[:, None]
+        real = count_old if index.padding is None else count_old - index.padding[:, None]
         tally.add((few.tokens + sinks + shown) / (real + sinks + shown), few.bound.detach())
         if want_weights:
             assert few.weights is not None

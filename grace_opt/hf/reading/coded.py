@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...errors import CacheError
 from ...kernels.decode.reference import attention as whole_attention
-from ...kernels.reading import Few, TokenRanges, Units
+from ...kernels.reading import Few, Stored, TokenRanges, Units
 from ...kernels.reading.reference import attention
 from ..bits.bitplanes import unpack_bits
 from ..bits.coded import CodedTokens
@@ -78,9 +78,9 @@ class _Row(NamedTuple):
             return Few(output, bound, read, weights=weights)
         most = least_units(self.units, reading.share, self.keys.shape[2], sinks + upto)
         least = torch.full((1,), most, device=query.device)
-        stored = self.keys, kept, self.sink_keys, tail_keys, self.old_values, tail_values
+        stored = Stored(self.keys, kept, self.sink_keys, tail_keys, self.old_values, tail_values)
         limits = reading.epsilon, reading.top_p, mask, scaling, softcap
-        return attention(query, *stored, self.units, least, most, *limits, self.basis)
+        return attention(query, stored, self.units, least, most, *limits, self.basis)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

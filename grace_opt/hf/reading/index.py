@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,12 @@ class ReadIndex:
         """Return one for more or fewer keys; those that are padding stay the first."""
         padding = None if self.padding is None else self.padding.clamp(max=keys.shape[2])
         return ReadIndex.of(self.reading, keys, self.lead, padding, self.layer)
+
+    def limits(self, old: int, dense: int) -> tuple[Any, ...]:
+        """Return what says how much is read, behind `units`, for the kernel; nothing does for a sample."""
+        if isinstance(self.units, HashTables):
+            return ()
+        return *self.least(old, dense), self.reading.epsilon, self.reading.top_p
 
     def least(self, old: int, dense: int) -> tuple[Tensor, int]:
         """Return how many units are read at least, ``(B,)``, and the largest of these numbers.

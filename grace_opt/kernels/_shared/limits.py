@@ -6,5 +6,7 @@ from __future__ import annotations
 LARGEST_ON_CHIP = 256
 #: float32 numbers in a vector of `grace_opt.kernels._shared.lanes`, on the CPU.
 LANES = 8
+#: Bits in a vector of `grace_opt.kernels._shared.bits`, and how many such are added up at once.
+BITS, BITS_AT_ONCE = 256, 16
 #: Entries of W up to which a loop that is not compiled yet may run as plain Python.
 SMALL = 14 * 14

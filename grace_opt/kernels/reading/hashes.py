@@ -18,24 +18,29 @@ rounding algorithms" (2002), for :math:`p`; Clopper and Pearson (1934) for the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from .._shared.limits import BITS, BITS_AT_ONCE
+from .units import Placed
 
 #: Tables in which a token's code must be the query's.
 COLLISIONS = 2
 #: Most bits of a code.
 MAX_BITS = 24
-#: Numbers that are compared, or projected, at once.
+#: Numbers that are compared, or bits that are made, at once.
 _AT_ONCE = 2**22
 #: More than what rounding may do to a confidence limit, which has no unit.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class HashTables:
+class HashTables(Placed):
     """Codes of the older tokens' keys, and what the logits of unread tokens can be.
 
     Attributes
@@ -45,7 +50,8 @@ class HashTables:
     planes : Tensor
         ``(d', L K)`` float32: the hyperplanes, from `hyperplanes`. The same for all sequences and heads.
     codes : Tensor
-        ``(B, H, S_p, L)``, uint8, int16 or int32: from `codes_of` the centred keys.
+        ``(B, H, S_p / 256, L K, 32)`` uint8, with the numbers of tokens and planes rounded up, to 16 planes: of each
+        plane a bit for every token, from `packed`, so that bits of many tokens are compared at once.
     norms : Tensor
         ``(B, H, S_p)`` float64: of the centred keys.
     mean : Tensor
@@ -56,6 +62,8 @@ class HashTables:
         ``(B, S_p)`` int32: 1 for real tokens, 0 for padding.
     reach : Tensor
         ``(B, H, d')``: the largest absolute number of each channel.
+    places : dict
+        What the compiled loop keeps between steps.
     """
 
     bits: int
@@ -66,6 +74,7 @@ class HashTables:
     highest: Tensor
     counts: Tensor
     reach: Tensor
+    places: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(keys: Tensor, real: Tensor, tables: int, bits: int, confidence: float, seed: int, layer: int) -> HashTables:
@@ -78,7 +87,7 @@ class HashTables:
         return HashTables(
             bits=bits,
             planes=planes,
-            codes=codes_of(centred, planes, bits),
+            codes=packed(centred, planes),
             norms=torch.linalg.vector_norm(centred, dim=-1).masked_fill(~real[:, None], 0.0),
             mean=mean,
             highest=highest_cosines(real.sum(-1), tables * bits, confidence),
@@ -89,23 +98,26 @@ class HashTables:
     @property
     def tables(self) -> int:
         """Number of tables, L."""
-        return self.codes.shape[3]
+        return self.planes.shape[1] // self.bits
 
     def compare(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return which tokens queries ``(B, H, g, d')`` sample, and the highest logits, ``(B, H, g, S_p)`` each."""
-        mine = codes_of(query, self.planes, self.bits)[:, :, :, None]
-        rows, tables = mine.shape[:3], self.tables
-        step = max(_AT_ONCE // (rows.numel() * tables), 1)
+        count, old = self.planes.shape[1], self.norms.shape[2]
+        mine = _signs(sides_of(query, self.planes)).view(*query.shape[:3], self.tables, self.bits)
+        mine = mine.transpose(2, 3)[:, :, None]  # (B, H, 1, L, g, K)
+        step = max(_AT_ONCE // (query.shape[:3].numel() * count * BITS), 1)
         collisions, equal = [], []
-        for codes in torch.split(self.codes[:, :, None], step, dim=3):
-            other = codes ^ mine
-            collisions.append((other == 0).sum(-1))
-            equal.append(tables * self.bits - _ones(other).sum(-1))
-        matches = torch.cat(equal, dim=-1)
+        for codes in torch.split(self.codes[:, :, :, :count], step, dim=2):
+            above = (codes[..., None] >> torch.arange(8, dtype=torch.uint8, device=codes.device)) & 1
+            signs = _signs(above).view(*codes.shape[:3], self.tables, self.bits, BITS)
+            more = mine @ signs  # equal bits less others of each table: whole numbers, exact in every order
+            collisions.append((more == self.bits).sum(3).transpose(2, 3).flatten(3))
+            equal.append((more.sum(3).transpose(2, 3).flatten(3) + count).long() // 2)
+        matches, collided = (torch.cat(each, dim=-1)[..., :old] for each in (equal, collisions))
         cosines = self.highest.gather(-1, matches.flatten(1)).view(matches.shape)
         lengths = torch.linalg.vector_norm(query, dim=-1, keepdim=True) * self.norms[:, :, None]
         shift = (query * self.mean.to(query.dtype)[:, :, None]).sum(-1, keepdim=True)
-        return torch.cat(collisions, dim=-1) >= COLLISIONS, shift + lengths * cosines
+        return collided >= COLLISIONS, shift + lengths * cosines
 
     def log_probabilities(self, query: Tensor, keys: Tensor) -> Tensor:
         """Return the logarithms ``(B, H, g, n)`` of the probabilities with which queries ``(B, H, g, d')`` sample keys
@@ -135,20 +147,32 @@ def hyperplanes(seed: int, layer: int, width: int, count: int) -> Tensor:
     return torch.randn(width, count, generator=generator, dtype=torch.float32, device="cpu")
 
 
-def codes_of(vectors: Tensor, planes: Tensor, bits: int) -> Tensor:
-    """Return the codes ``(B, H, n, L)`` of vectors ``(B, H, n, d')``, of the smallest type that holds `bits` bits.
+def sides_of(vectors: Tensor, planes: Tensor) -> Tensor:
+    """Return whether vectors ``(B, H, n, d')`` lie on the upper side of each hyperplane, ``(B, H, n, planes)`` bool.
 
     Products are computed in float64: rounding then changes a bit with a probability of about 1e-15.
     """
-    kind = torch.uint8 if bits <= 8 else torch.int16 if bits <= 15 else torch.int32
-    normals = planes.to(vectors.device, torch.float64)
-    places = 2 ** torch.arange(bits, device=vectors.device, dtype=torch.int32)
-    step = max(_AT_ONCE // (vectors.shape[:2].numel() * normals.shape[1]), 1)
+    return vectors.double() @ planes.to(vectors.device, torch.float64) >= 0
+
+
+def packed(vectors: Tensor, planes: Tensor) -> Tensor:
+    """Return the bits of vectors ``(B, H, n, d')``, as `HashTables.codes` holds them; the first in the lowest bit."""
+    count, step = planes.shape[1], max(_AT_ONCE // (vectors.shape[:2].numel() * planes.shape[1] * BITS), 1)
     found = []
-    for part in torch.split(vectors, step, dim=2):
-        above = (part.double() @ normals >= 0).view(*part.shape[:3], normals.shape[1] // bits, bits)
-        found.append((above * places).sum(-1).to(kind))
+    for part in torch.split(vectors, step * BITS, dim=2):
+        room = -part.shape[2] % BITS
+        above = functional.pad(sides_of(part, planes), (0, -count % BITS_AT_ONCE, 0, room)).to(torch.uint8)
+        eights = above.view(*above.shape[:2], -1, BITS // 8, 8, above.shape[3])
+        codes = eights[..., 0, :]
+        for place in range(1, 8):
+            codes = codes | eights[..., place, :] << place
+        found.append(codes.mT.contiguous())
     return torch.cat(found, dim=2)
+
+
+def _signs(bits: Tensor) -> Tensor:
+    """Return 1 for ones and -1 for zeros."""
+    return bits.to(torch.float32) * 2 - 1
 
 
 def log_sampling_probability(equal: Tensor, bits: int, tables: int) -> Tensor:
@@ -191,15 +215,3 @@ def highest_cosines(tokens: Tensor, bits: int, confidence: float) -> Tensor:
     limit = np.ones((len(level), bits + 1))
     limit[:, :-1] = np.minimum(betainccinv(equal + 1, bits - equal, level) + _ROUNDING, 1.0)
     return torch.from_numpy(-np.cos(np.pi * limit)).to(tokens.device)
-
-
-def _ones(numbers: Tensor) -> Tensor:
-    """Count the ones of numbers that are not negative, in pairs of bits, then in fours, then in bytes."""
-    size = numbers.element_size()
-    pairs, fours, bytes_ = (int.from_bytes(bytes([each] * size), "little") for each in (0x55, 0x33, 0x0F))
-    numbers = numbers - ((numbers >> 1) & pairs)
-    numbers = (numbers & fours) + ((numbers >> 2) & fours)
-    numbers = (numbers + (numbers >> 4)) & bytes_
-    for shift in (8, 16)[: size // 2]:
-        numbers = numbers + (numbers >> shift)
-    return numbers & 0x3F

@@ -19,6 +19,7 @@ from torch.nn import functional
 from ..gather import gather_channels
 from .certificate import unread_bound
 from .forms import BUCKETS, HIDDEN, ROUNDS, STEPS
+from .stored import Stored
 from .units import Units
 
 
@@ -49,12 +50,7 @@ class Few(NamedTuple):
 
 def attention(
     query: Tensor,
-    keys: Tensor,
-    kept_indices: Tensor,
-    sink_keys: Tensor,
-    tail_keys: Tensor,
-    old_values: Tensor,
-    tail_values: Tensor,
+    stored: Stored,
     units: Units,
     least: Tensor,
     most: int,
@@ -71,10 +67,9 @@ def attention(
     ----------
     query : Tensor
         ``(B, H_q, 1, d)``.
-    keys, kept_indices, sink_keys, tail_keys, old_values, tail_values, scaling, softcap
-        As in `grace_opt.kernels.decode.host.decode_attention`; `keys` are the pruned ones.
+    stored : Stored
     units : Units
-        What `keys` are read by.
+        What its old tokens are read by.
     least : Tensor
         ``(B,)`` int64: number of units to read at least.
     most : int
@@ -85,9 +80,12 @@ def attention(
         Read on until this share of the attention is expected on what is read, for every query head.
     attention_mask : Tensor or None
         ``(B or 1, H_q or 1, 1, stored tokens)``, bool (True attends) or additive; None hides nothing.
+    scaling, softcap : float, optional
+        As in `grace_opt.kernels.decode.host.decode_attention`.
     basis : Tensor, optional
-        ``(B, H, d', d)``: `keys` are coordinates, and times these they are keys. `kept_indices` are not read then.
+        ``(B, H, d', d)``: old keys are coordinates, and times these they are keys. `kept_indices` are not read then.
     """
+    keys, kept_indices, sink_keys, tail_keys, old_values, tail_values = stored
     batch, query_heads, _, width = query.shape
     heads, old = keys.shape[1:3]
     group, sinks, wide = query_heads // heads, sink_keys.shape[2], torch.float64

@@ -5,7 +5,8 @@ the sums of numerator and denominator are, on average over the hyperplanes, thos
 :math:`u = 1`. The bound is on the attention of the tokens that a head has not read, as in `certificate`, but holds at a
 stated confidence. Logits are computed in float64.
 
-When: ``by="sampling"``. All codes are compared here, while MagicPIG looks them up in tables: it saves no time.
+When: ``by="sampling"``, where `sampled_host` cannot be used. All codes are compared, while MagicPIG looks them up in
+tables: this takes many times as long as reading all tokens.
 
 Source: MagicPIG (arXiv 2410.16179), sections 4 and 5; the bound is ours (docs/theory/reading.md).
 """
@@ -19,16 +20,12 @@ from ..gather import gather_channels
 from .certificate import unread_bound
 from .hashes import HashTables
 from .reference import Few, _additive, _for_rows, _take
+from .stored import Stored
 
 
 def attention(
     query: Tensor,
-    keys: Tensor,
-    kept_indices: Tensor,
-    sink_keys: Tensor,
-    tail_keys: Tensor,
-    old_values: Tensor,
-    tail_values: Tensor,
+    stored: Stored,
     tables: HashTables,
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
@@ -38,10 +35,10 @@ def attention(
 
     Parameters
     ----------
-    query, keys, kept_indices, sink_keys, tail_keys, old_values, tail_values, attention_mask, scaling, softcap
+    query, stored, attention_mask, scaling, softcap
         As in `grace_opt.kernels.reading.reference.attention`.
     tables : HashTables
-        Of `keys`.
+        Of the old keys.
 
     Returns
     -------
@@ -53,6 +50,7 @@ def attention(
     -----
     Waits for the device once, to know how many tokens to gather.
     """
+    keys, kept_indices, sink_keys, tail_keys, old_values, tail_values = stored
     batch, query_heads, _, width = query.shape
     heads, old = keys.shape[1:3]
     group, sinks, wide = query_heads // heads, sink_keys.shape[2], torch.float64

@@ -25,8 +25,8 @@ from torch import Tensor
 ROOM = 16
 
 
-class _Placed:
-    """Units that the compiled loop reads by address."""
+class Placed:
+    """What the compiled loops read by address."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave addresses out of copies."""
@@ -34,7 +34,7 @@ class _Placed:
 
 
 @dataclass(frozen=True)
-class PageRanges(_Placed):
+class PageRanges(Placed):
     """Pages of the older tokens; all but the first page have `size` tokens.
 
     Attributes
@@ -75,7 +75,7 @@ class PageRanges(_Placed):
 
 
 @dataclass(frozen=True)
-class FirstChannels(_Placed):
+class FirstChannels(Placed):
     """Single tokens, whose first channels give scores: copies of these in eight bits, which take less time to read.
 
     Attributes

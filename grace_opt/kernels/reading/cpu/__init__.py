@@ -1,0 +1,156 @@
+"""Attention of one new query over few of the stored tokens on the CPU: scores, choice, attention, bound in one loop.
+
+`grace_opt.kernels.reading.host` calls it; `reference` defines the result. An item is one KV head of one sequence; its
+tokens are scored, and read, in runs, so that few items keep many threads busy. Units are counted by score, for the
+whole group of query heads, which says up to which score they are read. Tokens are copied, a block at a time and in the
+order in which they lie, to where the decoding kernel's loops (`grace_opt.kernels.decode.cpu`) read them. Logits are in
+powers of two; scores lack what all logits have in common. Bounds are joined in float64 with what `certificate` allows
+for rounding.
+"""
+
+from __future__ import annotations
+
+import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
+import numpy as np
+from numba.np.numpy_support import carray
+
+from ..._shared.jit import c_function, part
+from ..._shared.lanes import add_one, pointer
+from ...decode.cpu import BLOCK, LOG2E, address, integers, numbers
+from ...decode.cpu.rows import BYTES
+from ...decode.forms import LANES, ROWS
+from ..forms import (
+    ABOUT,
+    BUCKETS,
+    DONE,
+    FIRST_CHOSEN,
+    FOUND,
+    GROUP,
+    HEADS,
+    KEPT_COUNT,
+    LOWER,
+    MASK,
+    MORE_CHOSEN,
+    NORMS,
+    PLACES,
+    READ,
+    REAL,
+    RUNS,
+    SCALE,
+    SCORED,
+    STOP,
+    UNITS,
+    WIDTH,
+)
+from .choice import take_units
+from .chosen import read_units
+from .dense import queries_of
+from .phases import finish, prepare
+from .scores import score
+from .states import clear
+
+
+@part
+def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, work):
+    """Process the items of a phase that are not taken yet; threads that call this on the same arrays share them.
+
+    First the units are `SCORED`, in runs; then some are chosen and `READ`, in runs, and what was read is `JOINED`; the
+    last three as often as needed.
+
+    Parameters
+    ----------
+    phase : int
+    taken : (1,) int64
+        Number of items of this phase taken so far.
+    places : (16, 5) int64
+    sizes : (14,) int64
+    factors : (3,) float64
+        Scaling; epsilon and share expected, negative for none.
+    least : (2, B) int64
+        Number of units to read at least, and how many more at a time.
+    output : (B, H_q, d_v) float32
+    bounds_out : (B, H_q) float64
+    work : tuple
+        What the phases leave to each other: scores (items, rows, units), how many steps each unit is below the first
+        (items, units) and numbers of units at each (items, BUCKETS), the units to read (items, units), numbers of rows
+        (items, 5, rows), counts (items, 4 + runs), and of every run and the dense tokens: largest, sums (items, runs,
+        rows) and products (items, runs, rows, d_v).
+    """
+    expected, ranks, numbers_at, chosen, about, counts, largest, sums, products = work
+    rows, width, kept, runs = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[RUNS]
+    items, room = expected.shape[0], expected.shape[1]
+    full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
+    narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
+    half, masks = np.zeros_like(narrow), np.zeros(rows, np.int64)
+    logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
+    scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
+    key_room = np.zeros((BLOCK, narrow.shape[1]), np.float32)
+    value_room, tokens = np.zeros((BLOCK, products.shape[3]), np.float32), np.zeros(BLOCK, np.int64)
+    pieces = items * runs if phase in (SCORED, READ) else items
+    while True:
+        piece = add_one(taken)
+        if piece >= pieces:
+            return
+        item, run = (piece // runs, piece % runs) if pieces > items else (piece, 0)
+        b, h, count = item // sizes[HEADS], item % sizes[HEADS], counts[item]
+        for row in range(rows):
+            masks[row] = address(places[MASK], b, h * rows + row)
+        if phase == SCORED:
+            score(item, run, places, sizes, factors, full, narrow, half, expected[item])
+        elif phase in (FIRST_CHOSEN, MORE_CHOSEN):
+            if phase == FIRST_CHOSEN:
+                clear(largest[item], sums[item], products[item])
+                for place in range(runs):
+                    count[REAL + place] = 0
+                state = largest[item, runs], sums[item, runs], products[item, runs]
+                parts = (logits, scaled), state, about[item], expected[item], ranks[item], numbers_at[item]
+                count[STOP] = prepare(item, places, sizes, factors, least, full, narrow, masks, *parts)
+                count[DONE], count[NORMS] = 0, address(places[LOWER], b, h)
+            count[FOUND] = take_units(
+                count[STOP] - count[DONE], sizes[UNITS], ranks[item], numbers_at[item], chosen[item]
+            )
+            count[DONE] = count[STOP]
+        elif phase == READ:
+            start, stop = count[FOUND] * run // runs, count[FOUND] * (run + 1) // runs
+            if start < stop:
+                queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
+                state, mine = (largest[item, run], sums[item, run], products[item, run]), chosen[item, start:stop]
+                rooms = key_room, value_room, tokens, logits
+                count[REAL + run] += read_units(
+                    narrow, rows, places, sizes, b, h, masks, mine, stop - start, expected[item], rooms, state
+                )
+        else:
+            states = largest[item], sums[item], products[item]
+            mine = about[item], expected[item]
+            count[STOP] = finish(item, sizes, factors, least, states, *mine, count, output, bounds_out)
+
+
+@c_function("void(voidptr)")
+def attend_few_at(data):
+    """`attend_few`, as threads call it: with the addresses of the arrays, and their sizes."""
+    given = carray(data, (24,), np.int64)
+    batch, query_heads, width, heads = given[8], given[9], given[10], given[11]
+    room, columns, units, runs, wide = given[12], given[13], given[14], given[15], given[23]
+    items, rows = batch * heads, query_heads // heads
+    work = (
+        numbers(given[16], (items, room, columns)),
+        carray(pointer(given[17]), (items, units), np.int16),
+        integers(given[18], (items, BUCKETS)),
+        integers(given[19], (items, units)),
+        carray(pointer(given[20]), (items, ABOUT, rows), np.float64),
+        integers(given[21], (items, REAL + runs)),
+        numbers(given[22], (items, runs + 1, rows)),
+        numbers(given[22] + items * (runs + 1) * rows * BYTES, (items, runs + 1, rows)),
+        numbers(given[22] + 2 * items * (runs + 1) * rows * BYTES, (items, runs + 1, room, wide)),
+    )
+    attend_few(
+        given[7],
+        integers(given[0], (1,)),
+        integers(given[1], (PLACES, 5)),
+        integers(given[2], (14,)),
+        carray(pointer(given[3]), (3,), np.float64),
+        integers(given[4], (2, batch)),
+        numbers(given[5], (batch, query_heads, width)),
+        carray(pointer(given[6]), (batch, query_heads), np.float64),
+        work,
+    )
