@@ -195,7 +195,7 @@ def _decoded(
     if fused and isinstance(old, CodedTokens) and reading is not None:
         given = {**kwargs, "scaling": scaling}
         output, received, weights = read_coded_attention(
-            module, query, tail, value, attention_mask, old, reading, layer.tally, **given
+            module, query, tail, value, attention_mask, old, reading, layer.tally, want_weights, **given
         )
         layer.receive(received)
         return output, weights if want_weights else None

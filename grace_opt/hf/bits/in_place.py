@@ -59,7 +59,7 @@ def attention_in_place(
     recent = None
     if attention_mask is not None:
         older, recent = attention_mask[..., : old.stored], float32_mask(attention_mask[..., old.stored :])
-        if not _all_seen(older, old):
+        if not all_seen(older, old):
             return None
     waiting = old.waiting
     found: tuple[Tensor, Tensor] = attend(
@@ -81,7 +81,7 @@ def attention_in_place(
     return found
 
 
-def _all_seen(older: Tensor, old: CodedTokens) -> bool:
+def all_seen(older: Tensor, old: CodedTokens) -> bool:
     """Return whether a mask shows every stored token; padding is not stored."""
     seen = older if older.dtype == torch.bool else older == 0
     if all(row.present is None for row in old.rows):

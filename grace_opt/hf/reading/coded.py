@@ -5,7 +5,8 @@ pages of them, and bound the logits of the others; the low bits, and the values,
 is stored besides the codes. Logits are those of the coordinates, as where codes are read in place
 (`grace_opt.hf.bits.in_place`). Tokens that wait for their classes are read as the tail is.
 
-This is the definition, in torch: it unpacks all codes in each step, and takes as long as reading everything.
+This is the definition, in torch: it unpacks all codes in each step, which takes many times as long as reading them all
+where they lie. On the CPU, compiled loops compute the same (:mod:`grace_opt.hf.reading.coded_in_place`).
 
 Source: ranges from high bits are those of a search tree's inner nodes; pages of them are Quest's (arXiv 2406.10774).
 """
@@ -19,14 +20,15 @@ from torch import Tensor, nn
 
 from ...errors import CacheError
 from ...kernels.decode.reference import attention as whole_attention
-from ...kernels.reading import Few, Stored, TokenRanges, Units
+from ...kernels.reading import Few, Stored, TokenRanges
 from ...kernels.reading.reference import attention
 from ..bits.bitplanes import unpack_bits
 from ..bits.coded import CodedTokens
 from ..bits.row import CodedRow, decoded
-from .index import least_units, page_ranges
+from .coded_in_place import read_in_place
+from .index import least_units
 from .report import ReadTally
-from .settings import PAGES, TopTokens
+from .settings import TopTokens
 
 
 class _Row(NamedTuple):
@@ -38,7 +40,7 @@ class _Row(NamedTuple):
         ``(1, H, n, d)``.
     old_values, tail_values : Tensor
         ``(1, H, n, d_v)``: those of the sinks and the coded tokens, and of the tail.
-    keys, basis, units : Tensor, Tensor, Units or None
+    keys, basis, units : Tensor, Tensor, TokenRanges or None
         Coordinates of the coded tokens' keys, by what they are multiplied, and what they are read by; None if the
         sequence is too short to be coded.
     """
@@ -49,7 +51,7 @@ class _Row(NamedTuple):
     tail_values: Tensor
     keys: Tensor | None
     basis: Tensor | None
-    units: Units | None
+    units: TokenRanges | None
 
     def attend(
         self, query: Tensor, upto: int, mask: Tensor | None, reading: TopTokens, scaling: float, softcap: float | None
@@ -76,7 +78,7 @@ class _Row(NamedTuple):
             bound = query.new_zeros(1, query.shape[1], dtype=torch.float64)
             read = torch.zeros(1, kept.shape[1], dtype=torch.int64, device=query.device)
             return Few(output, bound, read, weights=weights)
-        most = least_units(self.units, reading.share, self.keys.shape[2], sinks + upto)
+        most = least_units(self.units.units, self.units.size, reading.share, self.keys.shape[2], sinks + upto)
         least = torch.full((1,), most, device=query.device)
         stored = Stored(self.keys, kept, self.sink_keys, tail_keys, self.old_values, tail_values)
         limits = reading.epsilon, reading.top_p, mask, scaling, softcap
@@ -93,12 +95,13 @@ def read_coded_attention(
     old: CodedTokens,
     reading: TopTokens,
     tally: ReadTally,
+    want_weights: bool,
     scaling: float,
     softcap: float | None = None,
     is_causal: bool | None = None,
     dropout: float = 0.0,
     **_: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute attention of new tokens over few of the coded ones, the sinks and the dense tail.
 
     Parameters
@@ -111,6 +114,8 @@ def read_coded_attention(
         The older tokens.
     reading, tally
         How few, and what is told of it.
+    want_weights : bool
+        Whether the attention weights are needed, which torch alone computes.
     scaling : float
         Of the logits.
 
@@ -120,13 +125,17 @@ def read_coded_attention(
         ``(B, L, H_q, d_v)``.
     received : Tensor
         ``(B, H, 3, waiting tokens + S_t)``: see `grace_opt.hf.bits.importance.tail_attention`; of what was read.
-    weights : Tensor
+    weights : Tensor or None
         ``(B, H_q, L, stored tokens)``, zeros at unread tokens and at padding.
     """
     if dropout and module.training:
         raise CacheError("read= reads few tokens of each step, which has no dropout: write model.eval()")
     (batch, heads, recent), count, newest = tail.shape[:3], query.shape[2], old.waiting + tail.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not want_weights:
+        found = read_in_place(query, tail, value, attention_mask, old, reading, tally, scaling, softcap, causal)
+        if found is not None:
+            return *found, None
     weights = query.new_zeros(batch, query.shape[1], count, old.stored + recent)
     outputs, received = list[Tensor](), list[Tensor]()
     shares, bounds = ([list[Tensor]() for _ in range(count)] for _ in range(2))
@@ -175,12 +184,7 @@ def _row(row: CodedRow, old: CodedTokens, tail: Tensor, value: Tensor, reading: 
     old_values = torch.cat([sinks[1], decoded(values, value_basis, value.dtype)], dim=1)
     if key_basis is None:
         key_basis = torch.eye(keys.shape[2], device=keys.device).expand(len(keys), -1, -1)
-    units: Units
-    if reading.by == PAGES:
-        units = page_ranges(lower, upper, None, reading.page_size)
-    else:
-        ones = torch.ones(1, keys.shape[1], dtype=torch.int32, device=keys.device)
-        units = TokenRanges(lower, upper, ones, torch.maximum(lower.abs(), upper.abs()).amax(2))
+    units = TokenRanges.of(lower, upper, reading.unit_size)
     return _Row(sinks[0][None], tail[None], old_values[None], value[None], keys[None], key_basis[None], units)
 
 

@@ -58,7 +58,7 @@ class ReadIndex:
             if reading.by == SAMPLING:
                 return ReadIndex(reading, None, padding, _sampler(reading, keys, real, layer), layer)
             if reading.by == PAGES:
-                return ReadIndex(reading, None, padding, page_ranges(keys, keys, real, reading.page_size))
+                return ReadIndex(reading, None, padding, page_ranges(keys, real, reading.page_size))
             assert lead is not None
             return ReadIndex(reading, lead, padding, FirstChannels.of(keys, real, lead))
 
@@ -83,7 +83,7 @@ class ReadIndex:
         """
         assert not isinstance(self.units, HashTables)
         units, share = self.units.units, self.reading.share
-        most = least_units(self.units, share, old, dense)
+        most = least_units(units, self.units.size, share, old, dense)
         if self.padding is None:
             return torch.full(self.units.counts.shape[:1], most, device=self.units.counts.device), most
         real = old - self.padding.double()  # in float64, where numbers of tokens are exact
@@ -108,27 +108,23 @@ class ReadIndex:
         return replace(self, padding=padding, units=replace(self.units, **new))  # type: ignore[arg-type]
 
 
-def least_units(units: Units, share: float, old: int, dense: int) -> int:
-    """Return how many units are read at least where nothing is padding; `old`, `dense` as in `ReadIndex.least`."""
+def least_units(units: int, size: int, share: float, old: int, dense: int) -> int:
+    """Return how many of some units of a size are read at least where nothing is padding; `old`, `dense` as in
+    `ReadIndex.least`."""
     tokens = math.floor(share * (old + dense) + _ROUNDING) - dense
-    return units.units if tokens >= old else min(max(tokens // units.size, 1), units.units)
+    return units if tokens >= old else min(max(tokens // size, 1), units)
 
 
-def page_ranges(least: Tensor, largest: Tensor, real: Tensor | None, size: int) -> PageRanges:
-    """Return the ranges of pages of keys ``(B, H, S, d)`` between two bounds, of which ``real`` (B, S) are no padding.
-
-    If the keys are known, both are these.
-    """
-    batch, _, count, width = least.shape
+def page_ranges(keys: Tensor, real: Tensor, size: int) -> PageRanges:
+    """Return the ranges of pages of keys ``(B, H, S, d)``, of which ``real`` (B, S) are no padding."""
+    batch, _, count, width = keys.shape
     size = min(size, max(count, 1))  # one page, rather than room for tokens that do not exist
     pages = math.ceil(count / size)
     before = pages * size - count
-    if real is None:
-        real = torch.ones(batch, count, dtype=torch.bool, device=least.device)
     exists = functional.pad(real, (before, 0)).view(batch, 1, pages, size, 1)
-    paged = (functional.pad(each, (0, 0, before, 0)).view(batch, -1, pages, size, width) for each in (least, largest))
-    lower = next(paged).masked_fill(~exists, torch.inf).amin(3)
-    upper = next(paged).masked_fill(~exists, -torch.inf).amax(3)
+    paged = functional.pad(keys, (0, 0, before, 0)).view(batch, -1, pages, size, width)
+    lower = paged.masked_fill(~exists, torch.inf).amin(3)
+    upper = paged.masked_fill(~exists, -torch.inf).amax(3)
     counts = exists[:, 0, :, :, 0].sum(-1)
     empty = (counts == 0)[:, None, :, None]
     lower, upper = lower.masked_fill(empty, 0.0), upper.masked_fill(empty, 0.0)

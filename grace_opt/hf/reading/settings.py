@@ -139,6 +139,11 @@ class TopTokens:
                     'out, or write by="sampling"'
                 )
 
+    @property
+    def unit_size(self) -> int:
+        """Tokens of what is read or left as a whole."""
+        return self.page_size if self.by == PAGES else 1
+
     def __repr__(self) -> str:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return f"TopTokens({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None)})"

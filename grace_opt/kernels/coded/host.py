@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from .._shared.threads import call_in_threads
 from ..decode.checks import kind_of_mask
 from ..decode.host import scales_of
 from .forms import LANES, PAIR, ROWS
-from .table import COLUMNS, CodedSequence, batched
+from .table import COLUMNS, CodedSequence, Numbers, Table, batched
 
 #: Most query rows (query heads per KV head times new tokens): beyond, making keys and values dense is faster.
 MAX_ROWS = 256
@@ -110,18 +111,67 @@ def coded_attention(
     """
     from .cpu import attend_at, join, prepare
 
-    (batch, query_heads, length, width), (heads, tail) = query.shape, tail_keys.shape[1:3]
-    value_width, pairs, group = tail_values.shape[3], batch * heads, query_heads // heads
+    (heads, width), value_width = (tail_keys.shape[1], query.shape[3]), tail_values.shape[3]
     check_shapes(query, sequences, tail_keys, tail_values)
     table = batched([each.table for each in sequences], heads)
+    given = laid_out(
+        *(query, sequences, table, tail_keys, tail_values, books, newest, dense_newest),
+        *(attention_mask, scaling, softcap, causal),
+    )
+    prepare(given.data)
+    alone = table.numbers * (width + value_width) < ALONE_BELOW
+    call_in_threads(attend_at, given.data, len(table.items), alone=alone)
+    join(given.data)
+    return given.output.to(query.dtype), given.received[..., :newest]
+
+
+class Given(NamedTuple):
+    """What the loops get.
+
+    Attributes
+    ----------
+    data : array (19,)
+        Lengths and addresses: see `grace_opt.kernels.coded.cpu.attend`.
+    output, received : Tensor
+        What they write; `received` has room for whole vectors.
+    sizes : array
+        The first entry is the number of items that are taken.
+    alive : list
+        What `data` has the addresses of.
+    """
+
+    data: Numbers
+    output: Tensor
+    received: Tensor
+    sizes: Numbers
+    alive: list[Any]
+
+
+def laid_out(
+    query: Tensor,
+    sequences: Sequence[CodedSequence],
+    table: Table,
+    tail_keys: Tensor,
+    tail_values: Tensor,
+    books: Tensor,
+    newest: int,
+    dense_newest: Sequence[int],
+    attention_mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    causal: bool,
+) -> Given:
+    """Return what the loops get; `table` is of all sequences, the others as for `coded_attention`."""
+    (batch, query_heads, length, width), (heads, tail) = query.shape, tail_keys.shape[1:3]
+    value_width, pairs, group = tail_values.shape[3], batch * heads, query_heads // heads
     # All tensors are kept alive until the loops are done: they get only addresses.
     floats = [rowwise(tensor) for tensor in (query, tail_keys, tail_values)]
     kind, mask, mask_place = _read_mask(attention_mask, query, tail, causal)
     inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
     dense = [_dense(each) for each in sequences]
     room = max(COLUMNS + 2 * PAIR * table.most, max(found[0] for _, found in dense) + tail + 2 * LANES)
-    padded, wide, value_wide = -(-group * length // ROWS) * ROWS, _rounded(width), _rounded(value_width)
-    count, news = len(table.items), _rounded(newest)
+    padded, wide, value_wide = -(-group * length // ROWS) * ROWS, rounded(width), rounded(value_width)
+    count, news = len(table.items), rounded(newest)
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.zeros(batch, heads, 3, news, dtype=torch.float32, device="cpu")
 
@@ -130,22 +180,18 @@ def coded_attention(
         numbers += [tensor.data_ptr(), *(4 * step for step in tensor.stride())]
     for (_, found), more in zip(dense, dense_newest, strict=True):
         numbers += [*found, more]
-    whole = np.array(numbers, np.int64)
+    sizes = np.array(numbers, np.int64)
     parts = [3, 2 * pairs * padded * wide, pairs * padded * news, 2 * count * padded, count * padded * value_wide]
-    work = np.zeros(sum(_rounded(part) for part in parts), np.float32)
+    work = np.zeros(sum(rounded(part) for part in parts), np.float32)
     work[:3] = inner, softcap is not None, outer
     starts = [work.ctypes.data]
     for part in parts[:-1]:
-        starts.append(starts[-1] + 4 * _rounded(part))
+        starts.append(starts[-1] + 4 * rounded(part))
     shapes = [pairs, batch, padded, wide, news, count, len(table.units), value_wide]
     ends = [books.data_ptr(), output.data_ptr(), received.data_ptr()]
-    tables = [whole.ctypes.data, table.items.ctypes.data, table.units.ctypes.data]
-    given = np.array([*shapes, *tables, *starts, *ends], np.int64)
-    prepare(given)
-    call_in_threads(attend_at, given, count, alone=table.numbers * (width + value_width) < ALONE_BELOW)
-    join(given)
-    del mask, floats, work, whole, dense, table
-    return output.to(query.dtype), received[..., :newest]
+    tables = [sizes.ctypes.data, table.items.ctypes.data, table.units.ctypes.data]
+    data = np.array([*shapes, *tables, *starts, *ends], np.int64)
+    return Given(data, output, received, sizes, [mask, floats, work, dense, table, books])
 
 
 def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
@@ -168,7 +214,7 @@ def rowwise(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _rounded(count: int) -> int:
+def rounded(count: int) -> int:
     """Round up to whole pairs of vectors."""
     return -(-count // (2 * LANES)) * 2 * LANES
 

@@ -99,10 +99,8 @@ def attention(
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
     expected, bounds, terms = units.estimates(narrow, keys)
-    real = units.counts[:, None, None]
     starts, stops = unit_ends(units, old, keys.device)
-    number = real.to(wide).log()
-    expected, bounds = capped(expected) + number, capped(bounds) + number
+    expected, bounds = units.summed(capped(expected)), units.summed(capped(bounds))
     if inner is not None:  # no token of a unit is hidden less than the one that is hidden least
         shown = inner if units.size == 1 else _largest_of_units(inner, len(stops), units.first, units.size)
         expected, bounds = expected + shown, bounds + shown

@@ -28,6 +28,12 @@ ROOM = 16
 class Placed:
     """What the compiled loops read by address."""
 
+    counts: Tensor
+
+    def summed(self, logits: Tensor) -> Tensor:
+        """Return the logarithm of the sum over each unit's tokens, if all have one of these logits ``(B, H, g, P)``."""
+        return logits + self.counts[:, None, None].to(logits.dtype).log()
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave addresses out of copies."""
         return {**self.__dict__, "places": {}}
@@ -67,7 +73,8 @@ class PageRanges(Placed):
 
     def estimates(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return expected and largest logits ``(B, H, g, P)`` for scaled queries ``(B, H, g, d')`` and the stored
-        keys, and a rounding scale ``(B, H, g)``: no product's terms add up to more, in absolute value."""
+        keys, of pages or of tokens, and a rounding scale ``(B, H, g)``: no product's terms add up to more, in absolute
+        value."""
         kind = query.dtype
         lower, upper = self.lower.to(kind).mT, self.upper.to(kind).mT
         bounds = query.clamp(min=0) @ upper + query.clamp(max=0) @ lower
@@ -157,27 +164,49 @@ def _up(numbers: Tensor, kind: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenRanges:
-    """Single tokens, whose coordinates are known to lie in ranges: those that the high bits of codes leave.
+    """Tokens, or pages of them, whose coordinates are known to lie in ranges: those that the high bits of codes leave.
 
     Attributes
     ----------
     lower, upper : Tensor
         ``(B, H, S_p, d')``: no coordinate of the stored keys is smaller, or larger.
-    counts, reach : Tensor
-        As in `FirstChannels`.
+    reach : Tensor
+        As in `PageRanges`.
+    size, first : int
+        As in `PageRanges`; 1 for single tokens.
     """
 
     lower: Tensor
     upper: Tensor
-    counts: Tensor
     reach: Tensor
+    size: int = 1
+    first: int = 1
 
-    size = first = 1
+    @staticmethod
+    def of(lower: Tensor, upper: Tensor, page_size: int) -> TokenRanges:
+        """Make it for pages that are counted from the last token backwards."""
+        count, reach = lower.shape[2], torch.maximum(lower.abs(), upper.abs()).amax(2)
+        size = min(page_size, count)
+        return TokenRanges(lower, upper, reach, size, (count - 1) % size + 1)
 
     @property
     def units(self) -> int:
-        """Number of tokens."""
-        return self.lower.shape[2]
+        """Number of pages."""
+        return -(-(self.lower.shape[2] - self.first) // self.size) + 1
+
+    @property
+    def counts(self) -> Tensor:
+        """Tokens of a page, ``(B, P)`` int32."""
+        found = torch.full((self.units,), self.size, dtype=torch.int32, device=self.lower.device)
+        found[0] = self.first
+        return found.expand(len(self.lower), -1)
+
+    def summed(self, logits: Tensor) -> Tensor:
+        """Return the logarithms of the sums over each page's tokens, of which logits ``(B, H, g, S_p)`` are given."""
+        if self.size == 1:
+            return logits
+        paged = torch.nn.functional.pad(logits, (self.size - self.first, 0), value=-torch.inf)
+        return paged.unflatten(-1, (self.units, self.size)).logsumexp(-1)
 
     def estimates(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `PageRanges.estimates`; what is expected is the middle of each range."""

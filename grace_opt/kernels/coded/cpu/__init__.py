@@ -20,7 +20,7 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, jit, part
-from ..._shared.lanes import add_one, exp2, load, spread, store, total
+from ..._shared.lanes import add_one, exp2, load, spread, store
 from ...decode.cpu import (
     LEAST,
     NOTHING,
@@ -37,9 +37,10 @@ from ...decode.cpu.logits import logits_by_token
 from ...decode.cpu.rows import BYTES, WHOLE
 from ...decode.cpu.values import add_values as add_dense_values
 from ...decode.forms import ADDITIVE, BOOL, CAUSAL
-from ..forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES
+from ..forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES, WIDTHS
 from .channels import copy_rest, part_of, sort_channels
 from .products import PAIR, PAIR_STEP, add_logits, add_values
+from .rows import add_products, clear_totals, scale_queries
 
 #: Most bits of a number: planes of a channel.
 MOST_PLANES = 8
@@ -168,16 +169,12 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         column += units[unit, COUNT]
         if a == b:
             continue
-        for row in range(ROWS):
-            constants[row] = ZERO
-            for i in range(width):
-                constants[row] += turned[row, i] * means[i]
-                scaled[row, i] = turned[row, order[i]] * scales[i]
+        scale_queries(turned, width, order, scales, means, constants, scaled)
         to, four = logits.ctypes.data + place * BYTES, (scaled.ctypes.data, query_step, constants, books, book_step)
         at, offset, step, some = addresses.ctypes.data, a // 8, stride, whole
         for rest in range(2):  # one call is one copy of the loops
             if rest and whole < b - a:
-                copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, bits, bits_at)
+                copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
                 at, offset, step, some, to = bits_at.ctypes.data, 0, PAIR_STEP, PAIR, to + whole * BYTES
             elif rest:
                 break
@@ -201,28 +198,17 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         column += units[unit, COUNT]
         if a == b:
             continue
-        for i in range(value_width):
-            for row in range(ROWS):
-                totals[i, row] = ZERO
+        clear_totals(totals, value_width)
         shares, four = logits.ctypes.data + place * BYTES, (logit_step, books, book_step, totals.ctypes.data)
         at, offset, step, some = addresses.ctypes.data, a // 8, stride, whole
         for rest in range(2):
             if rest and whole < b - a:
-                copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, bits, bits_at)
+                copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
                 at, offset, step, some, shares = bits_at.ctypes.data, 0, PAIR_STEP, PAIR, shares + whole * BYTES
             elif rest:
                 break
             add_values(at, starts, offset, step, some, shares, *four)
-        for row in range(ROWS):
-            every = spread(ZERO)
-            at = logits[row].ctypes.data
-            for t in range(at + place * BYTES, at + end * BYTES, WHOLE):
-                every = every + load(t)
-            share = total(every)
-            for c in range(value_width):
-                products[row, c] += share * means[c]
-            for i in range(value_width):
-                products[row, order[i]] += totals[i, row] * scales[i]
+        add_products(logits, place, end, totals, value_width, order, scales, means, products)
         place = end
 
 
@@ -285,6 +271,57 @@ def make_room(width):
 
 
 @part
+def make_rooms(sizes):
+    """What `attend_item` needs besides."""
+    rows = sizes[GROUP] * sizes[LENGTH]
+    return (
+        np.zeros((ROWS, sizes[SPACE]), np.float32),
+        make_room(max(sizes[WIDTH], sizes[VALUE_WIDTH])),
+        np.zeros(rows, np.int64),
+        np.zeros(rows, np.int64),
+    )
+
+
+@part
+def attend_item(item, arrays, books, rooms):
+    """Process one item."""
+    sizes, items, units, scales, queries, newest, ends, products = arrays
+    logits, room, masks, last_columns = rooms
+    heads, group, length, tail, kind = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[IN_TAIL], sizes[KIND]
+    widths, rows = (sizes[WIDTH], sizes[VALUE_WIDTH]), group * length
+    softcap, outer = scales[1] != 0, scales[2]
+    pair, is_dense = items[item, 0], items[item, 1] < 0
+    b, h = pair // heads, pair % heads
+    for row in range(rows):
+        head, new = h * group + row // length, row % length
+        masks[row] = sizes[MASK] + b * sizes[MASK + 1] + head * sizes[MASK + 2] + new * sizes[MASK + 3]
+        last_columns[row] = tail - length + new
+    for row in range(0, rows, ROWS):
+        upto = row + ROWS
+        own = ends[0, item, row:upto], ends[1, item, row:upto], products[item, row:upto]
+        written = newest[pair, row:upto, : sizes[NEWS]]
+        if is_dense:
+            hidden = kind, masks, sizes[MASK + 4], last_columns
+            of = sizes[SEQUENCES + b * OF_SEQUENCE :]
+            dense = (
+                (of[SINK_KEYS] + h * of[SINK_KEYS + 1], of[SINK_KEYS + 2]),
+                (of[SINK_VALUES] + h * of[SINK_VALUES + 1], of[SINK_VALUES + 2]),
+                (sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2], sizes[TAIL_KEYS + 3]),
+                (
+                    sizes[TAIL_VALUES] + b * sizes[TAIL_VALUES + 1] + h * sizes[TAIL_VALUES + 2],
+                    sizes[TAIL_VALUES + 3],
+                ),
+            )
+            known = tail + min(of[IN_SINKS], of[SINKS])
+            counts, four = (of[SINKS], tail, known), queries[0, pair, row:upto]
+            attend_dense(dense, counts, widths, row, four, hidden, softcap, outer, logits, written, own)
+        else:
+            limits = items[item, 1], items[item, 2], items[item, 3], items[item, 4]
+            four = queries[1, pair, row:upto]
+            attend_coded(units, limits, widths, four, books, softcap, outer, logits, written, own, room)
+
+
+@part
 def attend(given):
     """Process the items not taken yet; write to their rows of maxima, sums and products.
 
@@ -296,45 +333,14 @@ def attend(given):
       tokens padded)``: logits of the newest tokens;
     - ends ``(2, items, rows padded)``: maxima and sums; products ``(items, rows padded, width of values padded)``.
     """
-    sizes, items, units, scales, queries, newest, ends, products = arrays_at(given)
-    heads, group, length, tail, kind = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[IN_TAIL], sizes[KIND]
-    widths, rows, books = (sizes[WIDTH], sizes[VALUE_WIDTH]), group * length, given[16]
-    logits, room = np.zeros((ROWS, sizes[SPACE]), np.float32), make_room(max(widths))
-    masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    softcap, outer = scales[1] != 0, scales[2]
+    arrays = arrays_at(given)
+    sizes, items = arrays[0], arrays[1]
+    rooms = make_rooms(sizes)
     while True:
         item = add_one(sizes)
         if item >= items.shape[0]:
             return
-        pair, is_dense = items[item, 0], items[item, 1] < 0
-        b, h = pair // heads, pair % heads
-        for row in range(rows):
-            head, new = h * group + row // length, row % length
-            masks[row] = sizes[MASK] + b * sizes[MASK + 1] + head * sizes[MASK + 2] + new * sizes[MASK + 3]
-            last_columns[row] = tail - length + new
-        for row in range(0, rows, ROWS):
-            upto = row + ROWS
-            own = ends[0, item, row:upto], ends[1, item, row:upto], products[item, row:upto]
-            written = newest[pair, row:upto, : sizes[NEWS]]
-            if is_dense:
-                hidden = kind, masks, sizes[MASK + 4], last_columns
-                of = sizes[SEQUENCES + b * OF_SEQUENCE :]
-                dense = (
-                    (of[SINK_KEYS] + h * of[SINK_KEYS + 1], of[SINK_KEYS + 2]),
-                    (of[SINK_VALUES] + h * of[SINK_VALUES + 1], of[SINK_VALUES + 2]),
-                    (sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2], sizes[TAIL_KEYS + 3]),
-                    (
-                        sizes[TAIL_VALUES] + b * sizes[TAIL_VALUES + 1] + h * sizes[TAIL_VALUES + 2],
-                        sizes[TAIL_VALUES + 3],
-                    ),
-                )
-                known = tail + min(of[IN_SINKS], of[SINKS])
-                counts, four = (of[SINKS], tail, known), queries[0, pair, row:upto]
-                attend_dense(dense, counts, widths, row, four, hidden, softcap, outer, logits, written, own)
-            else:
-                limits = items[item, 1], items[item, 2], items[item, 3], items[item, 4]
-                four = queries[1, pair, row:upto]
-                attend_coded(units, limits, widths, four, books, softcap, outer, logits, written, own, room)
+        attend_item(item, arrays, given[16], rooms)
 
 
 @c_function("void(voidptr)")

@@ -78,13 +78,14 @@ def level_of(bits, skip, number):
 
 
 @part
-def copy_rest(places, starts, offset, step, count, room, room_places):
-    """Copy bytes of every plane from an offset on, fewer than `PAIR_STEP`, to where as many may be read."""
+def copy_rest(places, starts, offset, step, count, planes, room, room_places):
+    """Copy bytes of every plane from an offset on, fewer than `PAIR_STEP`, to where as many may be read; `planes` says
+    how many planes a channel of each width has."""
     at, room_at = 0, room.ctypes.data
     for level in range(1, 8):
         for i in range(starts[level], starts[level + 1]):
             room_places[i] = room_at + at
-            for plane in range(WIDTHS[level]):
+            for plane in range(planes[level]):
                 for byte in range(count):
                     room[at + byte] = load_byte(places[i] + offset + plane * step + byte)
                 at += PAIR_STEP

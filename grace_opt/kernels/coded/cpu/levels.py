@@ -104,10 +104,11 @@ def _looked_up(builder, truths, table):
     return found
 
 
-def reading(width):
+def reading(width, sums=_SUMS):
     """Return what makes the instructions that read a vector of numbers: (builder, address of the first plane's bits,
-    bytes from one plane to the next, address of the numbers that the codes stand for)."""
-    find = _summed if width in _SUMS else _permuted if WIDEST == 16 else _looked_up
+    bytes from one plane to the next, address of the numbers that the codes stand for). Those of a width in `sums` are
+    sums over their bits."""
+    find = _summed if width in sums else _permuted if WIDEST == 16 else _looked_up
 
     def read(builder, address, step, table):
         return find(builder, _truths(builder, address, step, width), table)

@@ -35,11 +35,11 @@ NOTHING = np.float32(0.0)
 SUMS = types.UniTuple(widest, 2 * ROWS)
 
 
-def _adding(width, factors):
+def adding(width, factors, **how):
     """Return a function that adds to the sums the products of thirty-two numbers of some bits, which it reads, with the
     rows' factors: (address of their first plane's bits, bytes to the next plane, address of the numbers that codes
-    stand for, address of the first row's factors, bytes to the next row's, sums)."""
-    read = reading(width)
+    stand for, address of the first row's factors, bytes to the next row's, sums). `how` as for `reading`."""
+    read = reading(width, **how)
 
     @intrinsic
     def add(typing_context, at, step, table, given, given_step, sums):
@@ -61,7 +61,7 @@ def _adding(width, factors):
     return add
 
 
-def _of_channel(builder, address):
+def of_channel(builder, address):
     """The query's entry, for the tokens of both vectors."""
     factor = number_at(builder, address)
     return factor, factor
@@ -72,9 +72,9 @@ def _of_tokens(builder, address):
     return vector_at(builder, address), vector_at(builder, address, 1)
 
 
-_keys1, _keys2, _keys3, _keys4, _keys5, _keys6, _keys8 = (_adding(width, _of_channel) for width in WIDTHS[1:])
+_keys1, _keys2, _keys3, _keys4, _keys5, _keys6, _keys8 = (adding(width, of_channel) for width in WIDTHS[1:])
 _values1, _values2, _values3, _values4, _values5, _values6, _values8 = (
-    _adding(width, _of_tokens) for width in WIDTHS[1:]
+    adding(width, _of_tokens) for width in WIDTHS[1:]
 )
 
 

@@ -1,0 +1,42 @@
+"""Four rows of a unit: queries times scales before its codes are read, products with its scales and means after."""
+
+from __future__ import annotations
+
+from ..._shared.jit import part
+from ..._shared.lanes import load, spread, total
+from ...decode.cpu import ZERO
+from ...decode.cpu.rows import BYTES, WHOLE
+from ..forms import ROWS
+
+
+@part
+def scale_queries(turned, width, order, scales, means, constants, scaled):
+    """Multiply four rows by the channels' scales, in the order of widths; write their products with the means."""
+    for row in range(ROWS):
+        constants[row] = ZERO
+        for i in range(width):
+            constants[row] += turned[row, i] * means[i]
+            scaled[row, i] = turned[row, order[i]] * scales[i]
+
+
+@part
+def clear_totals(totals, width):
+    """Make the sums of four rows zeros."""
+    for i in range(width):
+        for row in range(ROWS):
+            totals[i, row] = ZERO
+
+
+@part
+def add_products(shares, first, last, totals, width, order, scales, means, products):
+    """Add to four rows' products what shares from place `first` to `last` and the sums of their numbers make."""
+    for row in range(ROWS):
+        every = spread(ZERO)
+        at = shares[row].ctypes.data
+        for t in range(at + first * BYTES, at + last * BYTES, WHOLE):
+            every = every + load(t)
+        share = total(every)
+        for c in range(width):
+            products[row, c] += share * means[c]
+        for i in range(width):
+            products[row, order[i]] += totals[i, row] * scales[i]

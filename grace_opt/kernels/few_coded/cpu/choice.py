@@ -1,0 +1,116 @@
+"""Which tokens of a head are read: their pages, or they themselves, in the order of `reference.reading_order`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..._shared.jit import part
+from ..._shared.lanes import greater, load, load_some, multiply_add, spread, store, total
+from ...decode.cpu import NOTHING, ZERO
+from ...decode.cpu.rows import BYTES, WHOLE
+from ...decode.forms import LANES
+from ...reading.cpu import expected_enough, log_sum, rank_units, take_units
+from ...reading.forms import BUCKETS
+from ..forms import DONE, FIRST, READ_TOKENS, SIZE, STOP, TOKENS, UNITS, WORD
+
+#: No share of a page is smaller, relative to the largest token's: its logarithm is a number, and far below all others.
+SMALLEST = 2.0**-120
+
+
+@part
+def first_token(one, unit):
+    """The first token of a page; of the page behind the last, the number of tokens."""
+    return min(max(one[FIRST] + (unit - 1) * one[SIZE], 0), one[TOKENS]) if unit > 0 else 0
+
+
+@part
+def rank(one, rows, places, scores, dense, top_p, least, ranks, numbers):
+    """Write the ranks of a head's units, and how many have each; return how many are to be read.
+
+    Parameters
+    ----------
+    one
+        Fields of the sequence.
+    rows : int
+    places : (tokens,) int64
+    scores : (rows, places) float32
+    dense : (rows,) float64
+        Logarithms of the sums over what is always read.
+    top_p : float
+        Negative for none.
+    least : int
+    """
+    count, units = one[TOKENS], one[UNITS]
+    room = (count + LANES - 1) // LANES * LANES
+    expected, shares = np.empty((rows, room), np.float32), np.empty((rows, room), np.float32)
+    sums, tops, best = np.empty(rows, np.float64), np.empty(rows, np.float32), np.empty(room, np.float32)
+    for row in range(rows):
+        for t in range(count):
+            expected[row, t] = scores[row, places[t]]
+        sums[row], tops[row] = log_sum(expected[row], count, shares[row])
+        if one[SIZE] > 1:
+            for unit in range(units):
+                share = 0.0
+                for t in range(first_token(one, unit), first_token(one, unit + 1)):
+                    share += np.float64(shares[row, t])
+                expected[row, unit] = tops[row] + np.float32(math.log2(max(share, SMALLEST)))
+            for unit in range(units, room):
+                expected[row, unit] = NOTHING
+    rank_units(rows, units, expected, sums, best, ranks, numbers)
+    if top_p > 0:
+        mass = np.empty((BUCKETS, rows), np.float64)
+        least = expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass, top_p, least)
+    return min(least, units)
+
+
+@part
+def take(one, head, places, ranks, numbers, upper, chosen, counts):
+    """Choose the next units: write their tokens' bits into words of places, and take them out of what is left."""
+    for n in range(chosen.shape[0]):
+        chosen[n], counts[n] = 0, 0
+    taken = np.empty(one[UNITS], np.int64)
+    found = take_units(head[STOP] - head[DONE], one[UNITS], ranks, numbers, taken)
+    for i in range(found):
+        for t in range(first_token(one, taken[i]), first_token(one, taken[i] + 1)):
+            place = places[t]
+            chosen[place // WORD] |= np.uint64(1) << np.uint64(place % WORD)
+            counts[place // WORD] += 1
+            head[READ_TOKENS] += 1
+            for row in range(upper.shape[0]):
+                upper[row, place] = NOTHING
+    head[DONE] = head[STOP]
+
+
+@part
+def absolute_products(queries, rows, at, width, channel, found):
+    """Write what the terms of each row's product with a row of the basis add up to."""
+    row_at = at + channel * width * BYTES
+    for row in range(rows):
+        query, sums = queries[row].ctypes.data, spread(ZERO)
+        for c in range(0, width, LANES):
+            x, y = load(query + c * BYTES), load_some(row_at + c * BYTES, min(LANES, width - c))
+            sums = multiply_add(greater(x, spread(ZERO) - x), greater(y, spread(ZERO) - y), sums)
+        found[row] = np.float64(total(sums))
+
+
+@part
+def raise_all(reach, other):
+    """Raise numbers to those of another row, of whole vectors."""
+    at, more = reach.ctypes.data, other.ctypes.data
+    for c in range(0, reach.shape[0] * BYTES, WHOLE):
+        store(at + c, greater(load(at + c), load(more + c)))
+
+
+@part
+def coded_terms(full, turned, rows, width, basis, reach, terms):
+    """Write what the terms of products with coordinates add up to at most, and of those that turned the query."""
+    found = np.zeros(rows, np.float64)
+    for row in range(rows):
+        terms[row] = 0.0
+    for c in range(width):
+        if basis:
+            absolute_products(full, rows, basis, width, c, found)
+        for row in range(rows):
+            terms[row] += (found[row] + abs(np.float64(turned[row, c]))) * np.float64(reach[c])
