@@ -55,9 +55,7 @@ def read_in_place(
         CodedSequence(row.table(), row.sink_keys, row.sink_values, *row.decodes(old.bases)) for row in old.rows
     ]
     size, lying = reading.unit_size, [row.lying() for row in old.rows]
-    received = query.new_zeros(batch, heads, 3, waiting + recent, dtype=torch.float32)
-    numbers = (waiting + recent - torch.arange(waiting + recent, device=query.device)).clamp(max=count)
-    received[:, :, 2] = numbers
+    received = query.new_zeros(batch, heads, 3, waiting + recent, dtype=torch.float32) if count > 1 else None
     outputs = []
     for place in range(count):
         shown = recent - (count - 1 - place) * causal if mask is None else recent
@@ -84,7 +82,10 @@ def read_in_place(
             softcap,
         )
         outputs.append(few.output)
-        received[:, :, :2, : waiting + shown] += few.received[:, :, :2]
-        others = torch.tensor(dense, device=query.device)[:, None]
-        tally.add((few.tokens + others) / (torch.tensor(coded, device=query.device)[:, None] + others), few.bound)
+        others, tokens = torch.tensor([dense, coded], device=query.device)[..., None]
+        tally.add((few.tokens + others) / (tokens + others), few.bound)
+        if received is None:
+            return few.output, few.received
+        received[..., : waiting + shown] += few.received
+    assert received is not None
     return torch.cat(outputs, dim=1), received

@@ -13,8 +13,11 @@ import numpy as np
 from torch import Tensor
 
 from ..coded.forms import COUNT, FIELDS, NEWEST
-from ..coded.table import FEWEST, ITEMS, Numbers, Table, batched
+from ..coded.table import ITEMS, Numbers, Table, batched
 from .forms import BITS, HEAD_STEP, IN_SEGMENT, MOST, OF_SEGMENT, PLACES_OF, SECOND, WORD
+
+#: Fewest places of a run: its channels are sorted three times.
+FEWEST = 1536
 
 
 class Lying(NamedTuple):

@@ -40,6 +40,7 @@ from ...coded.cpu.channels import sort_channels
 from ...coded.cpu.products import BYTES, PAIR_STEP, add_logits, add_values
 from ...coded.cpu.rows import add_products, clear_totals, scale_queries
 from ...coded.forms import COUNT, END, KEYS, NEWEST, ROWS, VALUES
+from ...coded.forms import PLANES as PLANES_AT
 from ...coded.forms import WIDTHS as LEVEL_BITS
 from ...decode.cpu import LOG2E, NOTHING, cap, integers, numbers, turn_into_shares
 from ...reading.cpu import bound_of, joined, log_sum, raise_reach, terms_of
@@ -164,17 +165,18 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
             if a >= b:
                 continue
             word, words = (base + a) // WORD, (b - a + WORD - 1) // WORD
-            own, ends = counts[word : word + words], offsets[: words + 1]
-            find_offsets(own, ends)
-            if ends[words] == 0:
+            own = counts[word : word + words]
+            find_offsets(own, offsets)
+            if offsets[words] == 0:
                 continue
             find_moves(chosen[word : word + words], moves)
             fields, size = units[unit, tensor:], (b - a + 7) // 8
-            sort_channels(fields, stride, wide, a // 8, size, levels, order, addresses, scales, means, starts)
-            step = squeeze_planes(
-                addresses, starts, a // 8, stride, units[unit, tensor + END], moves, ends, bits, bits_at, few
-            )
-            some, at = (ends[words] + PAIR_STEP - 1) // PAIR_STEP * PAIR_STEP * 8, bits_at.ctypes.data
+            behind = sort_channels(fields, stride, wide, a // 8, size, levels, order, addresses, scales, means, starts)
+            planes = fields[PLANES_AT], (behind - fields[PLANES_AT]) // stride
+            step = squeeze_planes(planes, a // 8, stride, fields[END], words, moves, offsets, bits, few)
+            for i in range(wide):
+                bits_at[i] = bits.ctypes.data + (addresses[i] - fields[PLANES_AT]) // stride * step
+            some, at = (offsets[words] + PAIR_STEP - 1) // PAIR_STEP * PAIR_STEP * 8, bits_at.ctypes.data
             end = place + some
             for row in range(0, rows, ROWS):
                 to, four = logits[row].ctypes.data + place * BYTES, turned[row : row + ROWS]
@@ -185,7 +187,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
                     for r in range(row, row + ROWS):
                         if softcap:
                             cap(logits[r, place:end], outer)
-                        hide_gaps(own, ends, logits[r, place:end])
+                        hide_gaps(own, offsets, logits[r, place:end])
                 else:
                     clear_totals(totals, value_width)
                     add_values(

@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_byte, load_place
 from ...coded.cpu.products import PAIR_STEP
-from ...coded.forms import WIDTHS
 from ...decode.cpu import NOTHING
 
 #: Words of a vector, bytes of a word, and steps.
@@ -27,37 +27,37 @@ _VECTOR = ir.VectorType(_WORD, WORDS)
 
 
 @intrinsic
-def squeeze(typing_context, at, moves, step, to):
-    """Write a vector's words with their chosen bits at the low end; `moves` is the address of the chosen bits, `step`
-    bytes later comes what moves first."""
+def squeeze(typing_context, at, stride, count, moves, moves_step, to, step, offsets):
+    """Write a vector's words of some planes, their chosen bits at the low end, to where offsets say, in order: each
+    word covers the end of the one before. `moves` is the address of the chosen bits; a step later is what moves
+    first."""
 
     def generate(context, builder, signature, arguments):
-        at, moves, step, to = arguments
+        at, stride, count, moves, moves_step, to, step, offsets = arguments
 
         def vector(address, align):
             return builder.load(builder.inttoptr(address, _VECTOR.as_pointer()), align=align)
 
-        found = builder.and_(vector(at, 1), vector(moves, 8))
-        for number in range(STEPS):
-            moves = builder.add(moves, step)
-            moving = builder.and_(found, vector(moves, 8))
-            moved = builder.lshr(moving, ir.Constant(_VECTOR, [1 << number] * WORDS))
-            found = builder.or_(builder.xor(found, moving), moved)
-        builder.store(found, builder.inttoptr(to, _VECTOR.as_pointer()), align=8)
+        masks, places = [vector(moves, 8)], []
+        for _ in range(STEPS):
+            moves = builder.add(moves, moves_step)
+            masks.append(vector(moves, 8))
+        for number in range(WORDS):
+            place = builder.inttoptr(builder.add(offsets, ir.Constant(_WORD, number * PLACE)), _WORD.as_pointer())
+            places.append(builder.add(to, builder.load(place, align=8)))
+        with cgutils.for_range(builder, count) as loop:
+            found = builder.and_(vector(builder.add(at, builder.mul(loop.index, stride)), 1), masks[0])
+            for number, mask in enumerate(masks[1:]):
+                moving = builder.and_(found, mask)
+                moved = builder.lshr(moving, ir.Constant(_VECTOR, [1 << number] * WORDS))
+                found = builder.or_(builder.xor(found, moving), moved)
+            plane = builder.mul(loop.index, step)
+            for number, place in enumerate(places):
+                word = builder.extract_element(found, ir.Constant(ir.IntType(32), number))
+                builder.store(word, builder.inttoptr(builder.add(place, plane), _WORD.as_pointer()), align=1)
         return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp, types.intp, types.intp), generate
-
-
-@intrinsic
-def store_word(typing_context, address, word):
-    """Write an int64 to an address."""
-
-    def generate(context, builder, signature, arguments):
-        builder.store(arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.int64), generate
+    return types.void(*[types.intp] * 8), generate
 
 
 @part
@@ -79,26 +79,29 @@ def find_moves(words, moves):
 
 @part
 def find_offsets(counts, offsets):
-    """Write where the bits of each word begin, in bytes, and where those of the last end."""
-    offsets[0] = 0
-    for n in range(counts.shape[0]):
-        offsets[n + 1] = offsets[n] + (counts[n] + 7) // 8
+    """Write where the bits of each word begin, in bytes, and where those of the last end, to the end of a vector."""
+    count, found = counts.shape[0], 0
+    for n in range(count):
+        offsets[n] = found
+        found += (counts[n] + 7) // 8
+    for n in range(count, (count + WORDS) // WORDS * WORDS + 1):
+        offsets[n] = found
 
 
 @part
-def squeeze_planes(addresses, starts, offset, stride, end, moves, offsets, bits, bits_at, few):
-    """Copy the chosen bits of all planes of a unit.
+def squeeze_planes(planes, offset, stride, end, count, moves, offsets, bits, few):
+    """Copy the chosen bits of a unit's planes.
 
     Parameters
     ----------
-    addresses, starts
-        Of each channel's first plane; where channels of each width begin.
-    offset, stride, end : int
-        First byte of each plane; bytes of a plane; the address behind all planes.
+    planes : (int, int)
+        Address and number of the planes, which follow each other.
+    offset, stride, end, count : int
+        First byte of each plane; bytes of a plane; the address behind what may be read; number of words.
     moves, offsets
-        As `find_moves` and `find_offsets` wrote them, for whole vectors of words.
-    bits, bits_at
-        Written: the bits, and the address of each channel's first plane.
+        As `find_moves` and `find_offsets` wrote them.
+    bits
+        Written: the bits.
     few : uint8
         Room for a vector.
 
@@ -107,29 +110,21 @@ def squeeze_planes(addresses, starts, offset, stride, end, moves, offsets, bits,
     int
         Bytes from plane to plane.
     """
-    count, size = offsets.shape[0] - 1, WORDS * PLACE
-    step = (offsets[count] + PAIR_STEP - 1) // PAIR_STEP * PAIR_STEP
-    to, moves_at, moves_step = bits.ctypes.data, moves.ctypes.data, moves.shape[1] * PLACE
-    room, vector = few.ctypes.data, few[size:].ctypes.data
-    for level in range(1, 8):
-        for i in range(starts[level], starts[level + 1]):
-            bits_at[i] = to
-            at = addresses[i] + offset
-            for _ in range(WIDTHS[level]):
-                for first in range(0, count, WORDS):
-                    last = min(first + WORDS, count)
-                    if offsets[first] == offsets[last]:
-                        continue
-                    here = at + first * PLACE
-                    if here + size > end:
-                        for byte in range(min(end - here, size)):
-                            few[byte] = load_byte(here + byte)
-                        here = room
-                    squeeze(here, moves_at + first * PLACE, moves_step, vector)
-                    for n in range(first, last):
-                        store_word(to + offsets[n], load_place(vector + (n - first) * PLACE))
-                at += stride
-                to += step
+    size, offsets_at, room = WORDS * PLACE, np.int64(offsets.ctypes.data), np.int64(few.ctypes.data)
+    step = (offsets[count] + PLACE + PAIR_STEP - 1) // PAIR_STEP * PAIR_STEP  # room for the last word's end
+    to, moves_at, moves_step = np.int64(bits.ctypes.data), np.int64(moves.ctypes.data), moves.shape[1] * PLACE
+    for first in range(0, count * PLACE, size):
+        if load_place(offsets_at + first) == load_place(offsets_at + first + size):
+            continue
+        here, to_plane = planes[0] + offset + first, to
+        safe, left = min(max((end - size - here) // stride + 1, 0), planes[1]), planes[1]
+        while left > 0:
+            if safe == 0:
+                for byte in range(min(end - here, size)):
+                    few[byte] = load_byte(here + byte)
+            some, at = (safe, here) if safe else (1, room)
+            squeeze(at, stride, some, moves_at + first, moves_step, to_plane, step, offsets_at + first)
+            left, here, to_plane, safe = left - some, here + some * stride, to_plane + some * step, 0
     return step
 
 
@@ -149,8 +144,8 @@ def room_for_chosen(width, words):
     """Room for the chosen tokens of some words: what moves, offsets, bits, their addresses, and a few bytes."""
     return (
         np.zeros((STEPS + 1, words + WORDS), np.uint64),
-        np.zeros(words + 1, np.int64),
-        np.empty(width * 8 * (words * PLACE + PAIR_STEP) + 2 * PLACE, np.uint8),
+        np.zeros(words + 2 * WORDS, np.int64),
+        np.empty(width * 8 * (words * PLACE + PLACE + PAIR_STEP), np.uint8),
         np.zeros(width, np.int64),
-        np.zeros(2 * WORDS * PLACE, np.uint8),
+        np.zeros(WORDS * PLACE, np.uint8),
     )
