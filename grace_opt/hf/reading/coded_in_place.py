@@ -88,4 +88,5 @@ def read_in_place(
             return few.output, few.received
         received[..., : waiting + shown] += few.received
     assert received is not None
+    received[:, :, 2] = (waiting + recent - torch.arange(waiting + recent, device=query.device)).clamp(max=count)
     return torch.cat(outputs, dim=1), received
