@@ -280,29 +280,29 @@ def test_large_numbers_keep_the_others_finite():
 GUARDED = """
 import sys
 from grace_opt.kernels._shared.lanes import WIDEST
-from tests.test_coded import beside_a_guard
+from tests import test_few_coded
+from tests.test_coded import at_the_end, beside_a_guard
 assert WIDEST <= int(sys.argv[1]), WIDEST
 for count in (1, 8, 9, 40, 64, 100):
     assert beside_a_guard(count) <= 1, count
+    test_few_coded.beside_a_guard(at_the_end, count)
 """
 
 
+def at_the_end(tensor: Tensor) -> Tensor:
+    """Copy bytes to where memory ends: reading one more kills the process."""
+    if not tensor.numel() or tensor.dtype != torch.uint8:
+        return tensor
+    size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    room = mmap.mmap(-1, size + mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + size), mmap.PAGESIZE, 0) == 0
+    found = torch.frombuffer(room, dtype=torch.uint8, count=tensor.nbytes, offset=size - tensor.nbytes)
+    return found.view(tensor.shape).copy_(tensor)
+
+
 def beside_a_guard(count: int) -> float:
-    """Run a case whose bit planes end where memory ends: one byte more, and the process dies."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    rooms = []
-
-    def at_the_end(tensor: Tensor) -> Tensor:
-        if not tensor.numel() or tensor.dtype != torch.uint8:
-            return tensor
-        size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        room = mmap.mmap(-1, size + mmap.PAGESIZE)
-        rooms.append(room)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(room))
-        assert libc.mprotect(ctypes.c_void_p(start + size), mmap.PAGESIZE, 0) == 0
-        found = torch.frombuffer(room, dtype=torch.uint8, count=tensor.nbytes, offset=size - tensor.nbytes)
-        return found.view(tensor.shape).copy_(tensor)
-
+    """Run a case whose bit planes end where memory ends."""
     torch.manual_seed(count)
     counts, found = [count], []
     for levels in ([3, 0, 1], [7], [0, 0, 2]):

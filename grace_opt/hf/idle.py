@@ -44,7 +44,7 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
         if config.read.by == SAMPLING:
             found.append(_time_of_samples(old[0]))
         if layers[0].plan.bits is not None:
-            found.append("with bits=, read= takes more time, not less: all tokens are unpacked in each step")
+            found.append("with bits=, read= saves no time: the high bits of all tokens are read in each step")
     elif config.quantize is None and all(
         isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
         for each, layer in zip(old, layers, strict=True)

@@ -12,6 +12,7 @@ from . import (
     enumeration,
     exchange,
     extremes,
+    few_coded,
     gather,
     greedy,
     heads,
@@ -32,7 +33,7 @@ from . import (
 OPERATIONS = tuple(
     door.OPERATION
     for door in (
-        *(interaction, gather, received, coding, heads, decode, coded, reading),
+        *(interaction, gather, received, coding, heads, decode, coded, reading, few_coded),
         *(greedy, completion, exchange, tabu, annealing, sparse, columns),
         *(enumeration, search, relaxation, shift),
         *(extremes, objective, indices, steps),

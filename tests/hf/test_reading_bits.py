@@ -88,7 +88,7 @@ def test_no_bound_is_below_the_truth(way, scale, model, ids, mask):
         seen = mask[:, None, None].bool().expand(3, 1, 2, -1).clone()
         seen[:, :, 0, -1] = False  # of the last two tokens
         output, received, weights = read_coded_attention(
-            module, query, tail.keys, tail.values, seen, old, reading, tally, scaling
+            module, query, tail.keys, tail.values, seen, old, reading, tally, True, scaling
         )
         for place, (shares, bounds) in enumerate(tally._waiting):
             read = (weights[:, :, place] > 0).view(3, 2, 2, -1).any(2).numpy()
@@ -117,7 +117,7 @@ def test_the_bounds_say_something(model, ids):
     report = cache.read_report()
     assert 0.5 < report.share <= 0.6
     assert 0 < report.bound_mean < 0.6
-    assert "tokens are unpacked" in str(cache.memory_report())
+    assert "high bits of all tokens are read" in str(cache.memory_report())
 
 
 def test_weights_are_those_of_what_was_read(tiny, ids, mask):
@@ -155,6 +155,6 @@ def test_what_read_cannot_do_is_refused(model, ids):
     cache = PrunedKeyCache(model, read="pages", **SETTINGS)
     fed(model, cache, ids)
     old, tail = cache.layers[0].compressed, cache.layers[0].tail
-    given = torch.zeros(3, 4, 1, 16), tail.keys, tail.values, None, old, WAYS["pages"], ReadTally(), 1.0
+    given = torch.zeros(3, 4, 1, 16), tail.keys, tail.values, None, old, WAYS["pages"], ReadTally(), False, 1.0
     with pytest.raises(CacheError, match="has no dropout"):
         read_coded_attention(SimpleNamespace(training=True), *given, dropout=0.1)

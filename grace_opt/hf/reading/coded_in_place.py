@@ -1,5 +1,6 @@
-"""Attention over few of the coded tokens where they lie, if compiled loops fit; else `grace_opt.hf.reading.coded`, which
-defines the result, unpacks all of them.
+"""Attention over few of the coded tokens where they lie, if compiled loops fit.
+
+Else `grace_opt.hf.reading.coded`, which defines the result, unpacks all of them.
 
 Each of several new tokens chooses for itself, as if it came alone.
 """

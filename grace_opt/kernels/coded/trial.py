@@ -40,7 +40,7 @@ def _agrees(
     query, bases = draw(device, 1, 4, 2, 20), draw(device, 2, 2, 20, 20)
     sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)
     query, sinks, tails = query.to(dtype), sinks.to(dtype), tails.to(dtype)
-    (keys, dense_keys), (values, dense_values) = (_codes(device, books, seed) for seed in (0, 1))
+    (keys, dense_keys), (values, dense_values) = (codes(device, books, seed) for seed in (0, 1))
     table = table_of([units_of(keys, values, 2)], 2)
     sequence = CodedSequence(table, sinks[0], sinks[1], bases[0], bases[1])
     output, received = attend(query, [sequence], tails[0], tails[1], books, 9, [0])
@@ -79,8 +79,13 @@ class StoredCodes:
         return self.wide
 
 
-def _codes(device: torch.device, books: Tensor, seed: int) -> tuple[StoredCodes, Tensor]:
-    """Return codes, and what they stand for, ``(2, all tokens, 20)`` float64."""
+def codes(
+    device: torch.device,
+    books: Tensor,
+    seed: int,
+    change: Callable[[Tensor, Tensor], Tensor] = lambda code, width: code,
+) -> tuple[StoredCodes, Tensor]:
+    """Return codes, and what they stand for, or these changed ones, ``(2, all tokens, 20)`` float64."""
     shape = len(COUNTS), 2, 20
     choice = (torch.arange(120, device=device) * 7 + seed).remainder(len(WIDTHS)).view(shape)
     wide = torch.tensor(WIDTHS, dtype=torch.uint8, device=device)[choice]
@@ -90,10 +95,10 @@ def _codes(device: torch.device, books: Tensor, seed: int) -> tuple[StoredCodes,
     for number, count in enumerate(COUNTS):
         flat = wide[number].flatten().int()
         noise = draw(device, 40, count).abs().mul(1e4).int()
-        codes = noise % (1 << flat)[:, None]
-        rows = [codes[row] >> place & 1 for row, width in enumerate(flat.tolist()) for place in range(width)]
+        code = noise % (1 << flat)[:, None]
+        rows = [code[row] >> place & 1 for row, width in enumerate(flat.tolist()) for place in range(width)]
         planes.append(pack_bits(torch.stack(rows)))
-        numbers = books[flat.long()].gather(1, codes.long()).view(2, 20, count).double()
+        numbers = books[flat.long()].gather(1, change(code, flat[:, None]).long()).view(2, 20, count).double()
         found.append((numbers * scales[number, ..., None] + means[..., None].double()) * unit[:, None, None])
     bits = choice.flatten()
     levels = pack_bits(torch.stack([bits & 1, bits >> 1 & 1, bits >> 2 & 1]))

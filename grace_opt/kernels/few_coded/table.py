@@ -21,7 +21,7 @@ FEWEST = 1536
 
 
 class Lying(NamedTuple):
-    """Where the coded tokens of one sequence, or of several, are.
+    """Where the coded tokens of one sequence, or of several, are: addresses, so who keeps it must keep the codes alive.
 
     Attributes
     ----------

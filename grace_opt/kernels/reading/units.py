@@ -206,7 +206,7 @@ class TokenRanges:
         if self.size == 1:
             return logits
         paged = torch.nn.functional.pad(logits, (self.size - self.first, 0), value=-torch.inf)
-        return paged.unflatten(-1, (self.units, self.size)).logsumexp(-1)
+        return paged.view(*logits.shape[:3], self.units, self.size).logsumexp(-1)
 
     def estimates(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `PageRanges.estimates`; what is expected is the middle of each range."""

@@ -9,46 +9,19 @@ heads choose one by one, and the result does not depend on the number of threads
 
 from __future__ import annotations
 
-import math
-
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
 from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, part
 from ..._shared.lanes import add_one, pointer
-from ...coded.cpu import (
-    GROUP,
-    HEADS,
-    IN_TAIL,
-    KEY_BASIS,
-    NEWS,
-    OF_SEQUENCE,
-    SEQUENCES,
-    SINK_KEYS,
-    SINKS,
-    TAIL_KEYS,
-    VALUE_WIDTH,
-    WIDTH,
-    arrays_at,
-    attend_item,
-    make_room,
-    make_rooms,
-    safe_part,
-)
-from ...coded.cpu.channels import sort_channels
-from ...coded.cpu.products import BYTES, PAIR_STEP, add_logits, add_values
-from ...coded.cpu.rows import add_products, clear_totals, scale_queries
-from ...coded.forms import COUNT, END, KEYS, NEWEST, ROWS, VALUES
-from ...coded.forms import PLANES as PLANES_AT
-from ...coded.forms import WIDTHS as LEVEL_BITS
-from ...decode.cpu import LOG2E, NOTHING, cap, integers, numbers, turn_into_shares
-from ...reading.cpu import bound_of, joined, log_sum, raise_reach, terms_of
+from ...coded.cpu import GROUP, HEADS, VALUE_WIDTH, WIDTH, arrays_at, attend_item, make_room, make_rooms
+from ...coded.forms import NEWEST, ROWS
+from ...decode.cpu import NOTHING, integers, numbers
+from ...reading.cpu import log_sum
 from ...reading.forms import BUCKETS
-from .. import forms
 from ..forms import (
     ABOUT,
-    AROUND,
     AT_ABOUT,
     AT_BOUNDS,
     AT_CHOSEN,
@@ -69,11 +42,9 @@ from ..forms import (
     CELLS,
     DONE,
     FIRST_CHOSEN,
-    FIRST_ITEM,
     FIRST_SEGMENT,
     FRESH,
     GIVEN,
-    LAST_ITEM,
     LAST_SEGMENT,
     LEAST,
     MOST,
@@ -81,6 +52,7 @@ from ..forms import (
     MOST_TOKENS,
     OF_HEAD,
     OF_SEGMENT,
+    OF_SEQUENCE,
     PHASE,
     PLACES,
     READ,
@@ -88,170 +60,17 @@ from ..forms import (
     REST,
     SCORED,
     SEGMENTS,
-    STEP,
     STOP,
-    TERMS,
     UNITS,
     WORD,
 )
-from .choice import coded_terms, raise_all, rank, take
-from .chosen import find_moves, find_offsets, hide_gaps, room_for_chosen, squeeze_planes
+from .bounds import bound, describe
+from .choice import rank, take
+from .chosen import room_for_chosen
 from .order import places_in_order
-from .ranges import score_unit
+from .runs import reach_of, read_run, score_run
 
-#: Numbers in a row of the codebooks, in bytes.
-BOOK = 256 * BYTES
 EPSILON, TOP_P = range(2)
-
-
-@part
-def score_run(run, units, firsts, width, turned, ranges, softcap, outer, scores, upper, reach, room):
-    """Score the tokens of a run: ``(first unit, the one after the last, first place, the one after the last)``."""
-    shared, _ = room
-    levels, order, addresses, scales, means, starts = shared[:6]
-    for unit in range(run[0], run[1]):
-        first, count = firsts[unit], units[unit, COUNT]
-        a, b, stride = max(run[2] - first, 0), min(run[3] - first, count), (count + 7) // 8
-        if a >= b:
-            continue
-        fields = units[unit, KEYS:]
-        behind = sort_channels(
-            fields, stride, width, a // 8, (b - a + 7) // 8, levels, order, addresses, scales, means, starts
-        )
-        whole = safe_part(b - a, a // 8, stride, behind, units[unit, KEYS + END])
-        one = a, b, stride, whole, first + a
-        score_unit(one, width, turned, ranges, softcap, outer, scores, upper, reach, room)
-
-
-@part
-def reach_of(first, last, units, width, ranges, reach, room):
-    """Raise the channels' largest coordinates to those of units that are read in any case."""
-    levels, order, addresses, scales, means, starts = room[:6]
-    nothing = first * 0  # no literal: the part would be compiled for it, too
-    for unit in range(first, last):
-        fields = units[unit, KEYS:]
-        sort_channels(fields, nothing, width, nothing, nothing, levels, order, addresses, scales, means, starts)
-        for level in range(8):
-            for i in range(starts[level], starts[level + 1]):
-                x = abs(means[order[i]])
-                if level > 0:
-                    x += abs(scales[i]) * ranges[forms.TOPS, LEVEL_BITS[level], 0]
-                reach[order[i]] = max(reach[order[i]], x)
-
-
-@part
-def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, counts, state, room, squeezed, logits):
-    """Attend to the chosen tokens of a run; its maxima, sums and products so far are in `state`."""
-    largest, sums, products = state
-    levels, order, addresses, scales, means, starts, _, _, scaled, totals = room
-    moves, offsets, bits, bits_at, few = squeezed
-    query_step, logit_step, rows = scaled.shape[1] * BYTES, logits.shape[1] * BYTES, turned.shape[0]
-    (width, value_width), (first, last, start, stop) = widths, run
-    constants, nowhere = np.zeros(ROWS, np.float32), books * 0  # no literal: the parts would be compiled for it, too
-    step_of_book, at_start = nowhere + BOOK, nowhere
-    place = end = nowhere
-    for tensor in (KEYS, VALUES):
-        if tensor == VALUES:
-            for row in range(rows):
-                largest[row], shrink, more = turn_into_shares(logits[row], place, largest[row])
-                sums[row] = sums[row] * shrink + more
-                if shrink != 1:
-                    for c in range(value_width):
-                        products[row, c] *= shrink
-        wide, place = width if tensor == KEYS else value_width, nowhere
-        for unit in range(first, last):
-            base, count = firsts[unit], units[unit, COUNT]
-            a, b, stride = max(start - base, 0), min(stop - base, count), (count + 7) // 8
-            if a >= b:
-                continue
-            word, words = (base + a) // WORD, (b - a + WORD - 1) // WORD
-            own = counts[word : word + words]
-            find_offsets(own, offsets)
-            if offsets[words] == 0:
-                continue
-            find_moves(chosen[word : word + words], moves)
-            fields, size = units[unit, tensor:], (b - a + 7) // 8
-            behind = sort_channels(fields, stride, wide, a // 8, size, levels, order, addresses, scales, means, starts)
-            planes = fields[PLANES_AT], (behind - fields[PLANES_AT]) // stride
-            step = squeeze_planes(planes, a // 8, stride, fields[END], words, moves, offsets, bits, few)
-            for i in range(wide):
-                bits_at[i] = bits.ctypes.data + (addresses[i] - fields[PLANES_AT]) // stride * step
-            some, at = (offsets[words] + PAIR_STEP - 1) // PAIR_STEP * PAIR_STEP * 8, bits_at.ctypes.data
-            end = place + some
-            for row in range(0, rows, ROWS):
-                to, four = logits[row].ctypes.data + place * BYTES, turned[row : row + ROWS]
-                if tensor == KEYS:
-                    scale_queries(four, width, order, scales, means, constants, scaled)
-                    given = scaled.ctypes.data, query_step, constants, books, step_of_book
-                    add_logits(at, starts, at_start, step, some, *given, to, logit_step)
-                    for r in range(row, row + ROWS):
-                        if softcap:
-                            cap(logits[r, place:end], outer)
-                        hide_gaps(own, offsets, logits[r, place:end])
-                else:
-                    clear_totals(totals, value_width)
-                    add_values(
-                        at, starts, at_start, step, some, to, logit_step, books, step_of_book, totals.ctypes.data
-                    )
-                    mine = logits[row : row + ROWS], place, end, totals, value_width
-                    add_products(*mine, order, scales, means, products[row : row + ROWS])
-            place = end
-        if place == 0:
-            break
-
-
-@part
-def describe(pair, arrays, reach, own, about, dense):
-    """Write what the terms of products add up to, and logarithms of the sums over what is always read."""
-    sizes, _, _, scales, queries, _, ends, _ = arrays
-    rows, width, heads = sizes[GROUP], sizes[WIDTH], sizes[HEADS]
-    b, h = pair // heads, pair % heads
-    of = sizes[SEQUENCES + b * OF_SEQUENCE :]
-    full, around = queries[0, pair], np.zeros(queries.shape[3], np.float32)
-    raise_reach(of[SINK_KEYS] + h * of[SINK_KEYS + 1], of[SINK_KEYS + 2], of[SINKS], width, around)
-    tail = sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2]
-    raise_reach(tail, sizes[TAIL_KEYS + 3], sizes[IN_TAIL], width, around)
-    largest = np.zeros(reach.shape[1], np.float32)
-    for row in range(rows):
-        dense[row] = -np.inf
-    for item in range(own[FIRST_ITEM], own[LAST_ITEM]):
-        raise_all(largest, reach[item])
-        for row in range(rows):
-            more = joined(ends[0, item, row], ends[1, item, row])
-            if more > -np.inf:
-                top = max(more, dense[row])
-                dense[row] = top + math.log2(2.0 ** (more - top) + 2.0 ** (dense[row] - top))
-    basis = of[KEY_BASIS] + h * of[KEY_BASIS + 1] if of[KEY_BASIS] else of[KEY_BASIS]
-    coded_terms(full, queries[1, pair], rows, width, basis, largest, about[TERMS])
-    for row in range(rows):
-        about[AROUND, row] = terms_of(full[row], around, width)
-        if scales[1] != 0:  # a cap is steepest at 0, where it changes nothing; its own rounding is of its height
-            for n in (TERMS, AROUND):
-                about[n, row] = about[n, row] * np.float64(scales[2]) / (2 * np.float64(LOG2E)) + np.float64(scales[2])
-
-
-@part
-def bound(pair, arrays, one, head, about, epsilon, bounds):
-    """Bound what was not read; return how many units are to be read then, more if there are too few."""
-    sizes, ends = arrays[0], arrays[6]
-    b, h, rows, worst = pair // sizes[HEADS], pair % sizes[HEADS], sizes[GROUP], 0.0
-    every = sizes[SEQUENCES + b * OF_SEQUENCE + SINKS] + one[forms.TOKENS] + sizes[NEWS]
-    for row in range(rows):
-        top, divisor = NOTHING, np.float32(0.0)
-        for item in range(head[FIRST_ITEM], head[LAST_ITEM]):
-            top = max(top, ends[0, item, row])
-        for item in range(head[FIRST_ITEM], head[LAST_ITEM]):
-            if ends[1, item, row] != 0:
-                divisor += np.float32(2.0) ** (ends[0, item, row] - top) * ends[1, item, row]
-        terms = about[TERMS, row]
-        rest = about[REST, row] if head[DONE] < one[UNITS] else -np.inf
-        around = max(terms, about[AROUND, row])
-        found = bound_of(rest, joined(top, divisor), around, terms, sizes[WIDTH], every)
-        bounds[b, h * rows + row] = found
-        worst = max(worst, found)
-    if epsilon <= 0 or worst <= epsilon:
-        return head[DONE]
-    return min(head[DONE] + one[STEP], one[UNITS])
 
 
 @part
@@ -363,7 +182,7 @@ def attend_few_at(data):
         given[PHASE],
         arrays,
         given[16],
-        integers(given[AT_SEQUENCES], (batch, forms.OF_SEQUENCE)),
+        integers(given[AT_SEQUENCES], (batch, OF_SEQUENCE)),
         integers(given[AT_SEGMENTS], (given[SEGMENTS], OF_SEGMENT)),
         integers(given[AT_FIRSTS], (given[6],)),
         numbers(given[AT_RANGES], (3, 9, CELLS)),

@@ -7,9 +7,7 @@ import math
 import numpy as np
 
 from ..._shared.jit import part
-from ..._shared.lanes import greater, load, load_some, multiply_add, spread, store, total
-from ...decode.cpu import NOTHING, ZERO
-from ...decode.cpu.rows import BYTES, WHOLE
+from ...decode.cpu import NOTHING
 from ...decode.forms import LANES
 from ...reading.cpu import expected_enough, log_sum, rank_units, take_units
 from ...reading.forms import BUCKETS
@@ -81,36 +79,3 @@ def take(one, head, places, ranks, numbers, upper, chosen, counts):
             for row in range(upper.shape[0]):
                 upper[row, place] = NOTHING
     head[DONE] = head[STOP]
-
-
-@part
-def absolute_products(queries, rows, at, width, channel, found):
-    """Write what the terms of each row's product with a row of the basis add up to."""
-    row_at = at + channel * width * BYTES
-    for row in range(rows):
-        query, sums = queries[row].ctypes.data, spread(ZERO)
-        for c in range(0, width, LANES):
-            x, y = load(query + c * BYTES), load_some(row_at + c * BYTES, min(LANES, width - c))
-            sums = multiply_add(greater(x, spread(ZERO) - x), greater(y, spread(ZERO) - y), sums)
-        found[row] = np.float64(total(sums))
-
-
-@part
-def raise_all(reach, other):
-    """Raise numbers to those of another row, of whole vectors."""
-    at, more = reach.ctypes.data, other.ctypes.data
-    for c in range(0, reach.shape[0] * BYTES, WHOLE):
-        store(at + c, greater(load(at + c), load(more + c)))
-
-
-@part
-def coded_terms(full, turned, rows, width, basis, reach, terms):
-    """Write what the terms of products with coordinates add up to at most, and of those that turned the query."""
-    found = np.zeros(rows, np.float64)
-    for row in range(rows):
-        terms[row] = 0.0
-    for c in range(width):
-        if basis:
-            absolute_products(full, rows, basis, width, c, found)
-        for row in range(rows):
-            terms[row] += (found[row] + abs(np.float64(turned[row, c]))) * np.float64(reach[c])

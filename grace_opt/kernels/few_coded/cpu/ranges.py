@@ -34,7 +34,8 @@ def add_ranges(places, starts, offset, step, count, four, query_step, constants,
 
     `places` has the address of each channel's first high plane, channels in the order of their widths, of which width
     number w has those from ``starts[w]`` to ``starts[w + 1]``. `four` has the addresses of queries, in the same order,
-    and of their absolute values, `books` those of the tables, and their step; `constants` are what is added to both results, and then to the largest alone.
+    and of their absolute values, `books` those of the tables, and the step between rows; `constants` are what is added
+    to both results, and then to the largest alone.
     """
     (queries, sizes), (middles, halves, book_step) = four, books
     for t in range(0, count, PAIR):
@@ -103,6 +104,17 @@ def add_ranges(places, starts, offset, step, count, four, query_step, constants,
 
 
 @part
+def raise_to(order, scales, means, starts, ranges, reach):
+    """Raise the channels' largest coordinates to those of a unit."""
+    for level in range(8):
+        for i in range(starts[level], starts[level + 1]):
+            x = abs(means[order[i]])
+            if level > 0:
+                x += abs(scales[i]) * ranges[TOPS, LEVEL_BITS[level], 0]
+            reach[order[i]] = max(reach[order[i]], x)
+
+
+@part
 def score_unit(unit, width, turned, ranges, softcap, outer, scores, upper, reach, room):
     """Write what the high bits say of a part of a unit, for four rows at a time.
 
@@ -123,14 +135,10 @@ def score_unit(unit, width, turned, ranges, softcap, outer, scores, upper, reach
     """
     a, b, stride, whole, place = unit
     (_, order, addresses, scales, means, starts, bits, bits_at, scaled, _), sizes = room
+    raise_to(order, scales, means, starts, ranges, reach)
     for level in range(8):
         for i in range(starts[level], starts[level + 1]):
             addresses[i] += LOW[level] * stride
-            c = order[i]
-            x = abs(means[c])
-            if level > 0:
-                x += abs(scales[i]) * ranges[TOPS, LEVEL_BITS[level], 0]
-            reach[c] = max(reach[c], x)
     constants, end = np.zeros(2 * ROWS, np.float32), place + (b - a + WORD - 1) // WORD * WORD
     step, book_step, query_step = scores.shape[1] * BYTES, ranges.shape[2] * BYTES, scaled.shape[1] * BYTES
     middles, halves = ranges[MIDDLES].ctypes.data, ranges[HALVES].ctypes.data
