@@ -9,6 +9,8 @@ import torch
 
 from grace_opt.errors import CacheError
 from grace_opt.hf import PrunedKeyCache, PruningConfig, SnapKV, TopTokens
+from grace_opt.hf.bits.segment import Segment
+from grace_opt.hf.reading import coded
 from grace_opt.hf.reading.coded import read_coded_attention
 from grace_opt.hf.reading.report import ReadTally
 from tests import oracle
@@ -118,6 +120,34 @@ def test_the_bounds_say_something(model, ids):
     assert 0.5 < report.share <= 0.6
     assert 0 < report.bound_mean < 0.6
     assert "high bits of all tokens are read" in str(cache.memory_report())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_loops_unpack_nothing_and_read_the_same(way, model):
+    """Of a prompt that is long enough for them, with padding, tokens that wait, and several new ones at once."""
+    ids, found = torch.randint(0, 97, (2, 330), generator=torch.Generator().manual_seed(4)), []
+    mask = torch.ones_like(ids)
+    mask[1, :PADDING] = 0
+
+    def unpacked(segment):
+        raise AssertionError("codes are unpacked")
+
+    for compiled in (True, False):
+        cache = PrunedKeyCache(model, read=WAYS[way], **SETTINGS)
+        with pytest.MonkeyPatch.context() as patch, pruning_attention(model), torch.no_grad():
+            if compiled:
+                patch.setattr(Segment, "key_ranges", unpacked)
+            else:
+                patch.setattr(coded, "read_in_place", lambda *given: None)
+            for first, end in ((0, 310), (310, 312), (312, 313), (313, 329), (329, 330)):
+                out = model(ids[:, first:end], past_key_values=cache, attention_mask=mask[:, :end])
+        found.append((out.logits, cache.read_report(), cache.layers[0]._received))
+    (one, report, received), (two, expected, attention) = found
+    assert torch.allclose(one, two, atol=5e-3)
+    assert torch.allclose(received, attention, atol=5e-3)
+    assert report.steps == expected.steps == 20
+    assert report.share == pytest.approx(expected.share, abs=2e-3)
+    assert report.bound_mean == pytest.approx(expected.bound_mean, abs=2e-3)
 
 
 def test_weights_are_those_of_what_was_read(tiny, ids, mask):
