@@ -222,7 +222,7 @@ def test_is_what_torch_reads_and_the_bound_holds(case):
 
 
 def one_case(by: str = "channels", share: float = 0.2, most: int = 400, **how: Any) -> Case:
-    """Two segments with all widths, of 700 tokens or more, and sixteen that wait; none of its scores lies on an edge."""
+    """Two segments with all widths, of 700 tokens or more; sixteen wait, and no score lies on an edge."""
     torch.manual_seed(0)
     segments = []
     for counts in ([20, 0, 180], [40, 60, most]):
@@ -237,7 +237,9 @@ def one_case(by: str = "channels", share: float = 0.2, most: int = 400, **how: A
     return Case(torch.randn(1, 6, 1, 24), old, (tails[0], tails[1]), TopTokens(share, by, **how))
 
 
-@pytest.mark.parametrize("how", [{}, {"by": "pages", "page_size": 32, "most": 1400}, {"epsilon": 0.3}, {"share": 0.01, "top_p": 0.7}])
+@pytest.mark.parametrize(
+    "how", [{}, {"by": "pages", "page_size": 32, "most": 1400}, {"epsilon": 0.3}, {"share": 0.01, "top_p": 0.7}]
+)
 def test_of_many_tokens(how):
     assert check(one_case(**how))
 
