@@ -10,7 +10,7 @@ from ..coded.forms import WIDTHS
 from ..coded.table import CodedSequence, table_of, units_of
 from ..coded.trial import COUNTS, codes
 from ..coding.reference import pack_bits
-from ..reading import TokenRanges, reference
+from ..reading import Stored, TokenRanges, reference
 from .host import few_coded_attention
 from .table import Lying
 
@@ -46,14 +46,14 @@ def cpu() -> bool:
     lying = Lying.of(table, 2, [bits], [COUNTS])
     old = torch.cat([sinks[1], (ordered(dense_values) @ bases[1].double()).float()], dim=1)[None]
     kept = torch.arange(20, device=device).expand(1, 2, 20)
-    stored = query, dense, kept, sinks[0][None], tails[0], old, tails[1]
+    stored = Stored(dense, kept, sinks[0][None], tails[0], old, tails[1])
     for size, least, epsilon, top_p in ((1, 30, None, None), (8, 4, None, None), (1, 9, 0.3, None), (1, 9, None, 0.7)):
         units = TokenRanges.of(lower, upper, size)
         found = few_coded_attention(
             query, [sequence], [lying], tails[0], tails[1], books, 9, [0], [least], size, epsilon, top_p
         )
         expected = reference.attention(
-            *stored, units, torch.tensor([least], device=device), least, epsilon, top_p, basis=bases[0][None]
+            query, stored, units, torch.tensor([least], device=device), least, epsilon, top_p, basis=bases[0][None]
         )
         near = torch.allclose(found.output, expected.output, rtol=0, atol=1e-5 * float(old.abs().max()))
         if not near or not torch.equal(found.tokens, expected.tokens):

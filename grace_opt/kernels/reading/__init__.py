@@ -29,7 +29,7 @@ OPERATION = Operation(
     "reading",
     "attention over few of the stored tokens",
     cpu=Compiled(
-        f"float32, one new token, from {CPU_MIN_TOKENS} stored ones on, without softcap and codes (bits=)",
+        f"float32, one new token, from {CPU_MIN_TOKENS} stored ones on, without softcap; codes (bits=) have their own",
         trial_of(__name__, "cpu"),
         "torch",
     ),

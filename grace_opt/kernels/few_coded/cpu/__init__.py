@@ -18,7 +18,7 @@ from ..._shared.lanes import add_one, pointer
 from ...coded.cpu import GROUP, HEADS, VALUE_WIDTH, WIDTH, arrays_at, attend_item, make_room, make_rooms
 from ...coded.forms import NEWEST, ROWS
 from ...decode.cpu import NOTHING, integers, numbers
-from ...reading.cpu import log_sum
+from ...reading.cpu.bounds import log_sum
 from ...reading.forms import BUCKETS
 from ..forms import (
     ABOUT,

@@ -24,7 +24,8 @@ from ...coded.cpu import (
 from ...decode.cpu import LOG2E, NOTHING, ZERO
 from ...decode.cpu.rows import BYTES, WHOLE
 from ...decode.forms import LANES
-from ...reading.cpu import bound_of, joined, raise_reach, terms_of
+from ...reading.cpu.bounds import bound_of, raise_reach, terms_of
+from ...reading.cpu.states import joined
 from ..forms import AROUND, DONE, FIRST_ITEM, LAST_ITEM, REST, STEP, TERMS, TOKENS, UNITS
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from ..._shared.jit import part
 from ...decode.cpu import NOTHING
 from ...decode.forms import LANES
-from ...reading.cpu import expected_enough, log_sum, rank_units, take_units
+from ...reading.cpu.bounds import log_sum
+from ...reading.cpu.choice import expected_enough, rank_units, take_units
 from ...reading.forms import BUCKETS
 from ..forms import DONE, FIRST, READ_TOKENS, SIZE, STOP, TOKENS, UNITS, WORD
 
