@@ -155,8 +155,9 @@ contracts: $(STAMP) ## Who may import whom, by import-linter; rooms, floors and 
 # The largest loops are compiled before every test process does so for itself.
 unit: $(STAMP) ## Tests and doctests (PYTEST_FLAGS="-k mies")
 	@ls grace_opt/kernels/heads/__pycache__/*.nbi >/dev/null 2>&1 || { \
-		$(BIN)/python -c "from grace_opt.kernels.heads import trial; trial.cpu()" & \
-		$(BIN)/python -c "from grace_opt.kernels import coded, decode; [o.OPERATION.cpu.trial() for o in (coded, decode)]"; wait; }
+		$(BIN)/python -c "from grace_opt.kernels import heads, reading; [o.OPERATION.cpu.trial() for o in (heads, reading)]" & \
+		$(BIN)/python -c "from grace_opt.kernels import coded, decode, few_coded; [o.OPERATION.cpu.trial() for o in (coded, decode, few_coded)]"; \
+		wait; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_IN_PARALLEL)
 
 test-deep: $(STAMP) ## 100 000 small instances against the enumerated optimum, half an hour; page in docs/results
