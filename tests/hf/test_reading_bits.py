@@ -76,6 +76,23 @@ def test_a_share_of_one_is_the_same_cache_without_read(other, by, model, ids, ma
     assert (report.share, report.bound_max, report.steps) == (1.0, 0.0, STEPS)
 
 
+@pytest.mark.parametrize("prompt", [LENGTH, 330], ids=["torch", "compiled"])
+@pytest.mark.parametrize("way", ["pages", "tokens"])
+def test_several_new_tokens_choose_as_each_would_alone(way, prompt, model, close):
+    """Though none of them sees the later ones, these were counted."""
+    ids = torch.randint(0, 97, (2, prompt + 12), generator=torch.Generator().manual_seed(6))
+    logits, shares = [], []
+    for step in (1, 12):
+        cache = PrunedKeyCache(model, read=WAYS[way], **SETTINGS)
+        with pruning_attention(model), torch.no_grad():
+            model(ids[:, :prompt], past_key_values=cache)
+            parts = ids[:, prompt:].split(step, dim=1)
+            logits.append(torch.cat([model(part, past_key_values=cache).logits for part in parts], dim=1))
+        shares.append(cache.read_report().share)
+    assert close(logits[1], logits[0], 1e-3)
+    assert shares[1] == pytest.approx(shares[0], rel=1e-6)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_no_bound_is_below_the_truth(way, scale, model, ids, mask):

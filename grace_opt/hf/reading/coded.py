@@ -54,10 +54,11 @@ class _Row(NamedTuple):
     units: TokenRanges | None
 
     def attend(
-        self, query: Tensor, upto: int, mask: Tensor | None, reading: TopTokens, scaling: float, softcap: float | None
+        self, query: Tensor, seen: int, mask: Tensor | None, reading: TopTokens, scaling: float, softcap: float | None
     ) -> Few:
-        """Return the attention of one query over this sequence, of whose tail it sees the first `upto` tokens."""
+        """Return the attention of one query over this sequence, of whose tail it sees the first `seen` tokens."""
         sinks, wide = self.sink_keys.shape[2], query.shape[3]
+        upto = seen if mask is None else self.tail_keys.shape[2]  # a mask hides what comes later
         tail_keys, tail_values = self.tail_keys[:, :, :upto], self.tail_values[:, :, :upto]
         kept = torch.arange(wide, device=query.device).expand(1, self.sink_keys.shape[1], wide)
         if self.keys is None or self.units is None:
@@ -78,7 +79,7 @@ class _Row(NamedTuple):
             bound = query.new_zeros(1, query.shape[1], dtype=torch.float64)
             read = torch.zeros(1, kept.shape[1], dtype=torch.int64, device=query.device)
             return Few(output, bound, read, weights=weights)
-        most = least_units(self.units.units, self.units.size, reading.share, self.keys.shape[2], sinks + upto)
+        most = least_units(self.units.units, self.units.size, reading.share, self.keys.shape[2], sinks + seen)
         least = torch.full((1,), most, device=query.device)
         stored = Stored(self.keys, kept, self.sink_keys, tail_keys, self.old_values, tail_values)
         limits = reading.epsilon, reading.top_p, mask, scaling, softcap
@@ -146,12 +147,12 @@ def read_coded_attention(
             hidden = attention_mask[min(b, len(attention_mask) - 1)][None, :, :, columns]
         each = []
         for place in range(count):
-            unseen = (count - 1 - place) * causal if hidden is None else 0  # a mask hides what comes later
-            upto = now.tail_keys.shape[2] - unseen
+            unseen = (count - 1 - place) * causal
+            seen = now.tail_keys.shape[2] - unseen
             mask = None if hidden is None else hidden[:, :, place : place + 1]
-            few = now.attend(query[b : b + 1, :, place : place + 1], upto, mask, reading, scaling, softcap)
+            few = now.attend(query[b : b + 1, :, place : place + 1], seen, mask, reading, scaling, softcap)
             assert few.weights is not None
-            each.append(torch.nn.functional.pad(few.weights[0], (0, unseen)))
+            each.append(torch.nn.functional.pad(few.weights[0], (0, len(columns) - few.weights.shape[-1])))
             outputs.append(few.output)
             dense = len(columns) - unseen - (0 if now.keys is None else now.keys.shape[2])
             shares[place].append((few.tokens[0] + dense) / (len(columns) - unseen))

@@ -59,8 +59,9 @@ def read_in_place(
     received = query.new_zeros(batch, heads, 3, waiting + recent, dtype=torch.float32) if count > 1 else None
     outputs = []
     for place in range(count):
-        shown = recent - (count - 1 - place) * causal if mask is None else recent
-        dense = [row.sink_keys.shape[1] + row.waits + shown for row in old.rows]
+        seen = recent - (count - 1 - place) * causal
+        shown = seen if mask is None else recent  # a mask hides what comes later
+        dense = [row.sink_keys.shape[1] + row.waits + seen for row in old.rows]
         least = [
             least_units(-(-tokens // size), size, reading.share, tokens, others) if tokens else 0
             for tokens, others in zip(coded, dense, strict=True)
