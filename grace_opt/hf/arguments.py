@@ -40,6 +40,10 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("dtype", "torch_dtype"), _TYPE),
     "layers": "write one ratio per layer of the model, 0 for those to leave dense: ratio=[0, 0.5, ...]",
     **dict.fromkeys(("mask", "channel_mask", "channels_mask"), "write masks=, a ChannelMask that calibrate() makes"),
+    **{
+        name: f"write read=TopTokens({name}=...)"
+        for name in ("share", "by", "page_size", "epsilon", "top_p", "tables", "hash_bits", "confidence")
+    },
     "skip_layers": "write dense_layers=, how many of the first layers stay dense",
     **dict.fromkeys(("max_new_tokens", "do_sample", "temperature", "num_beams", "input_ids"), _GENERATE),
     **dict.fromkeys(("attention_mask", "streamer"), _GENERATE),

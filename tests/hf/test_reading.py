@@ -137,7 +137,7 @@ def test_together_with_other_settings_all_is_read_of_what_they_leave(
     found = step(model, cache, padded[0], continuation, padded[1])
     plain = prune(model, ratio=0.0 if by == "channels" else ratio, **settings)
     assert close(found, step(model, plain, padded[0], continuation, padded[1]))
-    few = WAYS["sampled"] if by == "sampling" else TopTokens(share=0.5, by=by, page_size=4)
+    few = WAYS["sampled"] if by == "sampling" else TopTokens(share=0.5, by=by, page_size=4 if by == "pages" else None)
     fewer = prune(model, ratio=ratio, read=few, **settings)
     step(model, fewer, padded[0], continuation, padded[1])
     # What is always read may be more than the share.
@@ -313,6 +313,8 @@ def test_by_name_and_from_a_file(tiny, tmp_path):
         ({"share": 25}, "for 25 %, write share=0.25"),
         ({"share": float("nan")}, "share=nan"),
         ({"page_size": 0}, "page_size=0: give an integer >= 1"),
+        ({"page_size": 4, "by": "channels"}, "page_size=4 goes with by=\"pages\", and by='channels' reads single"),
+        ({"page_size": 4, "by": "sampling"}, 'page_size=4 goes with by="pages"'),
         ({"epsilon": 0}, "epsilon=0: give a number > 0 and < 1, or None"),
         ({"epsilon": -0.1}, "epsilon=-0.1"),
         ({"by": "page"}, "by='page': give 'pages', 'channels' or 'sampling'"),
@@ -423,5 +425,5 @@ def test_a_cache_that_keeps_all_has_a_size(tiny, prune, prompt, continuation, st
 
 @pytest.mark.parametrize(("name", "way"), [("quest", "pages"), ("MagicPIG", "sampling")])
 def test_names_of_systems_are_known(name, way):
-    with pytest.raises(OptionError, match=f"its way is '{way}'"):
+    with pytest.raises(OptionError, match=f"Its way is '{way}'"):
         PruningConfig(read=name)

@@ -58,7 +58,7 @@ class ReadIndex:
             if reading.by == SAMPLING:
                 return ReadIndex(reading, None, padding, _sampler(reading, keys, real, layer), layer)
             if reading.by == PAGES:
-                return ReadIndex(reading, None, padding, page_ranges(keys, real, reading.page_size))
+                return ReadIndex(reading, None, padding, page_ranges(keys, real, reading.unit_size))
             assert lead is not None
             return ReadIndex(reading, lead, padding, FirstChannels.of(keys, real, lead))
 

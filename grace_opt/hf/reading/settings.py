@@ -26,6 +26,8 @@ PAGES, CHANNELS, SAMPLING = "pages", "channels", "sampling"
 WAYS = (PAGES, CHANNELS, SAMPLING)
 #: What is read unless given: of the tokens alone, at least if something else says when to stop, and of the attention.
 USUAL_SHARE, LEAST_SHARE, USUAL_TOP_P = 0.25, 0.05, 0.95
+#: Tokens of a page unless given.
+USUAL_PAGE = 16
 #: Their codes would take many times the bytes of the keys.
 MAX_TABLES = 4096
 #: Settings of sampling alone, and what None stands for: the tables and bits are MagicPIG's.
@@ -64,8 +66,8 @@ class TopTokens:
         cache's method keeps (``ratio=``, ``kept_channels=``); the other channels are read only of the chosen ones.
         "sampling": single tokens, drawn by random hyperplanes and weighed by how likely that was; attention's sums are
         right on average, and the bound holds at a `confidence`.
-    page_size : int
-        Tokens of a page; only "pages" looks at it.
+    page_size : int, optional
+        With "pages": tokens of a page; None stands for 16.
     epsilon : float, optional
         Read on until at most this share of the attention, of every query head, can be on tokens that were not read;
         `share` is then the least. None stops at `share`.
@@ -93,7 +95,7 @@ class TopTokens:
     Examples
     --------
     >>> TopTokens(by="channels")
-    TopTokens(share=0.05, by='channels', page_size=16, top_p=0.95)
+    TopTokens(share=0.05, by='channels', top_p=0.95)
     >>> TopTokens(share=25)
     Traceback (most recent call last):
     grace_opt.errors.OptionError: share=25: give a number > 0 and <= 1; for 25 %, write share=0.25.
@@ -103,7 +105,7 @@ class TopTokens:
 
     share: float = None  # type: ignore[assignment]  # known once it is known what else decides
     by: Literal["pages", "channels", "sampling"] = "pages"
-    page_size: int = 16
+    page_size: int | None = None
     epsilon: float | None = None
     top_p: float | None = None
     tables: int | None = None
@@ -113,6 +115,10 @@ class TopTokens:
 
     def __post_init__(self) -> None:
         check_fields(self, choice, "by", allowed=WAYS)
+        if self.by != PAGES and self.page_size is not None:
+            raise OptionError(
+                f'page_size={self.page_size} goes with by="pages", and by={self.by!r} reads single tokens'
+            )
         if self.by == SAMPLING:
             self._check_sampling()
             return
@@ -123,7 +129,9 @@ class TopTokens:
             usual = alone and self.by != CHANNELS
             object.__setattr__(self, "share", USUAL_SHARE if usual else LEAST_SHARE)
         check_fields(self, number, "share", above=0, at_most=1, hint=_percent("share", self.share))
-        check_fields(self, integer, "page_size", at_least=1)
+        if self.by == PAGES and self.page_size is None:
+            object.__setattr__(self, "page_size", USUAL_PAGE)
+        check_fields(self, integer, "page_size", at_least=1, optional=True)
         for name in ("epsilon", "top_p"):
             hint = _percent(name, getattr(self, name))
             check_fields(self, number, name, above=0, below=1, optional=True, hint=hint)
@@ -142,7 +150,7 @@ class TopTokens:
     @property
     def unit_size(self) -> int:
         """Tokens of what is read or left as a whole."""
-        return self.page_size if self.by == PAGES else 1
+        return self.page_size or 1
 
     def __repr__(self) -> str:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -163,7 +171,6 @@ class TopTokens:
         for name, usual in OF_SAMPLING.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, usual)
-        check_fields(self, integer, "page_size", at_least=1)
         hint = (
             f"a token is read if its code is the query's in {COLLISIONS} of them; the usual number is "
             f"{OF_SAMPLING['tables']}"
@@ -188,12 +195,12 @@ def reading_named(name: str) -> TopTokens:
     Examples
     --------
     >>> reading_named("channels")
-    TopTokens(share=0.05, by='channels', page_size=16, top_p=0.95)
+    TopTokens(share=0.05, by='channels', top_p=0.95)
     """
     meant = name.strip().lower()
     if meant not in WAYS:
-        hint = f"; its way is {SYSTEMS[meant]!r}" if meant in SYSTEMS else did_you_mean(meant, WAYS)
-        raise OptionError(f"read={name!r}: write one of {', '.join(map(repr, WAYS))}, or TopTokens(share=0.25){hint}")
+        hint = f" Its way is {SYSTEMS[meant]!r}." if meant in SYSTEMS else did_you_mean(meant, WAYS)
+        raise OptionError(f"read={name!r}: write one of {', '.join(map(repr, WAYS))}, or TopTokens(share=0.25).{hint}")
     return TopTokens(by=meant)  # type: ignore[arg-type]
 
 
