@@ -84,7 +84,7 @@ def split(case: Case, found: reference.Few) -> tuple[np.ndarray, np.ndarray]:
     read = spoilt.isnan().view(batch, heads, -1, case.total).any(2)
     if found.order is not None:  # torch gathers more than it reads
         assert found.units is not None
-        size = 1 if case.reading.by == "channels" else case.reading.page_size
+        size = case.reading.unit_size
         old, first = case.keys.shape[2], case.sinks.shape[2]
         ends = torch.arange(old, 0, -size).flip(0) + first
         read[..., first : first + old] = False
@@ -120,7 +120,7 @@ def check(case: Case, name: str, index: ReadIndex | None = None) -> None:
         assert done.all()
     if case.reading.epsilon is None and case.reading.top_p is None:
         allowed = np.floor(case.reading.share * (old + sinks + tail) + 1e-6) - sinks - tail
-        size = case.reading.page_size if case.reading.by == "pages" else 1
+        size = case.reading.unit_size
         assert (tokens <= np.maximum(allowed, size)).all()
         if usable.all():
             scores_are_the_highest(case, read[..., ~dense], rounding)
@@ -132,7 +132,7 @@ def scores_are_the_highest(case: Case, read: np.ndarray, rounding: float) -> Non
         return
     keys, kept = case.stored
     scaled = (case.query[:, :, 0].double() * case.query.shape[3] ** -0.5).gather(2, kept).numpy()
-    size = case.reading.page_size
+    size = case.reading.unit_size
     for b, h in np.ndindex(*read.shape[:2]):
         q, k = scaled[b, h], keys[b, h].double().numpy()
         if case.reading.by == "channels":
@@ -177,7 +177,7 @@ def cases(draw: Any) -> Case:
     reading = TopTokens(
         share=draw(st.floats(0.01, 1)),
         by=by,
-        page_size=draw(st.integers(1, 70)),
+        page_size=draw(st.integers(1, 70)) if by == "pages" else None,
         epsilon=draw(part),
         top_p=draw(part) if by == "channels" else None,
     )
@@ -211,7 +211,7 @@ def ordinary(by: str, group: int = 1, **more: Any) -> Case:
     kept = torch.arange(12).expand(2, 2, 12)
     keys = drawn(2, 2, 300, 16) * torch.tensor([1.0] * 12 + [0.1] * 4)
     keys = keys[:, :, :1] + 0.05 * keys if by == "pages" else keys
-    reading = TopTokens(**{"share": 0.3, "by": by, "page_size": 8, **more})
+    reading = TopTokens(**{"share": 0.3, "by": by, "page_size": 8 if by == "pages" else None, **more})
     kept = torch.arange(16).expand(2, 2, 16) if by == "pages" else kept
     return Case(drawn(2, 2 * group, 1, 16), keys, drawn(2, 2, 2, 16), drawn(2, 2, 20, 16), reading, kept)
 
@@ -272,7 +272,7 @@ def test_bounds_allow_for_rounding(name, by, scale):
     rng = torch.Generator().manual_seed(0)
     keys = torch.randn(1, 1, 1, 16, generator=rng).expand(1, 1, 64, 16) * scale
     kept = torch.arange(16).expand(1, 1, 16)
-    reading = TopTokens(share=0.5, by=by, page_size=8)
+    reading = TopTokens(share=0.5, by=by, page_size=8 if by == "pages" else None)
     for _ in range(20):
         query = torch.randn(1, 1, 1, 16, generator=rng) * scale
         case = Case(query, keys.contiguous(), keys[:, :, :0], keys[:, :, :1], reading, kept)
@@ -329,7 +329,7 @@ def test_with_an_epsilon_a_padded_row_reads_what_it_would_alone(by, name):
     query = torch.randn(1, 2, 1, 8, generator=generator, device="cpu")
     keys = torch.randn(1, 1, 90, 8, generator=generator, device="cpu")
     around = torch.randn(1, 1, 2, 8, generator=generator, device="cpu")
-    reading = TopTokens(0.05, by, page_size=1, epsilon=0.3)
+    reading = TopTokens(0.05, by, page_size=1 if by == "pages" else None, epsilon=0.3)
     kept = torch.arange(6)[None, None]
     alone = Case(query, keys, around, around, reading, kept).run(name)
     longer = torch.cat([torch.randn(1, 1, padding, 8, generator=generator, device="cpu"), keys], dim=2)
@@ -344,6 +344,6 @@ def test_far_tokens_are_read_before_padding(by, name):
     """All but one have the lowest rank that a score can have; padding, which lies before them, has a lower one."""
     keys = torch.cat([torch.zeros(4), -100.0 * torch.arange(8)])[None, None, :, None]
     around, kept, padding = torch.zeros(1, 1, 1, 1), torch.tensor([[[0]]]), torch.tensor([4], dtype=torch.int32)
-    reading = TopTokens(0.9, by, page_size=1)
+    reading = TopTokens(0.9, by, page_size=1 if by == "pages" else None)
     found = Case(torch.ones(1, 1, 1, 1), keys, around, around, reading, kept, padding).run(name)
     assert int(found.tokens) == 7  # of 8; two dense ones count in the share of all ten
