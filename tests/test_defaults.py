@@ -80,7 +80,7 @@ def usual():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_the_default_dtype_changes_no_bit(dtype, usual):
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -342,14 +342,10 @@ def test_a_full_disk_is_one_line(file, flags):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
+@pytest.mark.parametrize("flags", ["", "--json"])
 @pytest.mark.parametrize(
-    ("flags", "closed", "code", "told"),
-    [
-        ("", ">&-", 1, b"error: the output cannot be written: it is closed.\n"),
-        ("--json", ">&-", 1, b"error: the output cannot be written: it is closed.\n"),
-        ("", "2>&-", 0, b""),
-        ("--json", ">&- 2>&-", 1, b""),
-    ],
+    ("closed", "code", "told"),
+    [(">&-", 1, b"error: the output cannot be written: it is closed.\n"), ("2>&-", 0, b""), (">&- 2>&-", 1, b"")],
 )
 def test_closed_streams(file, flags, closed, code, told):
     command = f'"{sys.executable}" -m grace_opt solve "{file}" {flags} {closed}'

@@ -201,23 +201,18 @@ class TestTotalBytes:
 
 class TestReport:
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("basis", "evict"),
-        [("none", None), ("prompt", SnapKV(budget=120, window=8)), ("calibrated", StreamingLLM(budget=120))],
-        indirect=["basis"],
-        ids=["none", "prompt", "calibrated"],
-    )
-    def test_is_the_storages_to_the_byte(self, basis, evict, tiny, ids, read):
+    def test_is_the_storages_to_the_byte(self, basis, tiny, ids, read):
         mask = torch.ones_like(ids)
         mask[1, :PADDING] = 0
-        cache = read(tiny(), ids, mask, bits=4, basis=basis, evict=evict)
-        assert cache.memory_report().allocated_bytes == held(cache)
-        feed_padded(tiny(), cache, ids[:, :90], mask)
-        assert cache.layers[0].compressed.length == LENGTH - RECENT + 64
-        report = cache.memory_report()
-        assert report.allocated_bytes == held(cache)
-        parts = report.pruned_key_bytes, report.dense_key_bytes, report.index_bytes, report.value_bytes
-        assert sum(parts) + report.other_bytes == report.total_bytes
+        for settings in ({}, {"evict": SnapKV(budget=120, window=8)}, {"evict": StreamingLLM(budget=120)}):
+            cache = read(tiny(), ids, mask, bits=4, basis=basis, **settings)
+            assert cache.memory_report().allocated_bytes == held(cache)
+            feed_padded(tiny(), cache, ids[:, :90], mask)
+            assert cache.layers[0].compressed.length == LENGTH - RECENT + 64
+            report = cache.memory_report()
+            assert report.allocated_bytes == held(cache)
+            parts = report.pruned_key_bytes, report.dense_key_bytes, report.index_bytes, report.value_bytes
+            assert sum(parts) + report.other_bytes == report.total_bytes
 
     @pytest.mark.slow
     def test_counts_rows_that_beams_share_once(self, tiny, ids, read):
