@@ -38,8 +38,7 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 # generating in test_matrix). Nor do kernels run in Triton's interpreter again: the compiled ones get the same tensors. What
 # the versions differ in (caches, masks, generate, the choice of attention, chunks, candidates, compiling, device maps,
 # pipelines) runs in both.
-ONCE := quantization eviction_scores tampering bits_bad_input bits_budget bits_classes bits_codes bits_heads bits_saving \
-	bits_sensitivity reading_bits
+ONCE := quantization eviction_scores tampering bits_budget bits_classes bits_codes bits_heads bits_saving
 # What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.
 NEWER := transformers|huggingface_hub|tokenizers|pandas
 OLDEST_WANTS := ".[hf,kvpress,quant]" pytest pytest-benchmark pytest-xdist hypothesis

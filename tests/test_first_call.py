@@ -291,7 +291,7 @@ W = W + W.T
 @pytest.mark.slow
 def test_a_process_says_it_once_unless_told_to_be_quiet(tmp_path: Path) -> None:
     line = f"{compiling.LINE}\n"
-    quiet = QUICKLY + "grace_opt.compare(W, 20, ['local_search'], progress=False)"
+    quiet = QUICKLY + "grace_opt.compare(W, 20, ['local_search', 'tabu'], progress=False)"
     aloud = quiet.replace("progress=False", "progress=None")
     assert python(quiet, tmp_path / "a").stderr == ""
     assert python(aloud, tmp_path / "b").stderr == line
