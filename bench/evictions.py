@@ -55,7 +55,7 @@ ROOT = Path(__file__).parent.parent
 SHARES, RECENT = (0.5, 0.25, 0.1), 32
 EVICTIONS: Mapping[str, Callable[[float], TokenEviction]] = {
     OURS: lambda share: GraphEviction(budget=share),
-    FAST: lambda share: GraphEviction(budget=share, observed=8, stride=128, averages=4, block=None),
+    FAST: lambda share: GraphEviction(budget=share, observed=32, stride=128, averages=2, block=None),
     "SnapKV": lambda share: SnapKV(budget=share),
     "PyramidKV": lambda share: PyramidKV(budget=share),
     H2O_LAST: lambda share: H2O(budget=share),

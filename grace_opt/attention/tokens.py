@@ -117,8 +117,43 @@ def output_change(graph: TokenGraph, dropped: Tensor, renormalise: bool = False)
 
 
 @torch.no_grad()
+def own_losses(graph: TokenGraph, renormalise: bool = True) -> Tensor:
+    """Return what the loss of each token alone does to the outputs, ``(B, T)``: to first order, the diagonal of W.
+
+    Parameters
+    ----------
+    graph : TokenGraph
+    renormalise : bool
+        As in `output_change`.
+
+    Notes
+    -----
+    O(T R d_v) operations a head, in a product of matrices; memory for a few times the attention.
+
+    Examples
+    --------
+    >>> graph = TokenGraph.of(torch.tensor([[[0.5, 0.25, 0.25]]]), torch.tensor([[[1.0], [3.0], [3.0]]]))
+    >>> own_losses(graph, renormalise=False)
+    tensor([[0.2500, 0.0625, 0.0625]])
+    """
+    p, o, v, w = graph
+    centre = v.mean(1, keepdim=True)  # small differences of large values lose less to rounding
+    squares = torch.cdist(v, centre, compute_mode="donot_use_mm_for_euclid_dist").square_().mT
+    moved = o - centre
+    squares = torch.baddbmm(squares, moved, v.mT, alpha=-2).add_((moved * (o + centre)).sum(-1, keepdim=True))
+    if not renormalise:
+        return (w[..., None, :] @ (p.square() * squares))[..., 0, :]
+    left = (1 - p).clamp_(min=LEAST_LEFT)
+    weight, (largest, top) = (p / left).square_(), p.max(dim=-1)
+    weight.scatter_(-1, top[..., None], 0)  # as in `_losses`
+    found = (w[..., None, :] @ weight.mul_(squares))[..., 0, :]
+    moved = (_rows(v, top) - o) * (largest / left.gather(-1, top[..., None])[..., 0])[..., None]
+    return found.scatter_add_(-1, top, w * moved.square().sum(-1))
+
+
+@torch.no_grad()
 def drop_order(
-    graph: TokenGraph, count: int, candidates: Tensor, block: int | float | None = 1, renormalise: bool = True
+    graph: TokenGraph, count: int, candidates: Tensor, block: int | float = 1, renormalise: bool = True
 ) -> Tensor:
     """Return the order in which greedy drops tokens: each time those that add least to the error.
 
@@ -133,9 +168,8 @@ def drop_order(
         Number of tokens to drop.
     candidates : Tensor
         ``(T,)`` bool: tokens that may be dropped, in every head.
-    block : int, float or None
-        Number of tokens to drop in a round, or a share of the candidates that are left; at least one. None for no
-        rounds: each token by its own loss, the diagonal of W.
+    block : int or float
+        Number of tokens to drop in a round, or a share of the candidates that are left; at least one.
     renormalise : bool
         Whether the error is that of the renormalised outputs, or that to first order. The former is exact for each
         token alone; within a block, probabilities are scaled up by what the blocks before have left.
@@ -172,8 +206,6 @@ def drop_order(
     else:
         p, v = p[..., places], v[:, places]
     v, o, left = v - centre, o - centre, places.expand(len(p), -1)
-    if block is None:
-        return left.gather(-1, _own_losses(p, o, v, w, renormalise).argsort(dim=-1, stable=True))
     p = p.mT.contiguous()
     lost, change = torch.zeros_like(o[..., 0]), torch.zeros_like(o)
     while left.shape[1]:
@@ -202,19 +234,6 @@ def _taken(p: Tensor, o: Tensor, v: Tensor, w: Tensor, losses: Tensor, count: in
     W = formed(TokenGraph(_rows(p, listed).mT, o, _rows(v, listed), w))
     every, counts = torch.ones_like(listed, dtype=torch.bool), torch.full_like(listed[:, 0], count)
     return listed.gather(-1, greedy_order(W, losses.gather(-1, listed), every, counts, count).order)
-
-
-def _own_losses(p: Tensor, o: Tensor, v: Tensor, w: Tensor, renormalise: bool) -> Tensor:
-    """Return what `_losses` does before any drop, ``(B, T)``, in less time with few queries: p is ``(B, R, T)``."""
-    squares = torch.baddbmm(v.square().sum(-1)[:, None], o, v.mT, alpha=-2).add_(o.square().sum(-1, keepdim=True))
-    if not renormalise:
-        return (w[..., None, :] @ (p.square() * squares))[..., 0, :]
-    left = (1 - p).clamp_(min=LEAST_LEFT)
-    weight, (largest, top) = (p / left).square_(), p.max(dim=-1)
-    weight.scatter_(-1, top[..., None], 0)  # as in `_losses`
-    found = (w[..., None, :] @ weight.mul_(squares))[..., 0, :]
-    moved = (_rows(v, top) - o) * (largest / left.gather(-1, top[..., None])[..., 0])[..., None]
-    return found.scatter_add_(-1, top, w * moved.square().sum(-1))
 
 
 def _losses(p: Tensor, o: Tensor, v: Tensor, w: Tensor, lost: Tensor, change: Tensor, renormalise: bool) -> Tensor:

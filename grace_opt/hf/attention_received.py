@@ -57,13 +57,15 @@ def attention_weights(
 ) -> Tensor:
     """Return the probabilities (B, group, L, S) of queries (B, group, L, d) over the keys of one head (B, S, d).
 
-    What is `hidden`, bool and of a shape that broadcasts, gets none; a query that sees nothing still gets numbers.
+    What is `hidden`, bool, gets none: of a shape that broadcasts, but with the last keys only, if it has fewer. A query
+    that sees nothing still gets numbers.
     """
-    logits = (queries.flatten(1, 2) @ keys.mT).view(*queries.shape[:3], keys.shape[1]).mul_(scaling)
+    logits = ((queries * scaling).flatten(1, 2) @ keys.mT).view(*queries.shape[:3], keys.shape[1])
     if softcap is not None:
         logits = torch.tanh(logits / softcap).mul_(softcap)
     if hidden is not None:  # the smallest number instead of -inf: a row that sees nothing stays finite
-        logits.masked_fill_(hidden, torch.finfo(logits.dtype).min)
+        last = logits[..., logits.shape[-1] - hidden.shape[-1] :]
+        last.masked_fill_(hidden, torch.finfo(logits.dtype).min)
     return torch.softmax(logits, dim=-1)
 
 

@@ -349,7 +349,7 @@ def kept_tokens(
         missing = count - valid.sum(-1, keepdim=True)
         from_the_end = (~valid).flip(-1).cumsum(-1).flip(-1)
         keep = (keep & valid[:, None]) | (~valid & (from_the_end <= missing))[:, None]
-    return keep.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :count]
+    return keep.nonzero()[:, 2].view(*keep.shape[:2], count)
 
 
 @functools.cache

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .._util.arrays import working_dtype
 from .._util.parameters import check_fields, flag, integer, plain
-from ..attention.tokens import TokenGraph, drop_order
+from ..attention.tokens import TokenGraph, drop_order, own_losses
 from ..errors import OptionError, ProblemError
 from .arguments import explains_arguments
 from .attention_received import attention_weights, last_queries, queries_at_once
@@ -94,7 +95,7 @@ class GraphEviction(WindowedBudget):
         *,
         values: Tensor | None = None,
     ) -> Tensor:
-        """See `TokenEviction.scores`; a token's score is its place in the order of drops.
+        """See `TokenEviction.scores`: a token's place in the order of drops, or its loss as a share of the largest.
 
         Parameters
         ----------
@@ -168,12 +169,19 @@ class GraphEviction(WindowedBudget):
         heads, length, _ = keys.shape
         group = queries.shape[0] // heads
         scores = torch.full((heads, length), torch.inf, device=keys.device)
-        candidates = torch.arange(length, device=keys.device) < length - recent
+        older = max(length - recent, 0)
+        candidates = torch.arange(length, device=keys.device) < older
         dropped = max(length - max(kept, recent), 0)
         step = max(MAX_WEIGHTS // (group * (2 * self.averages) * length), 1)
         for first in range(0, heads, step):
             some = slice(first, first + step)
             graph = self.graph(queries[group * first :][: group * step], keys[some], values[some], scaling, softcap)
+            if self.block is None:
+                losses = own_losses(graph, self.renormalise)
+                losses = losses.nan_to_num(nan=torch.finfo(losses.dtype).max)  # such a token is kept
+                losses /= losses.amax(-1, keepdim=True).clamp(min=torch.finfo(losses.dtype).tiny)
+                scores[some, :older] = losses[:, :older]
+                continue
             order = drop_order(graph, dropped, candidates, self.block, self.renormalise)
             place = torch.arange(order.shape[1], device=keys.device, dtype=scores.dtype)
             scores[some].scatter_(-1, order, place.expand_as(order))
@@ -184,17 +192,19 @@ def _means(queries: Tensor, keys: Tensor, places: Tensor, count: int, scaling: f
     """Return the attention of queries at ascending places, averaged over `count` runs of them: (H, group, count, S)."""
     (heads, group, number, _), length = queries.shape, keys.shape[1]
     count = min(count, number)
-    ends = (torch.arange(count + 1, device=keys.device) * number) // count
-    run = ((torch.arange(number, device=keys.device) + 1) * count - 1) // number  # between which ends each one is
+    run = ((torch.arange(number, device=keys.device) + 1) * count - 1) // number  # which average each one goes into
+    share = functional.one_hot(run, count).mT.to(keys.dtype)
+    share /= share.sum(-1, keepdim=True)
     means = torch.zeros(heads, group, count, length, dtype=keys.dtype, device=keys.device)
     step = queries_at_once(group * length, keys.device)
-    for head, first in itertools.product(range(heads), range(0, number, step)):
-        some, at = queries[head, None, :, first : first + step], places[first : first + step]
-        seen = int(at[-1]) + 1  # nobody sees a later key
-        hidden = torch.arange(seen, device=keys.device) > at[:, None]
-        weights = attention_weights(some, keys[head, None, :seen], hidden, scaling, softcap)[0]
-        means[head, ..., :seen].index_add_(1, run[first : first + step], weights)
-    return means.div_(ends.diff()[:, None])
+    together = max(step // number, 1)  # few queries of several heads are one product
+    for head, first in itertools.product(range(0, heads, together), range(0, number, step)):
+        some, own = slice(first, first + step), slice(head, head + together)
+        least, seen = int(places[first]) + 1, int(places[some][-1]) + 1  # nobody sees a later key
+        hidden = torch.arange(least, seen, device=keys.device) > places[some, None]
+        weights = attention_weights(queries[own, :, some], keys[own, :seen], hidden, scaling, softcap)
+        means[own, ..., :seen] += share[:, some] @ weights
+    return means
 
 
 def _checked_block(block: object) -> int | float:
