@@ -7,6 +7,7 @@ import itertools
 import json
 import warnings
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -223,6 +224,13 @@ class TestMasks:
         found = learn_masks(tiny(), texts, **SMALL)
         monkeypatch.setattr(call, "HELD_BYTES", 1)
         assert torch.equal(found.pruned, learn_masks(tiny(), texts, **SMALL).pruned)
+
+    def test_are_the_same_of_a_model_that_accelerate_has_offloaded(self, tiny, texts):
+        model = tiny()
+        whole = learn_masks(model, texts, **SMALL)
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+        assert {weights.device.type for weights in model.parameters()} == {"meta"}
+        assert torch.equal(learn_masks(model, texts, **SMALL).pruned, whole.pruned)
 
     def test_keep_multiples_and_have_a_ratio_per_layer(self, tiny, texts):
         model = tiny()

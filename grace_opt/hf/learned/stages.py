@@ -1,8 +1,8 @@
 """The two stages of learning one layer's mask: gates under a penalty, and a hard mask that is refined.
 
 When: `grace_opt.hf.learned.learn_masks` has a layer's sample. Source: LeanK (arXiv 2508.02215), whose stages these are;
-here the price of the penalty is steered to the budget, and the best of the hard masks counts. Plain torch: a layer's
-gates are a few hundred numbers on one device, with nothing for accelerate to spread.
+here the price of the penalty is steered to the budget, and the best of the hard masks counts. A layer's gates are a few
+hundred numbers, learned where accelerate has the layer compute.
 """
 
 from __future__ import annotations
