@@ -129,6 +129,10 @@ class Run:
         """Whether to stop: time is up, Ctrl-C or the callback asked for it, or no instance is `open` any more."""
         return not self.has_time(0.0)
 
+    def left(self) -> float:
+        """Return the seconds that are left, infinite without a limit; 0 if it is time to stop."""
+        return 0.0 if self.expired() else max(self.deadline - time.monotonic(), 0.0)
+
     def has_time(self, seconds: float) -> bool:
         """Whether a step of about this many seconds, which cannot be interrupted, fits into the remaining time."""
         if self._stop.asked:

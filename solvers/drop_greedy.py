@@ -7,8 +7,9 @@ vertex interacts with all others in much the same way, as in maximum diversity (
 vertices, those of MIES almost none. Bad where a few vertices are far heavier than the rest and cancel each other, as
 the massive channels of attention's W do: while all of them are in, dropping one would raise f, and some stay to the
 end. If a score has become mere rounding error, because what was dropped dwarfs what is left, all scores are summed
-again, O(n²). Sparse W: O((n + edges) log n). W in factors with d rows: O((n - k) n d), without that care. A time limit
-drops the rest of these two at once.
+again, O(n²). Sparse W: O((n + edges) log n). W in factors with d rows: O((n - k) n d), without that care. Under a time
+limit, W in factors loses blocks of vertices if there is no time for one after the other, and both the least scores at
+the end.
 Reference: the destructive heuristics of Glover, Kuo & Dhir, Heuristic algorithms for the maximum diversity problem
 (1998); Asahiro et al., Greedily finding a dense subgraph (2000).
 """
@@ -106,11 +107,11 @@ def _sparse(problem: Problem, W: SparseWeights, options: DropGreedyOptions, run:
 
 
 def _by_columns(problem: Problem, W: ColumnWeights, options: DropGreedyOptions, run: Run, size: Tensor) -> Result:
-    """The same on columns computed one after the other; when time is up, the least scores are dropped at once."""
+    """The same on columns computed one after the other, in blocks if time is short."""
     scores = W.diagonal() - 2 * W.times(problem.candidates)
     drops = size if options.path else size - problem.k
     scores = scores.masked_fill(~problem.candidates, torch.inf)
-    dropped, cut = greedy.greedy_order(W, scores, drops, int(drops.max()), run.expired)
+    dropped, cut = greedy.greedy_order(W, scores, drops, int(drops.max()), run.left)
     if not options.path:
         return Result(problem.candidates & ~dropped.mask, limit=cut)
     order = _reversed(dropped.order, size, problem.n)

@@ -2,8 +2,9 @@ r"""MIES, minimum incremental error selection: the greedy method of GRACE, Algor
 
 Maths: scores start at the diagonal; take the smallest, :math:`j^*`; add :math:`2 W_{:,j^*}` to every remaining score;
 repeat k times. A vertex's score is always the increase of f if it joins. Complexity O(k n) per instance, k steps of a
-few tensor operations for the whole batch; O((n + edges) log n) for sparse W, O(k n d) for W in factors with d rows; a
-time limit completes the set of these two at once. Guarantee: optimal for diagonal W, else none (W = vvᵀ with
+few tensor operations for the whole batch; O((n + edges) log n) for sparse W, O(k n d) for W in factors with d rows.
+Under a time limit, vertices of W in factors go in blocks if there is no time for one after the other; of both, those of
+the least scores complete the set at the end. Guarantee: optimal for diagonal W, else none (W = vvᵀ with
 v = (.9, 1, -1) and k = 2 gives .01; the optimum is 0). Good on attention's W, where it is usually optimal. The sets for
 k = 0, 1, 2, … are nested, so one pass to n gives f for every k: ``path=True``. Reference: GRACE (arXiv 2604.16983),
 Algorithm 1.
@@ -68,7 +69,8 @@ def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions, run: Run) 
     limit = torch.full_like(problem.k, cut, dtype=torch.bool)
     mask = mask_from_indices(order[:, :k], n)
     if not options.path:
-        return Result(mask, limit=limit, objective=torch.tensor([rise], dtype=torch.float64, device="cpu"))
+        known = None if cut else torch.tensor([rise], dtype=torch.float64, device="cpu")
+        return Result(mask, limit=limit, objective=known)
     stats = {
         "order": torch.nn.functional.pad(order, (0, n - count), value=-1),
         "path": sparse_greedy.path_of(graph, order),
@@ -77,12 +79,12 @@ def _sparse(problem: Problem, W: SparseWeights, options: MiesOptions, run: Run) 
 
 
 def _by_columns(problem: Problem, W: ColumnWeights, options: MiesOptions, run: Run) -> Result:
-    """The same on columns computed one after the other; when time is up, the least scores complete the set at once."""
+    """The same on columns computed one after the other, in blocks if time is short."""
     scores = first_scores(problem.W, problem.candidates)
     count, width = (problem.candidates.sum(-1), problem.n) if options.path else (problem.k, problem.k_max)
-    taken, cut = greedy.greedy_order(W, scores, count, width, run.expired)
+    taken, cut = greedy.greedy_order(W, scores, count, width, run.left)
     if not options.path:
-        return Result(taken.mask, limit=cut, objective=taken.rise)
+        return Result(taken.mask, limit=cut, objective=None if cut.any() else taken.rise)
     step = torch.arange(problem.n, device=scores.device)
     mask = mask_from_indices(torch.where(step < problem.k.unsqueeze(-1), taken.order, -1), problem.n)
     stats = {"order": taken.order, "path": greedy.cost_path(W, taken.order)}

@@ -36,6 +36,8 @@ SECONDS_TO_DROP, SECONDS_TO_DROP_EDGES, EDGES_SHARE = 2e-8, 6e-7, 0.1
 BOUND_SHARE = 0.33
 #: Up to this many vertices of sparse W, tabu search gets that share too, after annealing.
 LARGEST_FOR_TABU = 5000
+#: Share of the time in which `mies` must be done with W in factors: a single exchange gains less than greedy.
+MOST_OF_IT = 0.9
 #: Shares of the remaining time that branch and bound gets: a probe, of at least so many seconds unless that is more
 #: than half, and half if the probe gives hope.
 PROBE, LEAST_PROBE, HALF = 0.1, 0.5, 0.5
@@ -156,9 +158,11 @@ def _of_edges(problem: Problem, options: PortfolioOptions, run: Run) -> Result:
 def _by_columns(problem: Problem, W: ColumnWeights, options: PortfolioOptions, run: Run) -> Result:
     """Greedy, tabu search until the limit less the time of a certificate, and that, for W that is never formed."""
     search = run.leaving(bounds.seconds_to_certify(problem, options.bound))
-    first = _call("mies", problem, search.until(0.5))  # at worst it completes its set at once
+    first = _call("mies", problem, search.until(MOST_OF_IT))  # in blocks, if it must be
     run.ctrl_c_stops()
     mask = first.mask
+    if first.limit is not None and bool(first.limit.any()) and run.has_time(2 * W.product_seconds()):
+        mask = _better(problem, mask, _call("think", problem, run).mask)  # large blocks may overshoot
     if search.has_time(2 * W.product_seconds()):
         mask = _better(problem, mask, _call("drop_greedy", problem, search.until(0.5)).mask)
     count = None if run.limited else max(1000, 20 * W.n)

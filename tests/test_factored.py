@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import time
+import types
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -255,12 +257,53 @@ def test_all_instances_together_take_what_each_takes_alone():
     k = torch.tensor([2, 0, 9])
     for stop in (99, 4):
         calls = iter(range(1000))
-        found, cut = greedy._together(W, W.diagonal().clone(), k, 9, lambda: next(calls) >= stop)  # noqa: B023
+        found, cut = greedy._together(W, W.diagonal().clone(), k, 9, lambda: float(next(calls) < stop))  # noqa: B023
         assert cut.tolist() == [False, False, stop == 4]
-        alone, _ = greedy.greedy_order(W, W.diagonal(), k, 9, lambda: False)
+        alone, _ = greedy.greedy_order(W, W.diagonal(), k, 9, lambda: math.inf)
         first = 9 if stop == 99 else 4
         assert torch.equal(found.order[:, :first], alone.order[:, :first])
         assert found.mask.sum(-1).tolist() == [2, 0, 9]
+
+
+@pytest.mark.parametrize("method", ["mies", "drop_greedy"])
+@pytest.mark.parametrize("seconds", [1, 20, 60, 10**6])
+def test_greedy_takes_blocks_if_time_is_short(method, seconds, monkeypatch):
+    """By a clock on which every look takes a second, and one after the other more than there is."""
+    from grace_opt.kernels.columns.reference import greedy
+
+    rng = np.random.default_rng(3)
+    W = Factored.product(rng.normal(size=(3, 200)), rng.normal(size=(3, 200)))
+    free, k = torch.arange(200)[None] >= 10, torch.tensor([60 if method == "mies" else 130])
+    scores = W.diagonal() if method == "mies" else W.diagonal() - 2 * W.times(free[0].double())
+    scores = scores[None].masked_fill(~free, torch.inf)
+    products, plain, clock = [], Factored.times, itertools.count()
+    monkeypatch.setattr(greedy, "time", types.SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(source, "SECONDS_TO_MULTIPLY", 1 / W.work())
+    monkeypatch.setattr(Factored, "times", lambda self, x: products.append(x.sum()) or plain(self, x))
+    one = W.reshape(1, 200, 200)
+    found, cut = greedy.greedy_order(one, scores, k, int(k), lambda: seconds - next(clock))
+    order = found.order[0].tolist()
+    assert len(set(order)) == int(k)
+    assert min(order) >= 10
+    assert bool(cut) == (seconds < 10**6)
+    assert bool(products) == (1 < seconds < 10**6)
+    if products:  # chosen one by one within a block, they are far better than all at once
+        monkeypatch.undo()
+        values = [float(one.objective(found.mask if method == "mies" else free & ~found.mask))]
+        for limit in (0.0, math.inf):
+            other, _ = greedy.greedy_order(one, scores, k, int(k), lambda: limit)  # noqa: B023
+            values.append(float(one.objective(other.mask if method == "mies" else free & ~other.mask)))
+        assert values[0] < values[2] + 0.2 * (values[1] - values[2])
+
+
+@pytest.mark.parametrize("method", ["mies", "drop_greedy"])
+def test_f_is_that_of_the_choice_when_time_is_up(method):
+    rng = np.random.default_rng(0)
+    Q, K = (rng.normal(size=(8, 4000)) for _ in range(2))
+    for W in (Factored.product(Q, K), scipy.sparse.random_array((4000, 4000), density=0.01, rng=rng)):
+        found = grace_opt.solve(W if isinstance(W, Factored) else W + W.T, 500, method, time_limit=1e-6, check=False)
+        assert found.status is grace_opt.Status.LIMIT
+        assert float(found.objective) == pytest.approx(float(found.verify().objective), rel=1e-12)
 
 
 def test_w_of_tokens_is_its_definition():

@@ -24,9 +24,11 @@ SLICE = 200_000
 
 
 def added(graph: Graph, candidates: Tensor, count: int, expired: Callable[[], bool]) -> tuple[Tensor, float, bool]:
-    """Return the first `count` vertices that MIES takes, (1, count) int64, the sum of their scores, whether it was cut.
+    """Return the first `count` vertices that MIES takes, (1, count) int64, f of them, and whether it was cut.
 
     candidates : Tensor (1, n), bool
+
+    If it was cut, f is that of the vertices before.
     """
     from .cpu import greedy
 
@@ -34,7 +36,7 @@ def added(graph: Graph, candidates: Tensor, count: int, expired: Callable[[], bo
     greedy.begin_add(graph, np.ascontiguousarray(candidates[0].numpy()), heap)
     for first, last in _slices(graph, count):
         if expired():
-            rise += _complete(order, first, heap)
+            _complete(order, first, heap)
             return torch.from_numpy(order)[None], rise, True
         rise = float(greedy.add(graph, heap, order, first, last, rise))
     return torch.from_numpy(order)[None], rise, False
@@ -75,13 +77,12 @@ def _slices(graph: Graph, count: int) -> list[tuple[int, int]]:
     return [(first, min(first + steps, count)) for first in range(0, count, steps)]
 
 
-def _complete(order: npt.NDArray[np.int64], first: int, heap: Heap) -> float:
-    """Fill the rest of an order with the vertices of the least keys; return their sum."""
+def _complete(order: npt.NDArray[np.int64], first: int, heap: Heap) -> None:
+    """Fill the rest of an order with the vertices of the least keys."""
     keys, items = heap.keys[: int(heap.held[0])], heap.items[: int(heap.held[0])]
     places = least(keys, items, len(order) - first)
     places = places[np.lexsort((items[places], keys[places]))]
     order[first:] = items[places]
-    return float(keys[places].sum())
 
 
 def least(keys: npt.NDArray[np.float64], items: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:

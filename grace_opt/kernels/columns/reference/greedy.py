@@ -7,6 +7,7 @@ Source: GRACE (arXiv 2604.16983), Algorithm 1.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -17,9 +18,16 @@ from ...greedy.reference import Greedy
 from ...indices.reference import mask_from_indices
 from ..source import Columns, ColumnWeights, blocks
 
+#: Share of the time after which it is asked whether the rest goes one by one, and most vertices of a block.
+ASKED_AFTER, MOST_IN_BLOCK = 0.25, 512
+#: Number of vertices among which those of a block are chosen, for each of them.
+SHORTLIST = 2
+#: No round is taken for shorter, in seconds: clocks may stand still.
+SHORTEST = 1e-6
+
 
 def greedy_order(
-    W: ColumnWeights, scores: Tensor, k: Tensor, k_max: int, expired: Callable[[], bool]
+    W: ColumnWeights, scores: Tensor, k: Tensor, k_max: int, left: Callable[[], float]
 ) -> tuple[Greedy, Tensor]:
     """Repeat: take the vertex with the least score, and add twice its column to the other scores.
 
@@ -30,49 +38,91 @@ def greedy_order(
         Infinite for vertices that must not be taken.
     k : Tensor (B,), int64
     k_max : int
-    expired : callable
-        Asked at every step; once it is true, the vertices of the least scores complete the order at once.
+    left : callable
+        Asked at every step: seconds that are left. If they do not suffice for one vertex after the other, the CPU takes
+        as many at a time as it must; once there are none, the vertices of the least scores complete the order at once.
 
     Returns
     -------
     Greedy
-        Ties go to the lowest index.
+        Ties go to the lowest index. `rise` is f of what was taken one by one.
     Tensor (B,), bool
-        Which instances were completed at once.
+        Which instances were cut short.
 
     Notes
     -----
     O(k n d) per instance, d the number of rows of the factors.
     """
     if W.device.type != "cpu":
-        return _together(W, scores.clone(), k, k_max, expired)
+        return _together(W, scores.clone(), k, k_max, left)
     order = torch.full((len(k), k_max), -1, dtype=torch.int64, device="cpu")
     rise = torch.zeros(len(k), dtype=torch.float64, device="cpu")
     cut = torch.zeros(len(k), dtype=torch.bool, device="cpu")
     for b, count in enumerate(k.tolist()):
-        cut[b], rise[b] = _one(W[b], scores[b].clone(), order[b, :count], expired)
+        own = scores[b].clone()
+        done, rise[b] = _one_by_one(W[b], own, order[b, :count], left)
+        if done < count:
+            cut[b] = True
+            _in_blocks(W[b], own, order[b, done:count], left)
     return Greedy(order, mask_from_indices(order, W.n), rise), cut
 
 
-def _one(W: ColumnWeights, scores: Tensor, order: Tensor, expired: Callable[[], bool]) -> tuple[bool, float]:
-    """Fill the order of a single instance on the CPU; whether it was cut short, and the sum of the scores."""
+def _one_by_one(W: ColumnWeights, scores: Tensor, order: Tensor, left: Callable[[], float]) -> tuple[int, float]:
+    """Fill the order of a single instance on the CPU, while there is time; how far, and the sum of the scores."""
     columns, rise, seen = Columns(W), 0.0, scores.numpy()
+    began, seconds, asked = time.monotonic(), left(), False
     for step in range(len(order)):
-        if expired():
-            rest = scores.argsort(stable=True)[: len(order) - step]
-            order[step:] = rest
-            return True, rise + float(scores[rest].sum())
+        now = left()
+        if not asked and now < (1 - ASKED_AFTER) * seconds:
+            asked, rest = True, len(order) - step
+            if (time.monotonic() - began) * rest > now * step:
+                return step, rise
+        if now <= 0:
+            return step, rise
         vertex = int(seen.argmin())  # the first of equals
         order[step] = vertex
         rise += float(seen[vertex])
         if step + 1 < len(order):
             scores.add_(columns.column(vertex, scores), alpha=2)
             seen[vertex] = torch.inf
-    return False, rise
+    return len(order), rise
+
+
+def _in_blocks(W: ColumnWeights, scores: Tensor, order: Tensor, left: Callable[[], float]) -> None:
+    """Fill the rest of the order, as many vertices at a time as there must be.
+
+    Vertices of a block are chosen one by one from those of the least scores, whose weights are formed; then a product
+    of W with the block changes all other scores.
+    """
+    step, pace = 0, W.product_seconds()
+    while step < len(order):
+        rest, began = len(order) - step, time.monotonic()
+        rounds = int(left() / pace)
+        if rounds < 1:
+            order[step:] = scores.argsort(stable=True)[:rest]
+            return
+        count = min(-(-rest // rounds), MOST_IN_BLOCK)
+        listed = scores.topk(min(SHORTLIST * count, W.n), largest=False).indices.sort().values
+        near, own = scores[listed], W.block(listed, listed)
+        seen, taken = near.numpy(), list[int]()
+        for _ in range(count):
+            place = int(seen.argmin())
+            taken.append(place)
+            near.add_(own[place], alpha=2)
+            seen[place] = torch.inf
+        block = listed[taken]
+        order[step : step + count] = block
+        step += count
+        if step < len(order):
+            chosen = torch.zeros_like(scores)
+            chosen[block] = 1.0
+            scores.add_(W.times(chosen), alpha=2)
+            scores[block] = torch.inf
+        pace = max(time.monotonic() - began, SHORTEST)
 
 
 def _together(
-    W: ColumnWeights, scores: Tensor, k: Tensor, k_max: int, expired: Callable[[], bool]
+    W: ColumnWeights, scores: Tensor, k: Tensor, k_max: int, left: Callable[[], float]
 ) -> tuple[Greedy, Tensor]:
     """Take a vertex of every instance at each step: for devices that wait for each other's steps."""
     order = torch.full((len(k), k_max), -1, dtype=torch.int64, device=W.device)
@@ -80,11 +130,10 @@ def _together(
     cut = torch.zeros(len(k), dtype=torch.bool, device=W.device)
     for step in range(k_max):
         taken = step < k
-        if expired():
+        if left() <= 0:
             rest = scores.argsort(dim=-1, stable=True)[:, : k_max - step]
             wanted = torch.arange(step, k_max, device=W.device) < k.unsqueeze(-1)
             order[:, step:] = torch.where(wanted, rest, -1)
-            rise += torch.where(wanted, scores.gather(-1, rest), 0.0).sum(-1)
             cut = taken
             break
         best = first_argmin(scores).unsqueeze(-1)
