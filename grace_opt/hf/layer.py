@@ -284,9 +284,10 @@ class PrunedKeyLayer(DynamicLayer):
                 groups = f", as do tokens that fill no group_size={config.quantize.group_size}"
                 causes = {"group_size": length > recent + first, **causes}
             advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
+            missed = "nothing is pruned; to prune" if config.read is None else "every token is read; to read few of"
             warnings.warn(
                 f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense"
-                f"{groups}, so nothing is pruned; to prune prompts this short, write a smaller {advice}",
+                f"{groups}, so {missed} prompts this short, write a smaller {advice}",
                 UserWarning,
                 stacklevel=2,
             )

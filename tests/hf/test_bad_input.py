@@ -207,14 +207,16 @@ class TestShortPrompt:
         ({"recent_window": 40, "sink_tokens": 40}, 40, "recent_window and sink_tokens"),
         ({"recent_window": 8, "quantize": Quantization(4)}, 40 - 1, "group_size or recent_window"),
         ({"recent_window": 8, "sink_tokens": 40, "quantize": Quantization(4)}, 40, "sink_tokens"),
+        ({"recent_window": 8, "read": "channels"}, 8, "recent_window"),
     ],
 )
 def test_a_prompt_that_is_too_short_names_the_setting_that_is_the_cause(settings, length, smaller, tiny, prompt):
     if "quantize" in settings:
         pytest.importorskip("optimum.quanto")
     cache = PrunedKeyCache(tiny(), ratio=0.5, **settings)
+    missed = "every token is read; to read few of" if "read" in settings else "nothing is pruned; to prune"
     with (
-        pytest.warns(UserWarning, match=f"nothing is pruned; to prune prompts this short, write a smaller {smaller}"),
+        pytest.warns(UserWarning, match=f"{missed} prompts this short, write a smaller {smaller}"),
         torch.no_grad(),
     ):
         tiny()(prompt[:1, :length], past_key_values=cache)
