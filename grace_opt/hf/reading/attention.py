@@ -67,7 +67,8 @@ def read_attention(
         if attention_mask is not None:  # which hides what comes later
             mask, upto = _plain(attention_mask[:, :, row : row + 1]), recent
         mine = query[:, :, row : row + 1]
-        stored = kernels.Stored(keys, old.kept_indices, old.sink_keys, tail[:, :, :upto], values, value[:, :, :upto])
+        newer = (tail, value) if upto == recent else (tail[:, :, :upto], value[:, :, :upto])
+        stored = kernels.Stored(keys, old.kept_indices, old.sink_keys, newer[0], values, newer[1])
         attend = kernels.attention_for(mine, stored, mask, softcap, index.units)
         if want_weights:
             attend = kernels.reference_for(index.units)
@@ -78,7 +79,8 @@ def read_attention(
         if want_weights:
             assert few.weights is not None
             weights.append(torch.nn.functional.pad(few.weights, (0, recent - upto)))
-    return torch.cat(outputs, dim=1), torch.cat(weights, dim=2) if want_weights else None
+    output = outputs[0] if count == 1 else torch.cat(outputs, dim=1)
+    return output, torch.cat(weights, dim=2) if want_weights else None
 
 
 def _plain(mask: Tensor) -> Tensor | None:

@@ -20,11 +20,10 @@ from .forms import (
     BUCKETS,
     CODES,
     DONE,
-    FIRST_CHOSEN,
-    JOINED,
     LEVELS,
     LOWER,
     MORE_CHOSEN,
+    OF_ITEM,
     READ,
     REAL,
     SCORED,
@@ -33,7 +32,7 @@ from .forms import (
 )
 from .reference import Few, units_at_a_time
 from .stored import Stored
-from .tensors import ALONE_BELOW, PIECES, check, kept_of, place, place_step, rowwise, unsupported_reason
+from .tensors import ALONE_BELOW, PIECES, check, check_shapes, kept_of, place, place_step, rowwise, unsupported_reason
 from .units import ROOM, FirstChannels, PageRanges, Units
 
 
@@ -62,10 +61,10 @@ def read_attention(
     batch, query_heads, _, width = query.shape
     heads, old, kept = stored.keys.shape[1:]
     (sinks, _, tail), value_width, group = stored.lengths, stored.tail_values.shape[3], query_heads // heads
-    _check_shapes(query, stored, units, least)
+    check(query, stored, {"least": (least, (batch,))})
     lead = units.lead if isinstance(units, FirstChannels) else 0
     # All tensors are kept alive until the kernel is done: it gets only their addresses.
-    places = kept_of(units, stored, lambda places: _place_units(units, places))
+    places = kept_of(units, stored, lambda places: _place_units(units, stored, places))
     kind, news = place_step(places, query, stored, attention_mask)
     items = batch * heads
     runs = -(-PIECES // max(items, 1))
@@ -73,7 +72,7 @@ def read_attention(
     sizes = np.array([*numbers, kind, runs], np.int64)
     scale = width**-0.5 if scaling is None else scaling
     factors = np.array([scale, -1.0 if epsilon is None else epsilon, -1.0 if top_p is None else top_p], np.float64)
-    starts = torch.stack([least.to(torch.int64), least if epsilon is None else units_at_a_time(units)])
+    starts = np.array([least.numpy(), least.numpy() if epsilon is None else units_at_a_time(units).numpy()], np.int64)
     output = query.new_empty(batch, 1, query_heads, value_width)
     bound = query.new_empty(batch, query_heads, dtype=torch.float64)
     told = np.zeros((items, REAL + runs), np.int64)
@@ -86,9 +85,9 @@ def read_attention(
         parts.append(4 * (runs + 1) * (2 * group + room * wide))
         work = torch.empty(items * sum(parts), dtype=torch.uint8, device="cpu")
         at = [work.data_ptr() + items * sum(parts[:number]) for number in range(len(parts))]
-        taken = np.zeros(1, np.int64)
-        addresses = [each.ctypes.data for each in (taken, places, sizes, factors)]
-        addresses += [t.data_ptr() for t in (starts, output, bound)]
+        taken = np.zeros(1 + items * OF_ITEM, np.int64)
+        addresses = [each.ctypes.data for each in (taken, places, sizes, factors, starts)]
+        addresses += [output.data_ptr(), bound.data_ptr()]
         shapes = [SCORED, batch, query_heads, value_width, heads, room, columns, units.units, runs]
         data = np.array([*addresses, *shapes, *at[:5], told.ctypes.data, at[5], wide], np.int64)
         alone = items * (old + tail) * (kept + value_width) < ALONE_BELOW
@@ -98,18 +97,26 @@ def read_attention(
             call_in_threads(attend_few_at, data, most, alone=alone)
 
         run(SCORED, items * runs)
-        choose = FIRST_CHOSEN
-        while choose == FIRST_CHOSEN or (epsilon is not None and (told[:, DONE] < told[:, STOP]).any()):
-            run(choose, items)
+        while epsilon is not None and (told[:, DONE] < told[:, STOP]).any():
+            taken[:] = 0
+            run(MORE_CHOSEN, items)
             run(READ, items * runs)
-            run(JOINED, items)
-            choose = MORE_CHOSEN
-    del news, starts
+    del news
     return Few(output, bound, torch.from_numpy(told[:, REAL:].sum(1)).view(batch, heads))
 
 
-def _place_units(units: Units, places: npt.NDArray[np.int64]) -> list[Tensor]:
-    """Write where pages' ranges, or channels' scores, are; return the tensors."""
+def _place_units(units: Units, stored: Stored, places: npt.NDArray[np.int64]) -> list[Tensor]:
+    """Check the shapes of what is read in every step; write where pages' ranges, or channels' scores, are."""
+    (batch, heads, old, kept), count = stored.keys.shape, units.units
+    expected: dict[str, tuple[int, ...]] = {"counts": (batch, count), "reach": (batch, heads, kept)}
+    if isinstance(units, FirstChannels):
+        expected["norms"] = batch, heads, old
+        expected["mean"] = batch, heads, kept - units.lead
+        expected["codes"] = batch, heads, units.lead, -(-old // ROOM) * ROOM
+        expected["levels"] = batch, heads, 3, units.lead
+    elif isinstance(units, PageRanges):
+        expected["lower"] = expected["upper"] = batch, heads, -(-max(old - units.first, 0) // units.size) + 1, kept
+    check_shapes({name: (getattr(units, name), shape) for name, shape in expected.items()})
     if isinstance(units, PageRanges):
         pair = [rowwise(units.lower), rowwise(units.upper)]
         places[LOWER], places[UPPER] = (place(t) for t in pair)
@@ -125,21 +132,3 @@ def _place_units(units: Units, places: npt.NDArray[np.int64]) -> list[Tensor]:
 def _rounded(count: int) -> int:
     """Round up to whole pairs of vectors."""
     return -(-count // (2 * LANES)) * 2 * LANES
-
-
-def _check_shapes(query: Tensor, stored: Stored, units: Units, least: Tensor) -> None:
-    batch, (heads, old, kept) = len(query), stored.keys.shape[1:]
-    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
-        "counts": (units.counts, (batch, units.units)),
-        "reach": (units.reach, (batch, heads, kept)),
-        "least": (least, (batch,)),
-    }
-    if isinstance(units, FirstChannels):
-        expected["norms"] = (units.norms, (batch, heads, old))
-        expected["mean"] = (units.mean, (batch, heads, kept - units.lead))
-        expected["codes"] = (units.codes, (batch, heads, units.lead, -(-old // ROOM) * ROOM))
-        expected["levels"] = (units.levels, (batch, heads, 3, units.lead))
-    elif isinstance(units, PageRanges):
-        ranges = batch, heads, -(-max(old - units.first, 0) // units.size) + 1, kept
-        expected |= {"lower": (units.lower, ranges), "upper": (units.upper, ranges)}
-    check(query, stored, expected)

@@ -94,11 +94,16 @@ def check(query: Tensor, stored: Stored, more: dict[str, tuple[Tensor, tuple[int
         "old_values": (batch, heads, sinks + old, value_width),
         "tail_values": (batch, heads, tail, value_width),
     }
-    for name, (tensor, shape) in ({name: (getattr(stored, name), expected[name]) for name in expected} | more).items():
-        if tuple(tensor.shape) != shape:
-            raise CacheError(f"{name} has shape {tuple(tensor.shape)} and should have {shape}, to go with the others")
+    check_shapes({name: (getattr(stored, name), expected[name]) for name in expected} | more)
     if query_heads % heads:
         raise CacheError(f"{query_heads} query heads cannot share {heads} KV heads; their number must be a multiple")
+
+
+def check_shapes(tensors: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    """Refuse tensors, by name, that have other shapes than they should."""
+    for name, (tensor, shape) in tensors.items():
+        if tensor.shape != shape:
+            raise CacheError(f"{name} has shape {tuple(tensor.shape)} and should have {shape}, to go with the others")
 
 
 class Kept(NamedTuple):

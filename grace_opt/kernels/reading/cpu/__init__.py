@@ -15,27 +15,34 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, part
-from ..._shared.lanes import add_one, pointer
+from ..._shared.lanes import add_one, count_now, pointer
 from ...decode.cpu import BLOCK, LOG2E, address, integers, numbers
 from ...decode.cpu.rows import BYTES
 from ...decode.forms import LANES, ROWS
 from ..forms import (
     ABOUT,
     BUCKETS,
+    CHOSEN,
     DONE,
     FIRST_CHOSEN,
     FOUND,
     GROUP,
     HEADS,
+    JOINED,
     KEPT_COUNT,
     LOWER,
     MASK,
     MORE_CHOSEN,
     NORMS,
+    NOTHING_LEFT,
+    OF_ITEM,
     PLACES,
     READ,
     REAL,
     RUNS,
+    RUNS_READ,
+    RUNS_SCORED,
+    RUNS_TAKEN,
     SCALE,
     SCORED,
     STOP,
@@ -52,16 +59,17 @@ from .states import clear
 
 @part
 def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, work):
-    """Process the items of a phase that are not taken yet; threads that call this on the same arrays share them.
+    """Attend to few tokens; threads that call this on the same arrays share the work.
 
-    First the units are `SCORED`, in runs; then some are chosen and `READ`, in runs, and what was read is `JOINED`; the
-    last three as often as needed.
+    The units of an item are `SCORED`, in runs; then some are chosen and `READ`, in runs, and what was read is `JOINED`.
+    Who ends the last run of an item goes on with it, so that its choice goes beside other items' runs.
 
     Parameters
     ----------
     phase : int
-    taken : (1,) int64
-        Number of items of this phase taken so far.
+        `SCORED`: all of this. To read more, first `MORE_CHOSEN` for all items, and then `READ`, to the end.
+    taken : (1 + items * OF_ITEM,) int64
+        Number of pieces taken so far, and of each item runs and choices; zeros at first.
     places : (16, 5) int64
     sizes : (14,) int64
     factors : (3,) float64
@@ -86,19 +94,22 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
     scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
     key_room = np.zeros((BLOCK, narrow.shape[1]), np.float32)
     value_room, tokens = np.zeros((BLOCK, products.shape[3]), np.float32), np.zeros(BLOCK, np.int64)
-    pieces = items * runs if phase in (SCORED, READ) else items
+    task, item, run = NOTHING_LEFT, 0, 0
     while True:
-        piece = add_one(taken)
-        if piece >= pieces:
-            return
-        item, run = (piece // runs, piece % runs) if pieces > items else (piece, 0)
+        if task == NOTHING_LEFT:
+            task, item, run = next_task(phase, taken, items, runs)
+            if task == NOTHING_LEFT:
+                return
         b, h, count = item // sizes[HEADS], item % sizes[HEADS], counts[item]
+        own, now, task = taken[1 + item * OF_ITEM :], task, NOTHING_LEFT
         for row in range(rows):
             masks[row] = address(places[MASK], b, h * rows + row)
-        if phase == SCORED:
+        if now == SCORED:
             score(item, run, places, sizes, factors, full, narrow, half, expected[item])
-        elif phase in (FIRST_CHOSEN, MORE_CHOSEN):
-            if phase == FIRST_CHOSEN:
+            if add_one(own[RUNS_SCORED:]) == runs - 1:
+                task = FIRST_CHOSEN
+        elif now in (FIRST_CHOSEN, MORE_CHOSEN):
+            if now == FIRST_CHOSEN:
                 clear(largest[item], sums[item], products[item])
                 for place in range(runs):
                     count[REAL + place] = 0
@@ -110,7 +121,8 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
                 count[STOP] - count[DONE], sizes[UNITS], ranks[item], numbers_at[item], chosen[item]
             )
             count[DONE] = count[STOP]
-        elif phase == READ:
+            add_one(own[CHOSEN:])
+        elif now == READ:
             start, stop = count[FOUND] * run // runs, count[FOUND] * (run + 1) // runs
             if start < stop:
                 queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
@@ -119,10 +131,34 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
                 count[REAL + run] += read_units(
                     narrow, rows, places, sizes, b, h, masks, mine, stop - start, expected[item], rooms, state
                 )
+            if add_one(own[RUNS_READ:]) == runs - 1:
+                task = JOINED
         else:
             states = largest[item], sums[item], products[item]
             mine = about[item], expected[item]
             count[STOP] = finish(item, sizes, factors, least, states, *mine, count, output, bounds_out)
+
+
+@part
+def next_task(phase, taken, items, runs):
+    """What a thread does next, and for which item and run; waits if others are about to choose what it will read."""
+    piece = add_one(taken)
+    if phase == MORE_CHOSEN:
+        return (phase, piece, 0) if piece < items else (NOTHING_LEFT, 0, 0)
+    if phase == SCORED and piece < items * runs:
+        return SCORED, piece // runs, piece % runs
+    waits = True
+    while waits:
+        waits = False
+        for item in range(items):
+            own = taken[1 + item * OF_ITEM :]
+            if count_now(own[CHOSEN:]) == 0:
+                waits = True
+            elif count_now(own[RUNS_TAKEN:]) < runs:
+                run = add_one(own[RUNS_TAKEN:])
+                if run < runs:
+                    return READ, item, run
+    return NOTHING_LEFT, 0, 0
 
 
 @c_function("void(voidptr)")
@@ -145,7 +181,7 @@ def attend_few_at(data):
     )
     attend_few(
         given[7],
-        integers(given[0], (1,)),
+        integers(given[0], (1 + items * OF_ITEM,)),
         integers(given[1], (PLACES, 5)),
         integers(given[2], (14,)),
         carray(pointer(given[3]), (3,), np.float64),
