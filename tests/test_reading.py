@@ -231,6 +231,28 @@ def test_the_compiled_loop_agrees_with_torch(by, more):
         assert not two.bound.any()
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("more", [{"top_p": 0.9}, {"epsilon": 0.5}])
+def test_threads_change_no_bit(heads, more):
+    """Heads are scored, chosen for and read by whoever comes first, again and again; choosing takes a while."""
+    rng, before = torch.Generator().manual_seed(3), torch.get_num_threads()
+    keys, tail = (torch.randn(1, heads, count, 16, generator=rng) for count in (8000, 20))
+    query, order = torch.randn(1, heads, 1, 16, generator=rng), torch.arange(16).expand(1, heads, 16)
+    index = ReadIndex.of(TopTokens(0.05, "channels", **more), keys, 12, None)
+    stored, found = Stored(keys, order, keys[:, :, :0], tail, keys.flip(2), tail.flip(2)), None
+    try:
+        for threads in (1, *[2, 3] * 20):
+            torch.set_num_threads(threads)
+            now = host.read_attention(query, stored, index.units, *index.limits(8000, 20))
+            found = found or now
+            assert torch.equal(found.tokens, now.tokens)
+            assert torch.equal(found.output, now.output)
+            assert torch.equal(found.bound, now.bound)
+    finally:
+        torch.set_num_threads(before)
+    assert 0 < int(found.tokens.min()) < 8000
+
+
 @pytest.mark.parametrize("name", ATTEND)
 def test_an_expected_share_is_read(name):
     tokens = [int(ordinary("channels", share=0.01, top_p=p).run(name).tokens.sum()) for p in (0.5, 0.9, 0.99)]
