@@ -166,23 +166,23 @@ def load_one(typing_context, address):
 @intrinsic
 def add_one(typing_context, counter):
     """What stood in the first entry of an array of int64, to which 1 is added; for one thread at a time."""
-
-    def generate(context, builder, signature, arguments):
-        data = make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 1), "seq_cst")
-
-    return types.int64(counter), generate
+    return types.int64(counter), _adding(1)
 
 
 @intrinsic
 def count_now(typing_context, counter):
     """The first entry of an array of int64, as `add_one` of any thread has left it, and all that was written before."""
+    return types.int64(counter), _adding(0)
+
+
+def _adding(number):
+    """What generates the addition of a number to the first entry of an array, in one step for all threads."""
 
     def generate(context, builder, signature, arguments):
         data = make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), 0), "seq_cst")
+        return builder.atomic_rmw("add", data, ir.Constant(ir.IntType(64), number), "seq_cst")
 
-    return types.int64(counter), generate
+    return generate
 
 
 @intrinsic
