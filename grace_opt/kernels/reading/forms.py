@@ -16,9 +16,8 @@ MARGIN = 1e-5
 #: read, and the runs joined.
 SCORED, FIRST_CHOSEN, MORE_CHOSEN, READ, JOINED = range(5)
 NOTHING_LEFT = -1
-#: Numbers of an item: runs that are scored, times that units were chosen, runs that a thread has taken to read, and
-#: those that are read.
-RUNS_SCORED, CHOSEN, RUNS_TAKEN, RUNS_READ, OF_ITEM = range(5)
+#: Numbers of an item: runs that are scored, times that units were chosen, and runs that are read.
+RUNS_SCORED, CHOSEN, RUNS_READ, OF_ITEM = range(4)
 #: Rows of `places`; the columns are address and strides (batch, head, token or row, channel), in bytes.
 QUERY, KEPT, SINK_KEYS, OLD_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK, LOWER, UPPER, COUNTS, REACH = range(12)
 #: And of the copies in eight bits, and their levels.

@@ -42,7 +42,6 @@ from ..forms import (
     RUNS,
     RUNS_READ,
     RUNS_SCORED,
-    RUNS_TAKEN,
     SCALE,
     SCORED,
     STOP,
@@ -141,24 +140,20 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
 
 @part
 def next_task(phase, taken, items, runs):
-    """What a thread does next, and for which item and run; waits if others are about to choose what it will read."""
-    piece = add_one(taken)
+    """What a thread does next, for which item and run; waits while another thread chooses what is to be read."""
+    piece, pieces = add_one(taken), items * runs
     if phase == MORE_CHOSEN:
         return (phase, piece, 0) if piece < items else (NOTHING_LEFT, 0, 0)
-    if phase == SCORED and piece < items * runs:
-        return SCORED, piece // runs, piece % runs
-    waits = True
-    while waits:
-        waits = False
-        for item in range(items):
-            own = taken[1 + item * OF_ITEM :]
-            if count_now(own[CHOSEN:]) == 0:
-                waits = True
-            elif count_now(own[RUNS_TAKEN:]) < runs:
-                run = add_one(own[RUNS_TAKEN:])
-                if run < runs:
-                    return READ, item, run
-    return NOTHING_LEFT, 0, 0
+    if phase == SCORED:
+        if piece < pieces:
+            return SCORED, piece // runs, piece % runs
+        piece -= pieces
+    if piece >= pieces:
+        return NOTHING_LEFT, 0, 0
+    item = piece // runs
+    while count_now(taken[1 + item * OF_ITEM + CHOSEN :]) == 0:
+        pass
+    return READ, item, piece % runs
 
 
 @c_function("void(voidptr)")
