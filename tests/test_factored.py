@@ -296,6 +296,26 @@ def test_greedy_takes_blocks_if_time_is_short(method, seconds, monkeypatch):
         assert values[0] < values[2] + 0.2 * (values[1] - values[2])
 
 
+def test_the_portfolio_goes_on_from_no_worse_than_think_if_greedy_was_cut_short(monkeypatch):
+    from grace_opt.solution import Result
+    from grace_opt.solvers import portfolio
+
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 14)
+    rng, plain = np.random.default_rng(0), portfolio._call
+    W = Factored.product(rng.normal(size=(8, 400)), rng.normal(size=(8, 400)))
+
+    def cut_short(name, problem, run, **options):
+        if name not in ("mies", "drop_greedy"):
+            return plain(name, problem, run, **options)
+        worst = problem.W.diagonal().argsort(dim=-1, descending=True)[:, :100]
+        mask = torch.zeros_like(problem.candidates).scatter_(-1, worst, True)
+        return Result(mask, limit=torch.ones(1, dtype=torch.bool))
+
+    monkeypatch.setattr(portfolio, "_call", cut_short)
+    found = grace_opt.solve(W, 100, "portfolio", iterations=0)
+    assert float(found.objective) == pytest.approx(float(grace_opt.solve(W, 100, "think").objective))
+
+
 @pytest.mark.parametrize("method", ["mies", "drop_greedy"])
 def test_f_is_that_of_the_choice_when_time_is_up(method):
     rng = np.random.default_rng(0)

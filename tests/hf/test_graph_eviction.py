@@ -81,6 +81,20 @@ def test_the_choice_is_that_of_the_loops(softcap, changes, renormalise):
         assert torch.isposinf(found[0, head, 10:]).all()
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-60, 1e60])
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_without_blocks_tokens_go_by_their_own_losses(renormalise, scale):
+    method = GraphEviction(6, renormalise=renormalise, **{**SETTINGS, "stride": 2, "block": None})
+    queries, keys, values, _ = draw(13)
+    found = method.scores(queries, keys, None, SCALING, values=scale * values)
+    assert torch.isposinf(found[..., 10:]).all()
+    for head in range(2):
+        rows, weights = loops(method, queries[0, 2 * head : 2 * head + 2].numpy(), keys[0, head].numpy())
+        parts = np.array(rows), values[0, head].numpy(), weights
+        losses = [oracle.dropped_tokens_error(*parts, [i], renormalise) for i in range(10)]
+        assert found[0, head, :10].argsort().tolist() == np.argsort(losses).tolist()
+
+
 @pytest.mark.parametrize("padded", [1, 5, 9])
 def test_a_padded_row_keeps_what_it_keeps_alone(padded):
     method = GraphEviction(8, **SETTINGS)
