@@ -159,7 +159,7 @@ def test_rates_follow_from_the_attention_of_the_text():
 def test_a_text_that_comes_twice_counts_as_once(made):
     model, basis = made
     twice = calibrate_basis(model, None, [ids(), ids()])
-    torch.testing.assert_close(twice.multipliers, basis.multipliers)
+    torch.testing.assert_close(twice.multipliers, basis.multipliers, rtol=1e-5, atol=0)  # made from float32
     for layer in basis.layers:
         torch.testing.assert_close(twice.keys[layer].energy, basis.keys[layer].energy)
         torch.testing.assert_close(twice.value_rates[layer], basis.value_rates[layer], atol=0.01, rtol=0)
