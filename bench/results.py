@@ -39,6 +39,7 @@ COMMANDS = {
     "arena": "python -m bench.arena",
     "learned": "python -m bench.learned",
     "evictions": "python -m bench.evictions",
+    "layer_budgets": "python -m bench.layer_budgets",
     "tune": "python -m bench.tune",
     "ruler": "python -m bench.ruler",
     "decode_cpu": "python -m bench.decode",

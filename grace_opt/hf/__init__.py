@@ -34,12 +34,15 @@ from .bits.calibrate import calibrate_basis  # noqa: E402
 from .bits.calibrated import CalibratedBasis  # noqa: E402
 from .bits.export import export_static  # noqa: E402
 from .cache import PrunedKeyCache  # noqa: E402
+from .calibrate_eviction import calibrate_eviction  # noqa: E402
 from .calibration import calibrate  # noqa: E402
 from .capture import CapturedAttention, capture, register_capture  # noqa: E402
 from .config import PruningConfig  # noqa: E402
 from .eviction import H2O, PyramidKV, SnapKV, StreamingLLM  # noqa: E402
 from .graph_eviction import GraphEviction  # noqa: E402
 from .implementation import attention_implementation  # noqa: E402
+from .layer_budgets import LayerBudgets  # noqa: E402
+from .layer_losses import LayerLosses  # noqa: E402
 from .learned import learn_masks  # noqa: E402
 from .quantization import Quantization  # noqa: E402
 from .reading import LayerReading, ReadReport, TopTokens  # noqa: E402
@@ -55,6 +58,8 @@ __all__ = [
     "CalibratedBasis",
     "CapturedAttention",
     "GraphEviction",
+    "LayerBudgets",
+    "LayerLosses",
     "LayerReading",
     "MemoryReport",
     "PrunedKeyCache",
@@ -69,6 +74,7 @@ __all__ = [
     "attention_implementation",
     "calibrate",
     "calibrate_basis",
+    "calibrate_eviction",
     "capture",
     "export_static",
     "learn_masks",

@@ -33,6 +33,7 @@ from .arguments import GRACE, RATIO, given_of, unwrap_model
 from .bits.make_budget import budget_of
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
+from .layer_budgets import LayerBudgets
 from .masking import fingerprint, fingerprint_differences, layer_devices, mask_from_kept, static_sources
 from .plan import LayerPlan, MaskSource
 from .prunable import prunable_layers, text_config
@@ -175,6 +176,9 @@ class PrunedKeyCache(Cache):
         evict, dense = self.pruning.evict, self.pruning.recent_window + self.pruning.sink_tokens
         if evict is None:
             return
+        if isinstance(evict, LayerBudgets):
+            evict.losses.check_fingerprint(self.fingerprint() if evict.losses.fingerprint else self._shape)
+            evict = evict.evict  # of which no layer's share is smaller than what stays dense
         for index in self.prunable_layers:
             kept = evict.tokens(index, count, sys.maxsize)
             if kept <= dense:

@@ -10,6 +10,7 @@ PyramidKV         the scores of SnapKV, more tokens in early layers than in late
 H2O               accumulated attention (arXiv 2306.14048), or only that of the last queries, as in ThinK's runs
 StreamingLLM      the first tokens and the last ones (arXiv 2309.17453)
 GraphEviction     the tokens without which outputs change most, together (`graph_eviction`)
+LayerBudgets      any of these but PyramidKV, with its budget divided among the layers (`layer_budgets`)
 ================  ==========================================================================================
 
 Source: the papers, and ThinK (arXiv 2407.21018) for ``H2O(observed=32)``. A KV head has one score per token, the mean
@@ -31,16 +32,18 @@ from torch.nn import functional
 
 from .._util.names import nearest_name
 from .._util.parameters import check_fields, choice, integer
-from ..errors import OptionError
+from ..errors import CalibrationError, OptionError
 from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finished_scores
 from .graph_eviction import GraphEviction
+from .layer_budgets import LayerBudgets
+from .layer_losses import LayerLosses
 from .token_budget import OTHER_NAMES, Budget, WindowedBudget, check_fits
 
 
 @runtime_checkable
 class TokenEviction(Protocol):
-    """Decides which tokens stay: one of the five classes of this package, or your own."""
+    """Decides which tokens stay: one of the six classes of this package, or your own."""
 
     @property
     def queries_needed(self) -> int | None:
@@ -281,9 +284,9 @@ class StreamingLLM(Budget):
 
 
 def tokens_kept(eviction: TokenEviction, layer: int, layers: int, length: int, least: int) -> int:
-    """Return how many tokens each KV head keeps; of a share of the prompt, at least `least` or all."""
+    """Return how many tokens each KV head keeps; of a share of the prompt or the layers, at least `least` or all."""
     count = eviction.tokens(layer, layers, length)
-    is_share = isinstance(getattr(eviction, "budget", None), float)
+    is_share = isinstance(eviction, LayerBudgets) or isinstance(getattr(eviction, "budget", None), float)
     return max(count, min(least, length)) if is_share else count
 
 
@@ -317,7 +320,7 @@ def kept_tokens(
     first, last : int
         Number of first real tokens, and of last tokens, that stay whatever their scores are.
     group : int
-        Number of tokens that stay besides, at least, if the budget is a share of the prompt.
+        Number of tokens that stay besides, at least, if the budget is a share.
 
     Returns
     -------
@@ -335,6 +338,8 @@ def kept_tokens(
             f"tokens that fill no group): nothing would be left to prune. Give a larger budget."
         )
     check_valid(keys, valid)
+    if isinstance(eviction, LayerBudgets):
+        eviction = eviction.keeping(count)
     read = {"values": values} if _reads_values(getattr(eviction.scores, "__func__", eviction.scores)) else {}
     scores = eviction.scores(queries, keys, valid, scaling, softcap, **read)
     scores = scores.clamp(min=torch.finfo(torch.float32).min)
@@ -358,8 +363,10 @@ def _reads_values(scores: Callable[..., Tensor]) -> bool:
     return "values" in inspect.signature(scores).parameters
 
 
-Ours = SnapKV | H2O | StreamingLLM | GraphEviction
-_NAMES: dict[str, type[Ours]] = {
+Ours = SnapKV | H2O | StreamingLLM | GraphEviction | LayerBudgets
+#: That of evictions divided among layers is no name to choose by: they want losses.
+DIVIDED = "layer_budgets"
+_NAMES: dict[str, type[SnapKV | H2O | StreamingLLM | GraphEviction]] = {
     "snapkv": SnapKV,
     "pyramidkv": PyramidKV,
     "h2o": H2O,
@@ -400,6 +407,9 @@ def eviction_to_dict(eviction: TokenEviction) -> dict[str, Any]:
     >>> eviction_to_dict(StreamingLLM(budget=64))
     {'name': 'streaming_llm', 'budget': 64, 'sinks': 4}
     """
+    if isinstance(eviction, LayerBudgets):
+        losses = dataclasses.asdict(eviction.losses)
+        return {"name": DIVIDED, "evict": eviction_to_dict(eviction.evict), "losses": losses}
     for name, kind in _NAMES.items():
         if type(eviction) is kind:
             return {"name": name, **dataclasses.asdict(eviction)}
@@ -417,6 +427,8 @@ def eviction_from_dict(values: Mapping[str, Any]) -> Ours:
     """
     known = ", ".join(map(repr, _NAMES))
     name = values.get("name") if isinstance(values, Mapping) else None
+    if name == DIVIDED:
+        return _divided_from_dict(values)
     if not isinstance(name, str) or name not in _NAMES:
         raise OptionError(f'eviction {values!r}: give {{"name": ..., "budget": ...}}, with a name from {known}.')
     given = {key: value for key, value in values.items() if key != "name"}
@@ -425,3 +437,14 @@ def eviction_from_dict(values: Mapping[str, Any]) -> Ours:
     if unknown:
         raise OptionError(f"{name!r} has no {', '.join(map(repr, unknown))}: its fields are {fields}.")
     return _NAMES[name](**given)
+
+
+def _divided_from_dict(values: Mapping[str, Any]) -> LayerBudgets:
+    parts = values.get("evict"), values.get("losses")
+    names = {field.name for field in dataclasses.fields(LayerLosses)}
+    if not all(isinstance(part, Mapping) for part in parts) or not set(parts[1] or ()) <= names:
+        raise OptionError(f'{DIVIDED!r} wants "evict", an eviction, and "losses" with {sorted(names)}')
+    try:
+        return LayerBudgets(eviction_from_dict(parts[0]), LayerLosses(**parts[1]))  # type: ignore[arg-type]
+    except (CalibrationError, TypeError) as error:
+        raise OptionError(f"the losses of {DIVIDED!r}: {error}") from None

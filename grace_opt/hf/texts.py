@@ -31,6 +31,34 @@ def shipped_texts() -> list[str]:
     return list(texts_by_name().values())
 
 
+def given_texts(texts: Any, tokenizer: Any, call: str) -> list[str | Tensor]:
+    """Return the texts that were given, or else those that ship with grace_opt; refuse what is no list of texts.
+
+    Parameters
+    ----------
+    texts : iterable of str or Tensor, optional
+    tokenizer : callable or None
+        Needed if one is a string.
+    call : str
+        Name of the called function, which takes the tokenizer before the texts, for messages.
+    """
+    if isinstance(tokenizer, str | list | tuple):
+        raise OptionError(f"the tokenizer comes before the texts; write {call}(model, tokenizer, texts)")
+    if tokenizer is not None and not callable(tokenizer):
+        raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write {call}(model, tokenizer, texts)")
+    if texts is None and tokenizer is None:
+        raise OptionError(
+            f"the texts that ship with grace_opt need the model's tokenizer; write {call}(model, tokenizer), or give "
+            "texts as token numbers"
+        )
+    if isinstance(texts, str | Tensor) or not (texts is None or isinstance(texts, Iterable)):
+        raise OptionError(f"texts must be a list; write {call}(model, tokenizer, [text, ...])")
+    given: list[str | Tensor] = [*shipped_texts()] if texts is None else list(texts)
+    if not given:
+        raise OptionError("texts is an empty list; leave it out for the texts that ship with grace_opt")
+    return given
+
+
 def all_token_ids(texts: Any, tokenizer: Any, call: str, model: Any) -> list[Tensor]:
     """Return the token numbers of several texts, ``(1, L)`` each; refuse what is no list of texts, or no tokenizer.
 
@@ -81,7 +109,7 @@ def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Ten
     elif not isinstance(text, str):
         raise OptionError(f"text {number} is of type {type(text).__name__}; write a string or a tensor of its tokens")
     elif tokenizer is None:
-        order = "tokenizer, texts" if call == "calibrate_basis" else "texts, tokenizer"
+        order = "texts, tokenizer" if call in ("calibrate", "learn_masks") else "tokenizer, texts"
         raise OptionError(f"texts need their tokenizer; write {call}(model, {order})")
     else:
         ids = torch.as_tensor(tokenizer(text, return_tensors="pt").input_ids)

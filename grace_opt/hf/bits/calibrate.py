@@ -8,7 +8,7 @@ tokens with gradients, which say how much each head's errors matter to the model
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from ..._util.parameters import flag, integer
-from ...errors import CacheError, CalibrationError, OptionError
+from ...errors import CacheError, CalibrationError
 from ..arguments import require_model
 from ..capture import AttentionCall, record
 from ..evaluated import evaluated
 from ..masking import execution_device, fingerprint
 from ..prunable import prunable_layers, text_config
-from ..texts import shipped_texts, token_ids
+from ..texts import given_texts, token_ids
 from .calibrated import CalibratedBasis
 from .classes import SINKS, WINDOW
 from .moments import LayerMoments
@@ -94,22 +94,7 @@ def calibrate_basis(
     ((0, 1, 2), torch.Size([2, 64, 64]))
     """
     model = require_model(model, "calibrate_basis")
-    if isinstance(tokenizer, str | list | tuple):
-        raise OptionError("the tokenizer comes before the texts; write calibrate_basis(model, tokenizer, texts)")
-    if tokenizer is not None and not callable(tokenizer):
-        raise OptionError(
-            f"a {type(tokenizer).__name__} is not a tokenizer; write calibrate_basis(model, tokenizer, texts)"
-        )
-    if texts is None and tokenizer is None:
-        raise OptionError(
-            "the texts that ship with grace_opt need the model's tokenizer; write calibrate_basis(model, tokenizer), "
-            "or give texts as token numbers"
-        )
-    if isinstance(texts, str | Tensor) or not (texts is None or isinstance(texts, Iterable)):
-        raise OptionError("texts must be a list; write calibrate_basis(model, tokenizer, [text, ...])")
-    given = shipped_texts() if texts is None else list(texts)
-    if not given:
-        raise OptionError("texts is an empty list; leave it out for the texts that ship with grace_opt")
+    given = given_texts(texts, tokenizer, "calibrate_basis")
     config = text_config(model, "calibrate_basis")
     longest = min(integer("tokens", tokens, at_least=1), getattr(config, "max_position_embeddings", None) or tokens)
     model_is = fingerprint(model)

@@ -1,0 +1,149 @@
+"""Which layers keep more tokens: ``python -m bench.layer_budgets`` measures evictions with divided budgets.
+
+The losses of layers are measured once, on the texts that ship with grace_opt (`calibrate_eviction`). Then several
+evictions keep a half, a quarter and a tenth of a prompt's tokens, once the same number in every layer, and once as
+`LayerBudgets` divides them: the same bytes. The next tokens of the text are fed, and the next-token distributions
+compared with the dense cache's. Passages are two of each source of `bench.passages`, all from its second half.
+
+Each passage has its own file in ``--runs``; those of other texts, weights, settings or commits are measured again.
+Writes docs/results/layer_budgets.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and
+the texts are downloaded (`bench.material`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bench.evictions import RECENT, ROOT, SHARES
+from bench.evictions_page import FAST, H2O_ALL, OURS
+from bench.layer_budgets_page import page
+from bench.material import MODEL, books, model_path, require_texts
+from bench.passages import later_passages
+from bench.provenance import is_clean, refuse, require_clean, write_json
+from bench.real_model import digest, read_record
+from bench.report import add_options, read_results, write_results
+from grace_opt.hf import (
+    H2O,
+    GraphEviction,
+    LayerBudgets,
+    LayerLosses,
+    PrunedKeyCache,
+    SnapKV,
+    attention_implementation,
+    calibrate_eviction,
+    capture,
+)
+from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.filling import dense_cache, filled
+from grace_opt.hf.models import disable_progress_bars, load_model
+from grace_opt.hf.token_budget import Budget
+
+EVICTIONS: Mapping[str, Callable[[float], Budget]] = {
+    OURS: lambda share: GraphEviction(budget=share),
+    FAST: lambda share: GraphEviction(budget=share, observed=32, stride=128, averages=2, block=None),
+    "SnapKV": lambda share: SnapKV(budget=share),
+    H2O_ALL: lambda share: H2O(budget=share, window=None, observed=None),
+}
+
+
+@torch.no_grad()
+def measure(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosses) -> dict[str, dict[str, list[float]]]:
+    """Return the KL divergences of each eviction at each share, with equal and with divided budgets, nats per token."""
+    captured, following = capture(model, ids[:, :prompt]), ids[:, prompt:]
+    dense = next_token_log_probs(model, dense_cache(model, captured), following)
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, make in EVICTIONS.items():
+        for share in SHARES:
+            pair = []
+            for evict in (make(share), LayerBudgets(make(share), losses)):
+                settings: dict[str, Any] = {"ratio": 0.0, "recent_window": RECENT, "evict": evict}
+                cache = filled(PrunedKeyCache(model, **settings), captured)
+                log_probs = next_token_log_probs(model, cache, following)
+                pair.append(compare_predictions(log_probs, dense, following[0, 1:]).kl)
+            found.setdefault(name, {})[f"{share:g}"] = pair
+    return found
+
+
+def calibrated(model: PreTrainedModel, tokenizer: Any, path: Path, tokens: int) -> tuple[LayerLosses, float]:
+    """Return the losses of layers, and the seconds that measuring them took; those in a file are not measured again."""
+    if not path.exists():
+        began = time.perf_counter()
+        losses = calibrate_eviction(model, tokenizer, tokens=tokens)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        losses.save(path)
+        write_json(path.with_suffix(".json"), {"seconds": time.perf_counter() - began})
+    return LayerLosses.load(path), float(read_results(path.with_suffix(""))["seconds"])
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.layer_budgets",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
+    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
+    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
+    parser.add_argument("--prompt", type=int, default=1792, help="tokens of a prompt (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens after it (default %(default)s)")
+    parser.add_argument("--calibrated", type=int, default=1152, help="first tokens of each text of the calibration")
+    parser.add_argument("--passages", type=int, help="number of passages (default: all 16)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "layer_budgets", help="folder of the records")
+    add_options(parser, "layer_budgets")
+    args = parser.parse_args(given)
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    if args.prompt <= RECENT / min(SHARES) or args.tokens < 2:
+        raise SystemExit(
+            f"--prompt {args.prompt} --tokens {args.tokens}: give prompts of more than "
+            f"{RECENT / min(SHARES):g} tokens, of which {RECENT} stay, and at least 2 tokens after them"
+        )
+    require_texts(args.text)
+    source = require_clean(args.allow_dirty)
+    disable_progress_bars()
+    where = model_path(args.model)
+    model, tokenizer = load_model(where)
+    cut = later_passages(args.text or books(), tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
+    weights = digest(*model.parameters())
+    common = {"commit": source["commit"], "weights": weights, "prompt": args.prompt}
+    losses, seconds = calibrated(
+        model, tokenizer, args.runs / f"losses_{weights[:8]}_{args.calibrated}.safetensors", args.calibrated
+    )
+    common["losses"] = repr(losses.losses)
+    common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
+    found, origins = [], {}
+    with attention_implementation(model, "grace_sdpa"):
+        for number, passage in enumerate(cut):
+            path, about = args.runs / f"passage_{number:02}.json", {**common, "ids": digest(passage.ids)}
+            record = read_record(path, about) if is_clean(source) else None
+            if record is None:
+                kl = measure(model, passage.ids, args.prompt, losses)
+                record = {"settings": about, "date": source["date"], "commit": source["commit"], "kl": kl}
+                write_json(path, record)
+            print(f"{number + 1} of {len(cut)}: {passage.name}", flush=True)
+            found.append({"kind": passage.kind, "name": passage.name, "kl": record["kl"]})
+            origins[f"passage {number}"] = {**source, "date": record["date"], "commit": record["commit"]}
+    divided = {}
+    for share in SHARES:
+        budgets = LayerBudgets(GraphEviction(budget=share), losses)
+        divided[f"{share:g}"] = [budgets.tokens(layer, len(losses.layers), args.prompt) for layer in losses.layers]
+    value = {
+        "provenance": refuse(origins, args.allow_dirty),
+        **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "tokens": args.tokens},
+        **{"evictions": common["settings"], "passages": found, "calibration_seconds": seconds},
+        **{"losses": losses.losses, "shares": losses.shares, "divided": divided},
+    }
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+
+if __name__ == "__main__":
+    main()

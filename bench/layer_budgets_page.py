@@ -1,0 +1,98 @@
+"""The page of `bench.layer_budgets`: what its numbers say, made from the JSON file alone.
+
+When: `bench.layer_budgets` writes its results, or ``--report-only`` makes the page again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from bench.evictions_page import FAST, H2O_ALL, OURS
+from bench.intervals import with_ends
+from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, Page, table
+from grace_opt.sweep import mean_interval, paired_interval
+
+_LOOKS = {OURS: BLUE, FAST: SKY, "SnapKV": ORANGE, H2O_ALL: GREEN}
+
+
+def page(value: dict[str, Any]) -> Page:
+    """What the page says of the numbers."""
+    cases = value["passages"]
+    names, shares = list(cases[0]["kl"]), list(cases[0]["kl"][OURS])
+    equal, divided = (
+        {name: {share: [one["kl"][name][share][which] for one in cases] for share in shares} for name in names}
+        for which in (0, 1)
+    )
+    rows, ratios = [], {}
+    for name in names:
+        for share in shares:
+            before, after = equal[name][share], divided[name][share]
+            ratio = ratios[name, share] = paired_interval(after, before, compare="ratio")
+            wins = sum(a < b for a, b in zip(after, before, strict=True))
+            ends = with_ends(mean_interval(before)), with_ends(mean_interval(after)), with_ends(ratio, ".2f")
+            rows.append([name, f"{float(share):.0%}", *ends, f"{wins} of {ratio.n}"])
+    times = {name: " / ".join(f"{ratios[name, share].estimate:.2f}" for share in shares) for name in names}
+    kept = " / ".join(f"{float(share):.0%}" for share in shares)
+    quarter = [row[value["shares"].index(0.25)] for row in value["losses"]]
+    others = ", ".join(f"{name} {times[name]}" for name in names[1:])
+    return Page(
+        title="Which layers keep more tokens",
+        picture="Left: KL divergence by share of tokens kept, with equal and with divided budgets; right: the share "
+        "that each layer keeps",
+        draw=lambda figure: _draw(figure, value, equal, divided, shares),
+        asked=f"What does it help, on {value['model']}, to let some layers keep more of a prompt's tokens than others?",
+        found=f"With {kept} of {value['prompt']:,} tokens kept in the mean, `{OURS}` with `LayerBudgets` has "
+        f"{times[OURS]} times the KL divergence that it has with equal budgets, in the same bytes; {others}. If one "
+        f"layer alone keeps a quarter, the output loses {max(quarter) / min(quarter):,.0f} times as much with the "
+        "worst layer as with the best.",
+        sure=f"This is one small model and {len(cases)} passages of books, code and generated text, each with "
+        f"{value['tokens']} of its own next tokens; intervals are 95 %, over passages. Budgets come from the "
+        "texts that ship with grace_opt, none of which is measured.",
+        tables=table(
+            ["eviction", "kept", "KL, equal budgets", "KL, divided", "ratio", "passages where lower"], rows, words=2
+        ),
+        details=[
+            (
+                "How it is measured",
+                [
+                    f"`calibrate_eviction(model, tokenizer)` took {value['calibration_seconds']:.0f} s: each layer in "
+                    "turn keeps each of five shares while the others keep all. One calibration, with `GraphEviction`, "
+                    "serves all evictions. The last 32 tokens stay in any case. The evictions:",
+                    "",
+                    *(f"- `{setting}`" for setting in value["evictions"][:: len(shares)]),
+                ],
+            ),
+        ],
+    )
+
+
+def _draw(figure: Figure, value: dict[str, Any], equal: Any, divided: Any, shares: list[str]) -> None:
+    axes, bars = figure.subplots(1, 2)
+    places = [float(share) for share in shares]
+    for name in equal:
+        colour = _LOOKS.get(name, BLACK)
+        for rows, line in ((equal, "--"), (divided, "-")):
+            means = [statistics.fmean(rows[name][share]) for share in shares]
+            axes.plot(places, means, "o", color=colour, linestyle=line, label=name if line == "-" else None)
+    axes.plot([], [], color=GREY, linestyle="--", label="equal budgets")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(places, [f"{place:.0%}" for place in places])
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("tokens kept, mean over layers")
+    axes.set_ylabel("KL, nats")
+    axes.legend()
+    for share, colour in zip(shares, (SKY, BLUE, ORANGE), strict=False):
+        kept = [count / value["prompt"] for count in value["divided"][share]]
+        bars.step(range(len(kept)), kept, where="mid", color=colour, label=f"{float(share):.0%} in the mean")
+    bars.set_ylim(0, 1.02)
+    bars.yaxis.set_major_formatter(lambda place, _: f"{place:.0%}")
+    bars.set_xlabel("layer")
+    bars.set_ylabel("tokens kept")
+    bars.legend()

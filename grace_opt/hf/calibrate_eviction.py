@@ -1,0 +1,157 @@
+"""`calibrate_eviction`: measure how much of its output a model loses if one layer alone evicts.
+
+When: once per model, before an eviction's budget is divided among the layers by `LayerBudgets`. Nothing is assumed of
+how layers differ: the beginning of a text is read once, each layer in turn keeps each share of its tokens while all
+others keep everything, and the next tokens are predicted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .._util.parameters import integer
+from ..errors import CalibrationError
+from .arguments import require_model
+from .bits.calibrate import refuse_parts
+from .cache import PrunedKeyCache
+from .capture import capture
+from .evaluated import evaluated
+from .evaluation import compare_predictions, next_token_log_probs
+from .filling import filled
+from .graph_eviction import GraphEviction
+from .implementation import attention_implementation, base_for
+from .layer_budgets import LayerBudgets
+from .layer_losses import LayerLosses
+from .masking import execution_device, fingerprint
+from .prunable import text_config
+from .texts import given_texts, token_ids
+
+#: Shares of the prompt's tokens that a layer keeps.
+SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
+#: Number of first tokens of each text that are used, the later ones among them.
+TOKENS = 1152
+#: Number of later tokens, at most an eighth of the text, whose predictions are compared.
+LATER = 128
+#: Fewest tokens of a text that count: of shorter ones, the least share is hardly more than the recent window.
+FEWEST_TOKENS = 768
+
+
+@torch.no_grad()
+def calibrate_eviction(
+    model: PreTrainedModel,
+    tokenizer: Any = None,
+    texts: Sequence[str | Tensor] | None = None,
+    *,
+    evict: Any = None,
+    tokens: int = TOKENS,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> LayerLosses:
+    """Measure what a model's output loses if one layer alone keeps few of a prompt's tokens.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A decoder that computes attention through transformers' attention interface.
+    tokenizer : callable, optional
+        Needed if ``texts`` contains strings, or is None.
+    texts : sequence of str or Tensor, optional
+        Texts, or their token ids of shape ``(L,)`` or ``(1, L)``. By default those that ship with grace_opt.
+    evict : SnapKV, H2O, StreamingLLM or GraphEviction, optional
+        Chooses the tokens that stay; its budget does not count. By default `GraphEviction`, whose losses divide the
+        budgets of the others well, too.
+    tokens : int
+        Number of first tokens of each text that are used, at most as many as the model has positions: the last eighth,
+        but no more than 128, is predicted, and what comes before is evicted.
+    advance : callable
+        Called with the number of layers measured so far, and of all in all texts, for a progress bar.
+
+    Returns
+    -------
+    LayerLosses
+        Means over the texts, weighted by predicted tokens.
+
+    Raises
+    ------
+    OptionError
+        If strings come without a tokenizer, or ``evict`` divides its budget itself.
+    CalibrationError
+        If no text has 768 tokens, or the model is spread over several processes.
+    CacheError
+        If the model's attention does not go through the attention interface.
+
+    Notes
+    -----
+    One pass over a text, then five over its later tokens for each layer.
+
+    Examples
+    --------
+    >>> from grace_opt.hf import GraphEviction, LayerBudgets, PrunedKeyCache, SnapKV
+    >>> from grace_opt.hf.models import load_pocket
+    >>> model, tokenizer = load_pocket()
+    >>> losses = calibrate_eviction(model, tokenizer, ["the quiet river runs by " * 200], evict=SnapKV())
+    >>> losses
+    LayerLosses(3 layers)
+    >>> cache = PrunedKeyCache(model, ratio=0.0, evict=LayerBudgets(GraphEviction(budget=0.25), losses))
+    """
+    model = require_model(model, "calibrate_eviction")
+    given = given_texts(texts, tokenizer, "calibrate_eviction")
+    chosen = GraphEviction() if evict is None else evict
+    config = text_config(model, "calibrate_eviction")
+    most = getattr(config, "max_position_embeddings", None) or TOKENS
+    longest = min(integer("tokens", tokens, at_least=FEWEST_TOKENS), most)
+    made_for = fingerprint(model)
+    refuse_parts(made_for)
+    every = [token_ids(text, tokenizer, n, "calibrate_eviction")[:, :longest] for n, text in enumerate(given, 1)]
+    every = [ids for ids in every if ids.shape[1] >= FEWEST_TOKENS]
+    if not every:
+        raise CalibrationError(
+            f"no text has {FEWEST_TOKENS} tokens, fewer than which say little of an eviction; give longer ones"
+        )
+    device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
+    layers = PrunedKeyCache(model, ratio=0.0).prunable_layers
+    sums, count, done = torch.zeros(len(layers), len(SHARES), dtype=torch.float64), 0, 0
+    with evaluated(model), attention_implementation(model, f"grace_{base_for(model)}"):
+        for ids in every:
+            later = min(LATER, ids.shape[1] // 8)
+            text = _Text(model, ids.to(device), later)
+            for row, layer in zip(sums, layers, strict=True):
+                losses = [text.loss(layer, _with_share(chosen, share)) for share in SHARES]
+                row += later * torch.tensor(losses, dtype=torch.float64)
+                done += 1
+                advance(done, len(every) * len(layers))
+            count += later
+    # Rounding may leave a divergence that is nothing below zero.
+    means = (sums / count).clamp(min=0).tolist()
+    return LayerLosses(layers, SHARES, tuple(map(tuple, means)), made_for)
+
+
+def _with_share(evict: Any, share: float) -> Any:
+    """Return an eviction that keeps a share of a prompt; refuse, by the checks of `LayerBudgets`, what cannot."""
+    one = LayerLosses((0,), (0.25, 0.5), ((1.0, 0.5),))
+    return LayerBudgets(evict, one).keeping(share)
+
+
+class _Text:
+    """A text whose beginning was read, and whose later tokens can be predicted with any layer's cache replaced."""
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor, later: int) -> None:
+        self.model, self.following = model, ids[:, -later:]
+        self.captured = capture(model, ids[:, :-later])
+        self.dense = next_token_log_probs(
+            model, filled(PrunedKeyCache(model, ratio=0.0), self.captured), self.following
+        )
+
+    def loss(self, layer: int, evict: Any) -> float:
+        """Return the KL divergence per token if one layer evicts."""
+        cache = PrunedKeyCache(self.model, ratio=0.0)
+        others = {index: each for index, each in self.captured.items() if index != layer}
+        filled(cache, others)
+        own = {layer: self.captured[layer]}
+        cache.layers[layer] = filled(PrunedKeyCache(self.model, ratio=0.0, evict=evict), own).layers[layer]
+        log_probs = next_token_log_probs(self.model, cache, self.following)
+        return compare_predictions(log_probs, self.dense, self.following[0, 1:]).kl

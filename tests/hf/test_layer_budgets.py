@@ -1,0 +1,341 @@
+"""`LayerBudgets` and what it divides by: curves, sums and floors; what layers keep in a cache; losses as measured."""
+
+from __future__ import annotations
+
+import copy
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grace_opt.errors import CalibrationError, OptionError
+from grace_opt.hf import (
+    H2O,
+    GraphEviction,
+    LayerBudgets,
+    LayerLosses,
+    PrunedKeyCache,
+    PruningConfig,
+    PyramidKV,
+    SnapKV,
+    StreamingLLM,
+    attach,
+    attention_implementation,
+    calibrate_eviction,
+    layer_budgets,
+)
+from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
+from grace_opt.hf.eviction import eviction_from_dict, eviction_to_dict, kept_tokens
+from grace_opt.hf.models import load_pocket
+from tests import oracle
+
+SHARES = (0.1, 0.25, 0.5)
+LOSSES = LayerLosses((0, 1, 2), SHARES, ((0.5, 0.2, 0.04), (0.004, 0.001, 0.0001), (0.05, 0.02, 0.01)))
+numbers = st.one_of(st.just(0.0), st.floats(1e-300, 1e300), st.sampled_from([1e-3, 0.1, 2.0]))
+drawn = (
+    st.integers(1, 4)
+    .flatmap(lambda layers: st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=layers, max_size=layers))
+    .map(lambda rows: LayerLosses(range_of(rows), SHARES, rows))
+)
+
+
+def range_of(rows):
+    return list(range(len(rows)))
+
+
+# ------------------------------------------------------------------ curves
+
+
+@given(drawn)
+def test_a_curve_goes_through_what_was_measured_and_never_rises(losses):
+    shares = np.linspace(0.001, 1, 300)
+    curves = losses.curves(shares)
+    assert np.isfinite(curves).all()
+    assert (np.diff(curves) <= 1e-9 * curves[:, :-1]).all()
+    assert (curves[:, -1] == 0).all()
+    largest = max(max(row) for row in losses.losses)
+    for row, found in zip(losses.losses, losses.curves(SHARES), strict=True):
+        for place, loss in enumerate(found):
+            expected = max(row[place:])  # a larger share that lost more: this one cannot be better
+            if max(1e-11 * largest, 1e-210) < expected < 1e250:
+                assert loss == pytest.approx(expected, rel=1e-9)
+
+
+def test_between_and_beyond_shares_a_curve_is_a_power():
+    losses = LayerLosses([3], [0.1, 0.4], [[1e-2, 1e-4]])
+    power = np.log(1e-2) / np.log(4)
+    found = losses.curves([0.05, 0.2, 0.7])[0]
+    assert found == pytest.approx([1e-2 * 0.5**power, 1e-2 * 2**power, 0.5e-4])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (((), SHARES, ()), "at least one"),
+        (((1, 0), SHARES, ((1.0,) * 3,) * 2), "ascending"),
+        (((True,), SHARES, ((1.0,) * 3,)), "positions in the model"),
+        (((0,), (0.5,), ((1.0,),)), "at least two"),
+        (((0,), (0.5, 1.0), ((1.0, 0.0),)), "between 0 and 1"),
+        (((0,), (0.5, 0.25), ((1.0, 0.0),)), "ascending"),
+        (((0, 1), SHARES, ((1.0,) * 3,)), "2 rows"),
+        (((0,), SHARES, ((1.0, 0.0),)), "of 3 numbers"),
+        (((0,), SHARES, ((1.0, -1e-9, 0.0),)), "not negative"),
+        (((0,), SHARES, ((float("nan"), 0.1, 0.0),)), "losses of layer 0"),
+        (((0,), SHARES, (("1", 0.1, 0.0),)), "losses of layer 0"),
+        ((0, SHARES, ((1.0,) * 3,)), "layers=0: give a list"),
+        (((0,), SHARES, ((1.0,) * 3,), 7), "fingerprint=7"),
+    ],
+)
+def test_losses_that_do_not_belong_together_are_refused(fields, words):
+    with pytest.raises(CalibrationError, match=words):
+        LayerLosses(*fields)
+
+
+# ------------------------------------------------------------------ how a budget is divided
+
+
+@given(drawn, st.integers(1, 3000), st.one_of(st.integers(1, 3000), st.floats(0.001, 0.999)), st.integers(0, 40))
+def test_no_more_is_kept_than_with_equal_budgets_and_no_more_is_lost(losses, length, budget, sinks):
+    if isinstance(budget, int):
+        sinks = min(sinks, budget)
+    evict = StreamingLLM(budget=budget, sinks=sinks)
+    divided, layers, mean = LayerBudgets(evict, losses), len(losses.layers), evict.count(length)
+    found = [divided.tokens(layer, layers, length) for layer in losses.layers]
+    assert sum(found) <= layers * mean
+    assert all(min(sinks, length, mean) <= count <= length for count in found)
+    assert all(count >= Fraction(mean, 8) for count in found)
+    lost = sum(losses.curves([count / length])[row, 0] for row, count in enumerate(found))
+    assert lost <= losses.curves([mean / length]).sum() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_what_is_lost_is_the_least_up_to_a_step(share, monkeypatch):
+    monkeypatch.setattr(layer_budgets, "STEPS", 8)
+    layer_budgets._divided.cache_clear()
+    evict = SnapKV(budget=share, window=4)
+    mean = evict.count(400)
+    found = [LayerBudgets(evict, LOSSES).tokens(layer, 3, 400) for layer in range(3)]
+    layer_budgets._divided.cache_clear()
+    levels = np.unique([*np.geomspace(max(-(-mean // 8), 4), 400, 8).round(), mean, 400])
+    losses, costs = LOSSES.curves(levels / 400).tolist(), [levels.tolist()] * 3
+    best = oracle.allocation(losses, costs, [(range(3), 3 * mean)])
+    lost = sum(LOSSES.curves([count / 400])[layer, 0] for layer, count in enumerate(found))
+    assert float(best) * (1 - 1e-9) <= lost <= float(best + max(map(oracle.largest_step, losses, costs)))
+    assert found[0] > found[2] > found[1]
+
+
+def test_a_layer_that_was_not_measured_keeps_the_mean():
+    assert LayerBudgets(SnapKV(budget=0.25), LOSSES).tokens(7, 8, 400) == 100
+
+
+@pytest.mark.parametrize("evict", [PyramidKV(), LayerBudgets(SnapKV(), LOSSES), SnapKV, "snapkv", None])
+def test_evictions_that_have_no_equal_budget_are_refused(evict):
+    with pytest.raises(OptionError, match="the same in all layers"):
+        LayerBudgets(evict, LOSSES)
+    with pytest.raises(OptionError, match="losses=calibrate_eviction"):
+        LayerBudgets(SnapKV(), "losses.safetensors")
+
+
+# ------------------------------------------------------------------ in a cache
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return load_pocket()
+
+
+@pytest.fixture(scope="module")
+def text(pocket):
+    return pocket[1](
+        "the quiet river runs past a late singer , and the mill stands . " * 90, return_tensors="pt"
+    ).input_ids
+
+
+EVICTIONS = [
+    SnapKV(budget=0.25, window=4),
+    SnapKV(budget=60, window=4),
+    H2O(budget=0.25, window=None, observed=None),
+    StreamingLLM(budget=0.25),
+    GraphEviction(budget=0.25),
+    GraphEviction(budget=60, observed=8, stride=32, averages=2, block=None),
+]
+
+
+@pytest.mark.parametrize("evict", EVICTIONS, ids=[type(one).__name__ + str(n) for n, one in enumerate(EVICTIONS)])
+def test_each_layer_keeps_its_share_and_chooses_as_with_that_budget(evict, pocket, text):
+    model, divided = pocket[0], LayerBudgets(evict, LOSSES)
+    with attention_implementation(model, "grace_sdpa"):
+        cache = PrunedKeyCache(model, ratio=0.0, recent_window=8, evict=divided)
+        model(text[:, :240], past_key_values=cache)
+        counts = [divided.tokens(layer, 3, 240) for layer in range(3)]
+        assert counts[0] > counts[2] > counts[1]
+        for layer, count in enumerate(counts):
+            alone = PrunedKeyCache(model, ratio=0.0, recent_window=8, evict=divided.keeping(count))
+            model(text[:, :240], past_key_values=alone)
+            found, expected = cache.layers[layer].compressed, alone.layers[layer].compressed
+            assert found.stored == count - 8
+            if layer == 0:  # later ones have read what the first has kept
+                assert torch.equal(found.positions, expected.positions)
+
+
+def test_no_layer_keeps_less_than_stays_dense(pocket, text):
+    with attention_implementation(pocket[0], "grace_sdpa"):
+        cache = PrunedKeyCache(pocket[0], ratio=0.0, recent_window=20, evict=LayerBudgets(SnapKV(30, 4), LOSSES))
+        pocket[0](text[:, :240], past_key_values=cache)
+    assert [layer.compressed.stored for layer in cache.layers][1] == 1
+    with pytest.raises(OptionError, match="nothing would be left to prune"):
+        PrunedKeyCache(pocket[0], recent_window=40, evict=LayerBudgets(SnapKV(30, 4), LOSSES))
+
+
+def test_with_bits_and_in_a_padded_batch(pocket, text):
+    evict = LayerBudgets(SnapKV(budget=0.5, window=4), LOSSES)
+    ids = torch.cat([text[:, :300], text[:, 7:307]])
+    mask = torch.ones_like(ids)
+    mask[1, :20] = 0
+    with attach(pocket[0], bits=4, basis="none", evict=evict, recent_window=16):
+        out = pocket[0].generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    assert out.shape == (2, 303)
+
+
+def test_goes_into_json_and_saved_caches_and_back(pocket, text, tmp_path):
+    evict = LayerBudgets(GraphEviction(budget=0.25), LOSSES)
+    assert eviction_from_dict(json.loads(json.dumps(eviction_to_dict(evict)))) == evict
+    config = PruningConfig(ratio=0.0, evict=evict)
+    assert PruningConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert hash(config) == hash(copy.deepcopy(config))
+    with attention_implementation(pocket[0], "grace_sdpa"):
+        cache = PrunedKeyCache(pocket[0], ratio=0.0, evict=evict)
+        pocket[0](text[:, :240], past_key_values=cache)
+        cache.save(tmp_path / "cache.safetensors")
+        again = PrunedKeyCache.load(tmp_path / "cache.safetensors", pocket[0])
+    assert again.pruning.evict == evict
+    assert [one.compressed.stored for one in again.layers] == [one.compressed.stored for one in cache.layers]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"evict": 3},
+        {"losses": None},
+        {"losses": {"layers": [0]}},
+        {"losses": {"size": 3}},
+        {"evict": {"name": "pyramidkv"}},
+    ],
+)
+def test_damaged_json_is_refused(change):
+    saved = json.loads(json.dumps(eviction_to_dict(LayerBudgets(SnapKV(), LOSSES))))
+    with pytest.raises(OptionError):
+        eviction_from_dict({**saved, **change})
+
+
+def test_losses_of_another_model_are_refused(pocket):
+    model = pocket[0]
+    for losses, words in (
+        (LayerLosses((0, 9), SHARES, ((1.0,) * 3,) * 2), "losses of layer 9, model with 3 layers"),
+        (LayerLosses((0,), SHARES, ((1.0,) * 3,), {"head_dim": 128}), "head_dim: losses 128, model 64"),
+        (LayerLosses((0,), SHARES, ((1.0,) * 3,), {"weights": "0"}), "the weights differ"),
+    ):
+        with pytest.raises(CalibrationError, match=words):
+            PrunedKeyCache(model, evict=LayerBudgets(SnapKV(), losses))
+        with pytest.raises(CalibrationError, match=words):
+            losses.check_model(model)
+    PrunedKeyCache(
+        model.config, evict=LayerBudgets(SnapKV(), LayerLosses((0,), SHARES, ((1.0,) * 3,), {"weights": "0"}))
+    )
+
+
+# ------------------------------------------------------------------ the calibration
+
+
+class OneLayer:
+    """Evicts in one layer alone, as a policy of one's own does."""
+
+    def __init__(self, layer, evict):
+        self.layer, self.evict, self.queries_needed = layer, evict, evict.queries_needed
+
+    def tokens(self, layer, layers, length):
+        return self.evict.tokens(layer, layers, length) if layer == self.layer else length
+
+    def scores(self, *arguments):
+        return self.evict.scores(*arguments)
+
+
+def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket, text):
+    model, before = pocket[0], pocket[0].config._attn_implementation
+    later, read = 96, text[:, :768]
+    model.train()
+    steps = []
+    evict = SnapKV(budget=3, window=2)  # its budget does not count
+    losses = calibrate_eviction(
+        model, None, [text, text[:, :700]], evict=evict, tokens=768, advance=lambda *a: steps.append(a)
+    )
+    assert model.training
+    model.eval()
+    assert steps == [(1, 3), (2, 3), (3, 3)]  # the short text says nothing
+    assert model.config._attn_implementation == before
+    assert losses.layers == (0, 1, 2)
+    losses.check_model(model)
+    with torch.no_grad(), attention_implementation(model, "grace_sdpa"):
+
+        def fed(**settings):
+            cache = PrunedKeyCache(model, ratio=0.0, **settings)
+            model(read[:, :-later], past_key_values=cache)
+            return next_token_log_probs(model, cache, read[:, -later:])
+
+        dense = fed()
+        for layer in range(3):
+            for share, loss in zip(losses.shares, losses.losses[layer], strict=True):
+                found = fed(evict=OneLayer(layer, SnapKV(budget=share, window=2)))
+                assert loss == pytest.approx(
+                    compare_predictions(found, dense, read[0, 1 - later :]).kl, rel=1e-3, abs=1e-9
+                )
+    assert losses.losses[0][0] > 0
+
+
+def test_losses_go_into_a_file_and_back(tmp_path):
+    path = tmp_path / "losses.safetensors"
+    losses = LayerLosses(LOSSES.layers, SHARES, LOSSES.losses, {"head_dim": 64})
+    losses.save(path)
+    assert LayerLosses.load(path) == losses
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CalibrationError, match="cannot be read as a file of losses"):
+        LayerLosses.load(path)
+    with pytest.raises(CalibrationError, match="no file of losses of layers at"):
+        LayerLosses.load(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((["a text"],), OptionError, r"write calibrate_eviction\(model, tokenizer, texts\)"),
+        ((), OptionError, "need the model's tokenizer"),
+        (
+            (None, ["a text"]),
+            OptionError,
+            r"texts need their tokenizer; write calibrate_eviction\(model, tokenizer, texts\)",
+        ),
+        ((None, [torch.arange(1, 700)]), CalibrationError, "no text has 768 tokens"),
+    ],
+)
+def test_what_cannot_be_measured_says_why(arguments, error, words, pocket):
+    with pytest.raises(error, match=words):
+        calibrate_eviction(pocket[0], *arguments)
+
+
+def test_evictions_that_divide_budgets_are_not_calibrated(pocket, text):
+    with pytest.raises(OptionError, match="the same in all layers"):
+        calibrate_eviction(pocket[0], None, [text], evict=PyramidKV())
+
+
+def test_choosing_tokens_without_a_cache_takes_the_layer_s_budget():
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = (torch.randn(1, 2, 120, 4, generator=generator) for _ in range(2))
+    divided = LayerBudgets(SnapKV(budget=0.25, window=4), LOSSES)
+    for layer in range(3):
+        count = divided.tokens(layer, 3, 120)
+        found = kept_tokens(divided, queries[:, :, -4:], keys, None, 0.5, layer, 3)
+        assert torch.equal(found, kept_tokens(SnapKV(count, 4), queries[:, :, -4:], keys, None, 0.5, layer, 3))

@@ -1,0 +1,62 @@
+"""The benchmark of divided budgets, in small: its numbers, records, page and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
+
+from bench import layer_budgets
+from grace_opt.hf import SnapKV, StreamingLLM
+from grace_opt.hf.models import POCKET_FOLDER
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pytest.MonkeyPatch):
+    """Run the benchmark as from the command line, on two books alone, with short prompts and two quick evictions."""
+    monkeypatch.setattr(layer_budgets, "SHARES", (0.5, 0.25))
+    quick = {"GraphEviction": lambda share: SnapKV(budget=share), "sinks": lambda share: StreamingLLM(budget=share)}
+    monkeypatch.setattr(layer_budgets, "EVICTIONS", quick)
+
+    def run(*changes: str) -> str:
+        folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
+        given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "140", "--tokens", "8"]
+        layer_budgets.main([*given, "--calibrated", "768", *folders, "--allow-dirty", *changes])
+        return (tmp_path / "results" / "pocket.md").read_text()
+
+    return run
+
+
+@pytest.mark.slow
+def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_budgets, "is_clean", lambda source: True)
+    text = start("--passages", "2")
+    value = json.loads((tmp_path / "results" / "pocket.json").read_text())
+    assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]
+    for one in value["passages"]:
+        assert set(one["kl"]) == {"GraphEviction", "sinks"}
+        assert all(0 < kl < 20 for row in one["kl"].values() for pair in row.values() for kl in pair)
+    for share, counts in value["divided"].items():
+        assert sum(counts) <= 3 * 140 * float(share)
+        assert len(set(counts)) > 1
+    assert value["calibration_seconds"] > 0
+    assert "| GraphEviction | 50% |" in text
+    monkeypatch.setattr(layer_budgets, "measure", lambda *rest: pytest.fail("measured again"))
+    monkeypatch.setattr(layer_budgets, "calibrate_eviction", lambda *rest: pytest.fail("measured again"))
+    start("--passages", "2")
+
+
+def test_what_cannot_be_measured_says_why(start, tmp_path: Path) -> None:
+    for changes, message in (
+        (["--prompt", "128"], "give prompts of more than 128 tokens"),
+        (["--tokens", "1"], "at least 2 tokens after them"),
+        (["--text", str(tmp_path / "none.txt")], "no text at"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            start(*changes)
