@@ -380,7 +380,21 @@ def test_an_asymmetric_file_says_what_to_write_here(run, tmp_path, command):
     assert json.loads(run(*given, "--symmetrize").stdout)[0]["objective"] == 6
 
 
-@pytest.mark.parametrize("command", ["basis", "export"])
+def test_layers_writes_what_each_loses_and_shows_who_keeps_how_much(run, tmp_path):
+    (tmp_path / "text.txt").write_text("the quiet river runs past a late singer , and the mill stands . " * 60)
+    done = run("layers", "pocket", "--text", tmp_path / "text.txt", "--tokens", 768, "-o", tmp_path / "l.safetensors")
+    assert done.exit_code == 0, done.output
+    assert "with 25% of the tokens on average" in done.output
+    losses = pytest.importorskip("grace_opt.hf").LayerLosses.load(tmp_path / "l.safetensors")
+    assert losses.layers == (0, 1, 2)
+    assert f"wrote {tmp_path / 'l.safetensors'}" in done.output.replace("\n", "")
+    (tmp_path / "text.txt").write_text("too short")
+    refused = run("layers", "pocket", "--text", tmp_path / "text.txt", "-o", tmp_path / "m.safetensors")
+    assert refused.exit_code == 2
+    assert "no text has 768 tokens" in refused.output
+
+
+@pytest.mark.parametrize("command", ["basis", "export", "layers"])
 def test_files_of_tensors_are_named_so(run, tmp_path, command):
     for name in ("st.bin", "st", ".."):
         refused = run(command, "pocket", "-o", tmp_path / name)

@@ -38,7 +38,7 @@ from ..instances import generators
 from ..problem import Problem
 from ..problem import symmetrize as symmetrize_matrix
 from ..solution import Solution
-from .tables import print_basis, print_demo, print_tune, solution_table
+from .tables import print_basis, print_demo, print_layers, print_tune, solution_table
 from .values import parse_option, parse_vertices
 
 EXIT_CODES = (
@@ -454,7 +454,6 @@ def tune(
         require("matplotlib", "demo", "tune")  # now, not after minutes, when the picture is drawn
         try:
             from ..hf import tune as measure
-            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
             from ..hf.tune.windows import read_prompts
         except ImportError as error:
             raise OptionError(f"tune needs transformers: {pip_install('demo')} ({error})") from None
@@ -463,9 +462,7 @@ def tune(
             given = {str(path): _text(path) for path in text}
         asked = None if prompts is None else read_prompts(prompts)
         numbers = None if bits is None else _numbers(bits)
-        if model == "pocket":
-            disable_progress_bars()
-        loaded, tokenizer = load_model(str(POCKET_FOLDER) if model == "pocket" else model)
+        loaded, tokenizer = _load_model(model)
         with new_folder(out):
             result = measure(
                 loaded,
@@ -526,14 +523,11 @@ def basis(
         _check_tensor_file(out)
         try:
             from ..hf.bits.calibrate import calibrate_basis
-            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
             from ..hf.texts import shipped_texts
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
         texts = [_text(path) for path in text] if text else shipped_texts()
-        if model == "pocket":
-            disable_progress_bars()
-        loaded, tokenizer = load_model(str(POCKET_FOLDER) if model == "pocket" else model)
+        loaded, tokenizer = _load_model(model)
         start = time.monotonic()
         with progress_bar(None, len(texts)) as show:
             made = calibrate_basis(
@@ -547,6 +541,44 @@ def basis(
         seconds = time.monotonic() - start
         made.save(out)
     print_basis(console, made, seconds, out.stat().st_size)
+    console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
+
+
+@app.command()
+def layers(
+    model: Annotated[str, typer.Argument(help="Hub id, folder or .gguf file; or pocket, the pocket model.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance losses.safetensors.")],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text file, UTF-8, to measure on; repeatable. Default: six short texts of grace_opt."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=768, help="Number of first tokens of each text that are used.")] = 1152,
+) -> None:
+    """Measure which layers of MODEL must keep many tokens, for evictions.
+
+    Each layer in turn keeps few of a prompt's tokens; what the output loses divides the budget of an eviction. Use the
+    file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)). Once per model; takes some minutes.
+
+    Example: grace-opt layers HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
+    """
+    with _errors_as_exit_codes():
+        _check_tensor_file(out)
+        try:
+            from ..hf.calibrate_eviction import calibrate_eviction
+        except ImportError as error:
+            raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
+        texts = [_text(path) for path in text] if text else None
+        loaded, tokenizer = _load_model(model)
+        with progress_bar(None, 100) as show:
+            made = calibrate_eviction(
+                loaded,
+                tokenizer,
+                texts,
+                tokens=tokens,
+                advance=lambda done, total: show("layers", 100 * done // total),
+            )
+        made.save(out)
+    print_layers(console, made)
     console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
 
 
@@ -608,13 +640,10 @@ def export(
         try:
             from ..hf.bits.export import export_static
             from ..hf.bits.settings import CALIBRATED
-            from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
         except ImportError as error:
             raise OptionError(f"exporting needs transformers: {pip_install('hf')} ({error})") from None
         texts = [_text(path) for path in text] if text else None
-        if model == "pocket":
-            disable_progress_bars()
-        loaded, tokenizer = load_model(str(POCKET_FOLDER) if model == "pocket" else model)
+        loaded, tokenizer = _load_model(model)
         made = export_static(loaded, out, bits, tokenizer=tokenizer, texts=texts, basis=basis or CALIBRATED)
     console.print(
         f"wrote {escape_path(str(out), sys.stdout)}: {made.bits:.3f} bits per element, {len(made.keys)} layers, from "
@@ -749,6 +778,15 @@ def _check_tensor_file(out: Path) -> None:
         raise OptionError(f"{out}: cannot write {out.suffix!r}, only .safetensors; for instance -o file.safetensors.")
     if not out.absolute().parent.is_dir():
         raise OptionError(f"cannot write {out}: there is no folder {out.absolute().parent}.")
+
+
+def _load_model(name: str) -> tuple[Any, Any]:
+    """Return a model and its tokenizer; the pocket model is on disk, so there is no bar to see."""
+    from ..hf.models import POCKET_FOLDER, disable_progress_bars, load_model
+
+    if name == "pocket":
+        disable_progress_bars()
+    return load_model(str(POCKET_FOLDER) if name == "pocket" else name)
 
 
 def _text(path: Path) -> str:

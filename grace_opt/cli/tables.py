@@ -1,4 +1,4 @@
-"""Tables for the command line: a solution, the demo's report, and a calibrated basis.
+"""Tables for the command line: a solution, the demo's report, a calibrated basis, and what layers lose.
 
 Built on rich.
 """
@@ -20,10 +20,13 @@ from ..solution import Solution
 if TYPE_CHECKING:
     from ..hf.bits.calibrated import CalibratedBasis
     from ..hf.demo import DemoReport
+    from ..hf.layer_losses import LayerLosses
     from ..hf.tune import TuneResult
 
 #: Bits per element at which shares are shown, and number of layers at either end.
 SHOWN_BITS, SHOWN_LAYERS = 2.25, 2
+#: Share of the tokens for which it is shown what each layer keeps, and length of the prompt.
+SHOWN_SHARE, SHOWN_LENGTH = 0.25, 2000
 
 
 def print_basis(console: Console, basis: CalibratedBasis, seconds: float, size: int) -> None:
@@ -44,6 +47,22 @@ def print_basis(console: Console, basis: CalibratedBasis, seconds: float, size: 
         if not few and layer == layers[-SHOWN_LAYERS]:
             table.add_section()
         table.add_row(str(layer), *("  ".join(f"{bits:.2f}" for bits in part.tolist()) for part in shares[layer]))
+    console.print(table)
+
+
+def print_layers(console: Console, losses: LayerLosses) -> None:
+    """Print what the output loses with each layer, and the share that each keeps of a quarter."""
+    from ..hf.graph_eviction import GraphEviction  # loaded already, as the losses come from its package
+    from ..hf.layer_budgets import LayerBudgets
+
+    budgets = LayerBudgets(GraphEviction(budget=SHOWN_SHARE), losses)
+    curve = losses.curves([SHOWN_SHARE])[:, 0]
+    table = FittingTable(title=f"with {SHOWN_SHARE:.0%} of the tokens on average")
+    for name in ("layer", "KL if it alone keeps that", "keeps"):
+        table.add_column(name, justify="right")
+    for layer, loss in zip(losses.layers, curve, strict=True):
+        kept = budgets.tokens(layer, len(losses.layers), SHOWN_LENGTH) / SHOWN_LENGTH
+        table.add_row(str(layer), f"{loss:.2g}", f"{kept:.0%}")
     console.print(table)
 
 
