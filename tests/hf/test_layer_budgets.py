@@ -275,7 +275,7 @@ def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket,
     )
     assert model.training
     model.eval()
-    assert steps == [(1, 3), (2, 3), (3, 3)]  # the short text says nothing
+    assert steps == [(1, 3, False), (2, 3, False), (3, 3, False)]  # the short text says nothing
     assert model.config._attn_implementation == before
     assert losses.layers == (0, 1, 2)
     losses.check_model(model)
