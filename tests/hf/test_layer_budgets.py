@@ -271,7 +271,12 @@ def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket,
     steps = []
     evict = SnapKV(budget=3, window=2)  # its budget does not count
     losses = calibrate_eviction(
-        model, None, [text, text[:, :700]], evict=evict, tokens=768, advance=lambda *a: steps.append(a)
+        model,
+        None,
+        [text, text[:, :700]],
+        evict=evict,
+        tokens=768,
+        advance=lambda *now: steps.append((*now, model.training)),
     )
     assert model.training
     model.eval()
