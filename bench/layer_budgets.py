@@ -135,7 +135,9 @@ def main(given: Sequence[str] | None = None) -> None:
     divided = {}
     for share in SHARES:
         budgets = LayerBudgets(GraphEviction(budget=share), losses)
-        divided[f"{share:g}"] = [budgets.tokens(layer, len(losses.layers), args.prompt) for layer in losses.layers]
+        divided[f"{share:g}"] = [
+            budgets.tokens(layer, len(losses.layers), args.prompt, least=RECENT + 1) for layer in losses.layers
+        ]
     value = {
         "provenance": refuse(origins, args.allow_dirty),
         **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "tokens": args.tokens},

@@ -22,6 +22,7 @@ T = TypeVar("T")
 _RATIO, _KEPT, _DEVICE = "write ratio=", "write kept_channels=", "leave it out: the cache is on the model's device"
 _BITS = "write bits=, the mean over all channels, or quantize=Quantization(keys=4) for the same number everywhere"
 _TOKENS, _BYTES = "write evict=SnapKV(budget=512)", "write total_bytes="
+_LAYERS = "write evict=LayerBudgets(SnapKV(budget=0.25), losses)"
 _GENERATE, _TYPE = "pass it to generate()", "leave it out: the cache has the type of the model's keys"
 
 #: Names of cache settings in other libraries, and settings that people often look for.
@@ -44,6 +45,9 @@ OTHER_NAMES_OF_SETTINGS: Mapping[str, str] = {
         name: f"write read=TopTokens({name}=...)"
         for name in ("share", "by", "page_size", "epsilon", "top_p", "tables", "hash_bits", "confidence")
     },
+    **dict.fromkeys(
+        ("losses", "layer_losses", "layer_budgets"), "write evict=LayerBudgets(SnapKV(budget=0.25), losses)"
+    ),
     "skip_layers": "write dense_layers=, how many of the first layers stay dense",
     **dict.fromkeys(("max_new_tokens", "do_sample", "temperature", "num_beams", "input_ids"), _GENERATE),
     **dict.fromkeys(("attention_mask", "streamer"), _GENERATE),

@@ -7,6 +7,8 @@ others keep everything, and the next tokens are predicted again.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +19,6 @@ from transformers import PreTrainedModel
 from .._util.parameters import integer
 from ..errors import CalibrationError
 from .arguments import require_model
-from .bits.calibrate import refuse_parts
 from .cache import PrunedKeyCache
 from .capture import capture
 from .evaluated import evaluated
@@ -25,11 +26,11 @@ from .evaluation import compare_predictions, next_token_log_probs
 from .filling import filled
 from .graph_eviction import GraphEviction
 from .implementation import attention_implementation, base_for
-from .layer_budgets import LayerBudgets
+from .layer_budgets import check_divisible
 from .layer_losses import LayerLosses
 from .masking import execution_device, fingerprint
 from .prunable import text_config
-from .texts import given_texts, token_ids
+from .texts import check_known, given_texts, token_ids
 
 #: Shares of the prompt's tokens that a layer keeps.
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
@@ -101,26 +102,36 @@ def calibrate_eviction(
     model = require_model(model, "calibrate_eviction")
     given = given_texts(texts, tokenizer, "calibrate_eviction")
     chosen = GraphEviction() if evict is None else evict
+    check_divisible(chosen, "calibrate_eviction")
     config = text_config(model, "calibrate_eviction")
     most = getattr(config, "max_position_embeddings", None) or TOKENS
     longest = min(integer("tokens", tokens, at_least=FEWEST_TOKENS), most)
     made_for = fingerprint(model)
-    refuse_parts(made_for)
+    if "tensor_parallel" in made_for:
+        raise CalibrationError(
+            f"this process has only {made_for['tensor_parallel']} of the model; measure it in one process, with "
+            "grace-opt layers MODEL -o FILE"
+        )
     every = [token_ids(text, tokenizer, n, "calibrate_eviction")[:, :longest] for n, text in enumerate(given, 1)]
+    check_known(every, model)
     every = [ids for ids in every if ids.shape[1] >= FEWEST_TOKENS]
+    if longest < FEWEST_TOKENS:
+        raise CalibrationError(
+            f"the model has {longest} positions, and losses are measured with {FEWEST_TOKENS} tokens"
+        )
     if not every:
         raise CalibrationError(
             f"no text has {FEWEST_TOKENS} tokens, fewer than which say little of an eviction; give longer ones"
         )
     device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
-    layers = PrunedKeyCache(model, ratio=0.0).prunable_layers
+    layers = _whole(model).prunable_layers
     sums, count, done = torch.zeros(len(layers), len(SHARES), dtype=torch.float64), 0, 0
     with evaluated(model), attention_implementation(model, f"grace_{base_for(model)}"):
         for ids in every:
             later = min(LATER, ids.shape[1] // 8)
-            text = _Text(model, ids.to(device), later)
+            text = _Text(model, ids.to(device), later, layers)
             for row, layer in zip(sums, layers, strict=True):
-                losses = [text.loss(layer, _with_share(chosen, share)) for share in SHARES]
+                losses = [text.loss(layer, dataclasses.replace(chosen, budget=share)) for share in SHARES]
                 row += later * torch.tensor(losses, dtype=torch.float64)
                 done += 1
                 advance(done, len(every) * len(layers))
@@ -130,28 +141,24 @@ def calibrate_eviction(
     return LayerLosses(layers, SHARES, tuple(map(tuple, means)), made_for)
 
 
-def _with_share(evict: Any, share: float) -> Any:
-    """Return an eviction that keeps a share of a prompt; refuse, by the checks of `LayerBudgets`, what cannot."""
-    one = LayerLosses((0,), (0.25, 0.5), ((1.0, 0.5),))
-    return LayerBudgets(evict, one).keeping(share)
+def _whole(model: PreTrainedModel, evict: Any = None) -> PrunedKeyCache:
+    """Return an empty cache that keeps all channels, for any model: not all can decode without copies (``fused``)."""
+    return PrunedKeyCache(model, ratio=0.0, fused=False, evict=evict)
 
 
 class _Text:
     """A text whose beginning was read, and whose later tokens can be predicted with any layer's cache replaced."""
 
-    def __init__(self, model: PreTrainedModel, ids: Tensor, later: int) -> None:
-        self.model, self.following = model, ids[:, -later:]
-        self.captured = capture(model, ids[:, :-later])
-        self.dense = next_token_log_probs(
-            model, filled(PrunedKeyCache(model, ratio=0.0), self.captured), self.following
-        )
+    def __init__(self, model: PreTrainedModel, ids: Tensor, later: int, layers: Sequence[int]) -> None:
+        self.model, self.following, read = model, ids[:, -later:], ids[:, :-later]
+        self.cache = _whole(model)
+        model(read, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        self.captured = capture(model, read, layers=layers)
+        self.dense = next_token_log_probs(model, copy.deepcopy(self.cache), self.following)
 
     def loss(self, layer: int, evict: Any) -> float:
         """Return the KL divergence per token if one layer evicts."""
-        cache = PrunedKeyCache(self.model, ratio=0.0)
-        others = {index: each for index, each in self.captured.items() if index != layer}
-        filled(cache, others)
-        own = {layer: self.captured[layer]}
-        cache.layers[layer] = filled(PrunedKeyCache(self.model, ratio=0.0, evict=evict), own).layers[layer]
+        cache, own = copy.deepcopy(self.cache), {layer: self.captured[layer]}
+        cache.layers[layer] = filled(_whole(self.model, evict), own).layers[layer]
         log_probs = next_token_log_probs(self.model, cache, self.following)
         return compare_predictions(log_probs, self.dense, self.following[0, 1:]).kl

@@ -47,19 +47,20 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
         ``values``: copying them now would need memory for another layer's V.
     """
     config, sinks, length = plan.config, plan.config.sink_tokens, over.length
-    if plan.bits is not None:
-        return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, values, config.recent_window))
     recent, group, count = config.recent_window, 1, length
     if config.quantize is not None and config.quantize.keys is not None:
         group = config.quantize.group_size
     if config.evict is not None:
-        count = tokens_kept(config.evict, plan.index, plan.layers, length, recent + sinks + group)
+        least = recent + sinks + group
+        count = tokens_kept(config.evict, plan.index, plan.layers, length, least, config.dense_layers)
+    if plan.bits is not None:
+        return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, values, recent, count))
     # Tokens that do not fill a group stay dense, with the recent window.
     recent += max(count - recent - sinks, 0) % group
     if length <= recent + sinks:
         return None
     old = length - recent
-    evicted = _evicted(plan, over, keys, values, recent, group)
+    evicted = _evicted(plan, over, keys, values, recent, count)
     order = _sinks_first(over.valid, evicted, keys, old, sinks)
     stored_keys, stored_values = keys[:, :, :old], values[:, :, :old]
     seen, valid = keys, over.valid
@@ -99,7 +100,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
 
 
 def _evicted(
-    plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, recent: int, group: int = 1
+    plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, recent: int, count: int
 ) -> Tensor | None:
     """Return the positions before the recent tokens that each KV head keeps, ``(B, H, n)`` ascending; None for all."""
     if plan.config.evict is None:
@@ -119,7 +120,7 @@ def _evicted(
         values=values,
         first=plan.config.sink_tokens,
         last=recent,
-        group=group,
+        count=count,
     )
     return None if kept is None else kept[..., : kept.shape[-1] - recent]
 

@@ -283,10 +283,14 @@ class StreamingLLM(Budget):
         return finished_scores(row[:, None].repeat(1, heads, 1), keys, valid, 0)
 
 
-def tokens_kept(eviction: TokenEviction, layer: int, layers: int, length: int, least: int) -> int:
-    """Return how many tokens each KV head keeps; of a share of the prompt or the layers, at least `least` or all."""
+def tokens_kept(
+    eviction: TokenEviction, layer: int, layers: int, length: int, least: int, dense_layers: int = 0
+) -> int:
+    """Return how many tokens each KV head keeps; of a share of the prompt, at least `least` or all."""
+    if isinstance(eviction, LayerBudgets):
+        return eviction.tokens(layer, layers, length, least=least, dense_layers=dense_layers)
     count = eviction.tokens(layer, layers, length)
-    is_share = isinstance(eviction, LayerBudgets) or isinstance(getattr(eviction, "budget", None), float)
+    is_share = isinstance(getattr(eviction, "budget", None), float)
     return max(count, min(least, length)) if is_share else count
 
 
@@ -303,7 +307,7 @@ def kept_tokens(
     values: Tensor | None = None,
     first: int = 0,
     last: int = 0,
-    group: int = 1,
+    count: int | None = None,
 ) -> Tensor | None:
     """Return the positions that each KV head keeps, ascending; None if it keeps all.
 
@@ -319,8 +323,9 @@ def kept_tokens(
         All values of the prompt, for evictions that read them.
     first, last : int
         Number of first real tokens, and of last tokens, that stay whatever their scores are.
-    group : int
-        Number of tokens that stay besides, at least, if the budget is a share.
+    count : int, optional
+        Number of tokens that stay, from `tokens_kept`; by default the budget, and one more than the first and last
+        ones at least if it is a share.
 
     Returns
     -------
@@ -329,7 +334,8 @@ def kept_tokens(
         tokens keeps its last padding tokens, the same in every head.
     """
     length = keys.shape[2]
-    count = tokens_kept(eviction, layer, layers, length, first + last + group)
+    if count is None:
+        count = tokens_kept(eviction, layer, layers, length, first + last + 1)
     if length <= count:
         return None
     if count <= first + last:
@@ -442,9 +448,11 @@ def eviction_from_dict(values: Mapping[str, Any]) -> Ours:
 def _divided_from_dict(values: Mapping[str, Any]) -> LayerBudgets:
     parts = values.get("evict"), values.get("losses")
     names = {field.name for field in dataclasses.fields(LayerLosses)}
-    if not all(isinstance(part, Mapping) for part in parts) or not set(parts[1] or ()) <= names:
-        raise OptionError(f'{DIVIDED!r} wants "evict", an eviction, and "losses" with {sorted(names)}')
+    wanted = names - {"fingerprint"}
+    good = all(isinstance(part, Mapping) for part in parts) and wanted <= set(parts[1] or ()) <= names
+    if not good or set(values) != {"name", "evict", "losses"}:
+        raise OptionError(f'{DIVIDED!r} has "evict", an eviction, and "losses" with {sorted(names)}; and nothing else')
     try:
         return LayerBudgets(eviction_from_dict(parts[0]), LayerLosses(**parts[1]))  # type: ignore[arg-type]
-    except (CalibrationError, TypeError) as error:
+    except CalibrationError as error:
         raise OptionError(f"the losses of {DIVIDED!r}: {error}") from None

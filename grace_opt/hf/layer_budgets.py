@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..allocation import allocate
 from ..errors import OptionError
+from .arguments import explains_arguments
 from .layer_losses import LayerLosses
 from .token_budget import Budget
 
@@ -29,6 +30,7 @@ LEAST = 1 / 8
 STEPS = 128
 
 
+@explains_arguments({"eviction": "write evict=", "layer_losses": "write losses="})
 @dataclass(frozen=True)
 class LayerBudgets:
     """Divide an eviction's budget among the layers so that the model's output loses least, by measured losses.
@@ -59,11 +61,7 @@ class LayerBudgets:
 
     def __post_init__(self) -> None:
         """Refuse evictions whose budget is not one for all layers."""
-        if not isinstance(self.evict, Budget) or type(self.evict).tokens is not Budget.tokens:
-            raise OptionError(
-                f"LayerBudgets(evict={self.evict!r}): write an eviction whose budget is the same in all layers, for "
-                "instance GraphEviction(budget=0.25) or SnapKV(budget=0.25)"
-            )
+        check_divisible(self.evict, "LayerBudgets")
         if not isinstance(self.losses, LayerLosses):
             raise OptionError(
                 f"LayerBudgets(losses={type(self.losses).__name__}): write losses=calibrate_eviction(model, "
@@ -75,12 +73,25 @@ class LayerBudgets:
         """As many as the eviction needs."""
         return self.evict.queries_needed  # type: ignore[no-any-return]
 
-    def tokens(self, layer: int, layers: int, length: int) -> int:
-        """Return the budget of a layer, or all tokens if there are fewer; that of a layer not measured is the mean."""
+    def tokens(self, layer: int, layers: int, length: int, *, least: int = 0, dense_layers: int = 0) -> int:
+        """Return the budget of a layer, or all tokens if there are fewer; that of a layer not measured is the mean.
+
+        Parameters
+        ----------
+        layer, layers, length
+            As in `TokenEviction.tokens`.
+        least : int
+            Number of tokens that each layer keeps in any case.
+        dense_layers : int
+            Number of first layers that do not evict, and have no part of the budget.
+        """
         mean: int = self.evict.count(length)
-        if mean == length or layer not in self.losses.layers:
+        if isinstance(self.evict.budget, float):
+            mean = max(mean, min(least, length))
+        evicting = self.losses.layers.index(layer) if layer in self.losses.layers else None
+        if mean == length or evicting is None or layer < dense_layers:
             return mean
-        return _divided(self, mean, length)[self.losses.layers.index(layer)]
+        return _divided(self, mean, length, min(max(least, self.evict.always), mean), dense_layers)[evicting]
 
     def keeping(self, budget: float) -> Any:
         """Return the eviction with another budget, such as a layer's number of tokens."""
@@ -91,14 +102,24 @@ class LayerBudgets:
         return self.evict.scores(*arguments, **named)  # type: ignore[no-any-return]
 
 
+def check_divisible(evict: object, call: str) -> None:
+    """Raise OptionError unless an eviction has one budget for all layers, which can be replaced."""
+    if not isinstance(evict, Budget) or type(evict).tokens is not Budget.tokens:
+        raise OptionError(
+            f"{call}(evict={evict!r}): write an object of SnapKV, H2O, StreamingLLM or GraphEviction, for instance "
+            "GraphEviction(budget=0.25). PyramidKV divides its budget itself, and so may an eviction of your own"
+        )
+
+
 @functools.lru_cache(maxsize=64)
-def _divided(budgets: LayerBudgets, mean: int, length: int) -> tuple[int, ...]:
+def _divided(budgets: LayerBudgets, mean: int, length: int, least: int, dense_layers: int) -> tuple[int, ...]:
     """Return how many tokens each measured layer keeps."""
-    count = len(budgets.losses.layers)
-    least = min(max(int(np.ceil(mean * LEAST)), budgets.evict.always), mean)
+    evicting = [layer >= dense_layers for layer in budgets.losses.layers]
+    least = max(least, int(np.ceil(mean * LEAST)))
     levels = np.unique(np.append(np.geomspace(least, length, STEPS).round().astype(np.int64), (mean, length)))
-    losses = budgets.losses.curves(levels / length)
-    best = allocate(losses, levels, float(count * mean))
+    losses = budgets.losses.relative_curves(levels / length)[evicting]
+    best = allocate(losses, levels, float(len(losses) * mean))
+    divided = [int(levels[level]) for level in best.levels]
     if best.objective >= losses[:, levels == mean].sum():  # it may be off by a step
-        return (mean,) * count
-    return tuple(int(levels[level]) for level in best.levels)
+        divided = [mean] * len(losses)
+    return (mean,) * (len(evicting) - len(divided)) + tuple(divided)

@@ -23,9 +23,9 @@ from .masking import fingerprint as fingerprint_of
 from .masking import fingerprint_differences
 
 FORMAT = TensorFormat("grace_opt.layer_losses", "1", "a file of losses of layers", CalibrationError)
-#: A loss below this share of the largest one is rounding, and counts as this much; so do losses that are all nothing.
-NOTHING, SMALLEST = 1e-12, 1e-200
-#: Logarithm of the largest loss that a curve goes on to.
+#: A loss below this share of the largest one is rounding, and counts as this much.
+NOTHING = 1e-12
+#: Logarithm of how much larger than all measured losses one becomes below the least share.
 LARGEST = 600.0
 _AGAIN = "measure them again: calibrate_eviction(model, tokenizer)"
 
@@ -67,15 +67,19 @@ class LayerLosses:
         return f"LayerLosses({len(self.layers)} layers)"
 
     def curves(self, shares: Any) -> np.ndarray:
-        """Return the loss of each layer at each of some shares, ``(layers, n)``.
+        """Return the loss of each layer at each of some shares between 0 and 1, ``(layers, n)``.
 
         Between the shares that were measured, and below, the logarithm of the loss is linear in that of the share;
         above, the loss falls to 0 in a straight line. A larger share never loses more.
         """
+        return self.relative_curves(shares) * max(map(max, self.losses))
+
+    def relative_curves(self, shares: Any) -> np.ndarray:
+        """Return `curves` in proportion to the largest loss that was measured, whatever its size."""
         wanted, known = np.asarray(shares, np.float64), np.log(self.shares)
+        measured = np.maximum.accumulate(np.asarray(self.losses, np.float64)[:, ::-1], axis=1)[:, ::-1]
+        measured = np.maximum(measured / (measured.max() or 1.0), NOTHING)
         found = np.empty((len(self.layers), len(wanted)))
-        measured = np.maximum.accumulate(np.asarray(self.losses)[:, ::-1], axis=1)[:, ::-1]
-        measured = np.maximum(measured, NOTHING * max(measured.max(), SMALLEST))
         for row, each in zip(found, np.log(measured), strict=True):
             row[:] = np.interp(np.log(wanted), known, each)
             slope = (each[1] - each[0]) / (known[1] - known[0])

@@ -78,8 +78,14 @@ def all_token_ids(texts: Any, tokenizer: Any, call: str, model: Any) -> list[Ten
         raise OptionError(f"a {type(tokenizer).__name__} is not a tokenizer; write {call}(model, texts, tokenizer)")
     if isinstance(texts, str) or not isinstance(texts, Iterable) or not (texts := list(texts)):
         raise OptionError(f"texts must be a list with at least one text; write {call}(model, [text, ...], tokenizer)")
-    known = getattr(model.get_input_embeddings(), "num_embeddings", None)
     every = [token_ids(text, tokenizer, number, call) for number, text in enumerate(texts, 1)]
+    check_known(every, model)
+    return every
+
+
+def check_known(every: list[Tensor], model: Any) -> None:
+    """Raise OptionError if a text has a token that the model does not know."""
+    known = getattr(model.get_input_embeddings(), "num_embeddings", None)
     for number, ids in enumerate(every, 1):
         if known is not None and ((ids < 0) | (ids >= known)).any():
             worst = int(ids.max()) if int(ids.max()) >= known else int(ids.min())
@@ -87,7 +93,6 @@ def all_token_ids(texts: Any, tokenizer: Any, call: str, model: Any) -> list[Ten
                 f"text {number} has the token number {worst}, and the model knows 0 to {known - 1}: take the tokenizer "
                 "that belongs to the model"
             )
-    return every
 
 
 def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Tensor:

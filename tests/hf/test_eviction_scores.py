@@ -24,6 +24,7 @@ from grace_opt.hf.eviction import (
     eviction_named,
     eviction_to_dict,
     kept_tokens,
+    tokens_kept,
 )
 
 SCALING, LAYER, LAYERS = 0.7, 1, 3
@@ -328,8 +329,8 @@ def test_a_share_leaves_what_stays_dense_and_one_group_more():
 
     assert kept(60, 0.5, last=8).shape[-1] == 30
     assert kept(60, 0.1, last=8).shape[-1] == 11  # 6 would be fewer than the 10 that stay dense
-    assert kept(60, 0.1, last=8, group=8).shape[-1] == 18
-    assert kept(12, 0.1, last=8, group=8) is None
+    assert tokens_kept(StreamingLLM(0.1, sinks=1), 0, 1, 60, 18) == kept(60, 0.1, last=8, count=18).shape[-1] == 18
+    assert tokens_kept(StreamingLLM(0.1, sinks=1), 0, 1, 12, 18) == 12
     with pytest.raises(OptionError, match="nothing would be left to prune"):
         kept(60, 6, last=8)
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..._util.parameters import integer, number, shown
 from ...errors import OptionError
 from ..arguments import OTHER_NAMES_OF_SETTINGS, advice
+from ..layer_budgets import LayerBudgets
 from .importance import LAST
 
 #: The settings of which one (or the pair in the middle) asks for bits.
@@ -84,13 +85,14 @@ def check_bits(config: Any) -> None:
         others = [name for name in others if name != "options"] + unknown
     if others:
         raise _contradiction(given[0], others, meant)
-    needed = 0 if config.evict is None else getattr(config.evict, "queries_needed", 0)
+    evict = config.evict.evict if isinstance(config.evict, LayerBudgets) else config.evict
+    needed = 0 if evict is None else getattr(evict, "queries_needed", 0)
     if needed is None or needed > MAX_EVICTION_QUERIES:
         instead = "evict by SnapKV, PyramidKV or StreamingLLM"
-        if hasattr(config.evict, "stride"):
-            instead = f"write {type(config.evict).__name__}(stride=0, observed={MAX_EVICTION_QUERIES})"
+        if hasattr(evict, "stride"):
+            instead = f"write {type(evict).__name__}(stride=0, observed={MAX_EVICTION_QUERIES})"
         raise OptionError(
-            f"{type(config.evict).__name__} needs {'all' if needed is None else needed} queries of the prompt, and "
+            f"{type(evict).__name__} needs {'all' if needed is None else needed} queries of the prompt, and "
             f"{given[0]}= keeps the last {MAX_EVICTION_QUERIES}: "
             f"{instead if needed is None else f'let it observe {MAX_EVICTION_QUERIES} or fewer'}"
         )
