@@ -554,10 +554,10 @@ def layers(
     ] = None,
     tokens: Annotated[int, typer.Option(min=768, help="Number of first tokens of each text that are used.")] = 1152,
 ) -> None:
-    """Measure which layers of MODEL must keep many tokens, for evictions.
+    """Measure which layers must keep more tokens than others.
 
-    Each layer in turn keeps few of a prompt's tokens; what the output loses divides the budget of an eviction. Use the
-    file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)). Once per model; takes some minutes.
+    Each layer of MODEL in turn keeps few of a prompt's tokens; what the output loses divides the budget of an eviction.
+    Use the file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)). Once per model, some minutes.
 
     Example: grace-opt layers HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """

@@ -37,8 +37,8 @@ class LayerBudgets:
 
     .. math:: \\min_n \\sum_l f_l(n_l) \\quad \\text{subject to} \\quad \\sum_l n_l \\le L \\, n
 
-    with :math:`f_l` the loss if layer l alone keeps :math:`n_l` tokens, and n the budget of the eviction. Solved by
-    `grace_opt.allocate` once for each length of prompt.
+    with :math:`f_l` the loss if layer l alone keeps :math:`n_l` tokens, and n the budget of the eviction. Solved, up to
+    a step, by `grace_opt.allocate`, once for each length of prompt; never worse than equal budgets.
 
     Attributes
     ----------
