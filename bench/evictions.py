@@ -13,7 +13,6 @@ texts are downloaded (`bench.material`).
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,11 +24,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from bench.evictions_page import FAST, H2O_ALL, H2O_LAST, OURS, page
-from bench.material import MODEL, books, model_path, require_texts
+from bench.material import books, model_path, require_texts
+from bench.passage_runs import measure_passages, passage_options
 from bench.passages import later_passages
-from bench.provenance import is_clean, refuse, require_clean, write_json
-from bench.real_model import digest, read_record
-from bench.report import add_options, read_results, write_results
+from bench.provenance import refuse, require_clean
+from bench.real_model import digest
+from bench.report import read_results, write_results
 from grace_opt import Problem, solve
 from grace_opt.attention.tokens import drop_order, formed
 from grace_opt.bounds import certificate
@@ -50,7 +50,6 @@ from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.objective import evaluate
 
-ROOT = Path(__file__).parent.parent
 #: Shares of the prompt's tokens that are kept, and number of last tokens that stay in any case.
 SHARES, RECENT = (0.5, 0.25, 0.1), 32
 EVICTIONS: Mapping[str, Callable[[float], TokenEviction]] = {
@@ -160,18 +159,8 @@ def bounded(captured: Mapping[int, CapturedAttention]) -> list[dict[str, Any]]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.evictions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
-    parser.add_argument("--prompt", type=int, default=1792, help="tokens of a prompt (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens after it (default %(default)s)")
+    parser = passage_options("evictions", __doc__)
     parser.add_argument("--short", type=int, default=512, help="tokens of the prompt with bounds (default %(default)s)")
-    parser.add_argument("--passages", type=int, help="number of passages (default: all 16)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "evictions", help="folder of the records")
-    add_options(parser, "evictions")
     args = parser.parse_args(given)
     if args.report_only:
         print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
@@ -192,18 +181,10 @@ def main(given: Sequence[str] | None = None) -> None:
     weights = digest(*model.parameters())
     common = {"commit": source["commit"], "weights": weights, "prompt": args.prompt}
     common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
-    found, origins = [], {}
     with attention_implementation(model, "grace_sdpa"):
-        for number, passage in enumerate(cut):
-            path, about = args.runs / f"passage_{number:02}.json", {**common, "ids": digest(passage.ids)}
-            record = read_record(path, about) if is_clean(source) else None
-            if record is None:
-                kl = measure(model, passage.ids, args.prompt)
-                record = {"settings": about, "date": source["date"], "commit": source["commit"], "kl": kl}
-                write_json(path, record)
-            print(f"{number + 1} of {len(cut)}: {passage.name}", flush=True)
-            found.append({"kind": passage.kind, "name": passage.name, "kl": record["kl"]})
-            origins[f"passage {number}"] = {**source, "date": record["date"], "commit": record["commit"]}
+        found, origins = measure_passages(
+            cut, args.runs, common, source, lambda passage: measure(model, passage.ids, args.prompt)
+        )
         seconds = timed(model, cut[0].ids[:, : args.prompt + args.tokens])
         bounds = bounded(capture(model, cut[0].ids[:, : args.short]))
     value = {

@@ -9,9 +9,9 @@ import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from bench.intervals import with_ends
+from bench.passage_runs import kl_by_share
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, Page, table
 from grace_opt.sweep import mean_interval, paired_interval
 
@@ -117,12 +117,4 @@ def _draw(figure: Figure, kl: dict[str, dict[str, list[float]]], shares: list[st
         colour, line = _LOOKS.get(name, (BLACK, "-"))
         means = [statistics.fmean(rows[share]) for share in shares]
         axes.plot(places, means, "o", color=colour, linestyle=line, label=name)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(places, [f"{place:.0%}" for place in places])
-    axes.minorticks_off()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("tokens kept")
-    axes.set_ylabel("KL, nats")
-    axes.legend()
+    kl_by_share(axes, places, "tokens kept")

@@ -5,14 +5,14 @@ evictions keep a half, a quarter and a tenth of a prompt's tokens, once the same
 `LayerBudgets` divides them: the same bytes. The next tokens of the text are fed, and the next-token distributions
 compared with the dense cache's. Passages are two of each source of `bench.passages`, all from its second half.
 
-Each passage has its own file in ``--runs``; those of other texts, weights, settings or commits are measured again.
-Writes docs/results/layer_budgets.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and
-the texts are downloaded (`bench.material`).
+Each passage, and the calibration, has its own file in ``--runs``; those of other texts, weights, settings or commits
+are measured again. Writes docs/results/layer_budgets.{json,md,png}. If they are missing, the model,
+SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`).
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bench.evictions import RECENT, ROOT, SHARES
+from bench.evictions import RECENT, SHARES
 from bench.evictions_page import FAST, H2O_ALL, OURS
 from bench.layer_budgets_page import page
-from bench.material import MODEL, books, model_path, require_texts
+from bench.material import books, model_path, require_texts
+from bench.passage_runs import measure_passages, passage_options
 from bench.passages import later_passages
 from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record
-from bench.report import add_options, read_results, write_results
+from bench.report import read_results, write_results
 from grace_opt.hf import (
     H2O,
     GraphEviction,
@@ -72,32 +73,25 @@ def measure(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosse
     return found
 
 
-def calibrated(model: PreTrainedModel, tokenizer: Any, path: Path, tokens: int) -> tuple[LayerLosses, float]:
-    """Return the losses of layers, and the seconds that measuring them took; those in a file are not measured again."""
-    if not path.exists():
+def calibrated(
+    model: PreTrainedModel, tokenizer: Any, tokens: int, folder: Path, source: Mapping[str, Any], about: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a record with the ``losses`` of layers, and the ``seconds`` that measuring them took."""
+    path, settings = folder / "losses.json", {**about, "tokens": tokens}
+    record = read_record(path, settings) if is_clean(source) else None
+    if record is None:
         began = time.perf_counter()
         losses = calibrate_eviction(model, tokenizer, tokens=tokens)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        losses.save(path)
-        write_json(path.with_suffix(".json"), {"seconds": time.perf_counter() - began})
-    return LayerLosses.load(path), float(read_results(path.with_suffix(""))["seconds"])
+        seconds = time.perf_counter() - began
+        record = {"settings": settings, "date": source["date"], "commit": source["commit"], "seconds": seconds}
+        record["losses"] = dataclasses.asdict(losses)
+        write_json(path, record)
+    return record
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.layer_budgets",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
-    parser.add_argument("--prompt", type=int, default=1792, help="tokens of a prompt (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens after it (default %(default)s)")
+    parser = passage_options("layer_budgets", __doc__)
     parser.add_argument("--calibrated", type=int, default=1152, help="first tokens of each text of the calibration")
-    parser.add_argument("--passages", type=int, help="number of passages (default: all 16)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "layer_budgets", help="folder of the records")
-    add_options(parser, "layer_budgets")
     args = parser.parse_args(given)
     if args.report_only:
         print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
@@ -115,23 +109,15 @@ def main(given: Sequence[str] | None = None) -> None:
     cut = later_passages(args.text or books(), tokenizer, args.prompt + args.tokens, seed=0, room=1)[: args.passages]
     weights = digest(*model.parameters())
     common = {"commit": source["commit"], "weights": weights, "prompt": args.prompt}
-    losses, seconds = calibrated(
-        model, tokenizer, args.runs / f"losses_{weights[:8]}_{args.calibrated}.safetensors", args.calibrated
-    )
+    record = calibrated(model, tokenizer, args.calibrated, args.runs, source, common)
+    losses = LayerLosses(**record["losses"])
     common["losses"] = repr(losses.losses)
     common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
-    found, origins = [], {}
     with attention_implementation(model, "grace_sdpa"):
-        for number, passage in enumerate(cut):
-            path, about = args.runs / f"passage_{number:02}.json", {**common, "ids": digest(passage.ids)}
-            record = read_record(path, about) if is_clean(source) else None
-            if record is None:
-                kl = measure(model, passage.ids, args.prompt, losses)
-                record = {"settings": about, "date": source["date"], "commit": source["commit"], "kl": kl}
-                write_json(path, record)
-            print(f"{number + 1} of {len(cut)}: {passage.name}", flush=True)
-            found.append({"kind": passage.kind, "name": passage.name, "kl": record["kl"]})
-            origins[f"passage {number}"] = {**source, "date": record["date"], "commit": record["commit"]}
+        found, origins = measure_passages(
+            cut, args.runs, common, source, lambda passage: measure(model, passage.ids, args.prompt, losses)
+        )
+    origins["losses"] = {**source, "date": record["date"], "commit": record["commit"]}
     divided = {}
     for share in SHARES:
         budgets = LayerBudgets(GraphEviction(budget=share), losses)
@@ -141,7 +127,7 @@ def main(given: Sequence[str] | None = None) -> None:
     value = {
         "provenance": refuse(origins, args.allow_dirty),
         **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "tokens": args.tokens},
-        **{"evictions": common["settings"], "passages": found, "calibration_seconds": seconds},
+        **{"evictions": common["settings"], "passages": found, "calibration_seconds": record["seconds"]},
         **{"losses": losses.losses, "shares": losses.shares, "divided": divided},
     }
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))

@@ -9,10 +9,10 @@ import statistics
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from bench.evictions_page import FAST, H2O_ALL, OURS
 from bench.intervals import with_ends
+from bench.passage_runs import kl_by_share
 from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, Page, table
 from grace_opt.sweep import mean_interval, paired_interval
 
@@ -79,15 +79,7 @@ def _draw(figure: Figure, value: dict[str, Any], equal: Any, divided: Any, share
             means = [statistics.fmean(rows[name][share]) for share in shares]
             axes.plot(places, means, "o", color=colour, linestyle=line, label=name if line == "-" else None)
     axes.plot([], [], color=GREY, linestyle="--", label="equal budgets")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(places, [f"{place:.0%}" for place in places])
-    axes.minorticks_off()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("tokens kept, mean over layers")
-    axes.set_ylabel("KL, nats")
-    axes.legend()
+    kl_by_share(axes, places, "tokens kept, mean over layers")
     for share, colour in zip(shares, (SKY, BLUE, ORANGE), strict=False):
         kept = [count / value["prompt"] for count in value["divided"][share]]
         bars.step(range(len(kept)), kept, where="mid", color=colour, label=f"{float(share):.0%} in the mean")

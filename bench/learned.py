@@ -11,7 +11,6 @@ the texts are downloaded (`bench.material`).
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,11 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.learned_page import CALIBRATED, CALIBRATED_GRACE, LEARNED, PROMPT, page
-from bench.material import MODEL, books, model_path, require_texts
+from bench.material import books, model_path, require_texts
+from bench.passage_runs import measure_passages, passage_options
 from bench.passages import later_passages, passages
 from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record
-from bench.report import add_options, read_results, write_results
+from bench.report import read_results, write_results
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate, capture, learn_masks
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
@@ -117,19 +117,9 @@ def measure(
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.learned", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default=MODEL, help="Hub id, folder or .gguf file (default: %(default)s, fetched)")
-    parser.add_argument("--name", help="what to call the model in the results (default: the last part of --model)")
-    parser.add_argument("--text", type=Path, nargs="+", help="books as plain text (default: four, fetched)")
+    parser = passage_options("learned", __doc__)
     parser.add_argument("--learn", type=int, default=1536, help="tokens of each source to learn from (%(default)s)")
     parser.add_argument("--steps", type=int, nargs=2, default=(200, 60), help="steps of both stages (default 200 60)")
-    parser.add_argument("--prompt", type=int, default=1792, help="tokens of a prompt (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens after it (default %(default)s)")
-    parser.add_argument("--passages", type=int, help="number of passages (default: all 16)")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learned", help="folder of masks and records")
-    add_options(parser, "learned")
     args = parser.parse_args(given)
     if args.report_only:
         print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
@@ -150,22 +140,15 @@ def main(given: Sequence[str] | None = None) -> None:
     weights, keep = digest(*model.parameters()), is_clean(source)
     common = {"commit": source["commit"], "weights": weights, "learned_on": digest(*learned_on)}
     origin = {"date": source["date"], "commit": source["commit"]}
-    found, origins = [], {}
     with attention_implementation(model, "grace_sdpa"):
         about = {"settings": common, "origin": origin}
         masks, records = made(model, learned_on, tuple(args.steps), args.runs, about, keep)
-        for name, record in records.items():
-            origins[name] = {**source, "date": record["date"], "commit": record["commit"]}
-        for number, passage in enumerate(cut):
-            settings = {**common, "steps": list(args.steps), "prompt": args.prompt, "ids": digest(passage.ids)}
-            path = args.runs / f"passage_{number:02}.json"
-            one = read_record(path, settings) if keep else None
-            if one is None:
-                one = {"settings": settings, **origin, "kl": measure(model, passage.ids, args.prompt, masks)}
-                write_json(path, one)
-            print(f"{number + 1} of {len(cut)}: {passage.name}", flush=True)
-            found.append({"kind": passage.kind, "name": passage.name, "kl": one["kl"]})
-            origins[f"passage {number}"] = {**source, "date": one["date"], "commit": one["commit"]}
+        settings = {**common, "steps": list(args.steps), "prompt": args.prompt}
+        found, origins = measure_passages(
+            cut, args.runs, settings, source, lambda passage: measure(model, passage.ids, args.prompt, masks)
+        )
+    for name, record in records.items():
+        origins[name] = {**source, "date": record["date"], "commit": record["commit"]}
     value = {
         "provenance": refuse(origins, args.allow_dirty),
         "model": args.name or Path(where).stem,

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
-from bench import evictions
+from bench import evictions, passage_runs
 from bench.evictions_page import FAST, OURS
 from grace_opt.hf.models import POCKET_FOLDER
 
@@ -33,7 +33,7 @@ def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evictions, "is_clean", lambda source: True)
+    monkeypatch.setattr(passage_runs, "is_clean", lambda source: True)
     monkeypatch.setattr(evictions, "TIMES", 1)
     text = start("--passages", "2")
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())

@@ -13,6 +13,10 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from ..errors import CacheError, OptionError
 
+#: Types of layers that have states in place of keys. Versions of transformers that know no cache for them in general
+#: give them a plain DynamicLayer.
+STATEFUL = ("linear_attention", "conv", "mamba")
+
 
 def text_config(model: PreTrainedModel | PreTrainedConfig, call: str) -> PreTrainedConfig:
     """Return the configuration of the text decoder; refuse encoder-decoder models.
@@ -55,6 +59,11 @@ def prunable_layers(config: PreTrainedConfig, layers: list[Any] | None = None) -
     attends = hasattr(config, "num_attention_heads")
     types = getattr(config, "layer_types", None) or ["full_attention" if attends else "none"] * len(layers)
     plain = [type(layer) is DynamicLayer for layer in layers]
+    if stateful := sorted({kind for kind, own in zip(types, plain, strict=False) if own and kind in STATEFUL}):
+        raise CacheError(
+            f"{config.model_type} has layers with states ({', '.join(stateful)}), for which this transformers has a "
+            "cache of the model's own; update transformers"
+        )
     crossing = getattr(config, "cross_attention_layers", None) or ()  # Mllama's image layers: never extended
     found = tuple(
         index

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.cache_utils import Cache
+from transformers import cache_utils
 
-from grace_opt.errors import CalibrationError, OptionError
+from grace_opt.errors import CacheError, CalibrationError, OptionError
 from grace_opt.hf import (
     H2O,
     GraphEviction,
@@ -376,9 +376,11 @@ EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
     ids=["hybrid", "sinks"],
 )
 def test_models_with_other_layers_and_sinks_are_measured(name, changes, tiny):
-    if changes is MIXED and not hasattr(Cache, "has_previous_state"):
-        pytest.skip("the oldest transformers gives hybrids a cache of their own")
     model = tiny(name, max_position_embeddings=2048, **changes)
+    if changes is MIXED and not hasattr(cache_utils, "LinearAttentionLayer"):
+        with pytest.raises(CacheError, match=r"states \(linear_attention\).*update transformers"):
+            calibrate_eviction(model, None, [torch.ones(1, 800, dtype=torch.int64)])
+        return
     ids = torch.randint(1, 60, (1, 800), generator=torch.Generator().manual_seed(0))
     losses = calibrate_eviction(model, None, [ids], evict=StreamingLLM())
     assert losses.layers == PrunedKeyCache(model, ratio=0.0, fused=False).prunable_layers
