@@ -1,9 +1,10 @@
-"""Which layers keep more tokens: ``python -m bench.layer_budgets`` measures evictions with divided budgets.
+"""Which layers and heads keep more tokens: ``python -m bench.layer_budgets`` measures evictions with divided budgets.
 
-The losses of layers are measured once, on the texts that ship with grace_opt (`calibrate_eviction`). Then several
-evictions keep a half, a quarter and a tenth of a prompt's tokens, once the same number in every layer, and once as
-`LayerBudgets` divides them: the same bytes. The next tokens of the text are fed, and the next-token distributions
-compared with the dense cache's. Passages are two of each source of `bench.passages`, all from its second half.
+The losses of KV heads are measured once, on the texts that ship with grace_opt (`calibrate_eviction`). Then several
+evictions keep a half, a quarter and a tenth of a prompt's tokens: the same number in every head, as `LayerBudgets`
+divides them among layers, and among layers and heads: the same bytes. The next tokens of the text are fed, and the
+distributions of what follows are compared with the dense cache's. Passages are two of each source of `bench.passages`,
+all from its second half.
 
 Each passage, and the calibration, has its own file in ``--runs``; those of other texts, weights, settings or commits
 are measured again. Writes docs/results/layer_budgets.{json,md,png}. If they are missing, the model,
@@ -57,26 +58,30 @@ EVICTIONS: Mapping[str, Callable[[float], Budget]] = {
 
 @torch.no_grad()
 def measure(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosses) -> dict[str, dict[str, list[float]]]:
-    """Return the KL divergences of each eviction at each share, with equal and with divided budgets, nats per token."""
+    """Return the KL divergences of each eviction at each share, in nats per token.
+
+    With equal budgets, with those of layers, and with those of heads.
+    """
     captured, following = capture(model, ids[:, :prompt]), ids[:, prompt:]
     dense = next_token_log_probs(model, dense_cache(model, captured), following)
     found: dict[str, dict[str, list[float]]] = {}
     for name, make in EVICTIONS.items():
         for share in SHARES:
-            pair = []
-            for evict in (make(share), LayerBudgets(make(share), losses)):
+            three = []
+            by_layers, by_heads = (LayerBudgets(make(share), each) for each in (losses.of_layers(), losses))
+            for evict in (make(share), by_layers, by_heads):
                 settings: dict[str, Any] = {"ratio": 0.0, "recent_window": RECENT, "evict": evict}
                 cache = filled(PrunedKeyCache(model, **settings), captured)
                 log_probs = next_token_log_probs(model, cache, following)
-                pair.append(compare_predictions(log_probs, dense, following[0, 1:]).kl)
-            found.setdefault(name, {})[f"{share:g}"] = pair
+                three.append(compare_predictions(log_probs, dense, following[0, 1:]).kl)
+            found.setdefault(name, {})[f"{share:g}"] = three
     return found
 
 
 def calibrated(
     model: PreTrainedModel, tokenizer: Any, tokens: int, folder: Path, source: Mapping[str, Any], about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a record with the ``losses`` of layers, and the ``seconds`` that measuring them took."""
+    """Return a record with the ``losses`` of heads, and the ``seconds`` that measuring them took."""
     path, settings = folder / "losses.json", {**about, "tokens": tokens}
     record = read_record(path, settings) if is_clean(source) else None
     if record is None:
@@ -122,7 +127,7 @@ def main(given: Sequence[str] | None = None) -> None:
     for share in SHARES:
         budgets = LayerBudgets(GraphEviction(budget=share), losses)
         divided[f"{share:g}"] = [
-            budgets.tokens(layer, len(losses.layers), args.prompt, least=RECENT + 1) for layer in losses.layers
+            budgets.tokens_of_heads(layer, args.prompt, least=RECENT + 1) for layer in losses.layers
         ]
     value = {
         "provenance": refuse(origins, args.allow_dirty),

@@ -42,10 +42,12 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]
     for one in value["passages"]:
         assert set(one["kl"]) == {"GraphEviction", "sinks"}
-        assert all(0 < kl < 20 for row in one["kl"].values() for pair in row.values() for kl in pair)
+        assert all(0 < kl < 20 for row in one["kl"].values() for three in row.values() for kl in three)
     for share, counts in value["divided"].items():
-        assert sum(counts) <= 3 * 140 * float(share)
-        assert len(set(counts)) > 1
+        heads = [count for row in counts for count in row]
+        assert len(heads) == 6
+        assert sum(heads) <= 6 * 140 * float(share)
+        assert len({*heads}) > 1
     assert value["calibration_seconds"] > 0
     assert "| GraphEviction | 50% |" in text
     monkeypatch.setattr(layer_budgets, "measure", lambda *rest: pytest.fail("measured again"))

@@ -554,10 +554,11 @@ def layers(
     ] = None,
     tokens: Annotated[int, typer.Option(min=768, help="Number of first tokens of each text that are used.")] = 1152,
 ) -> None:
-    """Measure which layers must keep more tokens than others.
+    """Measure which layers and heads must keep more tokens.
 
-    Each layer of MODEL in turn keeps few of a prompt's tokens; what the output loses divides the budget of an eviction.
-    Use the file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)). Once per model, some minutes.
+    Each KV head of MODEL in turn keeps few of a prompt's tokens; what the output loses divides the budget of an
+    eviction. Use the file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)). Once per model, many
+    minutes on a CPU.
 
     Example: grace-opt layers HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """

@@ -51,18 +51,18 @@ def print_basis(console: Console, basis: CalibratedBasis, seconds: float, size: 
 
 
 def print_layers(console: Console, losses: LayerLosses) -> None:
-    """Print what the output loses with each layer, and the share that each keeps of a quarter."""
+    """Print what the output loses with each layer, and the shares that its heads keep of a quarter."""
     from ..hf.graph_eviction import GraphEviction  # loaded already, as the losses come from its package
     from ..hf.layer_budgets import LayerBudgets
 
     budgets = LayerBudgets(GraphEviction(budget=SHOWN_SHARE), losses)
     curve = losses.curves([SHOWN_SHARE])[:, 0]
     table = FittingTable(title=f"with {SHOWN_SHARE:.0%} of the tokens on average")
-    for name in ("layer", "KL if it alone keeps that", "keeps"):
+    for name in ("layer", "KL if it alone keeps that", "its heads keep"):
         table.add_column(name, justify="right")
     for layer, loss in zip(losses.layers, curve, strict=True):
-        kept = budgets.tokens(layer, len(losses.layers), SHOWN_LENGTH) / SHOWN_LENGTH
-        table.add_row(str(layer), f"{loss:.2g}", f"{kept:.0%}")
+        kept = budgets.tokens_of_heads(layer, SHOWN_LENGTH)
+        table.add_row(str(layer), f"{loss:.2g}", "  ".join(f"{count / SHOWN_LENGTH:.0%}" for count in kept))
     console.print(table)
 
 

@@ -39,6 +39,7 @@ from ._compat import weights_may_be_read
 from .bits.coded import CodedTokens
 from .bits.importance import tail_attention
 from .bits.in_place import attention_in_place
+from .by_heads import ByHeads
 from .decoding import fused_attention
 from .layer_context import LayerProtocol, context_of
 from .observation import Observation
@@ -174,7 +175,7 @@ def _decoded(
     value: Tensor,
     attention_mask: Tensor | None,
     layer: LayerProtocol,
-    old: Compressed | CodedTokens,
+    old: Compressed | ByHeads | CodedTokens,
     kwargs: dict[str, Any],
 ) -> Attended:
     """Compute attention of new tokens over the compressed part and the dense tail."""
@@ -187,6 +188,10 @@ def _decoded(
         return few
     if fused and isinstance(old, Compressed):
         return fused_attention(module, query, tail, value, attention_mask, old, want_weights, **kwargs)
+    if isinstance(old, ByHeads):
+        if fused and not want_weights:
+            return _decoded_by_heads(module, query, tail, value, attention_mask, old, kwargs), None
+        attention_mask = _complete(attention_mask, base_name, query, old.length + tail.shape[2])
     if attention_mask is not None:
         check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
         attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
@@ -213,6 +218,40 @@ def _decoded(
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
 
 
+def _decoded_by_heads(
+    module: nn.Module,
+    query: Tensor,
+    tail: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    old: ByHeads,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """Compute the same for heads that keep different numbers of tokens, one group of heads after the other."""
+    group = query.shape[1] // tail.shape[1]
+    found = []
+    for part, heads in old.by_heads():
+        asking = slice(group * heads.start, group * heads.stop)
+        mask = attention_mask
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask[:, asking]
+        newer = tail[:, heads], value[:, heads]
+        found.append(fused_attention(module, query[:, asking], *newer, mask, part, False, **kwargs)[0])
+    return torch.cat(found, dim=2)
+
+
+def _complete(attention_mask: Tensor | None, base_name: str, query: Tensor, length: int) -> Tensor:
+    """Return a mask; where there is none, the causal one, of the kind that the base function reads."""
+    if attention_mask is not None:
+        return attention_mask
+    seen = causal_mask(query.shape[2], length, query.device)
+    if base_name != "eager":
+        return seen
+    return torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(
+        ~seen, torch.finfo(query.dtype).min
+    )
+
+
 def _candidates(
     base_name: str,
     module: nn.Module,
@@ -221,7 +260,7 @@ def _candidates(
     value: Tensor,
     attention_mask: Tensor | None,
     layer: LayerProtocol,
-    old: Compressed | CodedTokens,
+    old: Compressed | ByHeads | CodedTokens,
     behind: int,
     attended: Attended,
     kwargs: dict[str, Any],

@@ -30,6 +30,7 @@ from ..attention.provider import MaskProvider
 from ..errors import CacheError, CalibrationError, GraceError, OptionError
 from ..registry import MethodOptions
 from .arguments import GRACE, RATIO, given_of, unwrap_model
+from .bits.coded import CodedTokens
 from .bits.make_budget import budget_of
 from .config import PruningConfig
 from .layer import PrunedKeyLayer
@@ -40,7 +41,6 @@ from .prunable import prunable_layers, text_config
 from .reading.report import LayerReading, ReadReport
 from .report import MemoryReport, measure
 from .saving import load_about, restore_layers, save_layers
-from .storage import Compressed
 
 
 class PrunedKeyCache(Cache):
@@ -303,8 +303,9 @@ class PrunedKeyCache(Cache):
                     f"prompt longer than recent_window={self.pruning.recent_window}; run the model on a longer "
                     "prompt, or write a smaller recent_window"
                 )
-            assert isinstance(layer.compressed, Compressed)
-            masks.append(mask_from_kept(layer.compressed.kept_indices, layer.head_dim))
+            assert not isinstance(layer.compressed, CodedTokens)
+            kept = torch.cat([group.kept_indices for group in layer.compressed.groups], dim=1)
+            masks.append(mask_from_kept(kept, layer.head_dim))
         return ChannelMask.stack(masks, fingerprint=self.fingerprint())
 
     def fingerprint(self) -> dict[str, int | str]:

@@ -1,8 +1,8 @@
-"""`calibrate_eviction`: measure how much of its output a model loses if one layer alone evicts.
+"""`calibrate_eviction`: measure how much of its output a model loses if one KV head alone evicts.
 
-When: once per model, before an eviction's budget is divided among the layers by `LayerBudgets`. Nothing is assumed of
-how layers differ: the beginning of a text is read once, each layer in turn keeps each share of its tokens while all
-others keep everything, and the next tokens are predicted again.
+When: once per model, before an eviction's budget is divided among layers and heads by `LayerBudgets`. Nothing is
+assumed of how they differ: the beginning of a text is read once, each head in turn keeps each share of its tokens while
+all others keep everything, and the next tokens are predicted again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .._util.parameters import integer
+from .._util.parameters import flag, integer
 from ..errors import CalibrationError
 from .arguments import require_model
+from .by_heads import ByHeads, some_heads
 from .cache import PrunedKeyCache
 from .capture import capture
 from .evaluated import evaluated
@@ -26,13 +27,14 @@ from .evaluation import compare_predictions, next_token_log_probs
 from .filling import filled
 from .graph_eviction import GraphEviction
 from .implementation import attention_implementation, base_for
+from .known_layers import decoder_layers, outputs_recorded, returning
 from .layer_budgets import check_divisible
 from .layer_losses import LayerLosses
 from .masking import execution_device, fingerprint
 from .prunable import text_config
 from .texts import check_known, given_texts, token_ids
 
-#: Shares of the prompt's tokens that a layer keeps.
+#: Shares of the prompt's tokens that a head keeps.
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
 #: Number of first tokens of each text that are used, the later ones among them.
 TOKENS = 1152
@@ -50,9 +52,10 @@ def calibrate_eviction(
     *,
     evict: Any = None,
     tokens: int = TOKENS,
+    heads: bool = True,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> LayerLosses:
-    """Measure what a model's output loses if one layer alone keeps few of a prompt's tokens.
+    """Measure what a model's output loses if one KV head alone keeps few of a prompt's tokens.
 
     Parameters
     ----------
@@ -68,6 +71,8 @@ def calibrate_eviction(
     tokens : int
         Number of first tokens of each text that are used, at most as many as the model has positions: the last eighth,
         but no more than 128, is predicted, and what comes before is evicted.
+    heads : bool
+        False measures whole layers, which takes less time, and less is gained.
     advance : callable
         Called with the number of layers measured so far, and of all in all texts, for a progress bar.
 
@@ -87,7 +92,8 @@ def calibrate_eviction(
 
     Notes
     -----
-    One pass over a text, then five over its later tokens for each layer.
+    One pass over a text, then five over its later tokens for each head, in which only the layers from its own on are
+    computed.
 
     Examples
     --------
@@ -96,13 +102,14 @@ def calibrate_eviction(
     >>> model, tokenizer = load_pocket()
     >>> losses = calibrate_eviction(model, tokenizer, ["the quiet river runs by " * 200], evict=SnapKV())
     >>> losses
-    LayerLosses(3 layers)
+    LayerLosses(3 layers, 2 heads)
     >>> cache = PrunedKeyCache(model, ratio=0.0, evict=LayerBudgets(GraphEviction(budget=0.25), losses))
     """
     model = require_model(model, "calibrate_eviction")
     given = given_texts(texts, tokenizer, "calibrate_eviction")
     chosen = GraphEviction() if evict is None else evict
     check_divisible(chosen, "calibrate_eviction")
+    by_heads = flag("heads", heads)
     config = text_config(model, "calibrate_eviction")
     most = getattr(config, "max_position_embeddings", None) or TOKENS
     longest = min(integer("tokens", tokens, at_least=FEWEST_TOKENS), most)
@@ -125,20 +132,25 @@ def calibrate_eviction(
         )
     device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
     layers = _whole(model).prunable_layers
-    sums, count, done = torch.zeros(len(layers), len(SHARES), dtype=torch.float64), 0, 0
+    sums: Tensor | None = None
+    count = done = 0
     with evaluated(model), attention_implementation(model, f"grace_{base_for(model)}"):
         for ids in every:
             later = min(LATER, ids.shape[1] // 8)
             text = _Text(model, ids.to(device), later, layers)
-            for row, layer in zip(sums, layers, strict=True):
-                losses = [text.loss(layer, dataclasses.replace(chosen, budget=share)) for share in SHARES]
-                row += later * torch.tensor(losses, dtype=torch.float64)
+            found = []
+            for layer in layers:
+                evicting = (dataclasses.replace(chosen, budget=share) for share in SHARES)
+                found.append([text.losses(layer, each, by_heads) for each in evicting])
                 done += 1
                 advance(done, len(every) * len(layers))
+            weighted = later * torch.tensor(found, dtype=torch.float64).mT
+            sums = weighted if sums is None else sums + weighted
             count += later
+    assert sums is not None
     # Rounding may leave a divergence that is nothing below zero.
-    means = (sums / count).clamp(min=0).tolist()
-    return LayerLosses(layers, SHARES, tuple(map(tuple, means)), made_for)
+    means = (sums / count).clamp(min=0)
+    return LayerLosses(layers, SHARES, tuple((means if by_heads else means[:, 0]).tolist()), made_for)
 
 
 def _whole(model: PreTrainedModel, evict: Any = None) -> PrunedKeyCache:
@@ -153,12 +165,26 @@ class _Text:
         self.model, self.following, read = model, ids[:, -later:], ids[:, :-later]
         self.cache = _whole(model)
         model(read, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        self.captured = capture(model, read, layers=layers)
-        self.dense = next_token_log_probs(model, copy.deepcopy(self.cache), self.following)
+        self.captured, self.layers = capture(model, read, layers=layers), decoder_layers(model)
+        with outputs_recorded(self.layers) as self.outputs:
+            self.dense = next_token_log_probs(model, copy.deepcopy(self.cache), self.following)
 
-    def loss(self, layer: int, evict: Any) -> float:
-        """Return the KL divergence per token if one layer evicts."""
-        cache, own = copy.deepcopy(self.cache), {layer: self.captured[layer]}
-        cache.layers[layer] = filled(_whole(self.model, evict), own).layers[layer]
-        log_probs = next_token_log_probs(self.model, cache, self.following)
+    def losses(self, layer: int, evict: Any, by_heads: bool) -> list[float]:
+        """Return the KL divergence per token if one head of a layer evicts, for each; or if all do."""
+        evicting = filled(_whole(self.model, evict), {layer: self.captured[layer]}).layers[layer]
+        if not by_heads:
+            return [self._loss(layer, evicting)]
+        found, every, few = [], self.cache.layers[layer].compressed, evicting.compressed
+        for head in range(few.kept_indices.shape[1]):
+            runs = (every, slice(head)), (few, slice(head, head + 1)), (every, slice(head + 1, None))
+            groups = tuple(some_heads(stored, run) for stored, run in runs)
+            evicting.compressed = ByHeads(tuple(group for group in groups if group.kept_indices.shape[1]))
+            found.append(self._loss(layer, copy.deepcopy(evicting)))
+        return found
+
+    def _loss(self, layer: int, evicting: Any) -> float:
+        cache = copy.deepcopy(self.cache)
+        cache.layers[layer] = evicting
+        with returning(self.layers, self.outputs[:layer]):
+            log_probs = next_token_log_probs(self.model, cache, self.following)
         return compare_predictions(log_probs, self.dense, self.following[0, 1:]).kl

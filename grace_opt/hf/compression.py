@@ -10,6 +10,8 @@ along which keys and values are quantised.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -17,8 +19,9 @@ from ..kernels.gather import gather_channels
 from .bits.code_prompt import code_prompt
 from .bits.coded import CodedTokens
 from .bits.importance import last_queries
+from .by_heads import ByHeads
 from .channel_choice import choose_channels
-from .eviction import kept_tokens, tokens_kept
+from .eviction import kept_tokens, tokens_kept, tokens_of_heads
 from .masking import kept_channels
 from .observation import Observation
 from .plan import LayerPlan
@@ -28,7 +31,9 @@ from .storage import Compressed, StoredTensor, dequantized
 
 
 @torch.no_grad()
-def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -> Compressed | CodedTokens | None:
+def compress(
+    plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor
+) -> Compressed | ByHeads | CodedTokens | None:
     """Compress all of a prompt but its recent window.
 
     Parameters
@@ -42,7 +47,7 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
 
     Returns
     -------
-    Compressed, CodedTokens or None
+    Compressed, ByHeads, CodedTokens or None
         None if the prompt is too short to prune. Values that are neither evicted nor quantised are a view of
         ``values``: copying them now would need memory for another layer's V.
     """
@@ -53,13 +58,41 @@ def compress(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor) -
     if config.evict is not None:
         least = recent + sinks + group
         count = tokens_kept(config.evict, plan.index, plan.layers, length, least, config.dense_layers)
+        if plan.heads_may_differ:
+            spare = (length - recent - sinks) % group  # dense in all heads, also in one that keeps all tokens
+            counts = tokens_of_heads(
+                config.evict, plan.index, keys.shape[1], length, least + spare, config.dense_layers, group
+            )
+            if len({*counts}) > 1:
+                return _by_heads(plan, over, keys, values, recent + spare, counts)
+            count = counts[0] if counts else count
     if plan.bits is not None:
         return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, values, recent, count))
     # Tokens that do not fill a group stay dense, with the recent window.
     recent += max(count - recent - sinks, 0) % group
     if length <= recent + sinks:
         return None
-    old = length - recent
+    return _compressed(plan, over, keys, values, recent, count)
+
+
+def _by_heads(
+    plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, recent: int, counts: tuple[int, ...]
+) -> ByHeads:
+    """Compress each run of heads that keep equally many tokens; `recent` tokens stay dense in all of them."""
+    group, start, found = over.queries.shape[1] // keys.shape[1], 0, []
+    for count, same in itertools.groupby(counts):
+        stop = start + len(list(same))
+        own = over._replace(queries=over.queries[:, group * start : group * stop])
+        found.append(_compressed(plan, own, keys[:, start:stop], values[:, start:stop], recent, count))
+        start = stop
+    return ByHeads(tuple(found))
+
+
+def _compressed(
+    plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, recent: int, count: int
+) -> Compressed:
+    """Keep `count` tokens, the `recent` ones among them, which stay dense."""
+    config, sinks, old = plan.config, plan.config.sink_tokens, over.length - recent
     evicted = _evicted(plan, over, keys, values, recent, count)
     order = _sinks_first(over.valid, evicted, keys, old, sinks)
     stored_keys, stored_values = keys[:, :, :old], values[:, :, :old]

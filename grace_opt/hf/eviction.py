@@ -10,7 +10,7 @@ PyramidKV         the scores of SnapKV, more tokens in early layers than in late
 H2O               accumulated attention (arXiv 2306.14048), or only that of the last queries, as in ThinK's runs
 StreamingLLM      the first tokens and the last ones (arXiv 2309.17453)
 GraphEviction     the tokens without which outputs change most, together (`graph_eviction`)
-LayerBudgets      any of these but PyramidKV, with its budget divided among the layers (`layer_budgets`)
+LayerBudgets      any of these but PyramidKV, with its budget divided among layers and heads (`layer_budgets`)
 ================  ==========================================================================================
 
 Source: the papers, and ThinK (arXiv 2407.21018) for ``H2O(observed=32)``. A KV head has one score per token, the mean
@@ -38,6 +38,7 @@ from .attention_received import attention_received, check_valid, finished_scores
 from .graph_eviction import GraphEviction
 from .layer_budgets import LayerBudgets
 from .layer_losses import LayerLosses
+from .masking import own_heads
 from .token_budget import OTHER_NAMES, Budget, WindowedBudget, check_fits
 
 
@@ -292,6 +293,24 @@ def tokens_kept(
     count = eviction.tokens(layer, layers, length)
     is_share = isinstance(getattr(eviction, "budget", None), float)
     return max(count, min(least, length)) if is_share else count
+
+
+def tokens_of_heads(
+    eviction: TokenEviction, layer: int, heads: int, length: int, least: int, dense_layers: int, step: int
+) -> tuple[int, ...]:
+    """Return how many tokens each of this process's KV heads keeps; nothing if its budget is not divided among heads.
+
+    Parameters
+    ----------
+    heads : int
+        Number of KV heads here: all, or this rank's.
+    step : int
+        Numbers differ from `length` by a multiple of this.
+    """
+    if not isinstance(eviction, LayerBudgets):
+        return ()
+    counts = eviction.tokens_of_heads(layer, length, least=least, dense_layers=dense_layers, step=step)
+    return counts[own_heads(len(counts), heads)]
 
 
 def kept_tokens(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .by_heads import ByHeads
 from .layer import PrunedKeyLayer
 from .reading.settings import SAMPLING
 from .storage import Compressed
@@ -46,7 +47,7 @@ def idle_settings(layers: Sequence[PrunedKeyLayer]) -> tuple[str, ...]:
         if layers[0].plan.bits is not None:
             found.append("with bits=, read= saves no time: the high bits of all tokens are read in each step")
     elif config.quantize is None and all(
-        isinstance(each, Compressed) and each.kept_indices.shape[-1] == layer.head_dim
+        isinstance(each, Compressed | ByHeads) and each.groups[0].kept_indices.shape[-1] == layer.head_dim
         for each, layer in zip(old, layers, strict=True)
     ):
         found.append("no channel is dropped, so keys take as many bytes as dense ones: write a larger ratio")

@@ -35,6 +35,7 @@ from .bits.code_prompt import MIN_TOKENS
 from .bits.coded import CodedTokens, added_attention
 from .bits.settings import OF_PROMPT
 from .bits.waiting import SETTLED
+from .by_heads import ByHeads
 from .channel_choice import check_numbers, raise_for_verdict
 from .compression import compress
 from .filler import Filler
@@ -63,7 +64,7 @@ class PrunedKeyLayer(DynamicLayer):
         self.plan = plan
         self.prompt = Prompt(plan)
         self.tail: Tail | None = None
-        self.compressed: Compressed | CodedTokens | None = None
+        self.compressed: Compressed | ByHeads | CodedTokens | None = None
         self._received: Tensor | None = None  # attention that waiting tokens and the tail's received from later queries
         #: What the steps of `read=` have read.
         self.tally = ReadTally()
@@ -118,7 +119,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._move_old_tail(0)
             tail = self._stored()
         tail.append(key_states, value_states)
-        if isinstance(self.compressed, Compressed):
+        if isinstance(self.compressed, Compressed | ByHeads):
             # Among candidates, only the first token is sure to stay; the others may be cropped again.
             self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
         tail, old = self._stored(), self.compressed
@@ -312,11 +313,11 @@ class PrunedKeyLayer(DynamicLayer):
         old = self.compressed
         if isinstance(old, CodedTokens):
             return old.coded
-        return 0 if old is None else old.pruned_keys.shape[-2]
+        return 0 if old is None else max(group.pruned_keys.shape[-2] for group in old.groups)
 
     @property
     def evicted_length(self) -> int:
-        """Number of tokens that were read and that each KV head has dropped, every head its own."""
+        """Number of tokens that were read and that each KV head has dropped, every head its own; the least of heads."""
         return 0 if self.compressed is None else self.compressed.length - self.compressed.stored
 
     def get_seq_length(self) -> int:

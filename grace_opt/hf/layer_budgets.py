@@ -1,17 +1,18 @@
-"""`LayerBudgets`: an eviction whose budget is divided among the layers, by what the output loses with each.
+"""`LayerBudgets`: an eviction whose budget is divided among layers and KV heads, by what the output loses with each.
 
-When: layers differ. In SmolLM2, dropping the same tokens from one layer costs a hundred times as much as from another,
-in every text (docs/results/layer_budgets.md). A layer evicts before the next one has been read, so how the budget is
-divided cannot depend on the prompt: it comes from a calibration. The heads of a layer keep equally many tokens, as they
-are stored in one tensor.
+When: layers differ, and so do their heads. In SmolLM2, dropping the same tokens from one layer costs a hundred times as
+much as from another, in every text (docs/results/layer_budgets.md). A layer evicts before the next one has been read,
+so how the budget is divided cannot depend on the prompt: it comes from a calibration.
 
-Source: PyramidKV (arXiv 2406.02069) for budgets that differ by layer, there by a fixed rule; `grace_opt.allocate`.
+Source: PyramidKV (arXiv 2406.02069) for budgets that differ by layer, there by a fixed rule; Ada-KV (arXiv 2407.11550)
+for heads, there by a prompt's scores within a layer; `grace_opt.allocate`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,26 +25,29 @@ from .arguments import explains_arguments
 from .layer_losses import LayerLosses
 from .token_budget import Budget
 
-#: No layer keeps less than this share of what each would keep if all kept equally many.
+#: No layer, or head, keeps less than this share of what each would keep if all kept equally many.
 LEAST = 1 / 8
-#: Number of different budgets that a layer may get, besides keeping all.
+#: Number of different budgets that a layer, or head, may get, besides keeping all.
 STEPS = 128
 
 
 @explains_arguments({"eviction": "write evict=", "layer_losses": "write losses="})
 @dataclass(frozen=True)
 class LayerBudgets:
-    """Divide an eviction's budget among the layers so that the model's output loses least, by measured losses.
+    """Divide an eviction's budget among layers and heads so that the model's output loses least, by measured losses.
 
-    .. math:: \\min_n \\sum_l f_l(n_l) \\quad \\text{subject to} \\quad \\sum_l n_l \\le L \\, n
+    .. math:: \\min_n \\sum_h f_h(n_h) \\quad \\text{subject to} \\quad \\sum_h n_h \\le H \\, n
 
-    with :math:`f_l` the loss if layer l alone keeps :math:`n_l` tokens, and n the budget of the eviction. Solved, up to
-    a step, by `grace_opt.allocate`, once for each length of prompt; never worse than equal budgets.
+    with :math:`f_h` the loss if head h of all H heads alone keeps :math:`n_h` tokens, and n the budget of the eviction.
+    Solved, up to a step, by `grace_opt.allocate`, once for each length of prompt; never worse than equal budgets.
+
+    Among the layers alone, whose heads then keep equally many, if the losses are those of layers, or where heads are
+    stored together: with ``bits=``, ``read=`` and static masks.
 
     Attributes
     ----------
     evict : SnapKV, H2O, StreamingLLM or GraphEviction
-        Chooses the tokens. Its budget is the mean over the layers.
+        Chooses the tokens. Its budget is the mean over the heads of all layers.
     losses : LayerLosses
         From `calibrate_eviction`.
 
@@ -74,7 +78,7 @@ class LayerBudgets:
         return self.evict.queries_needed  # type: ignore[no-any-return]
 
     def tokens(self, layer: int, layers: int, length: int, *, least: int = 0, dense_layers: int = 0) -> int:
-        """Return the budget of a layer, or all tokens if there are fewer; that of a layer not measured is the mean.
+        """Return the budget of a layer whose heads keep equally many tokens; that of a layer not measured is the mean.
 
         Parameters
         ----------
@@ -85,13 +89,36 @@ class LayerBudgets:
         dense_layers : int
             Number of first layers that do not evict, and have no part of the budget.
         """
-        mean: int = self.evict.count(length)
-        if isinstance(self.evict.budget, float):
-            mean = max(mean, min(least, length))
-        evicting = self.losses.layers.index(layer) if layer in self.losses.layers else None
-        if mean == length or evicting is None or layer < dense_layers:
+        mean = self._mean(length, least)
+        if mean == length or layer not in self.losses.layers or layer < dense_layers:
             return mean
-        return _divided(self, mean, length, min(max(least, self.evict.always), mean), dense_layers)[evicting]
+        least = max(least, self.evict.always)
+        return _divided(self, mean, length, least, dense_layers)[self.losses.layers.index(layer)]
+
+    def tokens_of_heads(
+        self, layer: int, length: int, *, least: int = 0, dense_layers: int = 0, step: int = 1
+    ) -> tuple[int, ...]:
+        """Return the budgets of a layer's KV heads; none if the losses are those of whole layers.
+
+        Parameters
+        ----------
+        layer, length, least, dense_layers
+            As in `tokens`.
+        step : int
+            Budgets that differ from `length` do so by a multiple of this, or are all the mean.
+        """
+        count = self.losses.heads
+        if not count or layer not in self.losses.layers or layer < dense_layers:
+            return ()
+        mean = self._mean(length, least)
+        if mean == length:
+            return (mean,) * count
+        found = _divided(self, mean, length, max(least, self.evict.always), dense_layers, step)
+        return found[count * self.losses.layers.index(layer) :][:count]
+
+    def _mean(self, length: int, least: int) -> int:
+        mean: int = self.evict.count(length)
+        return max(mean, min(least, length)) if isinstance(self.evict.budget, float) else mean
 
     def keeping(self, budget: float) -> Any:
         """Return the eviction with another budget, such as a layer's number of tokens."""
@@ -112,14 +139,24 @@ def check_divisible(evict: object, call: str) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _divided(budgets: LayerBudgets, mean: int, length: int, least: int, dense_layers: int) -> tuple[int, ...]:
-    """Return how many tokens each measured layer keeps."""
-    evicting = [layer >= dense_layers for layer in budgets.losses.layers]
-    least = max(least, int(np.ceil(mean * LEAST)))
-    levels = np.unique(np.append(np.geomspace(least, length, STEPS).round().astype(np.int64), (mean, length)))
-    losses = budgets.losses.relative_curves(levels / length)[evicting]
-    best = allocate(losses, levels, float(len(losses) * mean))
-    divided = [int(levels[level]) for level in best.levels]
-    if best.objective >= losses[:, levels == mean].sum():  # it may be off by a step
-        divided = [mean] * len(losses)
-    return (mean,) * (len(evicting) - len(divided)) + tuple(divided)
+def _divided(
+    budgets: LayerBudgets, mean: int, length: int, least: int, dense_layers: int, step: int | None = None
+) -> tuple[int, ...]:
+    """Return how many tokens each measured layer keeps; with a step, each of their heads, one layer after the other."""
+    losses, least = budgets.losses, min(max(least, math.ceil(mean * LEAST)), mean)
+    levels = np.append(np.geomspace(least, length, STEPS).round().astype(np.int64), mean)
+    if step is not None:
+        levels = length - (length - levels) // step * step  # never less than `least`
+    levels = np.unique(levels)
+    curves = losses.relative_curves(np.append(levels, mean) / length)
+    if step is None:
+        curves = curves.sum(axis=1, keepdims=True)
+    evicting = np.array(losses.layers) >= dense_layers
+    equal, curves = curves[evicting][..., -1].sum(), curves[evicting][..., :-1].reshape(-1, len(levels))
+    divided = [mean] * len(curves)
+    if levels[0] <= mean:
+        best = allocate(curves, levels, float(len(curves) * mean))
+        if best.objective < equal:  # it may be off by a step
+            divided = [int(levels[level]) for level in best.levels]
+    heads = 1 if step is None else losses.heads
+    return (mean,) * (heads * int((~evicting).sum())) + tuple(divided)

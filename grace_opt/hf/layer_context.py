@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from .bits.coded import CodedTokens
+from .by_heads import ByHeads
 from .observation import Observation
 from .plan import LayerPlan
 from .prompt import Prompt
@@ -23,7 +24,7 @@ class LayerProtocol(Protocol):
 
     plan: LayerPlan
     prompt: Prompt
-    compressed: Compressed | CodedTokens | None
+    compressed: Compressed | ByHeads | CodedTokens | None
     tally: ReadTally
 
     def attended(self) -> None:
@@ -51,7 +52,7 @@ class LayerContext(NamedTuple):
     """
 
     layer: LayerProtocol
-    compressed: Compressed | CodedTokens | None
+    compressed: Compressed | ByHeads | CodedTokens | None
 
 
 def with_context(tensor: Tensor, context: LayerContext) -> Tensor:

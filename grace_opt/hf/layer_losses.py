@@ -1,6 +1,6 @@
-"""`LayerLosses`: what a model's output loses if one layer keeps few of a prompt's tokens, measured once per model.
+"""`LayerLosses`: what a model's output loses if one KV head keeps few of a prompt's tokens, measured once per model.
 
-When: `calibrate_eviction` makes one, and `LayerBudgets` divides an eviction's budget among the layers by it.
+When: `calibrate_eviction` makes one, and `LayerBudgets` divides an eviction's budget among layers and heads by it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AGAIN = "measure them again: calibrate_eviction(model, tokenizer)"
 
 @dataclass(frozen=True, repr=False)
 class LayerLosses:
-    """The KL divergence, in nats per next token, if one layer alone keeps a share of a prompt's tokens.
+    """The KL divergence, in nats per next token, if one KV head alone keeps a share of a prompt's tokens.
 
     Attributes
     ----------
@@ -40,8 +40,9 @@ class LayerLosses:
         Positions in the model, ascending.
     shares : tuple of float
         Shares of the tokens that were kept, ascending, between 0 and 1.
-    losses : tuple of tuple of float
-        One for each share, for each layer; not negative.
+    losses : tuple
+        One for each share, for each head, for each layer; or for each layer, if all of its heads keep the same share.
+        Not negative.
     fingerprint : mapping
         Which model they were measured on; see `grace_opt.hf.masking.fingerprint`.
 
@@ -50,11 +51,14 @@ class LayerLosses:
     >>> losses = LayerLosses((0, 1), (0.25, 0.5), ((0.04, 0.01), (0.0004, 0.0001)))
     >>> losses.curves([0.25, 0.5, 1.0]).round(9).tolist()
     [[0.04, 0.01, 0.0], [0.0004, 0.0001, 0.0]]
+    >>> by_heads = LayerLosses((5,), (0.25, 0.5), (((0.03, 0.01), (0.0, 0.0)),))
+    >>> by_heads, by_heads.of_layers().losses
+    (LayerLosses(1 layers, 2 heads), ((0.03, 0.01),))
     """
 
     layers: tuple[int, ...]
     shares: tuple[float, ...]
-    losses: tuple[tuple[float, ...], ...]
+    losses: tuple[Any, ...]
     fingerprint: Mapping[str, int | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -64,23 +68,40 @@ class LayerLosses:
         _check(self)
 
     def __repr__(self) -> str:
-        return f"LayerLosses({len(self.layers)} layers)"
+        return f"LayerLosses({len(self.layers)} layers{f', {self.heads} heads' if self.heads else ''})"
+
+    @property
+    def heads(self) -> int:
+        """Number of KV heads of a layer; 0 if the losses are those of layers."""
+        return len(self.losses[0]) if isinstance(self.losses[0][0], tuple) else 0
+
+    def of_layers(self) -> LayerLosses:
+        """Return the losses of layers: the sums of their heads'."""
+        if not self.heads:
+            return self
+        return LayerLosses(self.layers, self.shares, tuple(np.sum(self.losses, axis=1).tolist()), self.fingerprint)
 
     def curves(self, shares: Any) -> np.ndarray:
-        """Return the loss of each layer at each of some shares between 0 and 1, ``(layers, n)``.
+        """Return the loss of each layer at each of some shares between 0 and 1, ``(layers, n)``: the sum of its heads'.
 
         Between the shares that were measured, and below, the logarithm of the loss is linear in that of the share;
         above, the loss falls to 0 in a straight line. A larger share never loses more.
         """
-        return self.relative_curves(shares) * max(map(max, self.losses))
+        found: np.ndarray = self.relative_curves(shares).sum(axis=1) * np.max(self.losses)
+        return found
 
     def relative_curves(self, shares: Any) -> np.ndarray:
-        """Return `curves` in proportion to the largest loss that was measured, whatever its size."""
+        """Return the curve of each head in proportion to the largest loss that was measured: ``(layers, heads, n)``.
+
+        Of losses of layers: ``(layers, 1, n)``.
+        """
         wanted, known = np.asarray(shares, np.float64), np.log(self.shares)
-        measured = np.maximum.accumulate(np.asarray(self.losses, np.float64)[:, ::-1], axis=1)[:, ::-1]
-        measured = np.maximum(measured / (measured.max() or 1.0), NOTHING)
-        found = np.empty((len(self.layers), len(wanted)))
-        for row, each in zip(found, np.log(measured), strict=True):
+        measured = np.asarray(self.losses, np.float64).reshape(len(self.layers), -1, len(known))
+        measured = np.maximum.accumulate(measured[..., ::-1], axis=-1)[..., ::-1]
+        measured = np.log(np.maximum(measured / (measured.max() or 1.0), NOTHING))
+        found = np.empty((*measured.shape[:2], len(wanted)))
+        for place in np.ndindex(*measured.shape[:2]):
+            row, each = found[place], measured[place]
             row[:] = np.interp(np.log(wanted), known, each)
             slope = (each[1] - each[0]) / (known[1] - known[0])
             row += np.minimum(np.log(wanted) - known[0], 0) * slope
@@ -118,6 +139,9 @@ class LayerLosses:
         differences = fingerprint_differences("losses", self.fingerprint, here)
         if not differences and self.layers[-1] >= int(here["num_hidden_layers"]):
             differences = [f"losses of layer {self.layers[-1]}, model with {here['num_hidden_layers']} layers"]
+        heads = int(here.get("num_key_value_heads", self.heads))
+        if not differences and self.heads not in (0, heads):
+            differences = [f"losses of {self.heads} heads, model with {heads}"]
         if differences:
             raise CalibrationError(
                 f"the losses of layers were measured on another model ({'; '.join(differences)}); {_AGAIN}"
@@ -141,10 +165,19 @@ def _check(losses: LayerLosses) -> None:
     good = all(isinstance(share, float) and 0 < share < 1 for share in shares)
     if len(shares) < 2 or not good or list(shares) != sorted({*shares}):
         raise CalibrationError(f"shares={shares}: give at least two, ascending, between 0 and 1")
-    if len(rows) != len(layers) or any(not isinstance(row, tuple) or len(row) != len(shares) for row in rows):
+    if len(rows) != len(layers):
         raise CalibrationError(f"losses: give {len(layers)} rows, one for each layer, of {len(shares)} numbers")
+    by_heads = isinstance(rows[0], tuple) and bool(rows[0]) and isinstance(rows[0][0], tuple)
     for layer, row in zip(layers, rows, strict=True):
-        if not all(isinstance(loss, int | float) and math.isfinite(loss) and loss >= 0 for loss in row):
-            raise CalibrationError(f"losses of layer {layer}: {row}; give numbers, not negative")
+        for head in row if by_heads and isinstance(row, tuple) else (row,):
+            if not isinstance(head, tuple) or len(head) != len(shares):
+                raise CalibrationError(
+                    f"losses of layer {layer}: give {len(layers)} rows, one for each layer, of {len(shares)} numbers; "
+                    "or of as many rows, one for each of its heads"
+                )
+            if not all(isinstance(loss, int | float) and math.isfinite(loss) and loss >= 0 for loss in head):
+                raise CalibrationError(f"losses of layer {layer}: {head}; give numbers, not negative")
+        if by_heads and len(row) != len(rows[0]):
+            raise CalibrationError(f"losses of layer {layer}: {len(row)} heads, and {len(rows[0])} of the first layer")
     if not is_fingerprint(losses.fingerprint):
         raise CalibrationError(f"fingerprint={losses.fingerprint!r}: give a mapping of names to texts or integers")

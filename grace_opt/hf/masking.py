@@ -108,6 +108,12 @@ def rank() -> int:
     return dist.get_rank() if _ranks() > 1 else 0
 
 
+def own_heads(every: int, heads: int) -> slice:
+    """Return which of all KV heads these are: the projections' rows are distributed in order, rank r has run r."""
+    start = rank() * heads if every == _ranks() * heads else 0
+    return slice(start, start + heads)
+
+
 DIGEST_ENTRIES_PER_PARAMETER = 16
 
 
@@ -170,10 +176,8 @@ class StaticMask:
                 f"the static mask was made for {pruned.shape[0]} sequences but the batch has {batch}; to use one "
                 f"prompt's mask for all of them, remove its batch dimension: ChannelMask(mask.pruned[:, 0])"
             )
-        heads, ranks = keys.shape[1], _ranks()
-        if ranks > 1 and pruned.shape[-2] == ranks * heads:
-            # The projections' rows are distributed in order, so rank r computes the r-th run of heads.
-            pruned = pruned.narrow(-2, rank() * heads, heads)
+        if pruned.shape[-2] == _ranks() * keys.shape[1]:
+            pruned = pruned[..., own_heads(pruned.shape[-2], keys.shape[1]), :]
         return replace(self.mask, pruned=pruned.expand(batch, *pruned.shape[-2:]))
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..attention.masks import ChannelMask
+from ..attention.provider import MaskProvider
 from .bits.budget import BitBudget
 from .config import PruningConfig
 
@@ -52,6 +53,11 @@ class LayerPlan:
     chunk_size: int | None = None
     announces: bool = False
     bits: BitBudget | None = None
+
+    @property
+    def heads_may_differ(self) -> bool:
+        """Whether heads may keep different numbers of tokens: where they are coded or read in part, they are alike."""
+        return self.bits is None and self.config.read is None and isinstance(self.source, MaskProvider)
 
     @property
     def observed(self) -> int | None:

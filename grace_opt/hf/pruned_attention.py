@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import CacheError
 from ..kernels.decode.reference import attention
 from .bits.coded import CodedTokens
+from .by_heads import ByHeads
 from .storage import Compressed, dequantized
 
 
@@ -80,12 +82,16 @@ def pruned_attention(
     )
 
 
-def scatter_channels(old: Compressed | CodedTokens | None, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def scatter_channels(
+    old: Compressed | ByHeads | CodedTokens | None, tail: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return keys of full width, with zeros in the pruned channels, and all values.
+
+    A head that stores fewer tokens than another begins with zeros, which `gather_mask_columns` hides.
 
     Parameters
     ----------
-    old : Compressed, CodedTokens or None
+    old : Compressed, ByHeads, CodedTokens or None
         The older tokens; None before compression.
     tail, value : Tensor
         ``(B, H, S_t, d)`` and ``(B, H, S_t, d_v)``.
@@ -99,6 +105,14 @@ def scatter_channels(old: Compressed | CodedTokens | None, tail: Tensor, value: 
         return tail, value
     if isinstance(old, CodedTokens):
         return old.full_width(tail, value)
+    if isinstance(old, ByHeads):
+        rows = [
+            [functional.pad(part, (0, 0, old.stored - group.stored, 0)) for part in scatter_channels(group, *newer)]
+            for group, heads in old.by_heads()
+            for newer in [(tail[:, heads], value[:, heads])]
+        ]
+        keys, values = (torch.cat(part, dim=1) for part in zip(*rows, strict=True))
+        return keys, values
     pruned = dequantized(old.pruned_keys)
     sinks, border = old.sink_keys.shape[2], old.stored
     full = tail.new_zeros(*tail.shape[:2], border + tail.shape[2], tail.shape[3])
@@ -109,7 +123,7 @@ def scatter_channels(old: Compressed | CodedTokens | None, tail: Tensor, value: 
     return full, torch.cat([dequantized(old.values), value], dim=2)
 
 
-def gather_mask_columns(attention_mask: Tensor, old: Compressed | CodedTokens, query_heads: int) -> Tensor:
+def gather_mask_columns(attention_mask: Tensor, old: Compressed | ByHeads | CodedTokens, query_heads: int) -> Tensor:
     """Return the columns of a mask ``(B or 1, H_q or 1, L, S)`` for the stored tokens, in their order."""
     if old.positions is None:
         return attention_mask
@@ -119,7 +133,10 @@ def gather_mask_columns(attention_mask: Tensor, old: Compressed | CodedTokens, q
         positions = positions.repeat_interleave(query_heads // heads, dim=1)
     rows = max(positions.shape[1], attention_mask.shape[1])
     mask = attention_mask.expand(batch, rows, -1, -1)
-    older = mask.gather(-1, positions[:, :, None].expand(batch, rows, mask.shape[2], count))
+    older = mask.gather(-1, positions[:, :, None].clamp(min=0).expand(batch, rows, mask.shape[2], count))
+    if isinstance(old, ByHeads):
+        never = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+        older = older.masked_fill(positions[:, :, None] < 0, never)
     return torch.cat([older, mask[..., old.length :]], dim=-1)
 
 
@@ -140,20 +157,20 @@ def float32_mask(mask: Tensor) -> Tensor:
     return mask.float().masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
 
 
-def weights_in_sequence(weights: Tensor, old: Compressed | CodedTokens) -> Tensor:
+def weights_in_sequence(weights: Tensor, old: Compressed | ByHeads | CodedTokens) -> Tensor:
     """Spread weights ``(B, H_q, L, stored)`` over all tokens in their order; tokens not stored get zero."""
     if old.positions is None:
         return weights
     batch, heads, rows, stored = weights.shape
-    places = old.positions.long()
+    places = old.positions.long().clamp(min=0)  # what is no token has the weight 0, and is added anywhere
     places = places.repeat_interleave(heads // places.shape[1], dim=1)[:, :, None].expand(batch, heads, rows, -1)
     tail = stored - places.shape[-1]
-    older = weights.new_zeros(batch, heads, rows, old.length).scatter_(-1, places, weights[..., : stored - tail])
+    older = weights.new_zeros(batch, heads, rows, old.length).scatter_add_(-1, places, weights[..., : stored - tail])
     return torch.cat([older, weights[..., stored - tail :]], dim=-1)
 
 
 def check_mask_covers_cache(
-    module: nn.Module, attention_mask: Tensor, old: Compressed | CodedTokens, tail: int
+    module: nn.Module, attention_mask: Tensor, old: Compressed | ByHeads | CodedTokens, tail: int
 ) -> None:
     """`check_mask_length` for a compressed part and a tail; recognises masks that a model makes from its cache."""
     if attention_mask.dim() == 4 and attention_mask.shape[-1] == tail < old.length + tail:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from .bits.coded import CodedTokens
+from .by_heads import ByHeads
 from .idle import idle_settings
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
@@ -253,7 +254,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
             coded.update(old.sizes())
             parts = {name: part for name, part in parts.items() if name not in old.parts()}
         for name, part in parts.items():
-            sizes["reading" if name.startswith("reading.") else name] += part.nbytes
+            sizes[name.partition(".")[0]] += part.nbytes
         if layer.tail is not None:
             tail, length = layer.tail, layer.get_seq_length()
             # The unused rest of the buffers is spare room.
@@ -300,7 +301,7 @@ def measure(pruned: Iterable[PrunedKeyLayer], others: Iterable[object]) -> Memor
         unread_bound_max=read.bound_max if read.steps else None,
         read_confidence=None if layers[0].plan.config.read is None else layers[0].plan.config.read.confidence,
         evicted_tokens=min(evicted),
-        evictions_differ=min(evicted) < max(evicted),
+        evictions_differ=min(evicted) < max(evicted) or any(isinstance(one.compressed, ByHeads) for one in layers),
         idle=idle_settings(layers),
     )
 

@@ -18,6 +18,7 @@ from ..errors import CacheError
 from .bits.coded import CodedTokens
 from .bits.saved_row import CODED_FIELDS, RowCheck
 from .bits.settings import OF_PROMPT
+from .by_heads import ByHeads
 from .layer import PrunedKeyLayer
 from .masking import rank
 from .plan import LayerPlan
@@ -29,6 +30,11 @@ from .storage import Compressed, StoredTensor, Tail, dequantized
 _FIELDS = {"kind", "filled"}
 _DENSE = ("sink_keys", "kept_indices")
 _STORED = ("pruned_keys", "old_values")
+
+
+def group_prefix(number: int) -> str:
+    """Return how the names of the tensors begin that a group of heads has for itself."""
+    return f"heads.{number}."
 
 
 @dataclass(frozen=True)
@@ -96,21 +102,28 @@ class SavedLayer:
             layer.compressed = self.coded.to(device)
             if "received" in parts:
                 layer.receive(parts["received"])
+        elif "heads" in self.description:
+            layer.compressed = ByHeads(
+                tuple(self._stored(parts, group_prefix(number)) for number in range(len(self.description["heads"])))
+            )
         elif "length" in self.description:
             read, index = layer.plan.config.read, None
             if read is not None:
                 keys = dequantized(parts["pruned_keys"])
                 lead, number = self.description["lead"], layer.plan.index
                 index = ReadIndex.of(read, keys, lead, parts.get("padding"), number)
-            layer.compressed = Compressed(
-                length=self.description["length"],
-                sink_keys=parts["sink_keys"],
-                pruned_keys=parts["pruned_keys"],
-                kept_indices=parts["kept_indices"],
-                values=parts["old_values"],
-                positions=parts.get("positions"),
-                index=index,
-            )
+            layer.compressed = self._stored(parts, "", index)
+
+    def _stored(self, parts: Mapping[str, Any], prefix: str, index: ReadIndex | None = None) -> Compressed:
+        return Compressed(
+            length=self.description["length"],
+            sink_keys=parts[f"{prefix}sink_keys"],
+            pruned_keys=parts[f"{prefix}pruned_keys"],
+            kept_indices=parts[f"{prefix}kept_indices"],
+            values=parts[f"{prefix}old_values"],
+            positions=parts.get(f"{prefix}positions"),
+            index=index,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,8 @@ class _Check:
             return SavedLayer(self.number, said, {}, 0, 0)
         if compressed and plan.bits is not None:
             return self.coded(plan, said, found)
+        if compressed and "heads" in said:
+            return self.by_heads(plan, said, found)
         if not compressed:
             self.names(said, fields, found, ("tail_keys", "tail_values"))
         parts = self.put_together(plan, said, found) if compressed else dict[str, StoredTensor](found)
@@ -173,6 +188,35 @@ class _Check:
             self.compressed(plan, said, parts, keys, values)
         length = said["length"] if compressed else 0
         return SavedLayer(self.number, said, parts, keys.shape[0], length + keys.shape[2])
+
+    def by_heads(self, plan: LayerPlan, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
+        """Check a layer whose heads keep different numbers of tokens: each group of heads, as a layer of its own."""
+        dense = {name: tensor for name, tensor in found.items() if not name.startswith("heads.")}
+        self.names({}, set(), dense, ("tail_keys", "tail_values"))
+        keys, values = dense["tail_keys"], dense["tail_values"]
+        self.tokens_of("tail_keys", keys, keys.shape[:3])
+        self.tokens_of("tail_values", values, keys.shape[:3], keys.dtype)
+        sizes, quantized = said["heads"], said.get("quantized", {})
+        fits = isinstance(sizes, list) and len(sizes) > 1 and all(_at_least(size, 1) for size in sizes)
+        self.require(fits and sum(sizes) == keys.shape[1], f"heads={sizes!r} are no groups of {keys.shape[1]} heads")
+        self.require(plan.heads_may_differ, "its heads keep different numbers of tokens, which these settings do not")
+        self.require(isinstance(quantized, dict), "the list of quantised parts is wrong")
+        parts: dict[str, StoredTensor] = {**dense}
+        left, start = (set(found) - set(dense)) | set(quantized), 0
+        for number, size in enumerate(sizes):
+            prefix, run = group_prefix(number), slice(start, start + size)
+            start += size
+            inner = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
+            metas = {name.removeprefix(prefix): quantized[name] for name in quantized if name.startswith(prefix)}
+            left -= {prefix + name for name in (*inner, *metas)}
+            own = {name: value for name, value in said.items() if name not in ("heads", "quantized")}
+            own |= {"quantized": metas} if metas else {}
+            tails = {"tail_keys": keys[:, run], "tail_values": values[:, run]}
+            group = self.put_together(plan, own, {**inner, **tails})
+            self.compressed(plan, own, group, keys[:, run], values[:, run])
+            parts |= {prefix + name: part for name, part in group.items() if name not in tails}
+        self.require(not left, f"it has tensors that do not belong: {', '.join(sorted(left))}")
+        return SavedLayer(self.number, said, parts, keys.shape[0], said["length"] + keys.shape[2])
 
     def coded(self, plan: LayerPlan, said: dict[str, Any], found: dict[str, Tensor]) -> SavedLayer:
         """Check a layer whose older tokens are coded."""

@@ -22,9 +22,10 @@ from ..attention.masks import is_fingerprint
 from ..errors import CacheError
 from .bits.coded import CodedTokens
 from .bits.saved_row import taken_apart
+from .by_heads import ByHeads
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
-from .saved_layer import SavedLayer
+from .saved_layer import SavedLayer, group_prefix
 from .storage import StoredTensor
 
 FILE_FORMAT = TensorFormat("grace_opt.pruned_key_cache", "2", "a saved cache", CacheError, older=("1",))
@@ -155,6 +156,10 @@ def _taken_apart(number: int, layer: Any) -> tuple[dict[str, StoredTensor], dict
             received = layer.stored_parts().get("received")
             parts |= coded if received is None else {**coded, "received": received}
             description |= about
+        elif isinstance(layer.compressed, ByHeads):
+            for number, group in enumerate(layer.compressed.groups):
+                parts |= {f"{group_prefix(number)}{name}": part for name, part in group.parts().items()}
+            description["heads"] = [group.kept_indices.shape[1] for group in layer.compressed.groups]
         elif layer.compressed is not None:
             parts.update(layer.compressed.parts())
             if layer.compressed.index is not None:

@@ -122,6 +122,11 @@ class Compressed:
         """Number of tokens stored per KV head."""
         return self.sink_keys.shape[-2] + self.pruned_keys.shape[-2]
 
+    @property
+    def groups(self) -> tuple[Compressed, ...]:
+        """Itself: all KV heads keep equally many tokens (see `grace_opt.hf.by_heads`)."""
+        return (self,)
+
     def parts(self) -> dict[str, StoredTensor]:
         """Return all tensors kept alive, by name."""
         named = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 from transformers import cache_utils
 
 from grace_opt.errors import CacheError, CalibrationError, OptionError
@@ -27,19 +28,42 @@ from grace_opt.hf import (
     attach,
     attention_implementation,
     calibrate_eviction,
+    capture,
     layer_budgets,
 )
+from grace_opt.hf.attention import register
 from grace_opt.hf.evaluation import compare_predictions, next_token_log_probs
 from grace_opt.hf.eviction import eviction_from_dict, eviction_to_dict, kept_tokens, tokens_kept
+from grace_opt.hf.filling import dense_cache
 from grace_opt.hf.models import load_pocket
 from tests import oracle
 
 SHARES = (0.1, 0.25, 0.5)
 LOSSES = LayerLosses((0, 1, 2), SHARES, ((0.5, 0.2, 0.04), (0.004, 0.001, 0.0001), (0.05, 0.02, 0.01)))
+BY_HEADS = LayerLosses(
+    (0, 1, 2),
+    SHARES,
+    (
+        ((0.5, 0.2, 0.04), (0.02, 0.01, 0.001)),
+        ((0.004, 0.001, 0.0001), (0.0004, 0.0001, 0.00001)),
+        ((0.01, 0.004, 0.002), (0.05, 0.02, 0.01)),
+    ),
+)
 numbers = st.one_of(st.just(0.0), st.floats(1e-300, 1e300), st.sampled_from([1e-3, 0.1, 2.0]))
 drawn = (
     st.integers(1, 4)
     .flatmap(lambda layers: st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=layers, max_size=layers))
+    .map(lambda rows: LayerLosses(range_of(rows), SHARES, rows))
+)
+drawn_by_heads = (
+    st.tuples(st.integers(1, 3), st.integers(1, 3))
+    .flatmap(
+        lambda size: st.lists(
+            st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=size[1], max_size=size[1]),
+            min_size=size[0],
+            max_size=size[0],
+        )
+    )
     .map(lambda rows: LayerLosses(range_of(rows), SHARES, rows))
 )
 
@@ -51,19 +75,20 @@ def range_of(rows):
 # ------------------------------------------------------------------ curves
 
 
-@given(drawn)
+@given(drawn | drawn_by_heads)
 def test_a_curve_goes_through_what_was_measured_and_never_rises(losses):
     shares = np.linspace(0.001, 1, 300)
     curves = losses.relative_curves(shares)
     assert np.isfinite(curves).all()
-    assert (np.diff(curves) <= 1e-9 * curves[:, :-1]).all()
-    assert (curves[:, -1] == 0).all()
-    largest = max(max(row) for row in losses.losses)
+    assert (np.diff(curves) <= 1e-9 * curves[..., :-1]).all()
+    assert (curves[..., -1] == 0).all()
+    largest = np.max(losses.losses)
     for row, found in zip(losses.losses, losses.curves(SHARES), strict=True):
         for place, loss in enumerate(found):
-            expected = max(row[place:])  # a larger share that lost more: this one cannot be better
-            if max(1e-11 * largest, 1e-290) < expected:
-                assert loss == pytest.approx(expected, rel=1e-9)
+            # A larger share that lost more: this one cannot be better.
+            expected = sum(max(head[place:]) for head in (row if losses.heads else [row]))
+            if max(1e-11 * largest, 1e-290) < expected:  # a loss of nothing counts as 1e-12 of the largest
+                assert loss == pytest.approx(expected, rel=1e-9, abs=1e-11 * largest * max(losses.heads - 1, 0))
 
 
 def test_between_and_beyond_shares_a_curve_is_a_power():
@@ -84,6 +109,12 @@ def test_between_and_beyond_shares_a_curve_is_a_power():
         (((0,), (0.5, 0.25), ((1.0, 0.0),)), "ascending"),
         (((0, 1), SHARES, ((1.0,) * 3,)), "2 rows"),
         (((0,), SHARES, ((1.0, 0.0),)), "of 3 numbers"),
+        (((0,), SHARES, (((1.0, 0.0),),)), "one for each of its heads"),
+        (((0, 1), SHARES, (((1.0,) * 3,), (1.0,) * 3)), "one for each of its heads"),
+        (((0, 1), SHARES, ((1.0,) * 3, ((1.0,) * 3,))), "losses of layer 1"),
+        (((0, 1), SHARES, (((1.0,) * 3,), ((1.0,) * 3,) * 2)), "layer 1: 2 heads, and 1 of the first"),
+        (((0,), SHARES, ((),)), "losses of layer 0"),
+        (((0,), SHARES, (((1.0, -1.0, 1.0),),)), "not negative"),
         (((0,), SHARES, ((1.0, -1e-9, 0.0),)), "not negative"),
         (((0,), SHARES, ((float("nan"), 0.1, 0.0),)), "losses of layer 0"),
         (((0,), SHARES, (("1", 0.1, 0.0),)), "losses of layer 0"),
@@ -109,8 +140,37 @@ def test_no_more_is_kept_than_with_equal_budgets_and_no_more_is_lost(losses, len
     assert sum(found) <= layers * mean
     assert all(min(sinks, length, mean) <= count <= length for count in found)
     assert all(count >= Fraction(mean, 8) for count in found)
-    lost = sum(losses.relative_curves([count / length])[row, 0] for row, count in enumerate(found))
+    lost = sum(losses.relative_curves([count / length])[row].sum() for row, count in enumerate(found))
     assert lost <= losses.relative_curves([mean / length]).sum() * (1 + 1e-9)
+
+
+@given(
+    drawn_by_heads,
+    st.integers(1, 3000),
+    st.one_of(st.integers(1, 3000), st.floats(0.001, 0.999)),
+    st.integers(0, 200),
+    st.sampled_from([1, 2, 32]),
+    st.integers(0, 2),
+)
+def test_heads_keep_no_more_either_and_lose_no_more(losses, length, budget, least, step, dense):
+    evict = StreamingLLM(budget=budget, sinks=0)
+    divided, mean = LayerBudgets(evict, losses), tokens_kept(evict, 0, 1, length, least)
+    layers = [layer for layer in losses.layers if layer >= dense]
+    rows = [divided.tokens_of_heads(layer, length, least=least, dense_layers=dense, step=step) for layer in layers]
+    assert all(divided.tokens_of_heads(layer, length, dense_layers=dense) == () for layer in range(dense))
+    found = [count for row in rows for count in row]
+    assert [len(row) for row in rows] == [losses.heads] * len(layers)
+    assert sum(found) <= len(found) * mean
+    assert all(min(least, length, mean) <= count <= length for count in found)
+    assert all(count >= Fraction(mean, 8) for count in found)
+    assert {*found} <= {mean} or all((length - count) % step == 0 for count in found)
+    lost = sum(
+        losses.relative_curves([count / length])[layer, head, 0]
+        for layer, row in zip(layers, rows, strict=True)
+        for head, count in enumerate(row)
+    )
+    equal = losses.relative_curves([mean / length])[layers].sum()
+    assert lost <= equal * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -127,6 +187,26 @@ def test_what_is_lost_is_the_least_up_to_a_step(share, monkeypatch):
     lost = sum(LOSSES.curves([count / 400])[layer, 0] for layer, count in enumerate(found))
     assert float(best) * (1 - 1e-9) <= lost <= float(best + max(map(oracle.largest_step, losses, costs)))
     assert found[0] > found[2] > found[1]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_what_heads_lose_is_the_least_up_to_a_step(share, monkeypatch):
+    monkeypatch.setattr(layer_budgets, "STEPS", 5)
+    layer_budgets._divided.cache_clear()
+    evict = SnapKV(budget=share, window=4)
+    mean = evict.count(400)
+    found = [count for layer in range(3) for count in LayerBudgets(evict, BY_HEADS).tokens_of_heads(layer, 400)]
+    layer_budgets._divided.cache_clear()
+    levels = np.unique([*np.geomspace(max(-(-mean // 8), 4), 400, 5).round(), mean, 400])
+    largest = np.max(BY_HEADS.losses)
+    losses = (BY_HEADS.relative_curves(levels / 400) * largest).reshape(6, -1).tolist()
+    costs = [levels.tolist()] * 6
+    best = oracle.allocation(losses, costs, [(range(6), 6 * mean)])
+    lost = sum(row[levels.tolist().index(count)] for row, count in zip(losses, found, strict=True))
+    assert float(best) * (1 - 1e-9) <= lost <= float(best + max(map(oracle.largest_step, losses, costs)))
+    assert found[0] >= found[1] >= found[3]
+    assert found[5] >= found[4]
+    assert len({*found}) > 1
 
 
 def test_a_layer_that_was_not_measured_keeps_the_mean():
@@ -171,6 +251,31 @@ def text(pocket):
     return pocket[1](
         "the quiet river runs past a late singer , and the mill stands . " * 90, return_tensors="pt"
     ).input_ids
+
+
+@pytest.fixture(scope="module")
+def hiding(pocket):
+    """Predict later tokens on dense keys and values, of which each head sees only some."""
+    model, state = pocket[0], {}
+
+    def attend(module, query, key, value, attention_mask, scaling, **_):
+        new, total, group = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
+        mask = torch.ones(query.shape[1], new, total, dtype=torch.bool).tril(total - new)
+        if module.layer_idx in state["shown"]:
+            shown = state["shown"][module.layer_idx]
+            mask[..., : shown.shape[1]] &= shown.repeat_interleave(group, 0)[:, None]
+        key, value = (part.repeat_interleave(group, 1) for part in (key, value))
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+        return found.transpose(1, 2).contiguous(), None
+
+    register("tests_hiding", attend, "sdpa")
+
+    def predictions(captured, following, shown):
+        state["shown"] = shown
+        with torch.no_grad(), attention_implementation(model, "tests_hiding"):
+            return next_token_log_probs(model, dense_cache(model, captured), following)
+
+    return predictions
 
 
 EVICTIONS = [
@@ -295,6 +400,7 @@ def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket,
         [text, text[:, :700]],
         evict=evict,
         tokens=768,
+        heads=False,
         advance=lambda *now: steps.append((*now, model.training)),
     )
     assert model.training
@@ -320,9 +426,31 @@ def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket,
     assert losses.losses[0][0] > 0
 
 
-def test_losses_go_into_a_file_and_back(tmp_path):
+def test_losses_of_heads_are_those_of_one_head_whose_tokens_are_hidden(pocket, text, hiding):
+    model, read = pocket[0], text[:, :672]
+    evict = SnapKV(budget=3, window=2)
+    losses = calibrate_eviction(model, None, [text[:, :768]], evict=evict)
+    captured = capture(model, read)
+    dense = hiding(captured, text[:, 672:768], {})
+    assert losses.heads == 2
+    for layer, (row, seen) in enumerate(zip(losses.losses, captured.values(), strict=True)):
+        for place, share in enumerate(losses.shares):
+            parts = seen.queries[:, :, -2:], seen.keys, None, seen.scaling
+            kept = kept_tokens(SnapKV(budget=share, window=2), *parts, layer, 3, last=32)
+            for head in range(2):
+                shown = torch.ones(2, 672, dtype=torch.bool)
+                shown[head] = torch.zeros(672, dtype=torch.bool).scatter_(0, kept[0, head], True)
+                found = hiding(captured, text[:, 672:768], {layer: shown})
+                kl = compare_predictions(found, dense, text[0, 673:768]).kl
+                assert row[head][place] == pytest.approx(kl, rel=1e-3, abs=1e-8)
+    assert max(head[0] for head in losses.losses[0]) > 0
+    assert losses.of_layers().losses[0][0] == pytest.approx(sum(head[0] for head in losses.losses[0]))
+
+
+@pytest.mark.parametrize("losses", [LOSSES, BY_HEADS], ids=["layers", "heads"])
+def test_losses_go_into_a_file_and_back(losses, tmp_path):
     path = tmp_path / "losses.safetensors"
-    losses = LayerLosses(LOSSES.layers, SHARES, LOSSES.losses, {"head_dim": 64})
+    losses = LayerLosses(losses.layers, SHARES, losses.losses, {"head_dim": 64})
     losses.save(path)
     assert LayerLosses.load(path) == losses
     path.write_bytes(path.read_bytes()[:-8])
@@ -384,7 +512,8 @@ def test_models_with_other_layers_and_sinks_are_measured(name, changes, tiny):
     ids = torch.randint(1, 60, (1, 800), generator=torch.Generator().manual_seed(0))
     losses = calibrate_eviction(model, None, [ids], evict=StreamingLLM())
     assert losses.layers == PrunedKeyCache(model, ratio=0.0, fused=False).prunable_layers
-    assert all(row[0] > 0 for row in losses.losses)
+    assert all(head[0] > 0 for row in losses.losses for head in row)
+    assert losses.heads == model.config.num_key_value_heads
 
 
 def test_too_few_positions_are_said(tiny):

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..._util.parameters import integer, number
 from ...errors import EvaluationError
 from ..bits.coded import CodedTokens
+from ..by_heads import ByHeads
 from ..cache import PrunedKeyCache
 from ..layer import PrunedKeyLayer
 from ..report import tensors_in
@@ -108,12 +109,12 @@ def _coded_bits(old: CodedTokens, widths: tuple[int, int], sinks: int) -> tuple[
     return bits, elements, sum(_bits_of(row.sink_keys) + _bits_of(row.sink_values) for row in old.own_rows())
 
 
-def _pruned_bits(old: Compressed, widths: tuple[int, int], sinks: int) -> tuple[list[float], list[int], int]:
+def _pruned_bits(old: Compressed | ByHeads, widths: tuple[int, int], sinks: int) -> tuple[list[float], list[int], int]:
     """The same of pruned or quantised ones; sinks' keys are dense, their values are like those of other old tokens."""
     bits, dense = [0.0, 0.0], 0
     for name, part in old.parts().items():
         size = sum(map(_bits_of, tensors_in([part])))
-        if name == "sink_keys":
+        if name.startswith("sink_keys"):
             dense += size
         else:
             bits["values" in name] += size
