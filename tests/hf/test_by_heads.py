@@ -27,6 +27,8 @@ from grace_opt.hf.evaluation import next_token_log_probs, stored_bits
 from grace_opt.hf.eviction import kept_tokens, tokens_of_heads
 from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import load_pocket
+from grace_opt.hf.saving import FILE_FORMAT, load_about
+from grace_opt.kernels import decode as by_kernel
 
 SHARES = (0.1, 0.25, 0.5)
 LOSSES = LayerLosses(
@@ -257,3 +259,105 @@ def test_losses_of_other_heads_are_refused(pocket):
     losses = LayerLosses((0,), SHARES, (((0.5, 0.2, 0.1),) * 3,))
     with pytest.raises(CalibrationError, match="losses of 3 heads, model with 2"):
         PrunedKeyCache(pocket[0], ratio=0.0, evict=LayerBudgets(SnapKV(0.25), losses))
+
+
+def _without_a_group(about, tensors):
+    about["layers"][0]["heads"] = [2]
+
+
+def _other_sizes(about, tensors):
+    about["layers"][0]["heads"] = [1, 2]
+
+
+def _no_numbers(about, tensors):
+    about["layers"][0]["heads"] = [True, 1]
+
+
+def _no_sizes(about, tensors):
+    del about["layers"][0]["heads"]
+
+
+def _too_few_tensors(about, tensors):
+    del tensors["0.heads.1.pruned_keys"]
+
+
+def _too_many_tensors(about, tensors):
+    tensors["0.heads.2.pruned_keys"] = torch.zeros(1)
+
+
+def _another_length(about, tensors):
+    about["layers"][0]["length"] = 10
+
+
+def _another_head_s_tokens(about, tensors):
+    tensors["0.heads.1.old_values"] = tensors["0.heads.0.old_values"]
+
+
+def _positions_beyond(about, tensors):
+    tensors["0.heads.1.positions"] += PROMPT
+
+
+def _no_lists_of_codes(about, tensors):
+    about["layers"][0]["quantized"] = {"heads.7.pruned_keys": {}}
+
+
+DAMAGE = [
+    _without_a_group,
+    _other_sizes,
+    _no_numbers,
+    _no_sizes,
+    _too_few_tensors,
+    _too_many_tensors,
+    _another_length,
+    _another_head_s_tokens,
+    _positions_beyond,
+    _no_lists_of_codes,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda change: change.__name__)
+def test_a_file_that_was_edited_is_refused(damage, pocket, text, tmp_path):
+    path = tmp_path / "cache.safetensors"
+    filled_cache(pocket[0], text).save(path)
+    about, tensors = load_about(path)
+    damage(about, tensors)
+    FILE_FORMAT.write(path, tensors, about)
+    with pytest.raises(CacheError, match="save"):
+        PrunedKeyCache.load(path, pocket[0])
+
+
+def test_a_file_for_settings_whose_heads_are_alike_is_refused(pocket, text, tmp_path):
+    path = tmp_path / "cache.safetensors"
+    filled_cache(pocket[0], text).save(path)
+    about, tensors = load_about(path)
+    about["pruning"]["read"] = "pages"
+    FILE_FORMAT.write(path, tensors, about)
+    with pytest.raises(CacheError):
+        PrunedKeyCache.load(path, pocket[0])
+
+
+def test_a_compiled_step_gives_the_same(pocket, text):
+    model = copy.deepcopy(pocket[0])
+    plain, compiled = filled_cache(model, text), filled_cache(model, text)
+    following = text[:, PROMPT : PROMPT + 3].split(1, dim=1)
+    expected = [step(model, plain, part) for part in following]
+    model.forward = torch.compile(model.forward, backend="eager")
+    for part, wanted in zip(following, expected, strict=True):
+        torch.testing.assert_close(step(model, compiled, part), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_read_each_run_of_heads(pocket, text, monkeypatch):
+    seen = []
+    decode = by_kernel.kernel_for
+
+    def watched(query, *stored):
+        seen.append(query.shape[1])
+        return decode(query, *stored)
+
+    monkeypatch.setattr(by_kernel, "kernel_for", watched)
+    monkeypatch.setattr(by_kernel, "worth_a_kernel", lambda *rest: True)
+    cache = filled_cache(pocket[0], text)
+    step(pocket[0], cache, text[:, PROMPT : PROMPT + 1])
+    groups = [group.kept_indices.shape[1] for layer in cache.layers for group in layer.compressed.groups]
+    assert len(groups) > 3
+    assert seen == [pocket[0].config.num_attention_heads // 2 * heads for heads in groups]
