@@ -3,8 +3,8 @@
 The losses of KV heads are measured once, on the texts that ship with grace_opt (`calibrate_eviction`). Then several
 evictions keep a half, a quarter and a tenth of a prompt's tokens: the same number in every head, as `LayerBudgets`
 divides them among layers, and among layers and heads: the same bytes. The next tokens of the text are fed, and the
-distributions of what follows are compared with the dense cache's. Passages are two of each source of `bench.passages`,
-all from its second half.
+distributions of what follows are compared with the dense cache's. Steps are timed after one passage.
+Passages are two of each source of `bench.passages`, all from its second half.
 
 Each passage, and the calibration, has its own file in ``--runs``; those of other texts, weights, settings or commits
 are measured again. Writes docs/results/layer_budgets.{json,md,png}. If they are missing, the model,
@@ -48,6 +48,9 @@ from grace_opt.hf.filling import dense_cache, filled
 from grace_opt.hf.models import disable_progress_bars, load_model
 from grace_opt.hf.token_budget import Budget
 
+#: Share of the tokens that is kept where steps are timed, and the number of steps.
+STEP_SHARE, ROUNDS = 0.25, 25
+DENSE = "dense"
 EVICTIONS: Mapping[str, Callable[[float], Budget]] = {
     OURS: lambda share: GraphEviction(budget=share),
     FAST: lambda share: GraphEviction(budget=share, observed=32, stride=128, averages=2, block=None),
@@ -76,6 +79,45 @@ def measure(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosse
                 three.append(compare_predictions(log_probs, dense, following[0, 1:]).kl)
             found.setdefault(name, {})[f"{share:g}"] = three
     return found
+
+
+@torch.inference_mode()
+def steps(model: PreTrainedModel, ids: Tensor, prompt: int, losses: LayerLosses) -> dict[str, list[float]]:
+    """Return the milliseconds of each round's decoding step after a prompt, the caches taking turns."""
+    captured = capture(model, ids[:, :prompt])
+    evict = EVICTIONS["SnapKV"](STEP_SHARE)
+    divided = {"layers": LayerBudgets(evict, losses.of_layers()), "layers and heads": LayerBudgets(evict, losses)}
+    caches: dict[str, Any] = {DENSE: dense_cache(model, captured)}
+    for name, each in {"equal": evict, **divided}.items():
+        caches[name] = filled(PrunedKeyCache(model, ratio=0.0, recent_window=RECENT, evict=each), captured)
+    times: dict[str, list[float]] = {name: [] for name in caches}
+    for turn in range(ROUNDS + 2):
+        for name, cache in caches.items():
+            began = time.perf_counter()
+            model(ids[:, prompt + turn : prompt + turn + 1], past_key_values=cache)
+            taken = time.perf_counter() - began
+            if turn > 1:  # the first ones compile, and wake threads
+                times[name].append(1000 * taken)
+    return times
+
+
+def timed_steps(
+    model: PreTrainedModel,
+    ids: Tensor,
+    prompt: int,
+    losses: LayerLosses,
+    folder: Path,
+    source: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a record with the times of `steps`."""
+    path = folder / "steps.json"
+    record = read_record(path, dict(settings)) if is_clean(source) else None
+    if record is None:
+        record = {"settings": dict(settings), "date": source["date"], "commit": source["commit"]}
+        record["ms"] = steps(model, ids, prompt, losses)
+        write_json(path, record)
+    return record
 
 
 def calibrated(
@@ -119,10 +161,12 @@ def main(given: Sequence[str] | None = None) -> None:
     common["losses"] = repr(losses.losses)
     common["settings"] = [repr(make(share)) for make in EVICTIONS.values() for share in SHARES]
     with attention_implementation(model, "grace_sdpa"):
+        timed = timed_steps(model, cut[0].ids, args.prompt, losses, args.runs, source, common)
         found, origins = measure_passages(
             cut, args.runs, common, source, lambda passage: measure(model, passage.ids, args.prompt, losses)
         )
-    origins["losses"] = {**source, "date": record["date"], "commit": record["commit"]}
+    for name, one in (("losses", record), ("steps", timed)):
+        origins[name] = {**source, "date": one["date"], "commit": one["commit"]}
     divided = {}
     for share in SHARES:
         budgets = LayerBudgets(GraphEviction(budget=share), losses)
@@ -133,7 +177,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "provenance": refuse(origins, args.allow_dirty),
         **{"model": args.name or Path(where).stem, "weights": weights, "prompt": args.prompt, "tokens": args.tokens},
         **{"evictions": common["settings"], "passages": found, "calibration_seconds": record["seconds"]},
-        **{"losses": losses.losses, "shares": losses.shares, "divided": divided},
+        **{"losses": losses.losses, "shares": losses.shares, "divided": divided, "steps": timed["ms"]},
     }
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
 

@@ -40,6 +40,7 @@ def page(value: dict[str, Any]) -> Page:
     kept = " / ".join(f"{float(share):.0%}" for share in shares)
     place = value["shares"].index(0.25)
     quarter = [sum(head[place] for head in row) for row in value["losses"]]
+    step = {name: statistics.median(times) for name, times in value["steps"].items()}
     others = ", ".join(f"{name} {times[name]}" for name in names[1:])
     return Page(
         title="Which layers and heads keep more tokens",
@@ -70,6 +71,11 @@ def page(value: dict[str, Any]) -> Page:
                     "sum of their losses. The last 32 tokens stay in any case. The evictions:",
                     "",
                     *(f"- `{setting}`" for setting in value["evictions"][:: len(shares)]),
+                    "",
+                    "A decoding step with `SnapKV` and a quarter of the tokens, median of "
+                    f"{len(value['steps']['equal'])}, the caches taking turns: "
+                    + ", ".join(f"{name} {ms:.1f} ms" for name, ms in step.items())
+                    + ".",
                 ],
             ),
         ],

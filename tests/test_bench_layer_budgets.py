@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pytest.MonkeyPatch):
     """Run the benchmark as from the command line, on two books alone, with short prompts and two quick evictions."""
     monkeypatch.setattr(layer_budgets, "SHARES", (0.5, 0.25))
-    quick = {"GraphEviction": lambda share: SnapKV(budget=share), "sinks": lambda share: StreamingLLM(budget=share)}
+    monkeypatch.setattr(layer_budgets, "ROUNDS", 3)
+    quick = {"GraphEviction": lambda share: SnapKV(budget=share), "SnapKV": lambda share: StreamingLLM(budget=share)}
     monkeypatch.setattr(layer_budgets, "EVICTIONS", quick)
 
     def run(*changes: str) -> str:
@@ -41,7 +42,7 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert [one["name"] for one in value["passages"]] == ["Rivers", "Rivers"]
     for one in value["passages"]:
-        assert set(one["kl"]) == {"GraphEviction", "sinks"}
+        assert set(one["kl"]) == {"GraphEviction", "SnapKV"}
         assert all(0 < kl < 20 for row in one["kl"].values() for three in row.values() for kl in three)
     for share, counts in value["divided"].items():
         heads = [count for row in counts for count in row]
@@ -49,9 +50,11 @@ def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypa
         assert sum(heads) <= 6 * 140 * float(share)
         assert len({*heads}) > 1
     assert value["calibration_seconds"] > 0
+    assert {len(times) for times in value["steps"].values()} == {3}
     assert "| GraphEviction | 50% |" in text
     monkeypatch.setattr(layer_budgets, "measure", lambda *rest: pytest.fail("measured again"))
     monkeypatch.setattr(layer_budgets, "calibrate_eviction", lambda *rest: pytest.fail("measured again"))
+    monkeypatch.setattr(layer_budgets, "steps", lambda *rest: pytest.fail("measured again"))
     start("--passages", "2")
 
 
