@@ -191,7 +191,8 @@ def _decoded(
     if isinstance(old, ByHeads):
         if fused and not want_weights:
             return _decoded_by_heads(module, query, tail, value, attention_mask, old, kwargs), None
-        attention_mask = _complete(attention_mask, base_name, query, old.length + tail.shape[2])
+        if attention_mask is None:
+            attention_mask = _mask(module, base_name, query, old.length + tail.shape[2], kwargs.get("is_causal"))
     if attention_mask is not None:
         check_mask_covers_cache(module, attention_mask, old, tail.shape[2])
         attention_mask = gather_mask_columns(attention_mask, old, query.shape[1])
@@ -240,16 +241,14 @@ def _decoded_by_heads(
     return torch.cat(found, dim=2)
 
 
-def _complete(attention_mask: Tensor | None, base_name: str, query: Tensor, length: int) -> Tensor:
-    """Return a mask; where there is none, the causal one, of the kind that the base function reads."""
-    if attention_mask is not None:
-        return attention_mask
+def _mask(module: nn.Module, base_name: str, query: Tensor, length: int, is_causal: bool | None) -> Tensor:
+    """Return the mask that no mask stands for, of the kind that the base function reads."""
     seen = causal_mask(query.shape[2], length, query.device)
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        seen = torch.ones_like(seen)
     if base_name != "eager":
         return seen
-    return torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(
-        ~seen, torch.finfo(query.dtype).min
-    )
+    return torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, torch.finfo(query.dtype).min)
 
 
 def _candidates(

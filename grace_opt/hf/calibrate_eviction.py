@@ -93,7 +93,7 @@ def calibrate_eviction(
     Notes
     -----
     One pass over a text, then five over its later tokens for each head, in which only the layers from its own on are
-    computed.
+    computed. Nothing else may use the model meanwhile.
 
     Examples
     --------

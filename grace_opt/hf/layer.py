@@ -133,7 +133,7 @@ class PrunedKeyLayer(DynamicLayer):
     def needs_our_attention(self) -> bool:
         """Whether only grace_opt's attention function can read what is now stored."""
         old = self.compressed
-        return isinstance(old, CodedTokens) or (
+        return isinstance(old, CodedTokens | ByHeads) or (
             old is not None and (old.positions is not None or self.plan.config.fused)
         )
 

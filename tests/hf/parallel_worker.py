@@ -18,15 +18,17 @@ from transformers.distributed import DistributedConfig
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import GraceError
-from grace_opt.hf import PrunedKeyCache, attach
+from grace_opt.hf import LayerBudgets, LayerLosses, PrunedKeyCache, attach
 from grace_opt.hf.eviction import SnapKV
 
 WINDOWS = {"recent_window": 8, "observation_window": 6}
+LOSSES = LayerLosses((0, 1), (0.25, 0.5), (((0.4, 0.1), (0.01, 0.001)), ((0.02, 0.01), (0.3, 0.1))))
 CASES = {
     "dense": {"ratio": 0.0},
     "half": {"ratio": 0.5},
     "sinks": {"ratio": 0.5, "sink_tokens": 2},
     "evicted": {"ratio": 0.5, "evict": SnapKV(budget=24, window=6), "tail_block": 4},
+    "budgets of heads": {"ratio": 0.5, "evict": LayerBudgets(SnapKV(budget=24, window=6), LOSSES)},
     "zero-filled": {"ratio": 0.5, "fused": False},
 }
 
@@ -89,7 +91,7 @@ def widths(cache):
 
 def kept(cache):
     """The kept channels as the layers store them."""
-    return [layer.compressed.kept_indices.tolist() for layer in cache.layers]
+    return [torch.cat([run.kept_indices for run in layer.compressed.groups], dim=1).tolist() for layer in cache.layers]
 
 
 def saved(model, folder, rank):

@@ -255,6 +255,15 @@ def test_coded_and_read_caches_divide_among_layers_only(pocket, text):
             assert cache.layers[layer].compressed.stored == expected - RECENT
 
 
+def test_equal_losses_are_equal_budgets(pocket, text):
+    model, losses = pocket[0], LayerLosses((0, 1, 2), SHARES, (((0.2, 0.05, 0.02),) * 2,) * 3)
+    for budget in (0.25, 60, 150, 400):
+        evict = SnapKV(budget, window=4)
+        divided, plain = (filled_cache(model, text, evict=each) for each in (LayerBudgets(evict, losses), evict))
+        following = text[:, PROMPT : PROMPT + 1]
+        assert torch.equal(step(model, divided, following), step(model, plain, following))
+
+
 def test_losses_of_other_heads_are_refused(pocket):
     losses = LayerLosses((0,), SHARES, (((0.5, 0.2, 0.1),) * 3,))
     with pytest.raises(CalibrationError, match="losses of 3 heads, model with 2"):
@@ -299,6 +308,23 @@ def _positions_beyond(about, tensors):
 
 def _no_lists_of_codes(about, tensors):
     about["layers"][0]["quantized"] = {"heads.7.pruned_keys": {}}
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_masks_of_each_query_head_are_those_of_its_group(dtype, pocket, text):
+    model = pocket[0]
+    heads = model.config.num_attention_heads
+    mask = torch.rand(1, heads, 1, PROMPT + 1, generator=torch.Generator().manual_seed(0)) > 0.3
+    mask[..., -1] = True
+    if dtype != torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(dtype).min)
+    found = [
+        step(model, filled_cache(model, text, fused=fused), text[:, PROMPT : PROMPT + 1], attention_mask=mask)
+        for fused in (True, False)
+    ]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    plain = step(model, filled_cache(model, text), text[:, PROMPT : PROMPT + 1])
+    assert not torch.allclose(found[0], plain, atol=1e-3)
 
 
 DAMAGE = [
