@@ -17,7 +17,15 @@ from torch import Tensor
 from grace_opt.hf import CalibratedBasis
 from grace_opt.hf.bits import code_prompt
 from grace_opt.hf.bits.classes import class_sizes, token_weights
-from grace_opt.hf.bits.importance import LAST, observed_queries
+from grace_opt.hf.bits.importance import (
+    KEPT,
+    LAST,
+    ObservedQueries,
+    attention_moments,
+    observed_queries,
+    queries_of_row,
+)
+from grace_opt.hf.observation import Observation
 
 #: Bits at which all are measured.
 BITS = 2.0
@@ -33,6 +41,7 @@ VARIANTS = {
     "class-2": "two classes",
     "last-32": "attention received from the last 32 queries only",
     "causal": "attention received from later queries only",
+    "whole": "attention received by all heads of a group from all observed queries",
 }
 
 
@@ -49,24 +58,27 @@ def varied(name: str) -> Iterator[None]:
         change["queries_of_row"] = _last_queries
     elif kind == "causal":
         change["attention_moments"] = _causal_moments
+    elif kind == "whole":
+        change["attention_moments"] = lambda *given: attention_moments(*given[:5])
     with mock.patch.multiple(code_prompt, **change) if change else nullcontext():
         yield
 
 
-def _last_queries(over: object, row: int) -> tuple[Tensor, Tensor, Tensor]:
-    queries, shares, spread = _OF_ROW(over, row)
-    weights = torch.zeros_like(shares)
+def _last_queries(over: Observation, row: int) -> ObservedQueries:
+    found = queries_of_row(over, row)
+    weights = torch.zeros_like(found.weights)
     weights[-min(LAST) :] = 1 / min(LAST)
-    return queries, weights, spread
+    return found._replace(weights=weights)
 
 
 def _causal_moments(
-    queries: Tensor, weights: Tensor, keys: Tensor, scaling: float, softcap: float | None
+    queries: Tensor, weights: Tensor, keys: Tensor, scaling: float, softcap: float | None, whole: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return what `attention_moments` does, of attention as the model has it; of a prompt without padding."""
     assert softcap is None
     heads, length, width = keys.shape
-    places = torch.nonzero(observed_queries(length))[:, 0]
+    every = torch.arange(length, device="cpu")
+    places = every[(observed_queries(length) > 0) | (every % KEPT == 0)]
     hidden = torch.arange(length, device="cpu") > places[:, None]
     grouped = queries.reshape(heads, -1, len(places), width)
     share = weights.float() / grouped.shape[1]
@@ -76,9 +88,6 @@ def _causal_moments(
         moments.append([torch.einsum("gqk,q->k", each, share) for each in (found, found.square())])
     first, second = (torch.stack(each) for each in zip(*moments, strict=True))
     return first, second
-
-
-_OF_ROW: Callable[..., tuple[Tensor, Tensor, Tensor]] = code_prompt.queries_of_row
 
 
 def with_rates_of(basis: CalibratedBasis, other: CalibratedBasis) -> CalibratedBasis:

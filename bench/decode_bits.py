@@ -2,11 +2,12 @@
 
 *Whole steps*: a trained model reads a passage once; a dense cache, one with ``bits=2.25``, the same with one layer at a
 time made dense instead of being read where it lies, GRACE with keys and values in 4 bits and transformers'
-QuantizedCache in 4 bits are filled with it, and take turns step by step. *One layer*:
-attention of one new token over Llama-3-8B's shape, without its weights: keys and values are normal numbers with
-decaying spread, coded in 2.25 bits in a given basis; dense attention is the fastest of those of `bench.decode`. Each
-call uses another layer's tensors, so that none is in the processor's caches. *Memory*: the most bytes allocated at once
-while a prompt is read, by the profiler's events, besides the weights.
+QuantizedCache in 4 bits are filled with it, and take turns step by step, as does a dense cache of hardly any tokens,
+which shows what no cache can save. *One layer*: attention of one new token over Llama-3-8B's shape, without its
+weights: keys and values are normal numbers with decaying spread, coded in 2.25 bits in a given basis; dense attention
+is the fastest of those of `bench.decode`. Each call uses another layer's tensors, so that none is in the processor's
+caches. *Memory*: the most bytes allocated at once while a prompt is read, by the profiler's events, besides the
+weights.
 
 Everything in float32 on the CPU. Ratios are medians over the rounds. Floors are the bytes of weights and caches at the
 rate of a large copy, which also writes: reading alone can be faster. Writes docs/results/decode_bits.{json,md,png}. If
@@ -42,7 +43,7 @@ from bench.efficiency.methods import int4, missing
 from bench.growth import of_texts
 from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import require_clean
-from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, Page, add_options, read_results, table, write_results
+from bench.report import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, Page, add_options, read_results, table, write_results
 from grace_opt.hf import CapturedAttention, PrunedKeyCache, Quantization, attention_implementation, capture
 from grace_opt.hf.bits.basis import Basis
 from grace_opt.hf.bits.in_place import attention_in_place
@@ -57,7 +58,9 @@ PASSAGES, LAYER, READ = (2048, 8000), (2048, 16384), 7000
 DENSE, OURS, BEFORE, PEER = "dense", f"bits={BITS:g}", "GRACE, K and V in 4 bits", "QuantizedCache, 4 bits"
 #: Steps of `OURS` without reading in place.
 COPIES = f"bits={BITS:g}, dense copies"
-COLOURS = {DENSE: BLACK, OURS: BLUE, COPIES: GREEN, BEFORE: GREY, PEER: ORANGE}
+#: A dense cache of one token: what a step takes if there is nothing to read but the weights.
+NOTHING = "no tokens to read"
+COLOURS = {DENSE: BLACK, OURS: BLUE, COPIES: GREEN, BEFORE: GREY, PEER: ORANGE, NOTHING: SKY}
 #: Bytes that no processor's cache holds.
 COLD = 2**26
 
@@ -91,6 +94,8 @@ def whole_steps(model: PreTrainedModel, ids: Tensor, tokens: int, file: Path, ro
                 cache.update(layer.keys, layer.values, index)
         made[name] = cache
     del captured
+    made[NOTHING] = DynamicCache(config=model.config)
+    model(ids[:, :1], past_key_values=made[NOTHING])
     times: dict[str, list[float]] = {name: [] for name in made}
     for turn in track(range(rounds + 2), description=f"whole steps after {tokens:,} tokens"):
         for name, cache in made.items():
@@ -238,8 +243,10 @@ def page(value: dict[str, Any]) -> Page:
         f"{value['model']} and a CPU?",
         found=f"After {last['tokens']:,} tokens a whole step takes {ratio(last['ms'], OURS, DENSE):.2f} of the dense "
         f"cache's time, and {ratio(last['ms'], OURS, PEER):.2f} of QuantizedCache's; after {steps[0]['tokens']:,}, "
-        f"{ratio(steps[0]['ms'], OURS, DENSE):.2f} of the dense cache's. Attention alone, of Llama-3-8B's shape and "
-        f"{most['tokens']:,} tokens, is {ratio(most['ms'], best_dense(most['ms']), OURS):.1f} times as fast as the "
+        f"{ratio(steps[0]['ms'], OURS, DENSE):.2f} of the dense cache's. With no tokens to read, a step takes "
+        f"{ratio(last['ms'], NOTHING, DENSE):.2f} of the dense cache's time after {last['tokens']:,}. Attention "
+        f"alone, of Llama-3-8B's shape and {most['tokens']:,} tokens, is "
+        f"{ratio(most['ms'], best_dense(most['ms']), OURS):.1f} times as fast as the "
         "fastest dense one.",
         sure=f"These are medians of {value['rounds']} rounds on one machine with {value['threads']} threads, in "
         "float32, all caches taking turns. Reading the weights takes most of a short step, whatever the cache is.",

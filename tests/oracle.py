@@ -323,3 +323,21 @@ def sampled_tokens(query, keys, values, always, planes, bits, mean, added, softc
         mine = np.exp(weighed - weighed.max())
         output[b, head] = mine / mine.sum() @ values[b, h]
     return output, read, unread
+
+
+def received_attention(queries, weights, keys, scaling, softcap, whole):
+    """Means of p and of p² that the keys of each KV head receive; one head of a group in turn, unless whole."""
+    group, first, second, sampled = len(queries) // len(keys), np.zeros(keys.shape[:2]), np.zeros(keys.shape[:2]), 0
+    for place, weight in enumerate(weights):
+        sampled += not whole[place] and weight > 0
+        asked = range(group) if whole[place] else [sampled % group]
+        for h in range(len(keys)):
+            for g in asked:
+                logits = scaling * keys[h] @ queries[h * group + g, place]
+                if softcap is not None:
+                    logits = softcap * np.tanh(logits / softcap)
+                p = np.exp(logits - logits.max())
+                p /= p.sum()
+                first[h] += weight / len(asked) * p
+                second[h] += weight / len(asked) * p**2
+    return first, second

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench import decode_bits
-from bench.decode_bits import BEFORE, COPIES, DENSE, OURS, PEER
+from bench.decode_bits import BEFORE, COPIES, DENSE, NOTHING, OURS, PEER
 from grace_opt.hf import calibrate_basis
 from grace_opt.hf.models import load_pocket
 
@@ -28,12 +28,12 @@ def test_whole_steps_and_memory(pocket, monkeypatch):
     monkeypatch.setattr(decode_bits, "READ", 500)
     model, ids, file = pocket
     found = decode_bits.whole_steps(model, ids, 500, file, rounds=2)
-    assert set(found["ms"]) == {DENSE, OURS, COPIES, BEFORE, PEER}
+    assert set(found["ms"]) == {DENSE, OURS, COPIES, BEFORE, PEER, NOTHING}
     assert found["bytes"][COPIES] <= found["bytes"][OURS]  # no addresses
     assert all(len(times) == 2 for times in found["ms"].values())
     assert found["bytes"][OURS] < found["bytes"][BEFORE]
     most = decode_bits.reading(model, ids, file)
-    assert {*most, COPIES} == set(found["ms"])
+    assert {*most, COPIES, NOTHING} == set(found["ms"])
     assert most[OURS] < most[DENSE]
 
 

@@ -33,7 +33,7 @@ from bench.arena.windows import Coder, between, stored
 from grace_opt.errors import CalibrationError
 from grace_opt.hf import CalibratedBasis
 from grace_opt.hf.bits.basis import Basis, energy_in
-from grace_opt.hf.bits.importance import STRIDE
+from grace_opt.hf.bits.importance import KEPT
 
 SOURCE = "Gaussian test channel, Cover & Thomas 10.3"
 RATES = (4.0, 3.0, 2.25, 2.0, 1.5, 1.0)
@@ -152,7 +152,7 @@ def shares_of(
 
 def asked(basis: Basis, layer: Layer) -> Basis:
     """Return the basis with the energies of every eighth of the prompt's queries, as `bits=` measures them."""
-    queries = layer.queries[:, :, ::STRIDE].flatten(1, 2).double()
+    queries = layer.queries[:, :, ::KEPT].flatten(1, 2).double()
     return replace(basis, energy=energy_in(basis, queries.mT @ queries / queries.shape[1]))
 
 

@@ -240,7 +240,7 @@ class TestGeneration:
 
     @pytest.mark.parametrize("settings", [{"basis": "none"}, {"basis": "prompt", "bits": 8}], ids=str)
     def test_of_a_first_turn_that_stayed_dense_knows_the_queries_of_a_short_second_one(self, settings, model, ids):
-        """Five tokens, none of which is an eighth one."""
+        """Five tokens, none of which is of the set that is spread over the prompt."""
         cache = PrunedKeyCache(model, **{**SETTINGS, **settings})
         with pytest.warns(UserWarning, match="stays dense"):
             feed(model, cache, ids[:, :99], 99)

@@ -23,7 +23,7 @@ from .classes import class_sizes, token_weights
 from .coded import CodedTokens
 from .codes import PARAMETER_BITS
 from .heads import StoredHeads, code_heads, head_groups
-from .importance import attention_moments, queries_of_row
+from .importance import ObservedQueries, attention_moments, queries_of_row
 from .row import CodedRow, inverse
 from .segment import Segment, class_of_tokens, packed_classes, segment_bits
 from .settings import NO_BASIS, OF_PROMPT
@@ -42,9 +42,7 @@ class _Row:
     values: Tensor
     every: Tensor  # (H, old + recent, d): the prompt's keys
     old: int
-    queries: Tensor  # (H_q, L, d)
-    shares: Tensor  # (L,)
-    spread: Tensor  # (L,) bool: evenly over the prompt
+    asked: ObservedQueries
     present: Tensor | None  # (places,) bool
     positions: Tensor | None  # (H, places): after an eviction
 
@@ -156,9 +154,8 @@ def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, n
         present = None if present is not None and bool(present.all()) else present
     if present is not None:
         stored_keys, stored_values = stored_keys[:, present], stored_values[:, present]
-    queries, shares, spread = queries_of_row(over, number)
     positions = None if kept is None else kept[number]
-    return _Row(stored_keys, stored_values, own_keys, old, queries, shares, spread, present, positions)
+    return _Row(stored_keys, stored_values, own_keys, old, queries_of_row(over, number), present, positions)
 
 
 def _coded(
@@ -180,12 +177,13 @@ def _coded(
     if min(mean) < 0:
         return None
     shares = budget.head_bits(plan.index, heads, rank(), mean)
-    first, second = attention_moments(row.queries, row.shares, row.seen, over.scaling, over.softcap)
+    asked = row.asked
+    first, second = attention_moments(asked.queries, asked.weights, row.seen, over.scaling, over.softcap, asked.whole)
     inner = slice(sinks, sinks + coded)
     first, weights = first[:, inner], token_weights(first[:, inner], second[:, inner])
     classes = class_of_tokens(first, sizes)
     order = classes.argsort(dim=-1, stable=True)
-    moment = _moment(row.queries[:, row.spread].reshape(heads, -1, width))
+    moment = _moment(asked.queries[:, asked.spread].reshape(heads, -1, width))
     own: list[Tensor | None] = []
     stored = []
     for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):

@@ -1,15 +1,17 @@
 """How much each token matters: the attention that it receives from queries of the prompt.
 
-Three sets of queries are averaged: the last 32, the last 128, and every eighth of all. An error in a token's key
-changes its logit, and counts by the attention p that it receives; an error in its value changes the output directly,
-and counts by p².
+Three sets of queries are averaged: the last 32, the last 128, and every sixteenth of all. Beyond the last 32, one head
+of each group asks, in turn, for all of them: for time. An error in a token's key changes its logit, and counts by the
+attention p that it receives; an error in its value changes the output directly, and counts by p².
 
 Source: SnapKV (arXiv 2404.14469) for the last queries, H2O (arXiv 2306.14048) for all.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +22,9 @@ from ..observation import Observation
 #: Numbers of last queries that are averaged, as sets of their own.
 LAST = (32, 128)
 #: Distance between queries of the third set, the first token's among them: it attends to tokens that others overlook.
-STRIDE = 8
+STRIDE = 16
+#: Distance between queries that are kept: which directions they have is told from more of them than are asked.
+KEPT = 8
 #: Largest number of attention weights at once.
 MAX_WEIGHTS = 2**22
 #: Number of a layer's key elements for each attention weight that is held at once.
@@ -29,6 +33,7 @@ KEYS_PER_WEIGHT = 8
 FEW = 32
 
 
+@functools.lru_cache(maxsize=8)  # every layer of a prompt asks
 def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRIDE) -> Tensor:
     """Return how much each query of a prompt of `count` tokens counts, ``(count,)`` float64; most not at all.
 
@@ -37,7 +42,7 @@ def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRID
     >>> observed_queries(1).tolist()
     [1.0]
     """
-    weights = torch.zeros(count, dtype=torch.float64)
+    weights = torch.zeros(count, dtype=torch.float64, device="cpu")
     for size in last:
         weights[max(count - size, 0) :] += 1 / min(size, count)
     every = torch.arange(0, count, stride)
@@ -112,8 +117,8 @@ def spread_queries(now: Observation, before: Observation | None) -> Observation:
         places = torch.cat([before.places.to(places.device), places], dim=1)
         queries = torch.cat([before.queries.to(queries.device), queries], dim=2)
     ranks, count = _ranks(places, now.valid, length)
-    kept = (ranks >= 0) & ((ranks % STRIDE == 0) | (ranks >= count - max(LAST)))
-    most = min(kept.shape[1], -(-length // STRIDE) + max(LAST))  # no number that depends on data, for torch.compile
+    kept = (ranks >= 0) & ((ranks % KEPT == 0) | (ranks >= count - max(LAST)))
+    most = min(kept.shape[1], -(-length // KEPT) + max(LAST))  # no number that depends on data, for torch.compile
     order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
     # One by one: that copies whole queries, and not single numbers.
     picked = torch.stack([own.index_select(1, tokens) for own, tokens in zip(queries, order, strict=True)])
@@ -128,10 +133,29 @@ def last_queries(over: Observation, needed: int) -> Tensor:
     return over.queries.gather(2, index.expand(-1, over.queries.shape[1], -1, over.queries.shape[-1]))
 
 
-def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the observed queries of one sequence ``(H_q, L, d)``, their weights, and whether each is of the third set.
+class ObservedQueries(NamedTuple):
+    """The observed queries of one sequence.
 
-    If none is, all count as such.
+    Attributes
+    ----------
+    queries : Tensor
+        ``(H_q, L, d)``.
+    weights : Tensor
+        ``(L,)``: how much the attention of each counts; their sum is 1.
+    spread : Tensor
+        ``(L,)`` bool: whether it is one of those spread evenly over the prompt; if none is, all count as such.
+    whole : Tensor
+        ``(L,)`` bool: whether it is of the first set, whose queries all heads ask; see `attention_moments`.
+    """
+
+    queries: Tensor
+    weights: Tensor
+    spread: Tensor
+    whole: Tensor
+
+
+def queries_of_row(over: Observation, row: int) -> ObservedQueries:
+    """Return the observed queries of one sequence.
 
     Padding counts for nothing: a padded row has the queries and weights that it would have alone.
     """
@@ -139,15 +163,15 @@ def queries_of_row(over: Observation, row: int) -> tuple[Tensor, Tensor, Tensor]
     valid = None if over.valid is None else over.valid[row : row + 1]
     ranks, count = _ranks(over.places[row : row + 1], valid, over.length)
     weights = observed_queries(max(int(count), 1)).to(ranks.device)
-    counted = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0)
-    chosen = torch.nonzero(counted)[:, 0]
+    counted, spread = torch.where(ranks[0] >= 0, weights[ranks[0].clamp(min=0)], 0), ranks[0] % KEPT == 0
+    chosen = torch.nonzero((counted > 0) | spread)[:, 0]
     share = counted[chosen]
     queries = over.queries[row]
     if len(chosen) < queries.shape[1]:
         queries = queries.index_select(1, chosen)
-    spread = ranks[0, chosen] % STRIDE == 0
+    spread = spread[chosen]
     # Of a last turn of a few tokens, perhaps none is of that set.
-    return queries, share / share.sum(), spread | ~spread.any()
+    return ObservedQueries(queries, share / share.sum(), spread | ~spread.any(), ranks[0, chosen] >= count[0] - LAST[0])
 
 
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
@@ -161,7 +185,12 @@ def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, T
 
 
 def attention_moments(
-    queries: Tensor, weights: Tensor, keys: Tensor, scaling: float, softcap: float | None = None
+    queries: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    scaling: float,
+    softcap: float | None = None,
+    whole: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted means of p and of p² over queries and the heads of a group, ``(H, S)`` float32 each.
 
@@ -177,11 +206,20 @@ def attention_moments(
         ``(H, S, d)``.
     scaling, softcap : float
         The model's.
+    whole : Tensor, optional
+        ``(L,)`` bool: where it is False, one head of each group stands for all of them, in turn. None: all heads count.
     """
     heads, _, width = keys.shape
     grouped = queries.reshape(heads, -1, width)
     group = grouped.shape[1] // queries.shape[1]
     share = (weights / group).to(keys.device, torch.float32).repeat(group)
+    if whole is not None and group > 1:
+        sampled = ~whole & (weights > 0)
+        turn = sampled & (sampled.cumsum(0) % group == torch.arange(group, device=whole.device)[:, None])
+        asked = torch.nonzero((whole | turn).flatten())[:, 0].to(keys.device)
+        share = torch.where(whole.to(keys.device).repeat(group), share, share * group)[asked]
+        # Head by head: that copies whole queries, and not single numbers.
+        grouped = torch.stack([each.index_select(0, asked) for each in grouped])
     # Logits, probabilities and their squares take less than the keys do.
     most = min(keys.numel() // KEYS_PER_WEIGHT, MAX_WEIGHTS)
     return attention_received(grouped, share, keys, scaling, softcap, most)

@@ -140,6 +140,43 @@ def store(typing_context, address, value):
     return types.void(types.intp, value), generate
 
 
+def _interleaved(builder, vectors):
+    """Lane by lane, those of the first half of some vectors alternate with those of the second half."""
+    count = len(vectors)
+    made = []
+    for one, other in zip(vectors[: count // 2], vectors[count // 2 :], strict=True):
+        for start in (0, count // 2):
+            lanes_of_both = [start + lane // 2 + lane % 2 * count for lane in range(count)]
+            made.append(builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_COUNT, count), lanes_of_both)))
+    return made
+
+
+@intrinsic
+def transpose_widest(typing_context, places, offset, to, step):
+    """Write a square of `WIDEST` rows of as many numbers as columns.
+
+    Rows are `offset` bytes behind the addresses that stand, as int64, from `places` on; columns go to `to`, each `step`
+    bytes behind the one before.
+    """
+
+    def generate(context, builder, signature, arguments):
+        places, offset, to, step = arguments
+        address, vector = ir.IntType(64), ir.VectorType(_NUMBER, WIDEST)
+        rows = []
+        for number in range(WIDEST):
+            place = builder.add(places, ir.Constant(places.type, 8 * number))
+            row = builder.add(builder.load(builder.inttoptr(place, address.as_pointer()), align=8), offset)
+            rows.append(builder.load(builder.inttoptr(row, vector.as_pointer()), align=4))
+        for _ in range(WIDEST.bit_length() - 1):  # a perfect shuffle of all numbers, as often as halving leaves one
+            rows = _interleaved(builder, rows)
+        for column in rows:
+            builder.store(column, builder.inttoptr(to, vector.as_pointer()), align=4)
+            to = builder.add(to, step)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp, types.intp), generate
+
+
 @intrinsic
 def store_some(typing_context, address, value, count):
     """Write the first `count` of eight numbers from an address on."""

@@ -7,7 +7,7 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from .._shared.jit import c_function, part
-from .._shared.lanes import add_one, load_one, pointer
+from .._shared.lanes import WIDEST, add_one, load_one, pointer, transpose_widest
 from .._shared.products import BYTES, ROWS, TILE, multiply
 from .._shared.whole import sorted_places
 from ..coding import cpu as coding
@@ -24,6 +24,8 @@ LEAST_NORMAL = np.float32(2.0**-14)
 #: Adding this to a smaller number, and taking it away, rounds to a multiple of float16's smallest number.
 MAGIC = np.float32(0.75)
 MOST = np.float32(LARGEST)
+#: Bytes of an address.
+ADDRESS = 8
 #: Numbers in a row of the codebooks.
 MOST_LEVELS = 256
 #: The bits that a float16 does not have of a float32, and half of their worth less one.
@@ -47,14 +49,18 @@ def round_to_half(numbers):
 @part
 def make_coordinates(tensor, token_step, order, encode, block, tile):
     """Fill ``block`` (d, …), by channel, with the tokens at an address in an order, times ``encode`` (…, d)."""
-    width, step = encode.shape[1], block.shape[1] * BYTES
+    width, step, tokens = encode.shape[1], block.shape[1] * BYTES, np.empty(TILE, np.int64)
+    squares = width // WIDEST * WIDEST
     for first in range(0, order.shape[0], TILE):
-        here = min(TILE, order.shape[0] - first)
-        for i in range(here):
-            token = tensor + order[first + i] * token_step
-            for c in range(width):
-                tile[c, i] = load_one(token + c * BYTES)
-        tile[:, here:] = 0
+        for i in range(TILE):  # behind the last token comes it again: nobody reads these columns of the block
+            tokens[i] = tensor + order[min(first + i, order.shape[0] - 1)] * token_step
+        for c in range(0, squares, WIDEST):
+            for i in range(0, TILE, WIDEST):
+                place = tile.ctypes.data + (c * TILE + i) * BYTES
+                transpose_widest(tokens.ctypes.data + i * ADDRESS, c * BYTES, place, TILE * BYTES)
+        for c in range(squares, width):
+            for i in range(TILE):
+                tile[c, i] = load_one(tokens[i] + c * BYTES)
         for row in range(0, encode.shape[0], ROWS):
             at = block.ctypes.data + row * step + first * BYTES
             multiply(encode[row].ctypes.data, width * BYTES, tile.ctypes.data, width, at, step)

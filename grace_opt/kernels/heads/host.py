@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,16 +71,16 @@ def _coded(
 ) -> Coded:
     """Put the heads' planes together, class by class."""
     numbers = tables.widths[levels].sum(2).tolist()  # (H, C)
-    by_class: list[list[Tensor]] = [[] for _ in counts]
-    for own, of_head in zip(planes, numbers, strict=True):
-        sizes = [-(-count // PER_BYTE) for count in counts]
+    sizes = [-(-count // PER_BYTE) for count in counts]
+    by_class: list[list[Any]] = [[] for _ in counts]
+    for own, of_head in zip(planes.numpy(), numbers, strict=True):
         starts = np.cumsum([0, *(number * size for number, size in zip(of_head, sizes, strict=True))]).tolist()
         for part, size, number, (start, stop) in zip(by_class, sizes, of_head, pairwise(starts), strict=True):
-            part.append(own[start:stop].view(number, size))
+            part.append(own[start:stop].reshape(number, size))
     return Coded(
         levels.transpose(0, 1),
         means.to(torch.float16),
         scales.transpose(0, 1).to(torch.float16),
         unit,
-        tuple(torch.cat(part) for part in by_class),
+        tuple(torch.from_numpy(np.concatenate(part)) for part in by_class),
     )

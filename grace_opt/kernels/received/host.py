@@ -19,20 +19,23 @@ def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: 
     spare = -rows % ROWS
     share = -(-rows // (MOST_ITEMS * ROWS_AT_ONCE)) * ROWS_AT_ONCE
     items, full, rest = -(-rows // share), length // TILE, length % TILE
-    found = torch.zeros(2, heads, length, dtype=torch.float32, device="cpu")
-    whole = torch.zeros(rows + spare, width, dtype=torch.float32, device="cpu")
+    found = np.empty((2, heads, length), np.float32)
+    asked = torch.zeros(rows + spare, width, dtype=torch.float32, device="cpu")
     each = torch.nn.functional.pad(weights, (0, spare)).contiguous().numpy()
-    tiles = torch.zeros(full + bool(rest), width, TILE, dtype=torch.float32, device="cpu")
+    tiles = np.zeros((full + bool(rest), width, TILE), np.float32)
+    sums, taken = np.empty((items, 2, len(tiles) * TILE), np.float32), np.empty(1, np.int64)
+    addresses = [array.ctypes.data for array in (taken, asked.numpy(), each, tiles, sums)]
+    data = np.array([*addresses, len(asked), width, len(tiles), items, length, share], np.int64)
     for head in range(heads):
-        whole[:rows] = queries[head]
-        whole *= scaling * LOG2E
-        tiles[:full] = keys[head, : full * TILE].view(full, TILE, width).mT
+        asked[:rows] = queries[head]
+        asked *= scaling * LOG2E
+        stored = keys[head].float().numpy()
+        tiles[:full] = stored[: full * TILE].reshape(full, TILE, width).transpose(0, 2, 1)
         if rest:
-            tiles[full, :, :rest] = keys[head, full * TILE :].mT
-        sums, taken = np.zeros((items, 2, len(tiles) * TILE), np.float32), np.zeros(1, np.int64)
-        arrays = taken, whole.numpy(), each, tiles.numpy(), sums
-        addresses = [array.ctypes.data for array in arrays]
-        data = np.array([*addresses, len(whole), width, len(tiles), items, length, share], np.int64)
+            tiles[full, :, :rest] = stored[full * TILE :].T
+        sums.fill(0)
+        taken.fill(0)
         call_in_threads(add_received_at, data, items)
-        found[:, head] = torch.from_numpy(sums.sum(0)[:, :length])
-    return found[0], found[1]
+        np.sum(sums[..., :length], axis=0, out=found[:, head])
+    first, second = torch.from_numpy(found)
+    return first, second
