@@ -775,6 +775,8 @@ def _numbers(text: str) -> list[float]:
 
 def _check_tensor_file(out: Path) -> None:
     """Raise OptionError now, not after minutes, if tensors cannot be written there, or their file would be misnamed."""
+    if out.is_dir():
+        raise OptionError(f"{out} is a folder; name a file in it, for instance -o {out / 'file.safetensors'}.")
     if out.suffix.lower() != ".safetensors":
         raise OptionError(f"{out}: cannot write {out.suffix!r}, only .safetensors; for instance -o file.safetensors.")
     if not out.absolute().parent.is_dir():

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .._util.parameters import flag, integer
-from ..errors import CalibrationError
+from ..errors import CalibrationError, OptionError
 from .arguments import require_model
 from .by_heads import ByHeads, some_heads
 from .cache import PrunedKeyCache
@@ -106,6 +106,11 @@ def calibrate_eviction(
     >>> cache = PrunedKeyCache(model, ratio=0.0, evict=LayerBudgets(GraphEviction(budget=0.25), losses))
     """
     model = require_model(model, "calibrate_eviction")
+    if not model.can_generate():
+        raise OptionError(
+            f"{type(model).__name__} predicts no tokens, and the loss of these is measured; load the whole model, for "
+            "instance by AutoModelForCausalLM"
+        )
     given = given_texts(texts, tokenizer, "calibrate_eviction")
     chosen = GraphEviction() if evict is None else evict
     check_divisible(chosen, "calibrate_eviction")

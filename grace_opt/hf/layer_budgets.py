@@ -144,19 +144,27 @@ def _divided(
 ) -> tuple[int, ...]:
     """Return how many tokens each measured layer keeps; with a step, each of their heads, one layer after the other."""
     losses, least = budgets.losses, min(max(least, math.ceil(mean * LEAST)), mean)
+    if step is None:
+        losses = losses.of_layers()
     levels = np.append(np.geomspace(least, length, STEPS).round().astype(np.int64), mean)
     if step is not None:
         levels = length - (length - levels) // step * step  # never less than `least`
     levels = np.unique(levels)
     curves = losses.relative_curves(np.append(levels, mean) / length)
-    if step is None:
-        curves = curves.sum(axis=1, keepdims=True)
     evicting = np.array(losses.layers) >= dense_layers
     equal, curves = curves[evicting][..., -1].sum(), curves[evicting][..., :-1].reshape(-1, len(levels))
     divided = [mean] * len(curves)
-    if levels[0] <= mean:
+    if levels[0] <= mean and np.any(losses.losses):  # nothing tells heads without any loss apart
         best = allocate(curves, levels, float(len(curves) * mean))
         if best.objective < equal:  # it may be off by a step
-            divided = [int(levels[level]) for level in best.levels]
+            divided = _spent([int(levels[level]) for level in best.levels], levels, len(curves) * mean)
     heads = 1 if step is None else losses.heads
     return (mean,) * (heads * int((~evicting).sum())) + tuple(divided)
+
+
+def _spent(divided: list[int], levels: np.ndarray, budget: int) -> list[int]:
+    """Give what no measured loss asks for to those that keep fewest: texts may come that were not calibrated on."""
+    for place in sorted(range(len(divided)), key=divided.__getitem__):
+        room = divided[place] + budget - sum(divided)
+        divided[place] = max(divided[place], int(levels[levels <= room][-1]))
+    return divided

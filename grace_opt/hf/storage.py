@@ -79,7 +79,8 @@ class Tail:
 
     def beyond(self, start: int) -> Tail:
         """Return the tokens from ``start`` on: their keys copied, their values as a view (see `Compressed.owned`)."""
-        return Tail(_own(self.keys[:, :, start:]), self.values[:, :, start:])
+        values = self.values[:, :, start:]
+        return Tail(_own(self.keys[:, :, start:]), values if values.numel() else _own(values))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply a function to both buffers; it must not change the second-last dimension."""

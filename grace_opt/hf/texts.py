@@ -124,4 +124,6 @@ def token_ids(text: str | Tensor, tokenizer: Any, number: int, call: str) -> Ten
         raise OptionError(
             f"text {number} has token numbers of shape {tuple(ids.shape)}; give one sequence, (L,) or (1, L)"
         )
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise OptionError(f"text {number} is of {ids.dtype}, and token numbers are integers; write ids.long()")
     return ids

@@ -166,6 +166,21 @@ def test_all_storages_agree_with_full_width_are_saved_and_count(settings, pocket
     assert cache.channel_mask().pruned.shape[:3] == (3, 1, 2)
 
 
+@pytest.mark.parametrize("recent", [0, RECENT])
+@pytest.mark.parametrize(
+    "evict", [SnapKV(0.25, window=4), LayerBudgets(SnapKV(0.25, window=4), LOSSES)], ids=["", "by heads"]
+)
+def test_all_memory_that_is_held_is_in_the_report(recent, evict, pocket, text):
+    cache = filled_cache(pocket[0], text, recent_window=recent, evict=evict, ratio=0.3)
+    for _ in range(2):
+        held = {}
+        for layer in cache.layers:
+            for part in layer.stored_parts().values():
+                held[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
+        assert cache.memory_report().allocated_bytes == sum(held.values())
+        step(pocket[0], cache, text[:, PROMPT : PROMPT + 1])
+
+
 def test_no_more_is_stored_than_with_equal_budgets(pocket, text):
     model = pocket[0]
     divided = filled_cache(model, text).memory_report()

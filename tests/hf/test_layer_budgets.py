@@ -219,6 +219,32 @@ def test_the_size_of_the_losses_does_not_matter_and_a_layer_of_nothing_keeps_lea
     assert [LayerBudgets(SnapKV(0.25), losses).tokens(layer, 2, 1000) for layer in range(2)] == [468, 32]
 
 
+@pytest.mark.parametrize("rows", [((0, 0),) * 3, (((0, 0), (0, 0)),) * 3], ids=["layers", "heads"])
+@pytest.mark.parametrize("budget", [0.25, 300, 499])
+def test_losses_of_nothing_tell_nobody_apart(rows, budget):
+    divided = LayerBudgets(SnapKV(budget), LayerLosses((0, 1, 2), (0.25, 0.5), rows))
+    equal = SnapKV(budget).count(500)
+    assert {divided.tokens(layer, 3, 500) for layer in range(3)} == {equal}
+    assert {count for layer in range(3) for count in divided.tokens_of_heads(layer, 500)} <= {equal}
+
+
+def test_what_no_loss_asks_for_is_kept_all_the_same():
+    rows = (((0, 0), (0.2, 0.1)), ((0.3, 0.1), (0.2, 0.1)), ((0.2, 0.1), (0.2, 0.1)))
+    divided = LayerBudgets(SnapKV(450), LayerLosses((0, 1, 2), (0.25, 0.5), rows))
+    found = [divided.tokens_of_heads(layer, length=499) for layer in range(3)]
+    assert found[0][0] > 150
+    assert {*found[0][1:], *found[1], *found[2]} == {499}
+    assert 0.99 * 6 * 450 < sum(map(sum, found)) <= 6 * 450
+
+
+@pytest.mark.parametrize("least", [0, 37, 90])
+def test_layers_are_divided_alike_by_losses_of_heads_and_by_their_sums(least):
+    for budget in (0.1, 0.25, 0.5):
+        by_heads, by_sums = (LayerBudgets(SnapKV(budget), each) for each in (BY_HEADS, BY_HEADS.of_layers()))
+        for layer in range(3):
+            assert by_heads.tokens(layer, 3, 499, least=least) == by_sums.tokens(layer, 3, 499, least=least)
+
+
 @pytest.mark.parametrize("budget", [0.1, 0.25, 100])
 @pytest.mark.parametrize(("least", "dense"), [(0, 0), (33, 0), (90, 0), (33, 1), (0, 2)])
 def test_what_stays_dense_is_paid_for(budget, least, dense):
@@ -472,11 +498,17 @@ def test_losses_go_into_a_file_and_back(losses, tmp_path):
         ),
         ((None, [torch.ones(700, dtype=torch.int64)]), CalibrationError, "no text has 768 tokens"),
         ((None, [torch.full((800,), 10**6)]), OptionError, "text 1 has the token number 1000000"),
+        ((None, [torch.ones(800)]), OptionError, "text 1 is of torch.float32, and token numbers are integers"),
     ],
 )
 def test_what_cannot_be_measured_says_why(arguments, error, words, pocket):
     with pytest.raises(error, match=words):
         calibrate_eviction(pocket[0], *arguments)
+
+
+def test_a_model_that_predicts_nothing_is_refused(pocket, text):
+    with pytest.raises(OptionError, match="LlamaModel predicts no tokens"):
+        calibrate_eviction(pocket[0].model, None, [text])
 
 
 def test_evictions_that_divide_budgets_are_not_calibrated(pocket, text):
