@@ -9,7 +9,6 @@ Source: SnapKV (arXiv 2404.14469) for the last queries, H2O (arXiv 2306.14048) f
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,7 +32,6 @@ KEYS_PER_WEIGHT = 8
 FEW = 32
 
 
-@functools.lru_cache(maxsize=8)  # every layer of a prompt asks
 def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRIDE) -> Tensor:
     """Return how much each query of a prompt of `count` tokens counts, ``(count,)`` float64; most not at all.
 
@@ -42,7 +40,7 @@ def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRID
     >>> observed_queries(1).tolist()
     [1.0]
     """
-    weights = torch.zeros(count, dtype=torch.float64, device="cpu")
+    weights = torch.zeros(count, dtype=torch.float64)
     for size in last:
         weights[max(count - size, 0) :] += 1 / min(size, count)
     every = torch.arange(0, count, stride)
@@ -213,7 +211,7 @@ def attention_moments(
     grouped = queries.reshape(heads, -1, width)
     group = grouped.shape[1] // queries.shape[1]
     share = (weights / group).to(keys.device, torch.float32).repeat(group)
-    if whole is not None and group > 1:
+    if whole is not None:
         sampled = ~whole & (weights > 0)
         turn = sampled & (sampled.cumsum(0) % group == torch.arange(group, device=whole.device)[:, None])
         asked = torch.nonzero((whole | turn).flatten())[:, 0].to(keys.device)
