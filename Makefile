@@ -136,7 +136,7 @@ test: lint contracts ## Everything that CI checks: lint, types, import contracts
 
 beside: types docs $(OLDEST)/.installed
 
-test-fast: $(STAMP) ## While editing, under two minutes: lint, and all tests but those marked slow
+test-fast: $(STAMP) ## While editing, under a minute and a half: lint, and all tests but those marked slow
 	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST_IN_PARALLEL)
 

@@ -155,6 +155,7 @@ def check(case, b, answer, promise=True):
     return optimum
 
 
+@pytest.mark.slow
 @settings(max_examples=math.ceil(WANTED / SIZE))
 @given(seed=SEEDS)
 def test_the_lagrangian_beside_the_oracle(seed):
@@ -164,6 +165,7 @@ def test_the_lagrangian_beside_the_oracle(seed):
         check(case, b, answer, promise=kind in KINDS)
 
 
+@pytest.mark.slow
 @settings(max_examples=math.ceil(WANTED / SIZE))
 @given(seed=SEEDS)
 def test_the_exact_method_beside_the_oracle(seed):
@@ -191,6 +193,7 @@ def test_no_single_move_is_left_that_improves_and_fits(seed):
                 assert not fits or case.losses[b, i, level] >= case.losses[b, i, now]
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seed=SEEDS)
 def test_a_batch_answers_as_its_instances_and_torch_as_numpy(seed):
@@ -224,6 +227,7 @@ def test_a_batch_answers_as_its_instances_and_torch_as_numpy(seed):
             assert alone.status is whole.status[b]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(seed=SEEDS)
 def test_a_single_budget_takes_the_general_steps_compiled_or_not(seed):
@@ -460,6 +464,7 @@ def test_a_bound_that_loses_digits_is_rounded_down():
     assert found[2] == 2.0**-1070
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(SEEDS)
 def test_sums_are_rounded_once(seed):
@@ -551,6 +556,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", WRONG)
 def test_the_checks_catch_wrong_answers(message):
     rng = np.random.default_rng(8)

@@ -161,6 +161,7 @@ def test_a_batch_answers_as_its_instances_and_torch_as_numpy(seed):
                 assert np.array_equal(getattr(tensors, name)[b].numpy(), getattr(whole, name)[b]), name
 
 
+@pytest.mark.slow
 def test_the_gap_is_small_where_w_is_that_of_keys():
     """64 channels that share directions, some far larger than others."""
     rng = np.random.default_rng(0)
@@ -277,6 +278,7 @@ def worst(case):
     return case.solve(most=case.costs.argmin(-1), least=case.costs.argmin(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", WRONG)
 def test_the_checks_catch_wrong_answers(message):
     rng = np.random.default_rng(5)
@@ -293,6 +295,7 @@ def test_the_checks_catch_wrong_answers(message):
             wrong.verify()
 
 
+@pytest.mark.slow
 def test_a_bound_that_forgets_a_price_is_caught(monkeypatch):
     """The oracle sees a bound that is too high."""
     case, caught = drawn_case(11), 0
@@ -307,6 +310,7 @@ def test_a_bound_that_forgets_a_price_is_caught(monkeypatch):
     assert caught
 
 
+@pytest.mark.slow
 def test_bounds_hold_at_any_price_and_without_rounds(monkeypatch):
     for seed in range(6):
         case = drawn_case(seed)

@@ -22,6 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "CONTENDERS", changed)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_contenders_agree_and_the_page_is_formed() -> None:
     rows = bench.measure(rounds=1)

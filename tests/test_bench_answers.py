@@ -151,6 +151,7 @@ def test_what_counts_as_an_answer(answer: str, right: bool) -> None:
 # The caches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, s in answers.SETTINGS.items() if s.pruning is not None])
 def test_bytes_are_those_of_the_report_at_either_width(name: str, asked: Path) -> None:
     model, tokenizer = load_model(str(POCKET_FOLDER))
@@ -196,6 +197,7 @@ def test_reading_a_text_once_changes_no_answer(name: str, asked: Path) -> None:
 # The run
 
 
+@pytest.mark.slow
 def test_only_what_the_dense_cache_answers_counts(start, tmp_path: Path) -> None:
     found = start("--settings", "grace-0.3", "transformers-4bit", "grace-0.3-4bit")
     assert [row["setting"] for row in found["rows"]] == ["dense", "grace-0.3", "grace-0.3-4bit", "transformers-4bit"]
@@ -243,6 +245,7 @@ def test_a_run_that_was_stopped_goes_on(start, tmp_path: Path, monkeypatch: pyte
     assert len(done) == 9
 
 
+@pytest.mark.slow
 def test_what_can_not_be_asked_says_why(start) -> None:
     with pytest.raises(SystemExit, match=r"--new-tokens 0: give at least 1"):
         start("--new-tokens", "0")

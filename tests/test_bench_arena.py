@@ -116,6 +116,7 @@ def read(books: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[S
     return Subject(model, basis, file), Prompt(model, ids), ids
 
 
+@pytest.mark.slow
 def test_layers_have_what_attention_and_output_need(read: tuple[Subject, Prompt, Tensor]) -> None:
     """From queries, keys, values and projections follows what each attention module returns."""
     subject, prompt, ids = read
@@ -235,6 +236,7 @@ def small(books: list[Path], read: tuple[Subject, Prompt, Tensor]) -> Arena:
     )
 
 
+@pytest.mark.slow
 def test_each_passage_is_compared_with_its_own_dense_run(small: Arena) -> None:
     model, _ = load_pocket()
     with attention_implementation(model, "grace_sdpa"), torch.no_grad():
@@ -251,6 +253,7 @@ def test_each_passage_is_compared_with_its_own_dense_run(small: Arena) -> None:
             assert row["bits"] == 8.0
 
 
+@pytest.mark.slow
 def test_words_and_questions_are_asked_of_the_cache_of_their_own_text(
     small: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +290,7 @@ def test_plans_name_what_competes() -> None:
     assert any(one.family == ratios.TURBO for one in every.values())
 
 
+@pytest.mark.slow
 def test_long_passages_are_of_the_second_half_and_overlap_with_none(books: list[Path]) -> None:
     _, tokenizer = load_pocket()
     short, long = long_passages(books, tokenizer, 100), long_passages(books, tokenizer, 500)
@@ -355,6 +359,7 @@ def test_a_run_from_the_command_line_goes_on_and_makes_its_page(
     shutil.rmtree(tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_changed_files_are_measured_again(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "is_clean", lambda source: False)
     few = ("--methods", "bits-2", "rounded-8", "--long", "0", "--cases", "0", "--chat", "0")

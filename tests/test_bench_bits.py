@@ -55,6 +55,7 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
 # The material
 
 
+@pytest.mark.slow
 def test_each_source_gives_a_passage_to_each_half_and_four_kinds_are_no_books(books: list[Path]) -> None:
     _, tokenizer = load_pocket()
     found = passages(books, tokenizer, 100)
@@ -127,6 +128,7 @@ def basis(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bits-2.25", "int4", "ratio-0.3"])
 def test_a_filled_cache_is_that_of_a_prompt_that_is_read(name: str, books: list[Path], basis: Path) -> None:
     model, tokenizer = load_pocket()

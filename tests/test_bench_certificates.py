@@ -53,6 +53,7 @@ def test_a_certificate_below_a_single_bound_is_counted(monkeypatch: pytest.Monke
     assert "3 of 3 certificates are below a single bound" in said.found
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_forms_the_page_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ def test_the_readme_s_block_is_what_it_says() -> None:
         assert MARK in code
 
 
+@pytest.mark.slow
 def test_seconds_are_those_of_the_process_or_its_own(tmp_path: Path) -> None:
     code = f"import os, time; time.sleep(0.2); print('{MARK} a', flush=True); print('{MARK} b took 0.5', flush=True)"
     found = first_call.run(code, ROOT, tmp_path)

@@ -91,6 +91,7 @@ def test_names_are_unique_and_say_what_they_are() -> None:
     assert all("our implementation" in method.title for method in ours)
 
 
+@pytest.mark.slow
 def test_every_method_stores_what_it_says_and_keeps_windows(every, layers: list[Layer]) -> None:
     for name, found in every.items():
         assert len(found) == len(layers)
@@ -133,6 +134,7 @@ def test_more_bits_store_better(every, layers: list[Layer]) -> None:
         assert bits[0] < bits[1] < bits[2], family
 
 
+@pytest.mark.slow
 def test_equal_input_gives_equal_bits(layers: list[Layer], basis: CalibratedBasis, every) -> None:
     for method in methods():
         again = method.store(layers, basis)
@@ -140,6 +142,7 @@ def test_equal_input_gives_equal_bits(layers: list[Layer], basis: CalibratedBasi
         assert all(torch.equal(a.values, b.values) for a, b in zip(again, every[method.name], strict=True)), method.name
 
 
+@pytest.mark.slow
 def test_nothing_that_is_given_is_written_to(layers: list[Layer], basis: CalibratedBasis) -> None:
     before = [(layer.keys.clone(), layer.values.clone(), layer.queries.clone()) for layer in layers]
     for method in methods():
@@ -267,6 +270,7 @@ def test_bits_of_hadamard(every, bits: int) -> None:
 # TurboQuant
 
 
+@pytest.mark.slow
 def test_levels_of_a_coordinate_on_the_sphere() -> None:
     # In three dimensions it is uniform between -1 and 1 (Archimedes).
     assert turboquant.levels(3, 2).tolist() == pytest.approx([-0.75, -0.25, 0.25, 0.75], abs=1e-5)

@@ -72,6 +72,7 @@ def test_every_page_has_a_command_that_exists() -> None:
     assert not exists("make nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapter_matrix", "test_deep", "selection"])
 def test_a_page_is_formed_again_as_it_stands(name: str, tmp_path: Path) -> None:
     """Nothing is on a page but what its JSON file holds."""

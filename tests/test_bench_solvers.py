@@ -105,6 +105,7 @@ def test_a_second_run_does_nothing(data: Path, runs: Path) -> None:
     assert files(runs) == before
 
 
+@pytest.mark.slow
 def test_the_answers_are_right(data: Path, runs: Path) -> None:
     W = sets.load(data, "heads.npz#all")
     found = Evidence.of(evidence.read_all(runs))
@@ -290,6 +291,7 @@ def test_published_values_are_minima_that_count_pairs_twice() -> None:
 # The report
 
 
+@pytest.mark.slow
 def test_the_report_begins_with_a_picture_and_three_sentences(runs: Path, tmp_path: Path) -> None:
     text = report.write_report(runs, tmp_path)
     assert (tmp_path / "solvers.md").read_text() == text
@@ -318,6 +320,7 @@ def test_the_report_begins_with_a_picture_and_three_sentences(runs: Path, tmp_pa
     assert not any(line["unproved"] for line in content["dots"])
 
 
+@pytest.mark.slow
 def test_a_page_is_made_again_from_its_json_file_alone(runs: Path, tmp_path: Path) -> None:
     text = report.write_report(runs, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -332,6 +335,7 @@ def test_a_page_is_made_again_from_its_json_file_alone(runs: Path, tmp_path: Pat
         report.rewrite_report(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("commit", "what"), [("def5678", "several commits"), ("abc1234+", "differ from commit abc1234"), ("", "no commit")]
 )
@@ -358,6 +362,7 @@ def test_the_report_refuses_a_folder_of_one_commit_that_is_none(commit: str, run
         report.write_report(tmp_path / "runs", tmp_path / "page")
 
 
+@pytest.mark.slow
 def test_the_report_says_what_disagrees(runs: Path, tmp_path: Path) -> None:
     """Planted lies: somebody proves what the enumeration beats, and bounds what it reaches."""
     folder = copied(runs, tmp_path / "runs")
@@ -372,6 +377,7 @@ def test_the_report_says_what_disagrees(runs: Path, tmp_path: Path) -> None:
     assert "with 3 contradictions" in text
 
 
+@pytest.mark.slow
 def test_the_report_says_what_failed(runs: Path, tmp_path: Path) -> None:
     folder = copied(runs, tmp_path / "runs")
     config = {**evidence.read_all(runs)[0].cell.config, "method": "portfolio"}
@@ -448,6 +454,7 @@ def collected(server: Server, folder: Path, path: str = "/good.zip") -> list[str
 GOOD = {"a": "a one\r\ntwo\r\n", "b": "b one\ntwo\n"}
 
 
+@pytest.mark.slow
 def test_files_are_fetched_checked_and_not_fetched_again(server: Server, tmp_path: Path) -> None:
     server.files["/good.zip"] = archive(**GOOD, other="c")
     said = collected(server, tmp_path / "set")
@@ -464,6 +471,7 @@ def test_files_are_fetched_checked_and_not_fetched_again(server: Server, tmp_pat
     assert (tmp_path / "set" / "a.txt").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -495,6 +503,7 @@ def test_what_cannot_be_fetched_is_said_and_leaves_nothing_half(
     assert (tmp_path / "set" / "b.txt").read_text() == GOOD["b"]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there(server: Server, tmp_path: Path) -> None:
     server.shutdown()
     server.server_close()

@@ -36,6 +36,7 @@ def test_a_peel_takes_the_highest_cores_and_then_the_heaviest() -> None:
     assert highest(W, np.zeros(60), 1).tolist() == [int(weight.argmax())]
 
 
+@pytest.mark.slow
 def test_plain_annealing_is_annealing() -> None:
     W = uniform(300, np.random.default_rng(3))
     chosen = plain(W, 30, 0.2)

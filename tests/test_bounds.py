@@ -251,6 +251,7 @@ def by_cholesky(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", bounds.LEVELS)
 def test_certificates_by_cholesky_are_valid(kind, level, by_cholesky):
@@ -277,6 +278,7 @@ def test_a_shift_proved_by_cholesky_makes_convex(m, seed, kind):
     assert convexity._shift_if_convex(C, -least + 1e-3 * size) < -least + 2e-3 * size
 
 
+@pytest.mark.slow
 def test_a_shift_does_not_depend_on_where_the_matrix_lies():
     """BLAS aligns its vectors to memory: sums in other orders made certificates of equal W differ in the 8th digit."""
     W = generators.attention(400).W
@@ -322,6 +324,7 @@ def test_a_cholesky_factorisation_that_ends_proves_no_more_than_its_margin(monke
     assert not all(proved(-7.0))  # planted: m and the margin cancel, so that nothing is added
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", bounds.LEVELS)
 def test_certificates_of_a_batch_are_those_of_its_instances(level):
     W = np.stack([instance(kind, 20, 1) for kind in KINDS])

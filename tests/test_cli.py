@@ -380,6 +380,7 @@ def test_an_asymmetric_file_says_what_to_write_here(run, tmp_path, command):
     assert json.loads(run(*given, "--symmetrize").stdout)[0]["objective"] == 6
 
 
+@pytest.mark.slow
 def test_layers_writes_what_each_loses_and_shows_who_keeps_how_much(run, tmp_path):
     (tmp_path / "text.txt").write_text("the quiet river runs past a late singer , and the mill stands . " * 60)
     done = run("layers", "pocket", "--text", tmp_path / "text.txt", "--tokens", 768, "-o", tmp_path / "l.safetensors")

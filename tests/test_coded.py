@@ -174,6 +174,7 @@ def cases(draw) -> Case:
     return Case(query, sequences, tails, mask, draw(st.sampled_from([None, 3.0])), kind == "causal")
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(cases())
 def test_is_attention_over_the_numbers(case):

@@ -95,6 +95,7 @@ def test_gaps_are_to_the_optimum_once_a_method_proves_it(drawn):
     all_.verify()
 
 
+@pytest.mark.slow
 @given(batches(max_n=6))
 @settings(max_examples=30)
 def test_a_batch_is_what_its_instances_are(drawn):
@@ -255,6 +256,7 @@ def test_interrupted(register):
         compare(W3, 2, ["interrupted", "mies"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
 def test_a_real_ctrl_c(register):
     def waits(problem, options, run):
@@ -390,6 +392,7 @@ def test_empty():
         none.best  # noqa: B018
 
 
+@pytest.mark.slow
 def test_progress(register, capsys, monkeypatch):
     compare(W3, 2, ["mies"])
     assert capsys.readouterr() == ("", "")  # stderr is no terminal here

@@ -136,6 +136,7 @@ def test_cqm_objective_and_size(drawn):
         assert model.check_feasible(sample) == (len(S) == k)
 
 
+@pytest.mark.slow
 @given(instances())
 def test_networkx_round_trip(drawn):
     W, k, protected = drawn
@@ -153,6 +154,7 @@ def test_labels_of_a_graph_are_kept():
     assert list(convert.to_dimod_bqm(graph, 1, protected=["b"]).variables) == ["a", "c"]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 6), st.integers(0, 10**6))
 def test_networkx_weight_of_the_induced_subgraph_is_f(n, seed):
     W = instance("indefinite", n, seed)

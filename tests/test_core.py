@@ -16,6 +16,7 @@ from grace_opt.testing import batches, instance, instances
 from tests import oracle
 
 
+@pytest.mark.slow
 @given(instances())
 def test_numpy_torch_sparse_and_lists_agree(drawn):
     W, k, protected = drawn
@@ -76,6 +77,7 @@ def test_multigraph_edges_add_up():
     assert float(solve(g, 2).objective) == 2.0
 
 
+@pytest.mark.slow
 @given(batches())
 def test_leading_dimensions_and_status_shapes(drawn):
     W, k, protected = drawn
@@ -148,6 +150,7 @@ def test_verify_catches_a_doctored_solution():
         dataclasses.replace(sol, problem=None).verify()
 
 
+@pytest.mark.slow
 def test_compare_runs_all_that_can():
     W = instance("wishart", 40, 1)
     names = [s.method for s in grace_opt.compare(W, 20)]
@@ -160,6 +163,7 @@ def test_compare_runs_all_that_can():
     assert b.method == "mies"
 
 
+@pytest.mark.slow
 @given(instances(), st.floats(-5, 5))
 def test_adding_a_constant_shifts_every_objective(drawn, c):
     W, k, _ = drawn

@@ -150,6 +150,7 @@ def cases(draw_from: st.DrawFn) -> Case:
     return masked(case, generator, kind, draw_from(st.booleans()), draw_from(st.booleans()))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases())
 def test_equals_the_reference(case):
@@ -362,6 +363,7 @@ def packed_cases(draw_from: st.DrawFn) -> tuple[Case, Case]:
     return in_few_bits(case, generator, number(1, 3), **packings)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(packed_cases())
 def test_few_bits_are_read_as_the_numbers_that_they_stand_for(both):

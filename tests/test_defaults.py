@@ -116,6 +116,7 @@ def _factories(path):
             yield f"{path.name}:{node.lineno}", node.func.attr, {keyword.arg for keyword in node.keywords}
 
 
+@pytest.mark.slow
 def test_every_tensor_is_made_with_device_and_dtype():
     """The adapter's tensors follow the model's, and are tested with it."""
     missing = []

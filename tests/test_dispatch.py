@@ -84,6 +84,7 @@ def test_the_same_choices_by_kernel(method, kernels, on_triton, calls, monkeypat
     assert len(calls) == kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leading", [(), (2,), (2, 2)])
 def test_the_same_weights_by_kernel(leading, on_triton, calls, monkeypatch):
     g = torch.Generator().manual_seed(0)
@@ -99,6 +100,7 @@ def test_the_same_weights_by_kernel(leading, on_triton, calls, monkeypatch):
     assert calls == ["interaction_matrix"] * 2
 
 
+@pytest.mark.slow
 def test_the_same_channels_by_kernel(on_triton, calls):
     g = torch.Generator().manual_seed(0)
     for shape, count in (
@@ -196,11 +198,13 @@ def test_the_environment_turns_kernels_off(on_triton, monkeypatch, calls):
     assert not calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_trials_pass(kernel):
     assert KERNELS[kernel].trial(CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "module", "name", "spoil"),
     [

@@ -60,6 +60,7 @@ def imports():
     return graph
 
 
+@pytest.mark.slow
 def test_no_kernel_imports_what_imports_it():
     """Neither at its top nor in a function."""
     graph = imports()

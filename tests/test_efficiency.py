@@ -81,6 +81,7 @@ def test_every_cache_is_measured(out: Path) -> None:
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_real_model(out: Path) -> None:
     efficiency.main([*TINY[2:], "--model", str(POCKET_FOLDER), "--methods", "dense", "grace", "--out", str(out)])
     assert [row["status"] for row in rows(out)] == ["measured"] * 2
@@ -104,6 +105,7 @@ def test_one_out_of_memory_does_not_lose_the_others(out: Path, monkeypatch: pyte
     assert "| THINK | 0.6 | out of memory |" in out.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_measured(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn, left = measure.turn, [None] * 7  # 2 caches, 3 turns each; then the first of the next size
 
@@ -169,6 +171,7 @@ def test_bytes_of_other_caches_are_those_of_their_storages() -> None:
     assert held_bytes(cache) == 2 * (2 * 2 * 7 * 16) * 2
 
 
+@pytest.mark.slow
 def test_the_experiment_prints_the_papers_table(tmp_path: Path) -> None:
     """Rounds are pairs, a dense cache stands beside every ratio, and Table 4 is there with what would fill it."""
     assert command.main(["efficiency", "--smoke", "--out", str(tmp_path)]) == 0

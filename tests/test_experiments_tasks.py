@@ -59,6 +59,7 @@ def test_normalise_takes_whole_articles_only() -> None:
     assert normalise(" An  apple, THE theatre; a-b ") == "apple theatre ab"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "reference", "expected"),
     [
@@ -178,6 +179,7 @@ def test_an_answer_has_a_token_and_samsum_ends_at_the_newline() -> None:
     assert (plain.eos_token_id, lines.eos_token_id) == ([9], [5, 9])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held_back", [0, 1])
 def test_generation_stops_at_a_newline_but_not_before_the_first_token(
     monkeypatch: pytest.MonkeyPatch, held_back: int
@@ -366,6 +368,7 @@ def test_smoke_size_runs_and_the_papers_models_are_not_run_here(experiment: Expe
     assert list((tmp_path / "report").glob(f"{experiment.name}-*.png"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: e.name)
 def test_the_full_size_says_what_it_needs(experiment: Experiment, tmp_path: Path) -> None:
     page = reported(experiment, settings(experiment, "full"), tmp_path)
@@ -390,6 +393,7 @@ def test_every_number_of_the_paper_is_shown() -> None:
         assert float(row["Avg"]) == pytest.approx(mean, abs=0.0075)  # so no column is mistaken for another
 
 
+@pytest.mark.slow
 def test_a_cell_has_all_methods_and_eviction_alone_is_the_same_at_every_ratio() -> None:
     asked = settings(llama.EXPERIMENT, tasks=("triviaqa",), ratios=(0.5, 0.6), evictions=("snapkv",), budgets=(64, 80))
     (config,) = llama.EXPERIMENT.cells(asked)

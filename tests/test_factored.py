@@ -84,6 +84,7 @@ def factored(draw, whole=True):
     return terms, make(n) if draw(st.booleans()) else None, draw(st.integers(0, n))
 
 
+@pytest.mark.slow
 @given(factored(whole=False), st.integers(0, 2**32 - 1))
 def test_its_parts_are_those_of_the_formed_w(drawn, seed):
     terms, diagonal, k = drawn
@@ -105,6 +106,7 @@ def test_its_parts_are_those_of_the_formed_w(drawn, seed):
     assert (off <= np.outer(W.lengths(), W.lengths()) * (1 + 1e-12) + 1e-300).all()
 
 
+@pytest.mark.slow
 @draws
 @given(factored(), st.integers(0, 8))
 def test_whole_numbers_give_the_answers_of_the_formed_w(block, drawn, protected):
@@ -120,6 +122,7 @@ def test_whole_numbers_give_the_answers_of_the_formed_w(block, drawn, protected)
     assert found.indices.tolist() == oracle.mies((-dense).tolist(), k)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(factored(whole=False), st.booleans())
 def test_bounds_are_bounds(drawn, protect):
@@ -184,6 +187,7 @@ def test_a_certificate_proves_what_it_can(block):
     found.verify()
 
 
+@pytest.mark.slow
 @draws
 @given(factored(whole=False))
 def test_searches_end_in_local_optima_no_worse_than_their_start(block, drawn):
@@ -341,6 +345,7 @@ def test_w_of_tokens_is_its_definition():
         Factored.tokens(p, v.swapaxes(-1, -2), o)
 
 
+@pytest.mark.slow
 def test_limits_are_kept_where_w_is_never_formed(monkeypatch):
     monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 14)
     rng = np.random.default_rng(0)
@@ -360,6 +365,7 @@ def test_limits_are_kept_where_w_is_never_formed(monkeypatch):
         grace_opt.solve(W, 100, "local_search", max_steps=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tabu", "portfolio"])
 def test_limits_are_kept_where_products_are_slow(method, monkeypatch):
     """As of 60,000 vertices; bounds and searches alike take many products."""
@@ -434,6 +440,7 @@ def test_bad_input_is_named(make, message):
         make()
 
 
+@pytest.mark.slow
 @draws
 @given(factored(), st.randoms(use_true_random=False), st.booleans(), st.booleans())
 def test_required_vertices_are_chosen_and_bounds_stay_bounds(block, made, random, whole, upwards):

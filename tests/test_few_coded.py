@@ -215,6 +215,7 @@ def cases(draw: Any) -> Case:
     return Case(query, old, tails, reading, mask, draw(st.sampled_from([None, 3.0])))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_is_what_torch_reads_and_the_bound_holds(case):

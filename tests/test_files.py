@@ -376,6 +376,7 @@ def writes(call: ast.Call) -> str | None:
     return name if name in WRITES or name in OWNED.get(owner, ()) or opens or named else None
 
 
+@pytest.mark.slow
 def test_one_writer() -> None:
     """No module but files.py opens a file for writing, renames one, or has a library do it by its name."""
     found = set()

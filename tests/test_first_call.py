@@ -250,6 +250,7 @@ def test_what_only_loops_call_can_be_called_alone() -> None:
 # What is said
 
 
+@pytest.mark.slow
 def test_one_line_where_compiling_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(compiling, "SECONDS_BEFORE_LINE", 0.05)
     monkeypatch.setattr(compiling, "_spent", 0.0)
@@ -269,6 +270,7 @@ def test_one_line_where_compiling_takes_long(monkeypatch: pytest.MonkeyPatch, ca
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_many_short_ones_are_long_together(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(compiling, "SECONDS_BEFORE_LINE", 0.2)
     monkeypatch.setattr(compiling, "_spent", 0.0)

@@ -120,6 +120,7 @@ def test_a_doubtful_exchange_hides_no_certain_one(search):
     assert search(W, 3, [], [0, 2, 3])[-1] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("giant", GIANTS)
 def test_every_exchange_improves_f(giant):
     """Also after a giant has come and gone, in sums that were only updated since: 3 for 0, 4 for 1, 5 for 3."""
@@ -163,6 +164,7 @@ def test_sums_are_computed_afresh_now_and_then():
     assert (leave[:, None] + enter[None] - 2 * W[np.ix_(S, out)]).min() >= 0
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(drawn=scattered(), seed=st.integers(0, 99))
 def test_tabu_is_never_worse_than_its_start_not_by_a_digit(drawn, seed):
@@ -239,6 +241,7 @@ def test_drop_greedy_forgets_a_giant_that_it_dropped(giant, dtype):
         assert [sorted(order[:k]) for k in range(9)] == [dropped(W.astype(float), k, [8]) for k in range(9)]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(drawn=scattered())
 def test_drop_greedy_beside_giants_is_a_choice_and_its_path_is_one(drawn):
@@ -249,6 +252,7 @@ def test_drop_greedy_beside_giants_is_a_choice_and_its_path_is_one(drawn):
     assert sol.indices.tolist() == alone.indices.tolist() == sorted(sol.stats["order"][:k].tolist())
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(drawn=scattered(), lookahead=st.sampled_from([0, 2]))
 def test_beam_is_never_worse_than_mies_not_by_a_digit(drawn, lookahead):

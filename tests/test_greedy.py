@@ -33,6 +33,7 @@ def test_drop_greedy_is_the_oracle(drawn):
     assert sol.indices.tolist() == oracle.drop_greedy(W.tolist(), k, protected)
 
 
+@pytest.mark.slow
 @given(instances(max_n=12))
 def test_every_drop_is_the_best_one(drawn):
     W, _, protected = drawn
@@ -81,6 +82,7 @@ def test_each_wins_where_its_page_says():
     assert solve(attention, 20, "drop_greedy").objective.mean() > solve(attention, 20, "mies").objective.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", GREEDY)
 @given(drawn=instances())
 def test_path_is_the_answer_for_every_k(method, drawn):
@@ -98,6 +100,7 @@ def test_path_is_the_answer_for_every_k(method, drawn):
     assert (order[free:] == -1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", GREEDY)
 @settings(max_examples=50)
 @given(drawn=batches(), compiled=st.booleans())
@@ -140,6 +143,7 @@ def test_path_goes_to_json_with_null_where_infeasible(tmp_path):
     assert solution["stats"]["path"] == [0.0, 1.0, 2.0, None]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(instances(max_n=8), st.integers(1, 4), st.integers(0, 3))
 def test_beam_is_the_oracle(drawn, width, lookahead):
@@ -149,6 +153,7 @@ def test_beam_is_the_oracle(drawn, width, lookahead):
     assert abs(float(sol.objective) - expected) <= 1e-12 * np.abs(W).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "lookahead"), [(1, 1), (1, 2), (2, 0), (2, 1), (4, 1), (2, 2), (5, 0)])
 def test_beam_is_the_oracle_where_it_goes_astray(width, lookahead):
     """Beyond enumeration's sizes a beam may end worse than MIES, or than a completion that it once saw."""
@@ -158,6 +163,7 @@ def test_beam_is_the_oracle_where_it_goes_astray(width, lookahead):
     assert np.allclose(sol.objective, expected, rtol=0, atol=1e-12 * np.abs(W).sum((1, 2)))
 
 
+@pytest.mark.slow
 @given(instances(max_n=12))
 def test_beam_of_width_1_is_mies(drawn):
     W, k, protected = drawn
@@ -168,6 +174,7 @@ def test_beam_of_width_1_is_mies(drawn):
     assert narrow.indices.tolist() == oracle.mies(W.tolist(), k, protected)
 
 
+@pytest.mark.slow
 @given(batches(max_n=12), st.integers(1, 5), st.integers(0, 3), st.sampled_from([np.float32, np.float64]))
 def test_beam_is_never_worse_than_mies(drawn, width, lookahead, dtype):
     W, k, protected = drawn
@@ -177,6 +184,7 @@ def test_beam_is_never_worse_than_mies(drawn, width, lookahead, dtype):
     assert (sol.objective <= solve(W, k, protected=protected).objective + 1e-12 * len(W[0]) ** 2).all()
 
 
+@pytest.mark.slow
 @given(instances(max_n=8))
 def test_a_beam_that_keeps_every_set_is_exact(drawn):
     W, k, protected = drawn
@@ -194,6 +202,7 @@ def test_a_wider_beam_finds_more_on_attention():
     assert (ahead <= narrow).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"width": 1, "lookahead": 0}, {"width": 3, "lookahead": 0}, {"width": 2, "lookahead": 2}]
 )

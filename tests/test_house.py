@@ -127,6 +127,7 @@ def test_import_is_quiet_and_light(module: str) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "", ""), f"import {module} loads or prints: {run.stderr}"
 
 
+@pytest.mark.slow
 def test_numba_is_imported_before_its_modules() -> None:
     """Threads that begin with different modules of numba wait for each other's import locks, and one import fails."""
     seen = 0
@@ -183,6 +184,7 @@ def test_a_circle_inside_functions_would_be_seen(tmp_path: Path) -> None:
     assert rooms.circles(rooms.graph(tmp_path / "house")) == [["house.a", "house.b"]]
 
 
+@pytest.mark.slow
 def test_the_map_is_that_of_the_house() -> None:
     assert rooms.MAP.read_text(encoding="utf-8") == rooms.plan(rooms.graph()), "run: python tests/rooms.py --map"
 
@@ -366,6 +368,7 @@ def test_every_solver_has_a_page_and_every_page_a_solver() -> None:
     assert files <= set(registry.specs())
 
 
+@pytest.mark.slow
 def test_the_list_of_methods_finds_a_new_page(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     shutil.copytree(ROOT / "docs" / "methods", tmp_path / "methods")

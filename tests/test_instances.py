@@ -17,6 +17,7 @@ MDP = "3 2\n0 1 1.5\n0 2 2.5\n1 2 0.5\n"
 CLIQUE = "c a path of three and a vertex alone\np edge 4 2\ne 1 2\ne 3 2\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".csv", ".mtx"])
 @given(seed=st.integers(0, 1000))
 def test_round_trip(tmp_path_factory, suffix, seed):
@@ -119,6 +120,7 @@ def test_dimacs_is_the_complement(tmp_path):
         assert np.array_equal(instances.read(tmp_path / "g.col").W, made.W)
 
 
+@pytest.mark.slow
 @given(n=st.integers(1, 12), seed=st.integers(0, 10**6), density=st.sampled_from([0.0, 0.3, 1.0]))
 def test_round_trip_of_the_literatures_formats(tmp_path_factory, n, seed, density):
     folder = tmp_path_factory.mktemp("io")

@@ -65,6 +65,7 @@ def test_exhaustive_is_exact_where_a_large_weight_leaves():
     assert solve(np.diag([1.0, 1e17, 2.0]), 1, "exhaustive").indices.tolist() == [0]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.integers(2, 7), st.integers(0, 2**32 - 1), st.sampled_from([6, 12, 100, 290]), st.booleans())
 def test_exhaustive_is_exact_at_any_scale(n, seed, decades, positive):
@@ -155,6 +156,7 @@ def shifted_bound(sub, value, size, below):
     return (size - below) * float(sub.linear.min()) / size
 
 
+@pytest.mark.slow
 def test_a_stopped_branch_and_bound_claims_nothing():
     rng = np.random.default_rng(3)
     W = np.triu(rng.uniform(-1, 1, (50, 50)), 1)

@@ -194,6 +194,7 @@ def cases(draw: Any) -> Case:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTEND)
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
@@ -231,6 +232,7 @@ def test_the_compiled_loop_agrees_with_torch(by, more):
         assert not two.bound.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("more", [{"top_p": 0.9}, {"epsilon": 0.5}])
 def test_threads_change_no_bit(heads, more):
@@ -305,6 +307,7 @@ def test_bounds_allow_for_rounding(name, by, scale):
             assert bound < unread * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @given(
     read=st.floats(-700, 700),
     rest=st.floats(-700, 700),

@@ -84,6 +84,7 @@ def test_sdp_against_enumeration(drawn):
     check(*drawn, solve(W, ks, "sdp", protected=blocked, required=needed, maximize=maximize), exact=False)
 
 
+@pytest.mark.slow
 @given(wanted())
 def test_the_reduced_objective_is_f_and_never_above_it(drawn):
     """The solvers' objective plus the constant: f but for the last digits, and below it, so that bounds hold."""

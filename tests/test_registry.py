@@ -22,6 +22,7 @@ def forget():
         registry.unregister(name)
 
 
+@pytest.mark.slow
 def test_a_looped_solver_with_options(forget):
     @dataclasses.dataclass(frozen=True)
     class Options:
@@ -142,6 +143,7 @@ def test_methods_describes_them():
     assert all(spec.summary and spec.guarantee for spec in table.values())
 
 
+@pytest.mark.slow
 def test_compiling_comes_before_the_time_limit_starts(forget):
     """Once per process, and only where there is a limit that it would eat."""
     calls = []

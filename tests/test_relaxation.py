@@ -79,6 +79,7 @@ def subproblems(draw, max_n=8, least=2):
     return (small if 0 < (small := sub.fixed(verdict)).k < small.m else sub), seed
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(subproblems(), st.sampled_from(sorted(RELAXATIONS)), st.floats(0, 1))
 def test_a_relaxation_is_convex_below_f_and_its_bound_below_the_optimum(drawn, name, share):
@@ -103,6 +104,7 @@ def test_a_relaxation_is_convex_below_f_and_its_bound_below_the_optimum(drawn, n
     assert q - r.bound <= 1e-5 * (abs(q) + abs(sub.constant) + np.abs(r.H).sum()) + 2 * r.rounding + margin(sub, r)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(subproblems(), st.sampled_from(sorted(RELAXATIONS)), st.data())
 def test_a_relaxation_holds_on_for_what_is_left_after_fixing(drawn, name, data):
@@ -242,6 +244,7 @@ def test_the_compiled_solver_against_scipy(drawn, few):
         assert reached <= at + 1e-7 * size
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(subproblems(least=3), st.sampled_from(sorted(RELAXATIONS)), st.floats(-0.1, 1))
 def test_probing_never_excludes_a_choice_below_the_cutoff(drawn, name, share):
@@ -303,6 +306,7 @@ def test_probing_decides_what_is_plain():
     assert verdict.tolist() == [1, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(
     subproblems(max_n=9, least=3),
@@ -331,6 +335,7 @@ def test_the_compiled_search_finds_the_optimum_and_its_bounds_hold_at_every_stop
     assert low - margin(sub) <= best <= low + slack + 2 * search.relaxation.rounding + margin(sub)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interaction", [1e-3, 0.03, 0.3, 3.0])
 def test_what_is_open_holds_every_better_choice_after_every_node(interaction):
     """Nearly linear instances, too: there reduced costs are exact, and a vertex fixed too early loses a choice."""

@@ -149,12 +149,14 @@ def cases(draw: Any, plain: bool = False) -> Case:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_a_sample_is_what_the_plain_version_draws(case):
     check(case)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(case=cases(plain=True))
 def test_and_so_is_that_of_the_compiled_loop(case):
@@ -250,6 +252,7 @@ def over_seeds(case: Case, count: int) -> list[Few]:
     return [case.run(replace(case, reading=replace(case.reading, seed=seed)).tables()) for seed in range(count)]
 
 
+@pytest.mark.slow
 def test_sums_are_right_on_average():
     """Without dividing by their sum, weights of each token are on average those of all attention; 5 sigma."""
     case = ordinary(group=2)
@@ -269,6 +272,7 @@ def test_sums_are_right_on_average():
     assert 0.2 < float(share) < 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confidence", [0.5, 0.9])
 def test_bounds_hold_as_often_as_said_and_hardly_more(confidence):
     """Of one unread token at a right angle to the query, many times as long as all others."""

@@ -59,6 +59,7 @@ def test_the_bound_never_exceeds_the_optimum(drawn, relaxation, options):
         assert float(sol.objective) <= best + 1e-9 * max(abs(best), np.abs(W).sum())
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(instances(max_n=7), st.sampled_from(GARBAGE), st.sampled_from([1e-3, 1.0, 1e4]), st.integers(0, 2**32 - 1))
 def test_any_multipliers_give_a_bound(drawn, kind, size, seed):
@@ -211,6 +212,7 @@ def test_multipliers_that_are_not_finite_give_no_bound():
         assert dual_bound(W, 2, SdpMultipliers(np.zeros(5), 0.0, both=np.full((5, 5), value))) == -np.inf
 
 
+@pytest.mark.slow
 def test_equal_seeds_round_equally_and_no_rounding_is_an_option():
     W = instance("indefinite", 14, 0)
     one, two = (solve(W, 6, "sdp", seed=3, polish=False) for _ in range(2))
@@ -228,6 +230,7 @@ def test_an_expired_limit_leaves_an_answer():
     assert sol.lower_bound == -np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["clarabel", "scs"])
 def test_stopped_early_the_bound_still_holds(solver):
     W = instance("attention", 12, 0)

@@ -51,6 +51,7 @@ def states(draw):
     return W, x, until, draw(st.integers(0, 3)), float(draw(st.integers(-12, 4))), seed
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(states())
 def test_the_best_exchange_is_the_best_of_all_pairs(drawn):
@@ -120,6 +121,7 @@ def test_the_state_of_a_search_stays_true(drawn, budget, patience, tenure, seed)
     assert (state[compiled.RESTARTS] > 0) == (state[compiled.ELITES] > 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(batches(max_n=9), st.sampled_from([0, 1, 3, 50]), st.integers(0, 2**32 - 1))
 def test_tabu_is_never_worse_than_its_start_and_batched_as_looped(drawn, iterations, seed):
@@ -180,6 +182,7 @@ def test_tabu_stops_at_its_target():
     assert reached.stats["iterations"] == 0  # the start is there already
 
 
+@pytest.mark.slow
 def test_tabu_stops_at_the_time_limit():
     W, k = hard(200, 0)
     began = time.monotonic()
@@ -239,6 +242,7 @@ def test_a_random_graph_is_proved_by_every_bound(proof):
     assert float(solve(GRAPH.W, GRAPH.k, "tabu", iterations=20_000).objective) == float(proof.objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", ["auto", "qp", "sdp"])
 def test_a_node_limit_leaves_a_valid_bound_and_the_incumbent(bound, proof):
     start = solve(GRAPH.W, GRAPH.k, "tabu")
@@ -319,6 +323,7 @@ def test_an_interrupt_inside_a_callback_comes_through(method, error, size, monke
     assert float(solve(np.diag([3.0, 1.0, 2.0]), 2, method).objective) == 3.0
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(batches(max_n=9), st.sampled_from(["auto", "qp", "sdp"]), st.integers(0, 3))
 def test_proofs_repeat_themselves_and_take_any_start(drawn, bound, seed):
@@ -363,6 +368,7 @@ def test_whole_numbers_are_proved_by_steps():
         assert float(other.objective) == factor * float(sol.objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["branch_and_bound", "tabu", "portfolio"])
 @settings(max_examples=15)
 @given(drawn=instances(max_n=10), power=st.sampled_from([-300, -60, -1, 5, 64, 300]))
@@ -377,6 +383,7 @@ def test_powers_of_two_scale_the_objective_and_leave_the_answer(method, drawn, p
         assert float(scaled.lower_bound) <= float(scaled.objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", ["auto", "qp", "sdp"])
 @settings(max_examples=15)
 @given(n=st.integers(2, 12), seed=st.integers(0, 2**32 - 1), data=st.data())
@@ -395,6 +402,7 @@ def test_permutations_and_constants_move_the_answer_along(bound, n, seed, data):
     assert float(raised.objective) == pytest.approx(float(plain.objective) + c * k * k, abs=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", ["auto", "qp", "sdp"])
 def test_branching_on_strong_bounds_loses_nothing(bound, monkeypatch):
     """With hardly any nodes for the depth-first search, the tree of strong bounds has to do the work, at any limit."""
@@ -420,6 +428,7 @@ def test_branching_on_strong_bounds_loses_nothing(bound, monkeypatch):
     assert (strong > 8) == (bound != "qp")
 
 
+@pytest.mark.slow
 def test_a_bad_start_costs_nothing_but_time():
     """The tolerance belongs to the best choice so far, not to the one that the search began with."""
     v = np.array([1.0] * 4 + [30.0] * 8)
@@ -435,6 +444,7 @@ def test_a_bad_start_costs_nothing_but_time():
 # Portfolio
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(batches(max_n=9), st.sampled_from(["fast", "tight"]), st.sampled_from([None, 5.0]))
 def test_portfolio_is_never_worse_than_the_greedies_and_brings_a_bound(drawn, certify, limit):
@@ -520,6 +530,7 @@ def test_reports_are_copies_and_end_with_true():
     Run().instances([1]).report(0, 0.0, 0.0, mask)
 
 
+@pytest.mark.slow
 def test_progress_of_a_batch_keeps_its_numbers():
     W = np.stack([hard(30, seed)[0] for seed in range(3)])
     for method in ("tabu", "branch_and_bound", "portfolio"):
@@ -531,6 +542,7 @@ def test_progress_of_a_batch_keeps_its_numbers():
             assert p.objective >= sol.objective[p.instance] - 1e-9
 
 
+@pytest.mark.slow
 def test_a_method_that_overstates_its_bound_is_caught():
     """What the exhaustive tests rely on: check_solution and the optimum see through a wrong proof."""
 
@@ -547,6 +559,7 @@ def test_a_method_that_overstates_its_bound_is_caught():
         registry.unregister("planted")
 
 
+@pytest.mark.slow
 def test_portfolio_gives_up_a_hopeless_proof_and_searches_on(monkeypatch):
     """Branch and bound gets its probe, and no more; tabu search the rest."""
     portfolio = importlib.import_module("grace_opt.solvers.portfolio")

@@ -15,6 +15,7 @@ from tests import oracle
 NAMES = sorted(registry.specs())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_conformance(name):
     check_solver(name)
@@ -38,6 +39,7 @@ def test_ties_go_to_the_lowest_index(method):
     assert solve(np.ones((5, 300, 300)), 7, method, protected=[0, 2]).indices.tolist() == [[1, 3, 4, 5, 6, 7, 8]] * 5
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(instances())
 def test_exhaustive_finds_the_optimum(drawn):
@@ -75,6 +77,7 @@ def test_exhaustive_stops_at_the_time_limit_with_an_answer():
     check_solution(W + W.T, 15, sol)
 
 
+@pytest.mark.slow
 @given(instances(), st.sampled_from(["mies", "think", "random"]))
 def test_local_search_ends_at_a_local_optimum_no_worse_than_its_start(drawn, start):
     W, k, protected = drawn
@@ -126,6 +129,7 @@ def test_random_is_uniform_over_pairs():
     assert np.abs(counts[np.triu_indices(5, 1)] - 200).max() < 75  # five standard deviations
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(instances(max_n=7), st.permutations(range(7)))
 def test_permuting_vertices_permutes_the_answer(drawn, order):
@@ -155,6 +159,7 @@ BREACHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breach", BREACHES)
 def test_a_planted_wrong_solver_is_caught(breach):
     registry.register("planted", batched=True)(lambda p, o, r: Result(BREACHES[breach](p)))
@@ -165,6 +170,7 @@ def test_a_planted_wrong_solver_is_caught(breach):
         registry.unregister("planted")
 
 
+@pytest.mark.slow
 def test_a_false_bound_is_caught():
     @registry.register("planted", batched=True, exact=True)
     def greedy_that_claims_optimality(problem, options, run):

@@ -65,6 +65,7 @@ def test_trials():
     assert annealing_trial()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mies", "drop_greedy", "think", "random"])
 @given(drawn=graphs())
 def test_choices_are_the_dense_ones(method, drawn):
@@ -105,6 +106,7 @@ def test_small_sums_survive_large_ones():
             assert float(sol.objective) == oracle.objective(W, sol.indices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["local_search", "annealing"])
 @settings(max_examples=60)
 @given(drawn=graphs(), seed=st.integers(0, 3))
@@ -118,6 +120,7 @@ def test_no_exchange_improves_the_answer(method, drawn, seed):
     assert not set(sol.indices.tolist()) & set(protected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tabu", "annealing", "portfolio"])
 @settings(max_examples=40)
 @given(drawn=graphs())
@@ -127,6 +130,7 @@ def test_searches_find_the_optimum_of_small_graphs(method, drawn):
     assert float(sol.objective) == oracle.optimum(W, k, protected)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(drawn=graphs(max_n=8, weights=(-1e9, -3.0, -0.1, 0.0, 0.0, 0.0, 1e-7, 0.3, 5.0)))
 def test_bounds_are_below_the_optimum(drawn):
@@ -157,6 +161,7 @@ def least_change(W, x, free):
     return change[np.ix_(x & free, ~x & free)].min(initial=np.inf)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(drawn=graphs(max_n=12), seed=st.integers(1, 2**63))
 def test_every_exchange_is_the_best_one(drawn, seed):
@@ -200,6 +205,7 @@ def test_a_heap_gives_everything_back_in_order():
     assert order == sorted(keys, key=lambda v: (keys[v], v))
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(drawn=graphs(), data=st.data())
 def test_required_vertices(drawn, data):
@@ -281,6 +287,7 @@ def test_other_bad_input():
         solve(random_graph(1000), 1001)
 
 
+@pytest.mark.slow
 def test_nothing_becomes_a_tensor_silently(monkeypatch):
     """With 1 GiB free, 20,000 vertices are no problem for methods that take edges, and named by all others."""
     monkeypatch.setattr("grace_opt.kernels.weights.free_memory", lambda: 2.0**30)
@@ -299,6 +306,7 @@ def test_nothing_becomes_a_tensor_silently(monkeypatch):
         solve(problem, method="beam")
 
 
+@pytest.mark.slow
 def test_equal_seeds_equal_answers_and_slices_do_not_matter(monkeypatch):
     problem = Problem.of(random_graph(1000, seed=4), 100)
     for method, module, name in (
@@ -348,6 +356,7 @@ def test_limits_are_kept(method):
     assert sol.status in (Status.LIMIT, Status.FEASIBLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("certify", [False, True])
 def test_the_portfolio_takes_the_time_that_it_is_given(certify, monkeypatch):
     """Where bounds and the last exchanges might take long, and then do not."""
@@ -360,6 +369,7 @@ def test_the_portfolio_takes_the_time_that_it_is_given(certify, monkeypatch):
     assert sol.status is Status.LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["local_search", "tabu", "annealing", "portfolio"])
 def test_targets_patience_and_callbacks(method):
     problem = Problem.of(random_graph(1000, seed=7), 100)
@@ -385,6 +395,7 @@ def test_sums_are_exact_where_they_cancel():
             assert float(weights.objective(mask)) == oracle.objective(W, S)
 
 
+@pytest.mark.slow
 def test_a_graph_of_networkx_keeps_its_names():
     nx = pytest.importorskip("networkx")
     graph = nx.barabasi_albert_graph(2000, 3, seed=0)
@@ -643,6 +654,7 @@ def test_symmetrize_keeps_w_sparse():
     assert float(solve(whole, 2, "drop_greedy", maximize=True).objective) == 200
 
 
+@pytest.mark.slow
 def test_compare_and_the_command_line_take_sparse_files(tmp_path):
     W = random_graph(1000, seed=12)
     table = grace_opt.compare(W, 10, ["mies", "annealing"], options={"annealing": {"sweeps": 20}})
@@ -698,6 +710,7 @@ def test_searches_without_time_to_begin_return_their_start(monkeypatch):
         assert (sol.mask == start).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "search"), [("local_search", "Exchanges.improve"), ("tabu", "TabuSearch.advance")])
 def test_limits_are_kept_where_an_exchange_is_slow(method, search, monkeypatch):
     """As among many equal weights of both signs; slices grow as far as the clock lets them."""

@@ -116,6 +116,7 @@ def test_branch_and_bound_keeps_a_valid_bound_where_a_target_ends_it():
     assert -math.inf < float(aimed.lower_bound) <= float(best.objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tabu", "annealing", "branch_and_bound", "portfolio", "beam"])
 def test_patience_ends_what_would_go_on(method):
     W = hard(110, 2)
@@ -138,6 +139,7 @@ def test_patience_of_an_instance_begins_with_its_own_search():
     assert (sol.lower_bound > rows).all()
 
 
+@pytest.mark.slow
 def test_patience_lets_tabu_go_on_beyond_its_iterations():
     W = hard(60)
     plain = solve(W, 30, "tabu")
@@ -237,6 +239,7 @@ def test_a_search_of_somebody_elses_uses_them(forget):
     assert sol.stats["iterations"] == 3 + 7 + 50
 
 
+@pytest.mark.slow
 def test_the_command_line_has_them(tmp_path):
     path = tmp_path / "w.npy"
     instances.write(path, hard(110))

@@ -266,6 +266,7 @@ def test_ctrl_c_and_a_kill_leave_no_warm_process_and_keep_what_is_finished(
 # What goes wrong
 
 
+@pytest.mark.slow
 def test_failing_cells_stop_no_other_and_are_tried_again(tmp_path: Path) -> None:
     done = run_sweep(worker.cells(7), worker.fails, tmp_path, progress=True)
     errors = {failure.config["n"]: failure.error for failure in done.failures}
@@ -279,6 +280,7 @@ def test_failing_cells_stop_no_other_and_are_tried_again(tmp_path: Path) -> None
     assert (again.before, again.made, again.complete) == (2, 5, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [False, True])
 def test_after_its_time_a_sweep_begins_no_cell_and_the_next_one_goes_on(threads: bool, tmp_path: Path) -> None:
     cells = [Cell("slow", {"n": n}) for n in range(40)]
@@ -317,6 +319,7 @@ def test_a_full_disk_stops_the_sweep_and_harms_nothing(tmp_path: Path, monkeypat
     assert run_sweep(worker.cells(6), worker.work, tmp_path, progress=False).before == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["cut short", "edited", "of another version", "of another cell", "not ours"])
 def test_a_harmed_record_is_named_and_not_overwritten(harm: str, tmp_path: Path) -> None:
     (cell,) = worker.cells(1)
@@ -416,6 +419,7 @@ def test_the_interval_is_near_students_for_normal_differences() -> None:
     assert paired_interval(d, np.zeros(200)) == paired_interval(d, np.zeros(200))
 
 
+@pytest.mark.slow
 def test_intervals_cover_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(0)
     covered, verdicts = 0, 0
@@ -587,6 +591,7 @@ def test_equal_records_give_equal_pages(directory: Path, tmp_path: Path) -> None
         assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 def test_descriptions_come_back_as_they_were(directory: Path) -> None:
     assert read_description(directory / "first" / "experiment.json").views == VIEWS
 
@@ -640,6 +645,7 @@ def test_views_that_are_wrong_in_themselves() -> None:
             wrong()
 
 
+@pytest.mark.slow
 def test_a_plot_leaves_out_rows_of_other_views(tmp_path: Path) -> None:
     from pandas import DataFrame
 
@@ -667,6 +673,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plot: Plot, rows: lis
     return figures[0]
 
 
+@pytest.mark.slow
 def test_no_two_lines_look_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Eleven methods and more in panels of their own, as in the pages of solvers: each has its own colour or marker."""
     rows = [{"method": f"m{at}", "family": at % 2, "x": x, "f": float(at + x)} for at in range(20) for x in range(3)]
@@ -676,6 +683,7 @@ def test_no_two_lines_look_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert len({colour for colour, _ in looks}) == 11
 
 
+@pytest.mark.slow
 def test_lines_at_one_place_are_one_line_under_all_their_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def rows(panels: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
         return [
@@ -694,6 +702,7 @@ def test_lines_at_one_place_are_one_line_under_all_their_names(monkeypatch: pyte
     assert [text.get_text() for text in apart.legends[0].get_texts()] == ["kappa", "think", "mies"]
 
 
+@pytest.mark.slow
 def test_a_small_heatmap_shows_its_numbers_and_a_large_one_does_not_lose_its_colours(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -707,6 +716,7 @@ def test_a_small_heatmap_shows_its_numbers_and_a_large_one_does_not_lose_its_col
     assert image.get_clim() == pytest.approx((0.0, 0.9), abs=0.01)
 
 
+@pytest.mark.slow
 def test_long_names_of_axes_do_not_run_into_the_next_panel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = [{"panel": p, "x": x, "f": float(x)} for p in range(6) for x in range(3)]
     labels = {"f": "log10(factor over the optimum)", "x": "log10 kappa"}
@@ -746,6 +756,7 @@ def test_grace_opt_report(directory: Path, tmp_path: Path, monkeypatch: pytest.M
     assert CliRunner().invoke(app, ["report", str(directory), "--out", str(tmp_path / "file")]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_bench_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["solver_quality", "--smoke", "--out", str(tmp_path), "--set", "kinds=attention,k_cluster"]
     assert command.main([*common, "--only", "seed=1"]) == 0

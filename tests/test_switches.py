@@ -74,6 +74,7 @@ def test_plain_loops_do_what_the_instructions_do(dtype, wide):
         assert orders[0] == orders[1]
 
 
+@pytest.mark.slow
 def test_plain_squares_differ_where_the_instructions_say_so():
     W = np.arange(16.0)[:, None] + np.arange(16.0)
     calls = both("differ", "a", "i", "j")

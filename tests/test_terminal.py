@@ -74,6 +74,7 @@ def shown(table, width, **options):
     return console.file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_command_on_terminals_that_know_few_letters(terminal, file, tmp_path, encoding):
     folder = tmp_path / "[b]λ×東\udcff"  # the last is a byte that is no letter in UTF-8
@@ -109,6 +110,7 @@ def test_json_does_not_depend_on_the_encoding(terminal, file):
     assert answers == answers[:1] * len(ENCODINGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[/x]", "[bold]", "[red]a[/]", ":smile:", "a\\[/b]"])
 def test_what_users_write_is_not_markup(terminal, file, tmp_path, text):
     for arguments in (
@@ -175,6 +177,7 @@ def test_tables_and_bars_are_not_markup(terminal, file, bracketed, capsys):
     assert "[/x]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 60, 40])
 def test_no_number_is_cut_or_broken(terminal, tmp_path, width):
     """Long numbers in every column: scales of 1e-300 and 1e300, several instances, all methods."""
@@ -269,6 +272,7 @@ def test_the_demo_shows_what_it_measured(width):
     assert ("\nmethod [/x]" in text) == (width < 80)  # tables there, lists here
 
 
+@pytest.mark.slow
 def test_compare_answers_where_optimality_was_proved(terminal, file):
     """One method's proof serves another that a limit stopped; without a proof, the optimum is missed."""
     stopped = ("--method", "local_search", "--method", "tabu", "--no-certify", "--time-limit", "1e-9")

@@ -140,6 +140,7 @@ def test_ctrl_c_while_loading_leaves_the_rest_to_the_next_call(plug_in):
         del builtins.asked
 
 
+@pytest.mark.slow
 def test_loading_and_importing_a_plug_in_at_once_does_not_hang(plug_in):
     """One thread imports a module that asks for methods, the other loads methods and comes upon that module."""
     code = "import time\nfrom grace_opt import registry\ntime.sleep(0.3)\nregistry.specs()\n" + WORKS.format(
@@ -153,6 +154,7 @@ def test_loading_and_importing_a_plug_in_at_once_does_not_hang(plug_in):
         importing.result(timeout=30)
 
 
+@pytest.mark.slow
 def test_preparing_is_waited_for_and_tried_again_where_it_failed(forget):
     began, calls = threading.Event(), []
 
@@ -197,6 +199,7 @@ def test_an_error_in_any_thread_ends_the_others(monkeypatch):
     assert all(ended)
 
 
+@pytest.mark.slow
 def test_compiled_shares_have_ended_when_an_error_comes_out(monkeypatch):
     """They write to the caller's arrays."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

@@ -123,6 +123,7 @@ def test_a_relaxation_ends_when_its_time_is_up(monkeypatch):
     assert len(steps) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["made_convex", "minimise"])
 @pytest.mark.parametrize("level", bounds.LEVELS)
 def test_a_certificate_begins_nothing_after_its_time(late, level, monkeypatch):
@@ -175,6 +176,7 @@ def test_the_row_bound_is_left_out_where_it_takes_longer_than_there_is():
     assert np.isfinite(float(bounds.row_bound_in_time(large, Run())))
 
 
+@pytest.mark.slow
 def test_slices_of_exhaustive_do_not_grow_with_n(monkeypatch):
     """A million subsets of 2000 vertices were one slice, of seconds."""
     monkeypatch.setattr(Run, "expired", lambda run: True)
@@ -196,6 +198,7 @@ def test_the_certificate_is_part_of_the_time_limit(method, n, limit):
     assert np.isfinite(sol.lower_bound)
 
 
+@pytest.mark.slow
 def test_a_search_leaves_time_for_the_certificate():
     run = Run(deadline=time.monotonic() + 10.0)
     assert run.leaving(2.0).deadline == run.deadline - 2.0

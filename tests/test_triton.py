@@ -59,6 +59,7 @@ def check_greedy(W, scores, k, k_max):
     return taken
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.integers(1, 3),
@@ -144,6 +145,7 @@ def check_swap(W, mask, candidates, steps):
     assert torch.equal(start.cpu(), before)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(1, 3), st.sampled_from([2, 3, 7, 8, 13, 17]), st.sampled_from([0, 1, 2, 50]), SEEDS, st.booleans())
 def test_exchanges_are_those_of_local_search(size, n, steps, seed, in_parts):
@@ -164,12 +166,14 @@ def test_exchanges_of_real_numbers_end_in_local_optima(dtype):
     check_swap(W, mask.clone(), torch.ones_like(mask), 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [128, 201])
 def test_exchanges_of_many_vertices(n):
     W = random_W(1, n, torch.float32, True, 2)
     check_swap(W, torch.arange(n)[None] < 60, torch.ones(1, n, dtype=torch.bool), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("giant", [2.0**30, 2.0**60, 1e280])
 def test_exchanges_beside_giants(giant):
     """A protected giant, one that is never chosen, one that leaves, and giants whose exchange is in doubt."""
@@ -271,6 +275,7 @@ def check_interaction(queries, keys, mask):
     assert ((W.cpu() - reference).abs() <= 1e-5 * size).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     st.integers(1, 2),

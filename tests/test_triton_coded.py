@@ -178,6 +178,7 @@ def generator():
 RAGGED: Segments = ((5, 0, 43), (1, 24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "length", "dtype"), [(1, 1, torch.float32), (3, 2, torch.float16), (4, 8, torch.bfloat16)]
 )
@@ -187,18 +188,21 @@ def test_ragged_classes_of_every_width(group, length, dtype, generator):
     assert case.error(case.run()) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_channels_of_one_width(width, generator):
     case = draw(generator, {"segments": ((19,),), "widths": [width]}, d=8, d_v=8)
     assert case.error(case.run()) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("d", "d_v"), [(33, 128), (256, 64)])
 def test_wide_heads(d, d_v, generator):
     case = draw(generator, {"segments": ((17,),)}, d=d, d_v=d_v, dtype=torch.float16)
     assert case.error(case.run()) <= 1
 
 
+@pytest.mark.slow
 def test_a_batch_of_different_lengths(generator):
     """The second sequence was too short to be coded: its sinks are all, and some of them newest tokens."""
     sequences = (
@@ -227,11 +231,13 @@ def test_nothing_but_a_tail(generator):
     assert case.error(case.run()) <= 1
 
 
+@pytest.mark.slow
 def test_no_bases(generator):
     case = draw(generator, {"segments": ((9,),), "bases": False, "sinks": 1}, {"segments": ((30,),)}, heads=2, d=40)
     assert case.error(case.run()) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bool", "additive", "bool per head", "additive per head"])
 def test_masks_of_the_tail(kind, generator):
     sequences = {"segments": ((20,),)}, {"segments": ((7,),), "sinks": 2}
@@ -254,6 +260,7 @@ def test_not_causal(generator):
     assert case.error(case.run()) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", [0.5, 50.0])
 def test_softcap(softcap, generator):
     case = draw(generator, {"segments": ((21,),), "sinks": 2}, scaling=1.0, softcap=softcap)
@@ -262,6 +269,7 @@ def test_softcap(softcap, generator):
     assert steep.error(steep.run()) <= 1
 
 
+@pytest.mark.slow
 def test_many_query_rows(generator):
     case = draw(generator, {"segments": ((18,),), "sinks": 1}, group=6, length=7, d_v=8)
     assert case.error(case.run()) <= 1
@@ -273,6 +281,7 @@ def test_not_a_number_does_not_get_lost(generator):
     assert all(part[..., :2, :].isnan().all() for part in case.run())
 
 
+@pytest.mark.slow
 def test_codes_of_the_library(generator):
     """What `encode` makes, and what `decode` says that it stands for."""
     made = []
@@ -288,6 +297,7 @@ def test_codes_of_the_library(generator):
     assert case.error(case.run()) <= 1
 
 
+@pytest.mark.slow
 def test_the_table_is_made_once(generator, monkeypatch):
     case = draw(generator, {"segments": ((5,),)}, {"segments": ((7,),)})
     made, right = [], batch._made
@@ -360,6 +370,7 @@ def whole():
     return case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "old", "new"),
     [

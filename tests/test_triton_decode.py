@@ -347,6 +347,7 @@ def test_few_bits(bits, backend, key_size, value_size, groups, block, dtype, gen
     assert dense.error(packed.run()) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -421,6 +422,7 @@ def forget_to_weigh_the_runs(case):
         return case.run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -247,6 +247,7 @@ def test_numbers_beyond_64_bits_are_named(large: int, where: str, tmp_path: Path
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values", [(1e308, 1.5e308, 1.7e308), (-1e308, 1e308, 0.0), (math.inf, math.nan, -math.inf), (5e-324, 0.0, -0.0)]
 )

@@ -156,6 +156,7 @@ class TestPromptWithoutTokens:
 
 
 class TestShortPrompt:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("settings", "longest", "says"),
         [

@@ -256,6 +256,7 @@ class TestPrompt:
         with pytest.warns(UserWarning, match="the prompt has 1 tokens"), torch.no_grad():
             assert model(torch.tensor([[5]]), past_key_values=cache).logits.isfinite().all()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
     @pytest.mark.parametrize("padding", [120, 119, 117])
     def test_with_a_row_of_nearly_nothing_but_padding(self, padding, basis, made, step, close):
@@ -407,6 +408,7 @@ def last_logits(model, ids, basis, file):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_models_with_activations_of_1e4(dtype, basis, tmp_path):

@@ -460,6 +460,7 @@ def cache_folder(tmp_path, monkeypatch):
     return folder, calls
 
 
+@pytest.mark.slow
 def test_first_use_calibrates_once_whatever_the_threads(cache_folder, capsys):
     folder, calls = cache_folder
     model = load_pocket()[0]
@@ -528,6 +529,7 @@ def test_what_is_missing_is_named(made, tmp_path):
         basis_for(model_of("Qwen3"), str(tmp_path / "b.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_a_file(tmp_path):
     (tmp_path / "t.txt").write_text("the quiet river runs past a late singer " * 20, encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")

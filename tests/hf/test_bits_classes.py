@@ -28,6 +28,7 @@ def test_fractions_are_those_asked_for_to_a_step():
             assert abs(size - share * count) < 3 * CLASS_STEP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [64, 65, 100, 128])
 def test_growing_makes_no_class_smaller(more):
     for count in COUNTS:

@@ -34,6 +34,7 @@ def packings(draw):
     return widths, np.array(codes, dtype=np.uint8).reshape(len(widths), count)
 
 
+@pytest.mark.slow
 @given(packings())
 @settings(max_examples=150, deadline=None)
 def test_planes_are_those_of_the_loops_and_hold_every_code(drawn):
@@ -112,6 +113,7 @@ def check_nearest(codes: Codes, coordinates, counts):
                 assert (error <= best + 1e-5 * np.abs(exact[h]).max() + 1e-30).all()
 
 
+@pytest.mark.slow
 @given(tokens(), st.sampled_from([1, 60]))
 @settings(max_examples=150, deadline=None)
 def test_compiled_codes_are_the_reference_s(drawn, times):
@@ -128,6 +130,7 @@ def test_compiled_codes_are_the_reference_s(drawn, times):
     assert [plane.tolist() for plane in planes] == [plane.tolist() for plane in expected[1]]
 
 
+@pytest.mark.slow
 @given(tokens())
 @settings(max_examples=200, deadline=None)
 def test_codes_are_the_nearest_levels_and_decode_as_the_loops_do(drawn):
@@ -143,6 +146,7 @@ def test_codes_are_the_nearest_levels_and_decode_as_the_loops_do(drawn):
     check_nearest(codes, coordinates, counts)
 
 
+@pytest.mark.slow
 @given(tokens())
 @settings(max_examples=100, deadline=None)
 def test_high_bits_leave_ranges_that_hold_the_number(drawn):
@@ -177,6 +181,7 @@ def test_stored_bytes_are_counted_exactly(drawn):
     assert 8 * (codes.nbytes - planes - codes.scales.nbytes) <= heads * fixed_bits(1, len(counts), width)
 
 
+@pytest.mark.slow
 @given(tokens(), st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
 def test_stacked_codes_are_those_of_each(drawn, seed):

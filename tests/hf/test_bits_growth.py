@@ -104,6 +104,7 @@ class TestGeneration:
             newer = slice(LENGTH - RECENT, LENGTH - RECENT + 128)
             assert (found - exact)[:, :, newer].norm() < 0.5 * exact[:, :, newer].norm()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("width", [1, 5, 150])
     def test_leaves_the_codes_of_earlier_tokens_as_they_are(self, width, model, ids, more):
         cache = full(model, ids)
@@ -114,6 +115,7 @@ class TestGeneration:
         for found, expected in zip(decoded(cache), before, strict=True):
             assert torch.equal(found[:, :, : LENGTH - RECENT], expected)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
     def test_codes_newer_tokens_near_what_they_are_and_in_their_order(self, basis, model, ids, more, tmp_path):
         if basis == "calibrated":
@@ -175,6 +177,7 @@ class TestGeneration:
         feed(model, cache, more[:, :1])
         assert cache.layers[0].compressed.length == LENGTH - RECENT + 3 * TAIL_BLOCK_WITH_BITS
 
+    @pytest.mark.slow
     def test_of_a_row_too_short_keeps_that_row_dense(self, model, ids, more):
         mask = torch.ones_like(ids)
         mask[1, :60] = 0
@@ -213,6 +216,7 @@ class TestGeneration:
             each.crop(-10)
             torch.testing.assert_close(feed(model, each, long[rows, :70], 70), expected[rows])
 
+    @pytest.mark.slow
     def test_of_nothing_that_was_attended_to_gives_classes_all_the_same(self, model, ids, more, monkeypatch, tmp_path):
         """Also where a file has lost what they received."""
         monkeypatch.setattr(layers, "SETTLED", TAIL_BLOCK_WITH_BITS)
@@ -253,6 +257,7 @@ class TestGeneration:
 
 
 class TestShrinking:
+    @pytest.mark.slow
     def test_cropping_the_tail_forgets_what_was_fed(self, model, ids, more):
         cache, other = full(model, ids), full(model, ids)
         for each in (cache, other):
@@ -265,6 +270,7 @@ class TestShrinking:
         feed(model, cache, more[:, 64:80])
         assert cache.layers[0].compressed.length == LENGTH - RECENT + TAIL_BLOCK_WITH_BITS
 
+    @pytest.mark.slow
     def test_cropping_the_tail_leaves_what_waiting_tokens_have_received(self, model, ids, more):
         cache = full(model, ids)
         feed(model, cache, more[:, :80])

@@ -82,6 +82,7 @@ def check_alike(monkeypatch, counted, model, ids, mask=None, **settings):
     return list(counted.found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -103,6 +104,7 @@ def test_steps_are_those_on_dense_copies(settings, model, counted, monkeypatch):
     assert len(found) == STEPS * model.config.num_hidden_layers
 
 
+@pytest.mark.slow
 def test_capped_logits_of_eager_attention(tiny, counted, monkeypatch):
     """Gemma 2: eager attention, of which nobody reads the weights."""
     full = ("full_attention", "full_attention")
@@ -112,6 +114,7 @@ def test_capped_logits_of_eager_attention(tiny, counted, monkeypatch):
     assert len(found) == STEPS * model.config.num_hidden_layers
 
 
+@pytest.mark.slow
 def test_of_padded_rows_one_of_which_is_too_short_to_be_coded(model, counted, monkeypatch):
     ids, mask = torch.randint(0, model.config.vocab_size, (3, 300)), torch.ones(3, 300, dtype=torch.int64)
     mask[1, :PADDING], mask[2, : LENGTH - 20] = 0, 0
@@ -136,6 +139,7 @@ def test_a_mask_that_hides_coded_tokens_is_obeyed_on_copies(model, counted, monk
     assert not any(counted.found)
 
 
+@pytest.mark.slow
 def test_many_new_tokens_are_read_on_copies(model, counted, monkeypatch):
     ids = torch.randint(0, model.config.vocab_size, (1, 300))
     found = check_alike(monkeypatch, counted, model, ids, last=40)
@@ -195,6 +199,7 @@ def test_attention_weights_are_made_on_copies(tiny, counted, monkeypatch):
     assert not counted.found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [0, 10**9])
 def test_inside_autocast(least, model, monkeypatch):
     """Coding and counting attention keep their types; the model's own products are rounded to bfloat16."""

@@ -185,6 +185,7 @@ def test_rows_that_sequences_share_are_saved_once(filled, path):
     assert same_bits(loaded, cache)
 
 
+@pytest.mark.slow
 def test_a_loaded_cache_is_reset_for_another_prompt(filled, path):
     model, cache, padding = filled("a calibrated basis")
     cache.save(path)
@@ -195,6 +196,7 @@ def test_a_loaded_cache_is_reset_for_another_prompt(filled, path):
 
 
 class TestBasis:
+    @pytest.mark.slow
     def test_that_is_gone_is_named_and_may_be_elsewhere(self, filled, path, tmp_path):
         model, cache, _ = filled("a calibrated basis")
         cache.save(path)
@@ -204,6 +206,7 @@ class TestBasis:
         assert same_bits(PrunedKeyCache.load(path, model, basis=tmp_path / "moved"), cache)
         assert same_bits(PrunedKeyCache.load(path, model.config, basis=str(tmp_path / "moved")), cache)
 
+    @pytest.mark.slow
     def test_that_is_another_one_is_refused(self, filled, path, tmp_path):
         model, cache, _ = filled("a calibrated basis")
         cache.save(path)
@@ -343,6 +346,7 @@ OF_BLOCKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_BLOCKS)
 def test_what_is_wrong_with_blocks_is_named(name, filled, path):
     model, cache, _ = filled("grown")
@@ -354,6 +358,7 @@ def test_what_is_wrong_with_blocks_is_named(name, filled, path):
         PrunedKeyCache.load(path, model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
@@ -401,6 +406,7 @@ def test_a_layer_of_which_an_eviction_has_left_too_little_is_saved_too(path):
     assert torch.equal(go_on(model, loaded, 0).argmax(-1), go_on(model, cache, 0).argmax(-1))
 
 
+@pytest.mark.slow
 def test_padding_that_does_not_fit_is_named(filled, path):
     model, cache, _ = filled("padded")
     cache.save(path)

@@ -93,6 +93,7 @@ def hidden(pocket, captured, following, shown):
         return next_token_log_probs(model, dense_cache(model, captured), following)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evict", EVICTIONS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("implementation", ["grace_sdpa", "grace_eager"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
@@ -135,6 +136,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS, ids=[str(number) for number in range(len(SETTINGS))])
 def test_all_storages_agree_with_full_width_are_saved_and_count(settings, pocket, text, tmp_path):
     if "quantize" in settings:
@@ -206,6 +208,7 @@ def test_groups_of_quantised_keys_are_full_and_at_most_the_budget(pocket, text):
     assert sum(stored * heads for stored, heads in counts) + 2 * sum(tails) <= 6 * 60
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_are_as_alone_with_padding_and_beams(pocket, text):
     model, long = pocket[0], text[:, :PROMPT]
     short = text[:, 7 : PROMPT - 13]
@@ -234,6 +237,7 @@ def test_rows_of_a_batch_are_as_alone_with_padding_and_beams(pocket, text):
         assert model.generate(long, max_new_tokens=4, num_beams=3, do_sample=False).shape == (1, PROMPT + 4)
 
 
+@pytest.mark.slow
 def test_candidates_are_read_as_without_them(pocket, text):
     model, evict = pocket[0], LayerBudgets(SnapKV(0.25, window=4), LOSSES)
     for implementation in ("grace_sdpa", "grace_eager"):
@@ -377,6 +381,7 @@ def test_a_file_for_settings_whose_heads_are_alike_is_refused(pocket, text, tmp_
         PrunedKeyCache.load(path, pocket[0])
 
 
+@pytest.mark.slow
 def test_a_compiled_step_gives_the_same(pocket, text):
     model = copy.deepcopy(pocket[0])
     plain, compiled = filled_cache(model, text), filled_cache(model, text)

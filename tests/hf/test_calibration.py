@@ -119,6 +119,7 @@ class TestMasks:
     def test_do_not_depend_on_how_often_all_texts_are_repeated(self, tiny, texts):
         assert torch.equal(calibrate(tiny(), texts).pruned, calibrate(tiny(), [*texts, *texts]).pruned)
 
+    @pytest.mark.slow
     def test_come_from_strings_as_from_their_tokens(self):
         model, tokenizer = pocket()
         tokens = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]

@@ -68,6 +68,7 @@ def test_beside_the_prompt_see_what_they_would_see_alone(
         assert torch.equal(one.compressed.kept_indices, other.compressed.kept_indices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "changes"), FAMILIES, ids=[each[0] for each in FAMILIES])
 def test_that_are_looked_up_leave_the_greedy_text(family, changes, tiny, prompt):
     if family in ("Olmo2", "Gemma2") and not layer._CROP_IS_RELATIVE:

@@ -315,6 +315,7 @@ class TestQuantisation:
         assert cache.layers[0].pruned_length == 24
         assert cache.layers[0].compressed.length == 27
 
+    @pytest.mark.slow
     def test_evicted_grown_reordered(self, stored_as, tiny, prune, prompt, generate):
         """Beams on quantised, evicted and growing storage: fused as zero-filled."""
         model = tiny()

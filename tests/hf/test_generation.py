@@ -29,6 +29,7 @@ def test_modes_with_nothing_pruned_give_the_dense_tokens(mode, family, tiny, pru
     assert torch.equal(*outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_fused_give_the_zero_filled_tokens(mode, tiny, prune, padded, generate):
     model = tiny()
@@ -76,6 +77,7 @@ def test_a_copied_prefix_is_independent(tiny, prune, prompt, generate):
     assert prefix.get_seq_length() == 40
 
 
+@pytest.mark.slow
 def test_bfloat16(family, tiny, prune, padded, continuation, step):
     """Tolerance: 4 % of the largest logit, a few roundings of bfloat16's 8 bits over two layers."""
     model = copy.deepcopy(tiny(family)).to(torch.bfloat16)

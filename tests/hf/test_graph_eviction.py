@@ -159,6 +159,7 @@ def test_values_go_to_evictions_that_ask_for_them():
         assert kept_tokens(method, keys[:, :, :0], keys, None, 1.0, 0, 1, values=values).tolist() == [[kept]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [0.25, 100])
 def test_in_a_cache_it_keeps_the_budget_and_comes_back_from_a_file(budget):
     model, tokenizer = load_pocket()

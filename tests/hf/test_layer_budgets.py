@@ -130,6 +130,7 @@ def test_losses_that_do_not_belong_together_are_refused(fields, words):
 # ------------------------------------------------------------------ how a budget is divided
 
 
+@pytest.mark.slow
 @given(drawn, st.integers(1, 3000), st.one_of(st.integers(1, 3000), st.floats(0.001, 0.999)), st.integers(0, 40))
 def test_no_more_is_kept_than_with_equal_budgets_and_no_more_is_lost(losses, length, budget, sinks):
     if isinstance(budget, int):
@@ -144,6 +145,7 @@ def test_no_more_is_kept_than_with_equal_budgets_and_no_more_is_lost(losses, len
     assert lost <= losses.relative_curves([mean / length]).sum() * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(
     drawn_by_heads,
     st.integers(1, 3000),
@@ -314,6 +316,7 @@ EVICTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evict", EVICTIONS, ids=[type(one).__name__ + str(n) for n, one in enumerate(EVICTIONS)])
 def test_each_layer_keeps_its_share_and_chooses_as_with_that_budget(evict, pocket, text):
     model, divided = pocket[0], LayerBudgets(evict, LOSSES)
@@ -414,6 +417,7 @@ class OneLayer:
         return self.evict.scores(*arguments)
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket, text):
     model, before = pocket[0], pocket[0].config._attn_implementation
     later, read = 96, text[:, :768]
@@ -452,6 +456,7 @@ def test_losses_are_those_of_one_layer_that_evicts_while_the_model_reads(pocket,
     assert losses.losses[0][0] > 0
 
 
+@pytest.mark.slow
 def test_losses_of_heads_are_those_of_one_head_whose_tokens_are_hidden(pocket, text, hiding):
     model, read = pocket[0], text[:, :672]
     evict = SnapKV(budget=3, window=2)
@@ -530,6 +535,7 @@ MIXED = {"layer_types": ("linear_attention", "full_attention"), "linear_num_key_
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [("Qwen3Next", MIXED), ("GptOss", EXPERTS | {"attention": "grace_eager"})],

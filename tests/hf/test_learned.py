@@ -131,6 +131,7 @@ def plain_outputs(queries, keys, values, projection, places, gates, recent, sink
 
 
 class TestStages:
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(3))
     def test_find_nearly_the_best_set_of_all(self, seed):
         sample, _, _ = drawn(seed, heads=1, count=6, windows=4)
@@ -141,6 +142,7 @@ class TestStages:
         assert found.error == pytest.approx(mean_error(sample, (~found.pruned).float()))
         assert sum(error < found.error - 1e-6 for error in errors) <= 1, "one of the two best of twenty"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("share", [0.25, 0.5])
     def test_steer_the_price_until_the_gates_keep_the_budget(self, share):
         sample, _, _ = drawn(2, d=16)

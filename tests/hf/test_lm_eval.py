@@ -76,6 +76,7 @@ def apart(found, expected):
     return max(abs(a - b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 def test_nothing_pruned_gives_the_harness_s_own_numbers(ours, size):
     model, theirs = ours(ratio=0, batch_size=size), pocket("hf")
@@ -88,6 +89,7 @@ def test_nothing_pruned_gives_the_harness_s_own_numbers(ours, size):
     assert model.generate_until(OPEN, True) == theirs.generate_until(OPEN, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("size", [1, 3])
 def test_scores_are_those_of_a_loop_that_compresses_first_and_feeds_one_token_at_a_time(ours, settings, size):
@@ -109,6 +111,7 @@ def test_scores_are_those_of_a_loop_that_compresses_first_and_feeds_one_token_at
     assert apart(expected, dense) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_answers_of_one_token_come_from_the_compressed_cache(ours, settings):
     found, dense = ours(**settings).loglikelihood(ONE_TOKEN, True), pocket("hf").loglikelihood(ONE_TOKEN, True)
@@ -126,6 +129,7 @@ def test_choices_share_the_cache_of_their_prompt(ours, monkeypatch):
     assert model.tallies["one"].prompts == 4
 
 
+@pytest.mark.slow
 def test_texts_are_scored_behind_their_first_half(ours):
     model = ours(bits=2.25)
     found, dense = model.loglikelihood_rolling(TEXTS, True), pocket("hf").loglikelihood_rolling(TEXTS, True)
@@ -138,6 +142,7 @@ def test_texts_are_scored_behind_their_first_half(ours):
     assert piece_of(range(8), range(8, 10), 100, rolling=True).within == 0  # context before is the prompt's
 
 
+@pytest.mark.slow
 def test_what_is_generated_comes_from_the_compressed_cache(ours):
     model, dense = ours(ratio=0.8, batch_size=2), pocket("hf").generate_until(OPEN, True)
     found = model.generate_until(OPEN, True)
@@ -158,6 +163,7 @@ def test_beams_work(ours):
     assert ours(ratio=0, batch_size=2).generate_until(beams, True) == pocket("hf").generate_until(beams, True)
 
 
+@pytest.mark.slow
 def test_results_carry_bytes_and_bits_and_say_what_stayed_dense(ours, local):
     model = ours(bits=2.25, batch_size=3)
     found = lm_eval.simple_evaluate(

@@ -172,6 +172,7 @@ class TestDeviceMap:
         model.set_attn_implementation("grace_sdpa")
         return model
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("settings", [{"ratio": 0.0}, {"ratio": 0.5}, {"ratio": 0.5, "sink_tokens": 2}])
     def test_the_tokens_of_the_model_in_one_place(self, settings, dispatched, tiny, padded, generate):
         found, expected = (
@@ -180,6 +181,7 @@ class TestDeviceMap:
         )
         assert torch.equal(found, expected)
 
+    @pytest.mark.slow
     def test_static_masks_of_the_model_in_one_place(self, dispatched, tiny, padded, generate):
         masks = random_masks(**fingerprint(tiny()))
         assert "weights" in masks.fingerprint

@@ -27,6 +27,7 @@ def peak(run):
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def needle_ids(tokens, depth, seed):
     return prompt, tokenizer(prompt.text, return_tensors="pt").input_ids
 
 
+@pytest.mark.slow
 def test_the_dense_cache_finds_needles():
     model, tokenizer = pocket()
     found = 0
@@ -41,6 +42,7 @@ def test_the_dense_cache_finds_needles():
     assert found == len(cells)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("method", ["think", "grace"])
 def test_logits_equal_zeroing_the_same_channels(fused, method, step, zeroed, close):
@@ -125,6 +127,7 @@ def test_the_basis_that_ships_is_the_pocket_models():
     assert basis_for(model, POCKET_BASIS).texts == 6
 
 
+@pytest.mark.slow
 def test_a_cache_that_lost_the_passwords_is_not_right(monkeypatch):
     """Answers are looked for in the smaller cache: with few channels left, some are not found."""
     monkeypatch.setattr("grace_opt.hf.demo.LATER_TOKENS", 8)

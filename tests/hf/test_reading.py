@@ -35,6 +35,7 @@ def read(request):
     return WAYS[request.param]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ALL)
 def test_reading_all_is_dense_attention(by, family, tiny, prune, padded, continuation, step, close):
     model = tiny(family)
@@ -47,6 +48,7 @@ def test_reading_all_is_dense_attention(by, family, tiny, prune, padded, continu
     assert "has left no token unread" in str(cache.memory_report())
 
 
+@pytest.mark.slow
 def test_padded_rows_read_what_they_read_alone(read, tiny, prune, padded, continuation, step, close):
     """Of the first row, nothing is padding; the second row's pages are those that it has alone."""
     (prompt, mask), model = padded, tiny()
@@ -104,6 +106,7 @@ def test_weights_of_unread_tokens_are_zero(read, tiny, prune, prompt, continuati
     assert not weights[:, :, 0, -2:].any(), "nobody sees what comes later"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 4, 12])
 def test_new_tokens_at_once_read_as_one_by_one(width, read, tiny, prune, padded, continuation, step, close):
     model = tiny()
@@ -125,6 +128,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("by", ALL)
 def test_together_with_other_settings_all_is_read_of_what_they_leave(
@@ -144,6 +148,7 @@ def test_together_with_other_settings_all_is_read_of_what_they_leave(
     assert fewer.read_report().share < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["pages", "sampling"])
 @pytest.mark.parametrize("quantize", [{"keys": 8, "values": 8}, {"values": 8}])
 def test_quantised_tokens_are_read(by, quantize, tiny, prune, prompt, continuation, step, close):
@@ -153,6 +158,7 @@ def test_quantised_tokens_are_read(by, quantize, tiny, prune, prompt, continuati
     assert close(step(model, cache, prompt, continuation), expected)
 
 
+@pytest.mark.slow
 def test_generating(read, tiny, prune, padded, generate):
     """Beams, chunks, and candidates that are dropped again."""
     model, mask = tiny(), padded[1]

@@ -62,6 +62,7 @@ def fed(model, cache, ids, mask=None, step=1):
     return torch.stack(found), [layer._received for layer in cache.layers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("by", ["pages", "channels"])
 def test_a_share_of_one_is_the_same_cache_without_read(other, by, model, ids, mask, close):
@@ -76,6 +77,7 @@ def test_a_share_of_one_is_the_same_cache_without_read(other, by, model, ids, ma
     assert (report.share, report.bound_max, report.steps) == (1.0, 0.0, STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [LENGTH, 330], ids=["torch", "compiled"])
 @pytest.mark.parametrize("way", ["pages", "tokens"])
 def test_several_new_tokens_choose_as_each_would_alone(way, prompt, model, close):
@@ -93,6 +95,7 @@ def test_several_new_tokens_choose_as_each_would_alone(way, prompt, model, close
     assert shares[1] == pytest.approx(shares[0], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_no_bound_is_below_the_truth(way, scale, model, ids, mask):
@@ -130,6 +133,7 @@ def test_no_bound_is_below_the_truth(way, scale, model, ids, mask):
         assert received[0, 0, 2, -3:].tolist() == [2, 2, 1]
 
 
+@pytest.mark.slow
 def test_the_bounds_say_something(model, ids):
     cache = PrunedKeyCache(model, read=TopTokens(0.6, "channels"), **{**SETTINGS, "bits": 6})
     fed(model, cache, ids)
@@ -139,6 +143,7 @@ def test_the_bounds_say_something(model, ids):
     assert "high bits of all tokens are read" in str(cache.memory_report())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_compiled_loops_unpack_nothing_and_read_the_same(way, model):
     """Of a prompt that is long enough for them, with padding, tokens that wait, and several new ones at once."""
@@ -185,6 +190,7 @@ def test_weights_are_those_of_what_was_read(tiny, ids, mask):
     assert (weights[0, :, :, :LENGTH] == 0).any(-1).all()
 
 
+@pytest.mark.slow
 def test_saved_loaded_and_from_a_file(model, ids, tmp_path):
     cache = PrunedKeyCache(model, read=WAYS["pages"], **SETTINGS)
     fed(model, cache, ids)
@@ -198,6 +204,7 @@ def test_saved_loaded_and_from_a_file(model, ids, tmp_path):
     assert (config.read.share, config.read.top_p, config.sink_tokens) == (0.05, 0.95, 4)
 
 
+@pytest.mark.slow
 def test_what_read_cannot_do_is_refused(model, ids):
     cache = PrunedKeyCache(model, read="pages", **SETTINGS)
     fed(model, cache, ids)

@@ -112,6 +112,7 @@ def test_stopped_by_another_thread_a_running_call_goes_on_as_it_began(model, pro
     assert as_found(model)
 
 
+@pytest.mark.slow
 def test_of_threads_that_start_the_same_at_once_one_succeeds(model, monkeypatch):
     """Also if they meet where it is decided: between the question whether it is open and the change."""
     meet = threading.Barrier(8)

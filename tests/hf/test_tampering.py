@@ -136,6 +136,7 @@ def test_whatever_changes_without_the_digest_is_told(saved):
     assert same_bits(PrunedKeyCache.load(path, model), cache)
 
 
+@pytest.mark.slow
 def test_a_byte_changed_anywhere(filled, tmp_path):  # noqa: F811
     model, cache = filled()
     path = tmp_path / "cache.safetensors"

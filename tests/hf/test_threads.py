@@ -35,6 +35,7 @@ def prompts():
     return [torch.randint(3, 97, (1, 24 + 2 * i), generator=draw) for i in range(THREADS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"evict": SnapKV(budget=20, window=4), "tail_block": 2}], ids=["plain", "evict"]
 )

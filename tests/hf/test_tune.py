@@ -130,6 +130,7 @@ def test_prompts_that_are_none_say_why(prompts, message) -> None:
 # Measurements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", [PRUNED, EVICTED])
 def test_numbers_are_those_of_caches_that_the_model_fills_itself(texts, one) -> None:
     model = pocket()[0]
@@ -170,6 +171,7 @@ class TooShort(Candidate):
         return PrunedKeyCache(model, ratio=0.5, prompt_length=10_000)
 
 
+@pytest.mark.slow
 def test_what_does_not_prove_that_it_was_compressed_is_named_and_not_shown(texts, monkeypatch) -> None:
     model, tokenizer = pocket()
     bad = [Dense("dense", "x", PruningConfig()), TooShort("too short", "x", PruningConfig())]
@@ -305,6 +307,7 @@ def test_targets_and_defaults() -> None:
 # The call
 
 
+@pytest.mark.slow
 def test_equal_seeds_equal_answers_and_records_are_used_again(texts, tmp_path, monkeypatch) -> None:
     model, tokenizer = pocket()
     kept = {"candidates": [PRUNED, EVICTED], "max_share": 0.9, "folder": tmp_path, **FEW}
@@ -326,6 +329,7 @@ def test_equal_seeds_equal_answers_and_records_are_used_again(texts, tmp_path, m
     assert json.loads(third.to_json(tmp_path / "x.json"))["recommended"] == third.recommendation.row.name
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(texts, monkeypatch) -> None:
     model, tokenizer = pocket()
     plain, calls = measuring.Measurer.__call__, []
@@ -402,6 +406,7 @@ def run(monkeypatch, tmp_path, books):
     return start
 
 
+@pytest.mark.slow
 def test_the_command_writes_settings_that_attach_and_the_demo_take(run, tmp_path, monkeypatch) -> None:
     shown = run("--max-kl", 10)
     assert shown.exit_code == 0, shown.output
@@ -426,6 +431,7 @@ def test_the_command_writes_settings_that_attach_and_the_demo_take(run, tmp_path
     assert PruningConfig.from_json(file) == EVICTED.pruning  # the settings alone fit any model
 
 
+@pytest.mark.slow
 def test_exit_codes_mean_something(run, tmp_path, monkeypatch, books) -> None:
     shown = run("--max-kl", 1e-9)
     assert shown.exit_code == 3
