@@ -22,6 +22,7 @@ from bench.bits_variants import VARIANTS
 from bench.passages import WORDS, cases, passages
 from bench.real_model import read_text
 from grace_opt.hf import PrunedKeyCache, attention_implementation, calibrate_basis, capture
+from grace_opt.hf.bits import importance
 from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 
 CALIBRATION = "the quiet river runs past a late singer . the old baker took the bell near the mill . " * 8
@@ -193,6 +194,7 @@ def test_a_basis_is_made_once_for_a_commit(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_a_run_from_the_command_line(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "is_clean", lambda source: True)
+    monkeypatch.setattr(importance, "LONG", 64)  # so that heads take turns in these short passages, too
     text = start()
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert str(tmp_path) not in text + json.dumps(value)

@@ -121,7 +121,7 @@ def received(queries, keys, scaling):
     share = np.zeros(length)
     for last in (32, 128):
         share[-last:] += 1 / min(last, length)
-    share[::16] += 1 / len(share[::16])
+    share[::8] += 1 / len(share[::8])
     logits = queries @ keys.T * scaling
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grace_opt.hf.bits.importance import KEPT, LAST, STRIDE, attention_moments, observed_queries, queries_of_row
+from grace_opt.hf.bits.importance import KEPT, attention_moments, observed_queries, queries_of_row
 from grace_opt.hf.observation import Observation
 from tests.oracle import received_attention
 
@@ -24,18 +24,19 @@ def observed(length, padding=0, heads=6, width=8):
     return Observation(queries, valid, length, 0.3, None, places)
 
 
-@pytest.mark.parametrize("length", [1, 5, 31, 32, 33, 127, 200, 1000])
+@pytest.mark.parametrize("length", [1, 5, 31, 32, 33, 127, 200, 511, 512, 1000])
 def test_three_sets_of_queries_count_alike(length):
     found = queries_of_row(observed(length), 0)
     every = torch.arange(length)
     places = every[(observed_queries(length) > 0) | (every % KEPT == 0)]
     assert found.weights.sum() == pytest.approx(1)
     expected = torch.zeros(length, dtype=torch.float64)
-    for members in (range(max(length - 32, 0), length), range(max(length - 128, 0), length), range(0, length, STRIDE)):
+    spread = range(0, length, 8 if length < 512 else 16)
+    for members in (range(max(length - 32, 0), length), range(max(length - 128, 0), length), spread):
         expected[list(members)] += 1 / 3 / len(members)
     torch.testing.assert_close(found.weights, expected[places])
     assert torch.equal(found.spread, places % KEPT == 0)
-    assert torch.equal(found.whole, places >= length - LAST[0])
+    assert torch.equal(found.whole, (places >= length - 32) | torch.tensor(length < 512))
     assert torch.equal(found.queries, observed(length).queries[0][:, places])
 
 

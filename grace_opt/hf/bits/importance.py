@@ -1,8 +1,9 @@
 """How much each token matters: the attention that it receives from queries of the prompt.
 
-Three sets of queries are averaged: the last 32, the last 128, and every sixteenth of all. Beyond the last 32, one head
-of each group asks, in turn, for all of them: for time. An error in a token's key changes its logit, and counts by the
-attention p that it receives; an error in its value changes the output directly, and counts by p².
+Three sets of queries are averaged: the last 32, the last 128, and every eighth of all. In longer prompts, for time, it
+is every sixteenth, and beyond the last 32 one head of each group asks, in turn, for all of them. An error in a token's
+key changes its logit, and counts by the attention p that it receives; an error in its value changes the output
+directly, and counts by p².
 
 Source: SnapKV (arXiv 2404.14469) for the last queries, H2O (arXiv 2306.14048) for all.
 """
@@ -24,6 +25,8 @@ LAST = (32, 128)
 STRIDE = 16
 #: Distance between queries that are kept: which directions they have is told from more of them than are asked.
 KEPT = 8
+#: Prompts of fewer tokens ask with all heads, and with all queries that are kept: these are few.
+LONG = 512
 #: Largest number of attention weights at once.
 MAX_WEIGHTS = 2**22
 #: Number of a layer's key elements for each attention weight that is held at once.
@@ -32,7 +35,7 @@ KEYS_PER_WEIGHT = 8
 FEW = 32
 
 
-def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRIDE) -> Tensor:
+def observed_queries(count: int, last: Sequence[int] = LAST) -> Tensor:
     """Return how much each query of a prompt of `count` tokens counts, ``(count,)`` float64; most not at all.
 
     Examples
@@ -43,7 +46,7 @@ def observed_queries(count: int, last: Sequence[int] = LAST, stride: int = STRID
     weights = torch.zeros(count, dtype=torch.float64)
     for size in last:
         weights[max(count - size, 0) :] += 1 / min(size, count)
-    every = torch.arange(0, count, stride)
+    every = torch.arange(0, count, STRIDE if count >= LONG else KEPT)
     weights[every] += 1 / len(every)
     return weights / weights.sum()
 
@@ -143,7 +146,7 @@ class ObservedQueries(NamedTuple):
     spread : Tensor
         ``(L,)`` bool: whether it is one of those spread evenly over the prompt; if none is, all count as such.
     whole : Tensor
-        ``(L,)`` bool: whether it is of the first set, whose queries all heads ask; see `attention_moments`.
+        ``(L,)`` bool: whether all heads ask it; see `attention_moments`.
     """
 
     queries: Tensor
@@ -169,7 +172,8 @@ def queries_of_row(over: Observation, row: int) -> ObservedQueries:
         queries = queries.index_select(1, chosen)
     spread = spread[chosen]
     # Of a last turn of a few tokens, perhaps none is of that set.
-    return ObservedQueries(queries, share / share.sum(), spread | ~spread.any(), ranks[0, chosen] >= count[0] - LAST[0])
+    whole = (ranks[0, chosen] >= count[0] - LAST[0]) | (count[0] < LONG)
+    return ObservedQueries(queries, share / share.sum(), spread | ~spread.any(), whole)
 
 
 def _ranks(places: Tensor, valid: Tensor | None, length: int) -> tuple[Tensor, Tensor]:
