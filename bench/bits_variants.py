@@ -6,9 +6,11 @@ Some change what the prompt decides (`varied`), others are files of another basi
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -26,6 +28,7 @@ from grace_opt.hf.bits.importance import (
     queries_of_row,
 )
 from grace_opt.hf.observation import Observation
+from grace_opt.kernels.coding import reference
 
 #: Bits at which all are measured.
 BITS = 2.0
@@ -42,6 +45,7 @@ VARIANTS = {
     "last-32": "attention received from the last 32 queries only",
     "causal": "attention received from later queries only",
     "whole": "attention received by all heads of a group from all observed queries",
+    "squares": "scales with the least squared error, which cut outliers short",
 }
 
 
@@ -60,8 +64,26 @@ def varied(name: str) -> Iterator[None]:
         change["attention_moments"] = _causal_moments
     elif kind == "whole":
         change["attention_moments"] = lambda *given: attention_moments(*given[:5])
-    with mock.patch.multiple(code_prompt, **change) if change else nullcontext():
+    with ExitStack() as changed:
+        if change:
+            changed.enter_context(mock.patch.multiple(code_prompt, **change))
+        if kind == "squares":
+            changed.enter_context(mock.patch("grace_opt.hf.bits.heads.is_compiled", return_value=False))
+            changed.enter_context(mock.patch("grace_opt.hf.bits.codes.scaled_and_coded", _by_squares))
         yield
+
+
+def _by_squares(*given: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return what `scaled_and_coded` does, with one whole step from the standard deviation to the least squares."""
+    steps = {"BEYOND": math.inf, "FITTING_STEPS": 1, "_better_scale": _least_squares}
+    with mock.patch.multiple(reference, **steps):
+        return reference.scaled_and_coded(*given)
+
+
+def _least_squares(sizes: Tensor, scale: Tensor, edges: Tensor, levels: Tensor) -> Tensor:
+    numbers = levels[torch.searchsorted(edges * scale[:, None], sizes)].double()
+    found = ((sizes * numbers).sum(1) / numbers.square().sum(1)).float()
+    return torch.where(found > 0, found, scale)
 
 
 def _last_queries(over: Observation, row: int) -> ObservedQueries:

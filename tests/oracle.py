@@ -215,6 +215,17 @@ def codes_of_planes(planes, widths, count):
     return codes
 
 
+def fourth_powers(row, levels, scale):
+    """The sum of the errors to the fourth, where every number of a row becomes the nearest of the scaled levels."""
+    return float((np.abs(np.subtract.outer(row, np.multiply(levels, scale))).min(1) ** 4).sum())
+
+
+def least_fourth_powers(row, levels):
+    """The least of them, over a fine grid from a quarter of the standard deviation to where no number is cut."""
+    most = max(np.std(row), np.abs(row).max() / max(levels))
+    return min(fourth_powers(row, levels, scale) for scale in np.geomspace(np.std(row) / 4, most, 80))
+
+
 def decoded(levels, widths, means, scales, unit, planes, counts):
     """The numbers that codes stand for, (H, tokens, d) in the order of classes; levels[b] are those of b bits.
 

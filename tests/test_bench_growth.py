@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 from bench import calibration, growth
 from grace_opt.hf import calibrate_basis
-from grace_opt.hf import layer as layers
+from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +41,8 @@ def start(tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch):
 def test_numbers_go_into_records_and_onto_a_page(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "is_clean", lambda source: True)
     monkeypatch.setattr(calibration, "is_clean", lambda source: True)
-    monkeypatch.setattr(layers, "SETTLED", 128)
+    monkeypatch.setattr(waits, "SETTLED", 128)
+    monkeypatch.setattr(waits, "NEWEST", 0)
     text = start()
     value = json.loads((tmp_path / "results" / "pocket.json").read_text())
     assert [one["name"] for one in value["texts"]] == ["Rivers", "Mills"]

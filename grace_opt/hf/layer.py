@@ -34,7 +34,7 @@ from ._compat import crop_is_relative
 from .bits.code_prompt import MIN_TOKENS
 from .bits.coded import CodedTokens, added_attention
 from .bits.settings import OF_PROMPT
-from .bits.waiting import SETTLED
+from .bits.waiting import ready
 from .by_heads import ByHeads
 from .channel_choice import check_numbers, raise_for_verdict
 from .compression import compress
@@ -159,10 +159,11 @@ class PrunedKeyLayer(DynamicLayer):
         count = old.waiting
         if received is None:  # a file without it
             received = torch.zeros(*block.keys.shape[:2], 3, count, device=block.keys.device)
-        if count >= SETTLED:
-            old = old.settled(self.plan, received[..., :count])
-        if count >= SETTLED or not count:  # no row has codes: the block is dense, and nobody will ask
-            self._received = received[..., count or block.length :].clone()
+        if not count:  # no row has codes: the block is dense, and nobody will ask
+            self._received = received[..., block.length :].clone()
+        elif coded := ready(count, block.length):
+            old = old.settled(self.plan, received[..., :coded])
+            self._received = received[..., coded:].clone()
         self.compressed = old
 
     def receive(self, attention: Tensor) -> None:

@@ -117,7 +117,7 @@ def check_nearest(codes: Codes, coordinates, counts):
 @given(tokens(), st.sampled_from([1, 60]))
 @settings(max_examples=150, deadline=None)
 def test_compiled_codes_are_the_reference_s(drawn, times):
-    """Bit for bit; with many tokens too, of which every second or third one tells the scale."""
+    """Bit for bit; with many tokens too."""
     coordinates, counts, levels = drawn
     rows = coordinates.float().clamp(-6e4, 6e4).mT.flatten(0, 1).repeat(1, times)
     counts = tuple(count * times for count in counts)
@@ -128,6 +128,34 @@ def test_compiled_codes_are_the_reference_s(drawn, times):
     expected = coding.reference.scaled_and_coded(*case)
     assert torch.equal(scales, expected[0])
     assert [plane.tolist() for plane in planes] == [plane.tolist() for plane in expected[1]]
+
+
+SHAPES = {
+    "a Gaussian": lambda random, n: random.standard_normal(n),
+    "heavy tails": lambda random, n: random.standard_t(3, n),
+    "to one side": lambda random, n: random.lognormal(size=n),
+    "an outlier": lambda random, n: np.append(random.standard_normal(n - 1), 30),
+    "some outliers": lambda random, n: random.standard_normal(n) * np.where(np.arange(n) < 5, 8, 1),
+}
+#: What the sum of errors to the fourth may be beside the least that any scale has: of four rows, the middle one.
+NEAR = {1: 1.1, 2: 1.1, 3: 1.3, 4: 1.7, 5: 2, 6: 2.5}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("count", [64, 300, 1756])
+@pytest.mark.parametrize("bits", NEAR)
+def test_scales_have_nearly_the_least_error_to_the_fourth(shape, count, bits):
+    """With the standard deviation times what suits squares, it is up to a million times as large."""
+    random = np.random.default_rng([count, bits])
+    rows = np.stack([SHAPES[shape](random, count) for _ in range(4)]).astype(np.float32)
+    rows -= rows.mean(1, keepdims=True)
+    books, widths = codebooks(torch.device("cpu")), torch.full((4,), bits, dtype=torch.uint8)
+    scales = coding.reference.fitted(torch.from_numpy(rows), widths, books).tolist()
+    worse = [
+        oracle.fourth_powers(row, LEVELS[bits], scale) / oracle.least_fourth_powers(row, LEVELS[bits])
+        for row, scale in zip(rows, scales, strict=True)
+    ]
+    assert np.median(worse) < NEAR[bits], worse
 
 
 @pytest.mark.slow
@@ -196,6 +224,17 @@ def test_stacked_codes_are_those_of_each(drawn, seed):
     three = stacked(both, one)
     assert torch.equal(three.decode()[: len(both.means)], both.decode())
     assert torch.equal(three.decode()[len(both.means) :], one.decode())
+    for heads, parts in (
+        (0, (None, three)),
+        (len(one.means), (one, stacked(two, one))),
+        (len(both.means), (both, one)),
+    ):
+        for found, expected in zip(three.split(heads), parts, strict=True):
+            if expected is None:
+                assert not len(found.means)
+            else:
+                assert all(torch.equal(found.tensors()[name], each) for name, each in expected.tensors().items())
+                assert found.nbytes == sum(each.untyped_storage().nbytes() for each in found.tensors().values())
 
 
 @pytest.mark.parametrize("size", [1e-12, 3.0, 1e12])

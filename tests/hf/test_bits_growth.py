@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate_basis
-from grace_opt.hf import layer as layers
+from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.bits.classes import class_sizes
 from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
 from tests.hf.conftest import reads_in_chunks
@@ -83,7 +83,8 @@ class TestGeneration:
     @pytest.mark.slow
     @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
     def test_gives_waiting_tokens_classes_and_the_bits_asked_for(self, basis, model, ids, more, tmp_path, monkeypatch):
-        monkeypatch.setattr(layers, "SETTLED", 2 * TAIL_BLOCK_WITH_BITS)
+        monkeypatch.setattr(waits, "SETTLED", 2 * TAIL_BLOCK_WITH_BITS)
+        monkeypatch.setattr(waits, "NEWEST", 0)
         bits = 8 if basis == "prompt" else 3
         if basis == "calibrated":
             basis = tmp_path / "basis.safetensors"
@@ -139,7 +140,8 @@ class TestGeneration:
     def test_gives_classes_by_the_attention_received_while_waiting(self, model, ids, more, monkeypatch):
         """Summed over steps from the weights that eager attention returns."""
         count = 2 * TAIL_BLOCK_WITH_BITS
-        monkeypatch.setattr(layers, "SETTLED", count)
+        monkeypatch.setattr(waits, "SETTLED", count)
+        monkeypatch.setattr(waits, "NEWEST", 0)
         model.set_attn_implementation("grace_eager")
         cache = full(model, ids)
         sums = [torch.zeros(2, 2, 2, 400) for _ in cache.layers]
@@ -195,7 +197,8 @@ class TestGeneration:
     @pytest.mark.slow
     def test_of_many_blocks_keeps_bits_beams_crops_and_files(self, tiny, ids, tmp_path, monkeypatch):
         """Nine hundred tokens; then the same next logits whichever way the cache has taken."""
-        monkeypatch.setattr(layers, "SETTLED", 4 * TAIL_BLOCK_WITH_BITS)
+        monkeypatch.setattr(waits, "SETTLED", 4 * TAIL_BLOCK_WITH_BITS)
+        monkeypatch.setattr(waits, "NEWEST", 2 * TAIL_BLOCK_WITH_BITS)
         model = tiny(max_position_embeddings=2048)
         long = torch.randint(3, 97, (2, 900), generator=torch.Generator().manual_seed(4))
         cache = full(model, ids)
@@ -206,7 +209,7 @@ class TestGeneration:
             assert report.bits <= 2 + 3.6 * waiting / cache.layers[0].compressed.coded
             held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in parts(cache) if t.numel()}
             assert report.allocated_bytes == sum(held.values())
-        assert [each.tokens for each in cache.layers[0].compressed.rows[0].segments] == [94, 256, 256, 256]
+        assert [each.tokens for each in cache.layers[0].compressed.rows[0].segments] == [94, *[128] * 5]
         expected = feed(model, copy.deepcopy(cache), long[:, :70], 70)
         cache.save(tmp_path / "grown.safetensors")
         loaded = PrunedKeyCache.load(tmp_path / "grown.safetensors", model)
@@ -219,7 +222,8 @@ class TestGeneration:
     @pytest.mark.slow
     def test_of_nothing_that_was_attended_to_gives_classes_all_the_same(self, model, ids, more, monkeypatch, tmp_path):
         """Also where a file has lost what they received."""
-        monkeypatch.setattr(layers, "SETTLED", TAIL_BLOCK_WITH_BITS)
+        monkeypatch.setattr(waits, "SETTLED", TAIL_BLOCK_WITH_BITS)
+        monkeypatch.setattr(waits, "NEWEST", 0)
         cache = full(model, ids)
         feed(model, cache, more[:, :64])
         for layer in cache.layers:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import PrunedKeyCache, SnapKV, calibrate_basis, saving
-from grace_opt.hf import layer as layers
+from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.bits.calibrated import CalibratedBasis
 from grace_opt.hf.bits.coded import CodedTokens
 from tests import children
@@ -84,7 +84,8 @@ def filled(tmp_path, monkeypatch):
     def make(name="plain"):
         settings, tokens, padding, changes = KINDS[name]
         if name == "settled":
-            monkeypatch.setattr(layers, "SETTLED", 16)
+            monkeypatch.setattr(waits, "SETTLED", 16)
+            monkeypatch.setattr(waits, "NEWEST", 0)
         model = build("Qwen2" if changes else "Llama", **changes)
         model.set_attn_implementation("grace_sdpa")
         settings = {**SETTINGS, **settings}

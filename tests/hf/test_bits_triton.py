@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from grace_opt.hf import PrunedKeyCache
-from grace_opt.hf import layer as layers
+from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
 from grace_opt.kernels import coded as kernels
 from grace_opt.kernels.coded import gpu
@@ -28,7 +28,8 @@ LENGTH = 130
 @pytest.mark.slow
 def test_decoding_by_the_kernel_is_decoding_from_dense_copies(tiny, monkeypatch):
     """With padding, bases of the prompt, a block that waits and blocks that have classes; one new token, and four."""
-    monkeypatch.setattr(layers, "SETTLED", 2 * TAIL_BLOCK_WITH_BITS)
+    monkeypatch.setattr(waits, "SETTLED", 2 * TAIL_BLOCK_WITH_BITS)
+    monkeypatch.setattr(waits, "NEWEST", 0)
     model, generator = tiny(max_position_embeddings=1024), torch.Generator().manual_seed(1)
     before, length = LENGTH + 7 * 32, LENGTH + 7 * 32 + 4
     ids = torch.randint(3, 97, (2, length), generator=generator)

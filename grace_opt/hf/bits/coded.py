@@ -67,7 +67,7 @@ class CodedTokens:
         return max(row.waits for row in self.rows)
 
     def settled(self, plan: LayerPlan, received: Tensor) -> CodedTokens:
-        """Give waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention that they received."""
+        """Give the n oldest waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention on them."""
         rows = (row.settled(plan, received[number], self.bases) for number, row in enumerate(self.rows))
         return replace(self, rows=tuple(rows))
 

@@ -4,7 +4,8 @@ What is stored: one mean per channel, in 16 bits; for each class, the widths of 
 bits for channels that have any, and one bit plane per bit (:mod:`grace_opt.hf.bits.bitplanes`). Tokens are in the order
 of their classes; attention does not mind, and :mod:`grace_opt.hf.bits.segment` knows which token is where.
 
-Source: Lloyd–Max quantisation with the scale fitted by least squares; classes and widths are chosen by `allocate`.
+Source: Lloyd–Max quantisation, with scales for the least sum of errors to the fourth (`grace_opt.kernels.coding`);
+classes and widths are chosen by `allocate`.
 """
 
 from __future__ import annotations
@@ -122,6 +123,27 @@ class Codes:
         """Apply a function to every tensor."""
         changed = {name: change(tensor) for name, tensor in self.tensors().items()}
         return Codes.of(changed, self.counts)
+
+    def split(self, heads: int) -> tuple[Codes, Codes]:
+        """Return the codes of the first heads and those of the others, copied; of codes in one class."""
+        levels, widths = self._indices(), self.widths()[0]
+        scales, planes = int((widths[:heads] > 0).sum()), int(widths[:heads].sum())
+        parts = []
+        for own, scaled, wide in (
+            (slice(heads), slice(scales), slice(planes)),
+            (slice(heads, None), slice(scales, None), slice(planes, None)),
+        ):
+            parts.append(
+                Codes(
+                    levels=_packed(levels[:, own]),
+                    means=self.means[own].clone(),
+                    scales=self.scales[scaled].clone(),
+                    unit=self.unit[own].clone(),
+                    planes=(self.planes[0][wide].clone(),),
+                    counts=self.counts,
+                )
+            )
+        return parts[0], parts[1]
 
     @classmethod
     def of(cls, tensors: dict[str, Tensor], counts: Sequence[int]) -> Codes:

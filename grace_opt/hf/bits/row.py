@@ -130,7 +130,7 @@ class CodedRow:
         return replace(grown, waiting=(made[0], made[1]))
 
     def settled(self, plan: LayerPlan, received: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
-        """Code the tokens that have waited; `received` as in `grace_opt.hf.bits.waiting.settled`."""
+        """Code the oldest waiting tokens, whole blocks; `received`, of these, is as in `bits.waiting.settled`."""
         if self.waiting is None:
             return self
         decodes = self.key_decode, self.value_decode
@@ -138,8 +138,13 @@ class CodedRow:
             _energy(codes, None if bases is None else bases[number], decodes[number])
             for number, codes in enumerate((self.segments[0].keys, self.segments[0].values))
         ]
-        segment = settled(plan, self.waiting_coordinates(), received, (energies[0], energies[1]), self.bits)
-        return replace(self, segments=(*self.segments, segment), waiting=None)
+        heads = len(self.sink_keys)
+        blocks = received.shape[-1] // self.waiting[0].counts[0]
+        (old_keys, keys), (old_values, values) = (codes.split(heads * blocks) for codes in self.waiting)
+        coordinates = waiting_coordinates(old_keys, heads), waiting_coordinates(old_values, heads)
+        segment = settled(plan, coordinates, received, (energies[0], energies[1]), self.bits)
+        waiting = (keys, values) if len(keys.means) else None
+        return replace(self, segments=(*self.segments, segment), waiting=waiting)
 
     def waiting_coordinates(self) -> tuple[Tensor, Tensor]:
         """Return the coordinates of waiting keys and values, ``(H, n, d)`` float32 each; there must be some."""

@@ -1,7 +1,7 @@
 """`Segment`: consecutive tokens of a sequence that were coded together, in classes of their own.
 
-A prompt is one segment; so are every `grace_opt.hf.bits.waiting.SETTLED` tokens after it. Each has means, widths and
-scales of its own: rotary embeddings turn the means of keys with the position, and what a text attends to changes.
+A prompt is one segment; so are tokens after it that `grace_opt.hf.bits.waiting` codes together. Each has means, widths
+and scales of its own: rotary embeddings turn the means of keys with the position, and what a text attends to changes.
 
 Source: classes of tokens as contiguous parts of the codes, which attention does not mind.
 """

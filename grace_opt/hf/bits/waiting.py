@@ -3,8 +3,9 @@
 Which tokens matter shows only after many queries: classes chosen from the few that a block of 64 tokens has seen when
 it leaves the recent window cost several times the error. So blocks wait with more bits than asked for, the same for
 every channel, in the coordinates of the basis and with means and scales of their own, while the attention that their
-tokens receive adds up. When `SETTLED` tokens wait, they are coded together as a prompt is: classes by the attention
-received from all queries since, means, widths and scales of their own, and as many bits per element as the prompt has.
+tokens receive adds up. When `SETTLED` tokens wait, all but the `NEWEST` are coded together as a prompt is: classes by
+the attention received from all queries since, means, widths and scales of their own, and as many bits per element as
+the prompt has. The newest go on waiting: they are attended to most, and few queries have seen them.
 
 Waiting tokens count as what they take. There are at most `SETTLED` of them, whatever the length of the sequence.
 
@@ -25,8 +26,8 @@ from .codes import Codes, Part, encode, stacked
 from .heads import StoredHeads, code_heads
 from .segment import Segment, class_of_tokens, packed_classes, segment_bits
 
-#: Number of tokens that are coded together once so many wait.
-SETTLED = 1024
+#: Number of waiting tokens at which the oldest of them are coded, and of those that go on waiting.
+SETTLED, NEWEST = 1024, 512
 #: How many bits a waiting token's key, and its value, has more than asked for, then rounded up to one of `WIDTHS`. With
 #: fewer, the error of waiting outlasts it; values bear more of it than keys.
 MORE_BITS = (3.5, 1.75)
@@ -64,6 +65,19 @@ def waiting_coordinates(codes: Codes, heads: int) -> Tensor:
     """Return the coordinates of waiting tokens ``(H, T, d)``, in the order of the sequence."""
     found = codes.decode()
     return found.view(-1, heads, *found.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+
+def ready(waits: int, block: int) -> int:
+    """Return how many of the waiting tokens are coded now, the oldest ones: whole blocks, none while few wait.
+
+    Examples
+    --------
+    >>> [ready(waits, block=64) for waits in (960, 1024, 1088)], ready(2048, block=2048)
+    ([0, 512, 576], 2048)
+    """
+    if waits < SETTLED:
+        return 0
+    return max((waits - NEWEST) // block, 1) * block
 
 
 def settled(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._shared.jit import jit, part
-from .reference import FITTED, LARGEST, PER_BYTE, Codebooks, positive
+from .reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, positive
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
 COUNTED = 6
@@ -104,15 +104,27 @@ def mean_square(row):
     return total / row.shape[0]
 
 
+@part(error_model="numpy")
+def nearest_levels(sizes, scale, edges, levels, out):
+    """Write the nearest of the ascending levels to each size, both in units of the scale."""
+    for t in range(sizes.shape[0]):
+        out[t] = levels[0]
+    for e in range(edges.shape[0]):
+        edge, level = edges[e] * scale, levels[e + 1]
+        for t in range(sizes.shape[0]):
+            out[t] = level if sizes[t] > edge else out[t]
+
+
 @jit(fastmath={"reassoc", "contract"}, error_model="numpy")
-def least_squares(row, step, codes, levels):
-    """Return the factor of the levels that suits every `step`-th number of a row best; `codes` has one for each."""
+def step_of(sizes, scale, numbers):
+    """Return by how much the scale changes if every size counts by its squared error; `numbers` are their levels."""
     products, squares = 0.0, 0.0
-    for t in range(codes.shape[0]):
-        level = np.float64(levels[codes[t]])
-        products += np.float64(row[t * step]) * level
-        squares += level * level
-    return np.float32(products / squares)
+    for t in range(sizes.shape[0]):
+        number = np.float64(numbers[t])
+        error = np.float64(sizes[t]) - np.float64(scale) * number
+        products += error * error * error * number
+        squares += error * error * number * number
+    return products / squares
 
 
 @part(error_model="numpy")
@@ -123,10 +135,10 @@ def centre(row, mean, out):
 
 
 @part(error_model="numpy")
-def nearest(row, scale, step, edges, bits, scaled, codes):
-    """Write the code of every `step`-th number of a row, divided by the scale."""
+def nearest(row, scale, edges, bits, scaled, codes):
+    """Write the code of every number of a row, divided by the scale."""
     for t in range(codes.shape[0]):
-        scaled[t] = row[t * step] / scale
+        scaled[t] = row[t] / scale
         codes[t] = 0
     if bits <= COUNTED:
         for e in range((1 << bits) - 1):
@@ -156,23 +168,27 @@ def longest_of(counts):
 def fit(rows, means, widths, counts, levels, edges, even, scales):
     """Fill the scales (C, R) of rows that have bits."""
     longest, bits_of_scales = longest_of(counts), scales.view(np.int32)
-    centred, scaled, codes = np.empty(longest, np.float32), np.empty(longest, np.float32), np.empty(longest, np.uint8)
+    centred, numbers = np.empty(longest, np.float32), np.empty(longest, np.float32)
     for r in range(rows.shape[0]):
         first = 0
         for c in range(counts.shape[0]):
             count, bits = counts[c], widths[c, r]
             if bits and count:
-                part = centred[:count]
-                centre(rows[r, first : first + count], means[r], part)
-                if bits == even:
-                    bits_of_scales[c, r] = largest_bits(part)
-                else:
-                    scale = np.float32(np.sqrt(mean_square(part)))
-                    step = max(count // FITTED, 1)
-                    chosen = codes[: (count + step - 1) // step]
-                    nearest(part, scale if scale > 0 else np.float32(1.0), step, edges[bits], bits, scaled, chosen)
-                    best = least_squares(part, step, chosen, levels[bits])
-                    scales[c, r] = best if best > 0 else scale
+                sizes = centred[:count]
+                centre(rows[r, first : first + count], means[r], sizes)
+                bits_of_scales[c, r] = largest_bits(sizes)
+                if bits != even:
+                    for t in range(count):
+                        sizes[t] = abs(sizes[t])
+                    half = 1 << (bits - 1)
+                    upper = edges[bits, half : 2 * half - 1], levels[bits, half : 2 * half]
+                    reach = upper[1][half - 1] + BEYOND * count ** (1 / 3) / (1 << bits)
+                    scale = max(np.float32(np.sqrt(mean_square(sizes))), np.float32(scales[c, r] / reach))
+                    for _ in range(FITTING_STEPS):
+                        nearest_levels(sizes, scale, *upper, numbers)
+                        better = np.float32(scale + PART * step_of(sizes, scale, numbers))
+                        scale = better if better > 0 else scale
+                    scales[c, r] = scale
             first += count
 
 
@@ -192,7 +208,7 @@ def code(rows, means, widths, counts, edges, scales, planes):
             if bits and count:
                 part = centred[:count]
                 centre(rows[r, first : first + count], means[r], part)
-                nearest(part, scale if scale > 0 else np.float32(1.0), 1, edges[bits], bits, scaled, codes[:count])
+                nearest(part, scale if scale > 0 else np.float32(1.0), edges[bits], bits, scaled, codes[:count])
                 codes[count : size * PER_BYTE] = 0
                 for p in range(bits):
                     for i in range(size):

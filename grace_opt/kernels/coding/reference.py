@@ -10,8 +10,10 @@ from torch import Tensor
 
 #: Columns in a byte of a plane.
 PER_BYTE = 8
-#: Number of columns of a class that a scale is fitted to, at most twice as many.
-FITTED = 256
+#: Number of steps to a better scale, and how much of each is taken: whole ones go too far.
+FITTING_STEPS, PART = 2, 0.5
+#: Each more bit halves the rounding of most columns, and how far one may be beyond the largest level to cost as much.
+BEYOND = 1.3
 LARGEST = float(torch.finfo(torch.float16).max)
 
 
@@ -21,7 +23,7 @@ class Codebooks(NamedTuple):
     Attributes
     ----------
     levels : Tensor (M, 256), float32
-        Ascending, then zeros.
+        Ascending, then zeros; all but those of `even` bits are symmetric.
     edges : Tensor (M, 255), float32
         Between neighbouring levels, then infinity.
     even : int
@@ -60,17 +62,33 @@ def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
         return torch.zeros(len(centred), dtype=torch.float16, device=centred.device)
     scale = centred.double().square().mean(1).sqrt().float()
     for bits, rows in _rows_by_width(widths, books):
+        sizes = centred[rows].abs()
+        largest = sizes.amax(1)
         if bits == books.even:
-            scale[rows] = centred[rows].abs().amax(1)
+            scale[rows] = largest
             continue
-        # One step of least squares: the scale that suits the codes which the standard deviation gives. Some hundred
-        # columns tell it as well as all.
-        part = centred[rows, :: max(centred.shape[1] // FITTED, 1)]
-        codes = torch.bucketize(part / positive(scale[rows])[:, None], _edges(books, bits), out_int32=True)
-        numbers = books.levels[bits][codes].double()
-        best = ((part * numbers).sum(1) / numbers.square().sum(1)).float()
-        scale[rows] = torch.where(best > 0, best, scale[rows])
+        half = 2 ** (bits - 1)
+        upper = _edges(books, bits)[half:], books.levels[bits, half : 2 * half]
+        reach = float(upper[1][-1]) + BEYOND * sizes.shape[1] ** (1 / 3) / (1 << bits)
+        scale[rows] = torch.maximum(scale[rows], (largest.double() / reach).float())
+        for _ in range(FITTING_STEPS):
+            scale[rows] = _better_scale(sizes, scale[rows], *upper)
     return torch.where(widths > 0, scale, 0).clamp(max=LARGEST).to(torch.float16)
+
+
+def _better_scale(sizes: Tensor, scale: Tensor, edges: Tensor, levels: Tensor) -> Tensor:
+    """Return scales with a smaller sum of errors to the fourth, of absolute values ``(R, n)`` and positive levels.
+
+    A step of least squares in which every column counts by its squared error, so most of all what is far beyond the
+    largest level: one key that is cut short can change a whole row of attention.
+    """
+    codes = torch.searchsorted(edges * scale[:, None], sizes, out_int32=True)
+    numbers = levels[codes].double()
+    errors = sizes - scale.double()[:, None] * numbers
+    weights = errors.square()
+    step = (weights * errors * numbers).sum(1) / (weights * numbers.square()).sum(1)
+    better = (scale + PART * step).float()
+    return torch.where(better > 0, better, scale)
 
 
 def codes_of(centred: Tensor, widths: Tensor, scale: Tensor, books: Codebooks) -> Tensor:
