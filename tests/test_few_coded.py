@@ -224,7 +224,7 @@ def test_is_what_torch_reads_and_the_bound_holds(case):
 
 def one_case(by: str = "channels", share: float = 0.2, most: int = 400, **how: Any) -> Case:
     """Two segments with all widths, of 700 tokens or more; sixteen wait, and no score lies on an edge."""
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     segments = []
     for counts in ([20, 0, 180], [40, 60, most]):
         keys, values = (codes_of(counts, 2, 24, list(range(8))) for _ in range(2))

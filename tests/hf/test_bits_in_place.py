@@ -26,7 +26,7 @@ def whatever_the_length(monkeypatch):
 
 @pytest.fixture
 def model(tiny):
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     return tiny()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 #: Columns in a byte of a plane.
 PER_BYTE = 8
 #: Number of steps to a better scale, and how much of each is taken: whole ones go too far.
-FITTING_STEPS, PART = 2, 0.5
+FITTING_STEPS, PART = 3, 0.5
 #: Each more bit halves the rounding of most columns, and how far one may be beyond the largest level to cost as much.
 BEYOND = 1.3
 LARGEST = float(torch.finfo(torch.float16).max)
