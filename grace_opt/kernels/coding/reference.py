@@ -1,4 +1,8 @@
-"""Scales, codes and bit planes in torch operations, for any device: the definition of the compiled loops."""
+"""Scales, codes and bit planes in torch operations, for any device: the definition of the compiled loops.
+
+Source: damped iteratively reweighted least squares, for scales with a small sum of errors to the fourth (Burrus,
+Barreto and Selesnick, IEEE Trans. Signal Processing 42, 1994).
+"""
 
 from __future__ import annotations
 
