@@ -137,11 +137,13 @@ class TestGeneration:
             ].norm()
 
     @pytest.mark.slow
-    def test_gives_classes_by_the_attention_received_while_waiting(self, model, ids, more, monkeypatch):
-        """Summed over steps from the weights that eager attention returns."""
+    @pytest.mark.parametrize("newest", [0, TAIL_BLOCK_WITH_BITS])
+    def test_gives_classes_by_the_attention_received_while_waiting(self, newest, model, ids, more, monkeypatch):
+        """Summed over steps from the weights that eager attention returns; the newest keep what they have received."""
         count = 2 * TAIL_BLOCK_WITH_BITS
+        coded = count - newest
         monkeypatch.setattr(waits, "SETTLED", count)
-        monkeypatch.setattr(waits, "NEWEST", 0)
+        monkeypatch.setattr(waits, "NEWEST", newest)
         model.set_attn_implementation("grace_eager")
         cache = full(model, ids)
         sums = [torch.zeros(2, 2, 2, 400) for _ in cache.layers]
@@ -155,15 +157,15 @@ class TestGeneration:
                 if len(layer.compressed.rows[0].segments) == 1:
                     each[..., : newest.shape[-1]] += torch.stack([newest.mean(2), newest.square().mean(2)], 2)
                     torch.testing.assert_close(layer._received[:, :, :2], each[..., : newest.shape[-1]])
-        assert before[0].waiting == count - TAIL_BLOCK_WITH_BITS, "the second block has come, and both are coded"
+        assert before[0].waiting == count - TAIL_BLOCK_WITH_BITS, "the second block has come"
         for layer, weights, sums_before in zip(cache.layers, output.attentions, held, strict=True):
-            tail = weights[:, :, 0, first + count :].unflatten(1, (2, 2))
+            tail = weights[:, :, 0, first + coded :].unflatten(1, (2, 2))
             now = torch.stack([tail.mean(2), tail.square().mean(2)], 2)
-            expected = torch.nn.functional.pad(sums_before[:, :, :2, count:], (0, 1)) + now
+            expected = torch.nn.functional.pad(sums_before[:, :, :2, coded:], (0, 1)) + now
             torch.testing.assert_close(layer._received[:, :, :2], expected)
         for layer, each in zip(cache.layers, sums, strict=True):
-            queries = torch.cat([torch.full((32,), float(count)), count - torch.arange(count - 32.0)])
-            scores = each[:, :, 0, :count] / queries
+            queries = torch.cat([torch.full((32,), float(count)), count - torch.arange(count - 32.0)])[:coded]
+            scores = each[:, :, 0, :coded] / queries
             for row, own in zip(layer.compressed.rows, scores, strict=True):
                 segment = row.segments[1]
                 top = segment.keys.counts[0]
