@@ -168,7 +168,7 @@ def page(value: dict[str, Any]) -> Page:
                     f"Tokens are fed in steps of {STEP}; int4 codes them in blocks of 64. Later tokens read the "
                     "compressed cache, so their own keys and values differ from the dense cache's, and errors are "
                     "passed on; *of coding alone* is the KL of a cache that codes the dense cache's keys and values. "
-                    "Newer tokens wait in more bits, 512 to 1,024 of them, until the oldest are coded together: *bits* "
+                    "Newer tokens wait in more bits, fewer than 1,024 of them, until the oldest are coded: *bits* "
                     "counts them."
                 ],
             )

@@ -7,7 +7,7 @@ tokens receive adds up. When `SETTLED` tokens wait, all but the `NEWEST` are cod
 the attention received from all queries since, means, widths and scales of their own, and as many bits per element as
 the prompt has. The newest go on waiting: they are attended to most, and few queries have seen them.
 
-Waiting tokens count as what they take. There are at most `SETTLED` of them, whatever the length of the sequence.
+Waiting tokens count as what they take. There are fewer than `SETTLED` of them, whatever the length of the sequence.
 
 Source: the residual of KIVI (arXiv 2402.02750), which keeps newer tokens dense until a group is complete; H2O (arXiv
 2306.14048) for sums of attention received.

@@ -1,7 +1,7 @@
 """Code rows of numbers in a few bits each: their weighted variances, scales, nearest levels, and these as bit planes.
 
-In torch, or compiled for the CPU: one pass over the numbers for the variances, one for the scales and one for the
-planes, where torch takes one for every operation and width. Both give the same scales and planes. (Sums are in float64,
+In torch, or compiled for the CPU: variances, scales and planes each read a row once from memory, where torch takes a
+pass for every operation and width. Both give the same scales and planes. (Sums are in float64,
 in any order; a scale that lies within their rounding of a tie between two numbers of 16 bits could differ.)
 """
 
