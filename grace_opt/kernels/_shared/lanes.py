@@ -276,6 +276,18 @@ def ask_for(typing_context, address):
     return types.void(types.intp), generate
 
 
+@intrinsic
+def compute(typing_context, number):
+    """Have the processor compute an int64, for what that brings into its caches; nothing is done with it."""
+
+    def generate(context, builder, signature, arguments):
+        taking = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.asm(taking, "", "r", arguments, side_effect=True)  # no instruction at all
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
 def _spread(builder, value, kind):
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_COUNT, 0))
     places = ir.Constant(ir.VectorType(_COUNT, kind.count), [0] * kind.count)

@@ -13,7 +13,7 @@ COUNT, NEWEST, KEYS, VALUES = 0, 1, 2, 10
 #: these, the first one's number; addresses of the first scale, the first mean, the unit of both.
 PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = range(8)
 FIELDS = 18
-#: Number of query rows with sums in registers at the same time.
+#: Most query rows with sums in registers at the same time. Three are as many where that takes no more passes.
 ROWS = 4
-#: Most tokens of two vectors, which loops take at once (of the widest vectors; half as many elsewhere).
-PAIR = 32
+#: Tokens that loops take at once, of the widest vectors; elsewhere fewer.
+BLOCK = 64

@@ -20,7 +20,7 @@ from .._shared.switches import LLVM, is_off
 from .._shared.threads import call_in_threads
 from ..decode.checks import kind_of_mask
 from ..decode.host import scales_of
-from .forms import LANES, PAIR, ROWS
+from .forms import BLOCK, LANES, ROWS
 from .table import COLUMNS, CodedSequence, Numbers, Table, batched
 
 #: Most query rows (query heads per KV head times new tokens): beyond, making keys and values dense is faster.
@@ -109,9 +109,10 @@ def coded_attention(
     CacheError
         If shapes do not go together. What `unsupported_reason` says must have been asked before.
     """
-    from .cpu import attend_at, join, prepare
+    from .cpu import attend_at, attend_three_at, join, prepare
 
     (heads, width), value_width = (tail_keys.shape[1], query.shape[3]), tail_values.shape[3]
+    rows = query.shape[1] // heads * query.shape[2]
     check_shapes(query, sequences, tail_keys, tail_values)
     table = batched([each.table for each in sequences], heads)
     given = laid_out(
@@ -120,9 +121,20 @@ def coded_attention(
     )
     prepare(given.data)
     alone = table.numbers * (width + value_width) < ALONE_BELOW
-    call_in_threads(attend_at, given.data, len(table.items), alone=alone)
+    call_in_threads(attend_three_at if by_three(rows) else attend_at, given.data, len(table.items), alone=alone)
     join(given.data)
     return given.output.to(query.dtype), given.received[..., :newest]
+
+
+def by_three(rows: int) -> bool:
+    """Return whether three query rows at a time take no more passes over the codes than `ROWS`.
+
+    Examples
+    --------
+    >>> [rows for rows in range(1, 13) if by_three(rows)]
+    [1, 2, 3, 5, 6, 9]
+    """
+    return -(-rows // 3) <= -(-rows // ROWS)
 
 
 class Given(NamedTuple):
@@ -169,7 +181,7 @@ def laid_out(
     kind, mask, mask_place = _read_mask(attention_mask, query, tail, causal)
     inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
     dense = [_dense(each) for each in sequences]
-    room = max(COLUMNS + 2 * PAIR * table.most, max(found[0] for _, found in dense) + tail + 2 * LANES)
+    room = rounded(max(COLUMNS + 2 * BLOCK * table.most, max(found[0] for _, found in dense) + tail + 2 * LANES))
     padded, wide, value_wide = -(-group * length // ROWS) * ROWS, rounded(width), rounded(value_width)
     count, news = len(table.items), rounded(newest)
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")

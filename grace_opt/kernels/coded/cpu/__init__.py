@@ -39,7 +39,7 @@ from ...decode.cpu.values import add_values as add_dense_values
 from ...decode.forms import ADDITIVE, BOOL, CAUSAL
 from ..forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES, WIDTHS
 from .channels import copy_rest, part_of, sort_channels
-from .products import PAIR, PAIR_STEP, add_logits, add_values
+from .products import BLOCK, BLOCK_STEP, VECTORS, add_logits, add_values, no_sums_of_four, no_sums_of_three
 from .rows import add_products, clear_totals, scale_queries
 
 #: Most bits of a number: planes of a channel.
@@ -108,12 +108,12 @@ def prepare(given):
 
 @part
 def safe_part(count, offset, stride, behind, end):
-    """How many of `count` tokens, from a byte of each plane on, are read in pairs of vectors without leaving memory.
+    """How many of `count` tokens, from a byte of each plane on, are read in blocks without leaving memory.
 
     All, with what stands in the next planes, unless the unit's last plane is the last of all.
     """
-    beyond = offset + (count + PAIR - 1) // PAIR * PAIR_STEP - stride
-    return (count + PAIR - 1) // PAIR * PAIR if behind + beyond <= end else count // PAIR * PAIR
+    beyond = offset + (count + BLOCK - 1) // BLOCK * BLOCK_STEP - stride
+    return (count + BLOCK - 1) // BLOCK * BLOCK if behind + beyond <= end else count // BLOCK * BLOCK
 
 
 @part
@@ -133,12 +133,12 @@ def open_unit(units, unit, tensor, width, run, place, room):
         whole = safe_part(b - a, a // 8, stride, behind, units[unit, tensor + END])
     else:
         whole = b - a
-    return a, b, place + (b - a + PAIR - 1) // PAIR * PAIR, stride, whole
+    return a, b, place + (b - a + BLOCK - 1) // BLOCK * BLOCK, stride, whole
 
 
 @part
-def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, newest, state, room):
-    """Attend with four rows to a run of one head's columns.
+def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, newest, state, room, none):
+    """Attend with a few rows to a run of one head's columns.
 
     Parameters
     ----------
@@ -147,20 +147,23 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         The first unit of the head, the one after its last, the run's first column and the one after its last.
     widths : (int, int)
         Channels of keys and of values.
-    turned : (4, …) float32
+    turned : (rows, …) float32
         Queries in the coordinates of the keys.
-    newest : (4, …) float32
+    newest : (rows, …) float32
         Written: logits of tokens among the newest.
-    state : (4,), (4,), (4, …)
+    state : (rows,), (rows,), (rows, …)
         Written: maxima, sums and products of the rows.
     room
         See `make_room`.
+    none
+        `no_sums_of_four`, or of three.
     """
+    rows = len(none) // VECTORS
     largest, sums, products = state
     _, order, addresses, scales, means, starts, bits, bits_at, scaled, totals = room
     query_step, logit_step = scaled.shape[1] * BYTES, logits.shape[1] * BYTES
     (width, value_width), (first, last, start, stop) = widths, limits
-    constants = np.zeros(ROWS, np.float32)
+    constants = np.zeros(rows, np.float32)
     nowhere = books * 0  # no literal: the parts would be compiled for it, too
     column = place = nowhere
     book_step, keys, values = nowhere + BOOK, nowhere + KEYS, nowhere + VALUES
@@ -170,16 +173,17 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         if a == b:
             continue
         scale_queries(turned, width, order, scales, means, constants, scaled)
-        to, four = logits.ctypes.data + place * BYTES, (scaled.ctypes.data, query_step, constants, books, book_step)
+        to = logits.ctypes.data + place * BYTES
+        of_rows = scaled.ctypes.data, query_step, constants, books, book_step
         at, offset, step, some = addresses.ctypes.data, a // 8, stride, whole
         for rest in range(2):  # one call is one copy of the loops
             if rest and whole < b - a:
                 copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
-                at, offset, step, some, to = bits_at.ctypes.data, 0, PAIR_STEP, PAIR, to + whole * BYTES
+                at, offset, step, some, to = bits_at.ctypes.data, 0, BLOCK_STEP, BLOCK, to + whole * BYTES
             elif rest:
                 break
-            add_logits(at, starts, offset, step, some, *four, to, logit_step)
-        for row in range(ROWS):
+            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none)
+        for row in range(rows):
             line = logits[row]
             if softcap:
                 cap(line[place:end], outer)
@@ -190,7 +194,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
                 for t in range(b - a):
                     to_newest[t] = line[place + t]
         place = end
-    for row in range(ROWS):
+    for row in range(rows):
         largest[row], _, sums[row] = turn_into_shares(logits[row], place, NOTHING)
     column = place = nowhere
     for unit in range(first, last):
@@ -199,15 +203,16 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         if a == b:
             continue
         clear_totals(totals, value_width)
-        shares, four = logits.ctypes.data + place * BYTES, (logit_step, books, book_step, totals.ctypes.data)
+        shares = logits.ctypes.data + place * BYTES
+        of_rows = logit_step, books, book_step, totals.ctypes.data
         at, offset, step, some = addresses.ctypes.data, a // 8, stride, whole
         for rest in range(2):
             if rest and whole < b - a:
                 copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
-                at, offset, step, some, shares = bits_at.ctypes.data, 0, PAIR_STEP, PAIR, shares + whole * BYTES
+                at, offset, step, some, shares = bits_at.ctypes.data, 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
             elif rest:
                 break
-            add_values(at, starts, offset, step, some, shares, *four)
+            add_values(at, starts, offset, step, some, shares, *of_rows, none)
         add_products(logits, place, end, totals, value_width, order, scales, means, products)
         place = end
 
@@ -255,7 +260,7 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
 @part
 def make_room(width):
     """What `attend_coded` needs besides: for each channel, index of its width, channel and address by widths, scale,
-    mean; starts of widths; a copy of the last tokens' bits, and its addresses; scaled queries; sums of four rows."""
+    mean; starts of widths; a copy of the last tokens' bits, and its addresses; scaled queries; sums of each row."""
     return (
         np.zeros(width, np.int64),
         np.zeros(width, np.int64),
@@ -263,7 +268,7 @@ def make_room(width):
         np.zeros(width, np.float32),
         np.zeros(width, np.float32),
         np.zeros(9, np.int64),
-        np.zeros(width * MOST_PLANES * PAIR_STEP, np.uint8),
+        np.zeros(width * MOST_PLANES * BLOCK_STEP, np.uint8),
         np.zeros(width, np.int64),
         np.zeros((ROWS, width), np.float32),
         np.zeros((width, ROWS), np.float32),
@@ -283,8 +288,8 @@ def make_rooms(sizes):
 
 
 @part
-def attend_item(item, arrays, books, rooms):
-    """Process one item."""
+def attend_item(item, arrays, books, rooms, none):
+    """Process one item; as many query rows at a time as `none` has sums of."""
     sizes, items, units, scales, queries, newest, ends, products = arrays
     logits, room, masks, last_columns = rooms
     heads, group, length, tail, kind = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[IN_TAIL], sizes[KIND]
@@ -296,8 +301,9 @@ def attend_item(item, arrays, books, rooms):
         head, new = h * group + row // length, row % length
         masks[row] = sizes[MASK] + b * sizes[MASK + 1] + head * sizes[MASK + 2] + new * sizes[MASK + 3]
         last_columns[row] = tail - length + new
-    for row in range(0, rows, ROWS):
-        upto = row + ROWS
+    at_once = ROWS if is_dense else len(none) // VECTORS
+    for row in range(0, rows, at_once):
+        upto = row + at_once
         own = ends[0, item, row:upto], ends[1, item, row:upto], products[item, row:upto]
         written = newest[pair, row:upto, : sizes[NEWS]]
         if is_dense:
@@ -317,12 +323,12 @@ def attend_item(item, arrays, books, rooms):
             attend_dense(dense, counts, widths, row, four, hidden, softcap, outer, logits, written, own)
         else:
             limits = items[item, 1], items[item, 2], items[item, 3], items[item, 4]
-            four = queries[1, pair, row:upto]
-            attend_coded(units, limits, widths, four, books, softcap, outer, logits, written, own, room)
+            few = queries[1, pair, row:upto]
+            attend_coded(units, limits, widths, few, books, softcap, outer, logits, written, own, room, none)
 
 
 @part
-def attend(given):
+def attend(given, none):
     """Process the items not taken yet; write to their rows of maxima, sums and products.
 
     Threads that call this with the same table share the items; a slow thread takes fewer. Its arrays are
@@ -340,13 +346,19 @@ def attend(given):
         item = add_one(sizes)
         if item >= items.shape[0]:
             return
-        attend_item(item, arrays, given[16], rooms)
+        attend_item(item, arrays, given[16], rooms, none)
 
 
 @c_function("void(voidptr)")
 def attend_at(data):
     """`attend`, as threads call it."""
-    attend(carray(data, (19,), np.int64))
+    attend(carray(data, (19,), np.int64), no_sums_of_four())
+
+
+@c_function("void(voidptr)")
+def attend_three_at(data):
+    """The same with three rows at a time, of which groups of three query heads make as many as of four."""
+    attend(carray(data, (19,), np.int64), no_sums_of_three())
 
 
 @jit

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import part
-from ..._shared.lanes import ask_for, load_byte, load_one
+from ..._shared.lanes import compute, load_byte, load_one
 from ..forms import LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, UNIT, WIDTHS
 from .levels import load_half
-from .products import PAIR, PAIR_STEP
+from .products import BLOCK, BLOCK_STEP
 
 #: Bytes of a float16, and of a line of the processor's caches.
 HALF, CACHE_LINE = 2, 64
@@ -16,7 +16,7 @@ HALF, CACHE_LINE = 2, 64
 
 @part
 def sort_channels(fields, stride, width, offset, size, levels, order, places, scales, means, starts):
-    """Sort the channels of keys, or values, by their widths; have the processor fetch the bits that are read next.
+    """Sort the channels of keys, or values, by their widths; fetch the bits that are read next.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def sort_channels(fields, stride, width, offset, size, levels, order, places, sc
     stride, width : int
         Bytes of a plane, and number of channels.
     offset, size : int
-        Where in each plane reading begins, and how many bytes are read.
+        Where in each plane reading begins, and how many bytes are read; none are fetched if 0.
     levels : (d,) int64
         Room for the index of each channel's width.
     order, places, scales : (d,)
@@ -50,23 +50,38 @@ def sort_channels(fields, stride, width, offset, size, levels, order, places, sc
         means[c] = load_half(fields[MEANS] + c * HALF) * unit
     for level in range(8):
         starts[level + 1] += starts[level]
-    plane, scale = fields[PLANES], fields[SCALES]
+    planes, scale = 0, fields[SCALES]
     for c in range(width):
         level = levels[c]
         place = starts[level]
         starts[level] += 1
-        order[place], places[place] = c, plane
+        order[place], places[place] = c, fields[PLANES] + planes * stride
         if level > 0:
             scales[place] = load_half(scale) * unit
             scale += HALF
-        for _ in range(WIDTHS[level]):  # hundreds of streams: more than the processor would foresee
-            for line in range(offset, offset + size, CACHE_LINE):
-                ask_for(plane + line)
-            plane += stride
+        planes += WIDTHS[level]
     for level in range(8, 0, -1):
         starts[level] = starts[level - 1]
     starts[0] = 0
-    return plane
+    if size > 0:
+        fetch(fields[PLANES] + offset, size, stride, planes)
+    return fields[PLANES] + planes * stride
+
+
+@part
+def fetch(at, size, stride, planes):
+    """Bring `size` bytes of each plane into the processor's caches, from an address in the first plane on.
+
+    That are hundreds of streams, more than the processor foresees. They are read, many at the same time; when it is
+    asked for as many, it forgets most.
+    """
+    seen = np.int64(0)
+    for _ in range(planes):
+        for line in range(at, at + size - 1, CACHE_LINE):
+            seen += np.int64(load_byte(line))
+        seen += np.int64(load_byte(at + size - 1))
+        at += stride
+    compute(seen)
 
 
 @part
@@ -79,7 +94,7 @@ def level_of(bits, skip, number):
 
 @part
 def copy_rest(places, starts, offset, step, count, planes, room, room_places):
-    """Copy bytes of every plane from an offset on, fewer than `PAIR_STEP`, to where as many may be read; `planes` says
+    """Copy bytes of every plane from an offset on, fewer than `BLOCK_STEP`, to where as many may be read; `planes` says
     how many planes a channel of each width has."""
     at, room_at = 0, room.ctypes.data
     for level in range(1, 8):
@@ -88,11 +103,11 @@ def copy_rest(places, starts, offset, step, count, planes, room, room_places):
             for plane in range(planes[level]):
                 for byte in range(count):
                     room[at + byte] = load_byte(places[i] + offset + plane * step + byte)
-                at += PAIR_STEP
+                at += BLOCK_STEP
 
 
 @part
 def part_of(column, count, start, stop):
-    """Which tokens of a unit, whose first column is `column`, belong to a run: from, up to; runs end at whole pairs."""
+    """Which of a unit's tokens, the first of them in a column, belong to a run, which ends at a whole block: from, up to."""
     first, last = min(max(start - column, 0), count), min(max(stop - column, 0), count)
-    return first // PAIR * PAIR if first < count else count, last // PAIR * PAIR if last < count else count
+    return first // BLOCK * BLOCK if first < count else count, last // BLOCK * BLOCK if last < count else count

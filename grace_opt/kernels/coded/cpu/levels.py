@@ -18,6 +18,8 @@ from ..._shared.lanes import WIDEST
 
 _NUMBER, _WHOLE = ir.FloatType(), ir.IntType(32)
 _VECTOR, _WHOLES = ir.VectorType(_NUMBER, WIDEST), ir.VectorType(_WHOLE, WIDEST)
+#: Vectors of tokens that loops take at once: as many as leave registers for the numbers of each.
+VECTORS = 4 if WIDEST == 16 else 2
 _BITS, _TRUTHS = ir.IntType(WIDEST), ir.VectorType(ir.IntType(1), WIDEST)
 #: Bytes of one plane that hold the bits of one vector's tokens.
 STEP = WIDEST // 8
@@ -105,13 +107,14 @@ def _looked_up(builder, truths, table):
 
 
 def reading(width, sums=_SUMS):
-    """Return what makes the instructions that read a vector of numbers: (builder, address of the first plane's bits,
-    bytes from one plane to the next, address of the numbers that the codes stand for). Those of a width in `sums` are
-    sums over their bits."""
+    """Return what makes the instructions that read `VECTORS` vectors of numbers: (builder, address of the first plane's
+    bits, bytes from one plane to the next, address of the numbers that the codes stand for). Those of a width in `sums`
+    are sums over their bits."""
     find = _summed if width in sums else _permuted if WIDEST == 16 else _looked_up
 
     def read(builder, address, step, table):
-        return find(builder, _truths(builder, address, step, width), table)
+        starts = [_address(builder, address, number * STEP) for number in range(VECTORS)]
+        return [find(builder, _truths(builder, start, step, width), table) for start in starts]
 
     return read
 

@@ -1,75 +1,82 @@
-"""Products of four rows with numbers of a few bits: logits from keys, sums from values; one loop for each width.
+"""Products of a few rows with numbers of a few bits: logits from keys, sums from values; one loop for each width.
 
-Each loop takes channels of one width and thirty-two tokens at a time: their codes are turned into numbers once, for all
-four rows, and the sums stay in registers. A loop's body is one instruction to numba, whose own work on many small ones
-would take longer than LLVM's.
+Each loop takes channels of one width and `BLOCK` tokens at a time: their codes are turned into numbers once, for all
+rows, and the sums stay in registers. How many rows there are, three or four, is in the type of the sums: a loop is
+compiled for the number it is called with. Its body is one instruction to numba, whose own work on many small ones would
+take longer than LLVM's.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from ..._shared.jit import part
-from ..._shared.lanes import (
-    WIDEST,
-    load_one,
-    load_place,
-    multiply_add_vectors,
-    spread_widest,
-    store_one,
-    total,
-    widest,
-)
-from ..._shared.lanes import store as store_vector
+from ..._shared.lanes import WIDEST, load_place, multiply_add_vectors, widest
 from ..forms import ROWS, WIDTHS
-from .levels import STEP, number_at, reading, vector_at
+from .levels import STEP, VECTORS, number_at, reading, vector_at
 
-#: Bytes of a float32, of an int64 and of a vector; tokens of two vectors, and the bytes of their bits in a plane.
+#: Bytes of a float32, of an int64 and of a vector; tokens taken at once, and the bytes of their bits in a plane.
 BYTES, PLACE, WHOLE = 4, 8, 4 * WIDEST
-PAIR, PAIR_STEP = 2 * WIDEST, 2 * STEP
-NOTHING = np.float32(0.0)
-#: Sums in registers: of each row with the first vector's tokens, then of each with the second's.
-SUMS = types.UniTuple(widest, 2 * ROWS)
+BLOCK, BLOCK_STEP = VECTORS * WIDEST, VECTORS * STEP
+_PLACE = ir.IntType(32)
+
+
+def sums_of(rows):
+    """The type of sums in registers: of each row with the first vector's tokens, then of each with the next one's."""
+    return types.UniTuple(widest, VECTORS * rows)
+
+
+def _no_sums(rows):
+    @intrinsic
+    def no_sums(typing_context):
+        def generate(context, builder, signature, arguments):
+            return context.get_constant_null(signature.return_type)
+
+        return sums_of(rows)(), generate
+
+    return no_sums
+
+
+#: Sums of three rows, and of four, that are all 0.
+no_sums_of_three, no_sums_of_four = _no_sums(3), _no_sums(4)
 
 
 def adding(width, factors, **how):
-    """Return a function that adds to the sums the products of thirty-two numbers of some bits, which it reads, with the
+    """Return a function that adds to the sums the products of a block's numbers of some bits, which it reads, with the
     rows' factors: (address of their first plane's bits, bytes to the next plane, address of the numbers that codes
     stand for, address of the first row's factors, bytes to the next row's, sums). `how` as for `reading`."""
     read = reading(width, **how)
 
     @intrinsic
     def add(typing_context, at, step, table, given, given_step, sums):
+        rows = sums.count // VECTORS
+
         def generate(context, builder, signature, arguments):
             at, step, table, given, given_step, sums = arguments
-            second = builder.add(at, ir.Constant(at.type, STEP))
-            numbers = read(builder, at, step, table), read(builder, second, step, table)
-            for row in range(ROWS):
-                for place, (number, factor) in enumerate(zip(numbers, factors(builder, given), strict=True)):
-                    found = builder.extract_value(sums, row + place * ROWS)
-                    sums = builder.insert_value(
-                        sums, multiply_add_vectors(builder, factor, number, found), row + place * ROWS
-                    )
+            numbers = read(builder, at, step, table)
+            for row in range(rows):
+                for vector, (number, factor) in enumerate(zip(numbers, factors(builder, given), strict=True)):
+                    place = row + vector * rows
+                    found = multiply_add_vectors(builder, factor, number, builder.extract_value(sums, place))
+                    sums = builder.insert_value(sums, found, place)
                 given = builder.add(given, given_step)
             return sums
 
-        return SUMS(types.intp, types.intp, types.intp, types.intp, types.intp, SUMS), generate
+        return sums(types.intp, types.intp, types.intp, types.intp, types.intp, sums), generate
 
     return add
 
 
 def of_channel(builder, address):
-    """The query's entry, for the tokens of both vectors."""
-    factor = number_at(builder, address)
-    return factor, factor
+    """The query's entry, for the tokens of all vectors."""
+    return [number_at(builder, address)] * VECTORS
 
 
 def _of_tokens(builder, address):
     """The tokens' shares."""
-    return vector_at(builder, address), vector_at(builder, address, 1)
+    return [vector_at(builder, address, number) for number in range(VECTORS)]
 
 
 _keys1, _keys2, _keys3, _keys4, _keys5, _keys6, _keys8 = (adding(width, of_channel) for width in WIDTHS[1:])
@@ -78,25 +85,97 @@ _values1, _values2, _values3, _values4, _values5, _values6, _values8 = (
 )
 
 
+@intrinsic
+def add_to_rows(typing_context, numbers, sums):
+    """Add to all sums of each row its number; the numbers stand from an address on."""
+    rows = sums.count // VECTORS
+
+    def generate(context, builder, signature, arguments):
+        numbers, sums = arguments
+        for row in range(rows):
+            number = number_at(builder, numbers, row)
+            for place in range(row, VECTORS * rows, rows):
+                sums = builder.insert_value(sums, builder.fadd(builder.extract_value(sums, place), number), place)
+        return sums
+
+    return sums(types.intp, sums), generate
+
+
+@intrinsic
+def store_rows(typing_context, place, step, sums):
+    """Write the sums of each row side by side, from an address on, each row `step` bytes behind the one before."""
+    rows = sums.count // VECTORS
+
+    def generate(context, builder, signature, arguments):
+        place, step, sums = arguments
+        for row in range(rows):
+            for vector in range(VECTORS):
+                at = builder.add(place, ir.Constant(place.type, vector * WHOLE))
+                found = builder.extract_value(sums, row + vector * rows)
+                builder.store(found, builder.inttoptr(at, found.type.as_pointer()), align=4)
+            place = builder.add(place, step)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, sums), generate
+
+
+def _folded(builder, one, other):
+    """Sums of neighbouring lanes of a vector, followed by those of another."""
+    lanes = one.type.count
+
+    def chosen(first):
+        places = ir.Constant(ir.VectorType(_PLACE, lanes), list(range(first, 2 * lanes, 2)))
+        return builder.shuffle_vector(one, other, places)
+
+    return builder.fadd(chosen(0), chosen(1))
+
+
+@intrinsic
+def add_totals(typing_context, found, sums):
+    """Add what the lanes of each row's vectors sum up to, always in the same order, to `ROWS` numbers at an address."""
+    rows = found.count // VECTORS
+
+    def generate(context, builder, signature, arguments):
+        found, sums = arguments
+        each = []
+        for row in range(rows):
+            every = [builder.extract_value(found, place) for place in range(row, VECTORS * rows, rows)]
+            while len(every) > 1:
+                every = [builder.fadd(a, b) for a, b in zip(every[::2], every[1::2], strict=True)]
+            each += every
+        each += [ir.Constant(each[0].type, [0.0] * WIDEST)] * (ROWS - rows)
+        while len(each) > 1:
+            each = [_folded(builder, a, b) for a, b in zip(each[::2], each[1::2], strict=True)]
+        (total,) = each
+        while total.type.count > ROWS:  # neighbours: those of one row
+            lanes = total.type.count
+            halves = [
+                builder.shuffle_vector(
+                    total, total, ir.Constant(ir.VectorType(_PLACE, lanes // 2), list(range(first, lanes, 2)))
+                )
+                for first in (0, 1)
+            ]
+            total = builder.fadd(*halves)
+        pointer = builder.inttoptr(sums, total.type.as_pointer())
+        builder.store(builder.fadd(builder.load(pointer, align=4), total), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(found, types.intp), generate
+
+
 @part
-def add_logits(places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step):
-    """Write the logits of four rows with `count` keys, a multiple of `PAIR`: their constants, and products with codes.
+def add_logits(
+    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none
+):
+    """Write the logits of some rows with `count` keys, a multiple of `BLOCK`: their constants, and products with codes.
 
     `places` has the address of each channel's first plane, channels in the order of their widths, of which width number
     w has those from ``starts[w]`` to ``starts[w + 1]``; `offset` is that of the first token, `step` that of the next
-    plane. `queries` are in the same order; `books` has a row of numbers for each width.
+    plane. `queries` are in the same order; `books` has a row of numbers for each width. `none` are sums of no terms, of
+    as many rows.
     """
-    for t in range(0, count, PAIR):
-        sums = (
-            spread_widest(constants[0]),
-            spread_widest(constants[1]),
-            spread_widest(constants[2]),
-            spread_widest(constants[3]),
-            spread_widest(constants[0]),
-            spread_widest(constants[1]),
-            spread_widest(constants[2]),
-            spread_widest(constants[3]),
-        )
+    for t in range(0, count, BLOCK):
+        sums = add_to_rows(constants.ctypes.data, none)
         at = offset + t // 8
         for i in range(starts[1], starts[2]):
             place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
@@ -119,67 +198,54 @@ def add_logits(places, starts, offset, step, count, queries, query_step, constan
         for i in range(starts[7], starts[8]):
             place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
             sums = _keys8(place, step, books + 8 * book_step, query, query_step, sums)
-        place = out + t * BYTES
-        for row in range(4):
-            store_vector(place + row * out_step, sums[row])
-            store_vector(place + row * out_step + WHOLE, sums[row + 4])
+        store_rows(out + t * BYTES, out_step, sums)
 
 
 @part
-def add_totals(found, sums):
-    """Add what the lanes of each row's two vectors sum up to, to four numbers from an address on."""
-    for row in range(ROWS):
-        place = sums + row * BYTES
-        store_one(place, load_one(place) + total(found[row] + found[row + ROWS]))
+def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none):
+    """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, a multiple of `BLOCK`.
 
-
-@part
-def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums):
-    """Add to four sums per channel the shares of four rows times `count` numbers, a multiple of `PAIR`.
-
-    Parameters as for `add_logits`; `sums` is the address of four numbers for each channel, in the order of widths.
+    Parameters as for `add_logits`; `sums` is the address of `ROWS` numbers for each channel, in the order of widths.
     """
-    zero = spread_widest(NOTHING)
-    none = zero, zero, zero, zero, zero, zero, zero, zero
     for i in range(starts[1], starts[2]):
         place, share, found = load_place(places + i * PLACE) + offset, shares, none
-        for _ in range(0, count, PAIR):
+        for _ in range(0, count, BLOCK):
             found = _values1(place, step, books + 1 * book_step, share, share_step, found)
-            place, share = place + PAIR_STEP, share + 2 * WHOLE
+            place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
         add_totals(found, sums + ROWS * i * BYTES)
     for i in range(starts[2], starts[3]):
         place, share, found = load_place(places + i * PLACE) + offset, shares, none
-        for _ in range(0, count, PAIR):
+        for _ in range(0, count, BLOCK):
             found = _values2(place, step, books + 2 * book_step, share, share_step, found)
-            place, share = place + PAIR_STEP, share + 2 * WHOLE
+            place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
         add_totals(found, sums + ROWS * i * BYTES)
     for i in range(starts[3], starts[4]):
         place, share, found = load_place(places + i * PLACE) + offset, shares, none
-        for _ in range(0, count, PAIR):
+        for _ in range(0, count, BLOCK):
             found = _values3(place, step, books + 3 * book_step, share, share_step, found)
-            place, share = place + PAIR_STEP, share + 2 * WHOLE
+            place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
         add_totals(found, sums + ROWS * i * BYTES)
     for i in range(starts[4], starts[5]):
         place, share, found = load_place(places + i * PLACE) + offset, shares, none
-        for _ in range(0, count, PAIR):
+        for _ in range(0, count, BLOCK):
             found = _values4(place, step, books + 4 * book_step, share, share_step, found)
-            place, share = place + PAIR_STEP, share + 2 * WHOLE
+            place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
         add_totals(found, sums + ROWS * i * BYTES)
     for i in range(starts[5], starts[6]):
         place, share, found = load_place(places + i * PLACE) + offset, shares, none
-        for _ in range(0, count, PAIR):
+        for _ in range(0, count, BLOCK):
             found = _values5(place, step, books + 5 * book_step, share, share_step, found)
-            place, share = place + PAIR_STEP, share + 2 * WHOLE
+            place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
         add_totals(found, sums + ROWS * i * BYTES)
     for i in range(starts[6], starts[7]):
         place, share, found = load_place(places + i * PLACE) + offset, shares, none
-        for _ in range(0, count, PAIR):
+        for _ in range(0, count, BLOCK):
             found = _values6(place, step, books + 6 * book_step, share, share_step, found)
-            place, share = place + PAIR_STEP, share + 2 * WHOLE
+            place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
         add_totals(found, sums + ROWS * i * BYTES)
     for i in range(starts[7], starts[8]):
         place, share, found = load_place(places + i * PLACE) + offset, shares, none
-        for _ in range(0, count, PAIR):
+        for _ in range(0, count, BLOCK):
             found = _values8(place, step, books + 8 * book_step, share, share_step, found)
-            place, share = place + PAIR_STEP, share + 2 * WHOLE
+            place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
         add_totals(found, sums + ROWS * i * BYTES)

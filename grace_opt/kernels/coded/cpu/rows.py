@@ -1,4 +1,4 @@
-"""Four rows of a unit: queries times scales before its codes are read, products with its scales and means after."""
+"""A few rows of a unit: queries times scales before its codes are read, products with its scales and means after."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from ..._shared.jit import part
 from ..._shared.lanes import load, spread, total
 from ...decode.cpu import ZERO
 from ...decode.cpu.rows import BYTES, WHOLE
-from ..forms import ROWS
+from ..forms import LANES, ROWS
 
 
 @part
 def scale_queries(turned, width, order, scales, means, constants, scaled):
-    """Multiply four rows by the channels' scales, in the order of widths; write their products with the means."""
-    for row in range(ROWS):
-        constants[row] = ZERO
-        for i in range(width):
+    """Multiply rows by the channels' scales, in the order of widths; write their products with the means."""
+    whole = width // LANES * LANES
+    for row in range(turned.shape[0]):
+        every, at, to = spread(ZERO), turned[row].ctypes.data, means.ctypes.data
+        for place in range(0, whole * BYTES, WHOLE):
+            every = every + load(at + place) * load(to + place)
+        constants[row] = total(every)
+        for i in range(whole, width):
             constants[row] += turned[row, i] * means[i]
+        for i in range(width):
             scaled[row, i] = turned[row, order[i]] * scales[i]
 
 
 @part
 def clear_totals(totals, width):
-    """Make the sums of four rows zeros."""
+    """Make the sums of `ROWS` rows zeros."""
     for i in range(width):
         for row in range(ROWS):
             totals[i, row] = ZERO
@@ -29,8 +34,8 @@ def clear_totals(totals, width):
 
 @part
 def add_products(shares, first, last, totals, width, order, scales, means, products):
-    """Add to four rows' products what shares from place `first` to `last` and the sums of their numbers make."""
-    for row in range(ROWS):
+    """Add to rows' products what shares from place `first` to `last` and the sums of their numbers make."""
+    for row in range(products.shape[0]):
         every = spread(ZERO)
         at = shares[row].ctypes.data
         for t in range(at + first * BYTES, at + last * BYTES, WHOLE):

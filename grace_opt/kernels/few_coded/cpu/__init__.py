@@ -16,6 +16,7 @@ from numba.np.numpy_support import carray
 from ..._shared.jit import c_function, part
 from ..._shared.lanes import add_one, pointer
 from ...coded.cpu import GROUP, HEADS, VALUE_WIDTH, WIDTH, arrays_at, attend_item, make_room, make_rooms
+from ...coded.cpu.products import no_sums_of_four
 from ...coded.forms import NEWEST, ROWS
 from ...decode.cpu import NOTHING, integers, numbers
 from ...reading.cpu.bounds import log_sum
@@ -145,7 +146,7 @@ def attend_few(phase, arrays, books, sequences, segments, firsts, ranges, limits
                 own = scores[pair], upper[pair], reach[piece], (room, absolute)
                 score_run(run, units, firsts, widths[0], turned, ranges, softcap, outer, *own)
             else:
-                attend_item(piece, arrays, books, rooms)
+                attend_item(piece, arrays, books, rooms, no_sums_of_four())
                 if first >= 0:
                     reach_of(first, items[piece, 2], units, widths[0], ranges, reach[piece], room)
         else:

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_byte, load_place
-from ...coded.cpu.products import PAIR_STEP
+from ...coded.cpu.products import BLOCK_STEP
 from ...decode.cpu import NOTHING
 
 #: Words of a vector, bytes of a word, and steps.
@@ -111,7 +111,7 @@ def squeeze_planes(planes, offset, stride, end, count, moves, offsets, bits, few
         Bytes from plane to plane.
     """
     size, offsets_at, room = WORDS * PLACE, np.int64(offsets.ctypes.data), np.int64(few.ctypes.data)
-    step = (offsets[count] + PLACE + PAIR_STEP - 1) // PAIR_STEP * PAIR_STEP  # room for the last word's end
+    step = (offsets[count] + PLACE + BLOCK_STEP - 1) // BLOCK_STEP * BLOCK_STEP  # room for the last word's end
     to, moves_at, moves_step = np.int64(bits.ctypes.data), np.int64(moves.ctypes.data), moves.shape[1] * PLACE
     for first in range(0, count * PLACE, size):
         if load_place(offsets_at + first) == load_place(offsets_at + first + size):
@@ -135,7 +135,7 @@ def hide_gaps(counts, offsets, line):
         for t in range(offsets[n] * 8 + counts[n], offsets[n + 1] * 8):
             line[t] = NOTHING
     start = offsets[counts.shape[0]]
-    for t in range(start * 8, (start + PAIR_STEP - 1) // PAIR_STEP * PAIR_STEP * 8):
+    for t in range(start * 8, (start + BLOCK_STEP - 1) // BLOCK_STEP * BLOCK_STEP * 8):
         line[t] = NOTHING
 
 
@@ -145,7 +145,7 @@ def room_for_chosen(width, words):
     return (
         np.zeros((STEPS + 1, words + WORDS), np.uint64),
         np.zeros(words + 2 * WORDS, np.int64),
-        np.empty(width * 8 * (words * PLACE + PLACE + PAIR_STEP), np.uint8),
+        np.empty(width * 8 * (words * PLACE + PLACE + BLOCK_STEP), np.uint8),
         np.zeros(width, np.int64),
         np.zeros(WORDS * PLACE, np.uint8),
     )

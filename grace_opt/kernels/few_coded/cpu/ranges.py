@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import part
-from ..._shared.lanes import load_place, spread_widest, store
+from ..._shared.lanes import load_place
 from ...coded.cpu.channels import copy_rest
-from ...coded.cpu.products import PAIR, PAIR_STEP, PLACE, WHOLE, adding, of_channel
+from ...coded.cpu.products import BLOCK, BLOCK_STEP, PLACE, add_to_rows, adding, no_sums_of_four, of_channel, store_rows
 from ...coded.cpu.rows import scale_queries
 from ...coded.forms import ROWS
 from ...coded.forms import WIDTHS as LEVEL_BITS
@@ -30,7 +30,7 @@ _halves2, _halves3 = (adding(bits, of_channel, sums=()) for bits in (2, 3))
 
 @part
 def add_ranges(places, starts, offset, step, count, four, query_step, constants, books, out, upper, out_step):
-    """Write the middles of the logits of four rows with `count` keys, a multiple of `PAIR`, and their largest values.
+    """Write the middles of the logits of four rows with `count` keys, a multiple of `BLOCK`, and their largest values.
 
     `places` has the address of each channel's first high plane, channels in the order of their widths, of which width
     number w has those from ``starts[w]`` to ``starts[w + 1]``. `four` has the addresses of queries, in the same order,
@@ -38,17 +38,9 @@ def add_ranges(places, starts, offset, step, count, four, query_step, constants,
     to both results, and then to the largest alone.
     """
     (queries, sizes), (middles, halves, book_step) = four, books
-    for t in range(0, count, PAIR):
-        sums = (
-            spread_widest(constants[0]),
-            spread_widest(constants[1]),
-            spread_widest(constants[2]),
-            spread_widest(constants[3]),
-            spread_widest(constants[0]),
-            spread_widest(constants[1]),
-            spread_widest(constants[2]),
-            spread_widest(constants[3]),
-        )
+    none = no_sums_of_four()
+    for t in range(0, count, BLOCK):
+        sums = add_to_rows(constants.ctypes.data, none)
         at = offset + t // 8
         for i in range(starts[1], starts[2]):
             place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
@@ -71,20 +63,8 @@ def add_ranges(places, starts, offset, step, count, four, query_step, constants,
         for i in range(starts[7], starts[8]):
             place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
             sums = _middles4(place, step, middles + 8 * book_step, query, query_step, sums)
-        place = out + t * BYTES
-        for row in range(4):
-            store(place + row * out_step, sums[row])
-            store(place + row * out_step + WHOLE, sums[row + 4])
-        sums = (
-            sums[0] + spread_widest(constants[4]),
-            sums[1] + spread_widest(constants[5]),
-            sums[2] + spread_widest(constants[6]),
-            sums[3] + spread_widest(constants[7]),
-            sums[4] + spread_widest(constants[4]),
-            sums[5] + spread_widest(constants[5]),
-            sums[6] + spread_widest(constants[6]),
-            sums[7] + spread_widest(constants[7]),
-        )
+        store_rows(out + t * BYTES, out_step, sums)
+        sums = add_to_rows(constants.ctypes.data + ROWS * BYTES, sums)
         for i in range(starts[3], starts[4]):
             place, query = load_place(places + i * PLACE) + at, sizes + i * BYTES
             sums = _halves2(place, step, halves + 3 * book_step, query, query_step, sums)
@@ -97,10 +77,7 @@ def add_ranges(places, starts, offset, step, count, four, query_step, constants,
         for i in range(starts[6], starts[7]):
             place, query = load_place(places + i * PLACE) + at, sizes + i * BYTES
             sums = _halves3(place, step, halves + 6 * book_step, query, query_step, sums)
-        place = upper + t * BYTES
-        for row in range(4):
-            store(place + row * out_step, sums[row])
-            store(place + row * out_step + WHOLE, sums[row + 4])
+        store_rows(upper + t * BYTES, out_step, sums)
 
 
 @part
@@ -159,7 +136,7 @@ def score_unit(unit, width, turned, ranges, softcap, outer, scores, upper, reach
         at, offset, plane, some = addresses.ctypes.data, a // 8, stride, whole
         for rest in range(2):  # one call is one copy of the loops
             if rest and whole < b - a:
-                at, offset, plane, some = bits_at.ctypes.data, 0, PAIR_STEP, PAIR
+                at, offset, plane, some = bits_at.ctypes.data, 0, BLOCK_STEP, BLOCK
                 out, most = out + whole * BYTES, most + whole * BYTES
             elif rest:
                 break

@@ -7,7 +7,7 @@ import numpy as np
 from ..._shared.jit import part
 from ...coded.cpu import safe_part
 from ...coded.cpu.channels import sort_channels
-from ...coded.cpu.products import BYTES, PAIR_STEP, add_logits, add_values
+from ...coded.cpu.products import BLOCK_STEP, BYTES, add_logits, add_values, no_sums_of_four
 from ...coded.cpu.rows import add_products, clear_totals, scale_queries
 from ...coded.forms import COUNT, END, KEYS, ROWS, VALUES
 from ...coded.forms import PLANES as PLANES_AT
@@ -59,7 +59,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
     query_step, logit_step, rows = scaled.shape[1] * BYTES, logits.shape[1] * BYTES, turned.shape[0]
     (width, value_width), (first, last, start, stop) = widths, run
     constants, nowhere = np.zeros(ROWS, np.float32), books * 0  # no literal: the parts would be compiled for it, too
-    step_of_book, at_start = nowhere + BOOK, nowhere
+    step_of_book, at_start, none = nowhere + BOOK, nowhere, no_sums_of_four()
     place = end = nowhere
     for tensor in (KEYS, VALUES):
         if tensor == VALUES:
@@ -87,23 +87,22 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
             step = squeeze_planes(planes, a // 8, stride, fields[END], words, moves, offsets, bits, few)
             for i in range(wide):
                 bits_at[i] = bits.ctypes.data + (addresses[i] - fields[PLANES_AT]) // stride * step
-            some, at = (offsets[words] + PAIR_STEP - 1) // PAIR_STEP * PAIR_STEP * 8, bits_at.ctypes.data
+            some, at = (offsets[words] + BLOCK_STEP - 1) // BLOCK_STEP * BLOCK_STEP * 8, bits_at.ctypes.data
             end = place + some
             for row in range(0, rows, ROWS):
                 to, four = logits[row].ctypes.data + place * BYTES, turned[row : row + ROWS]
                 if tensor == KEYS:
                     scale_queries(four, width, order, scales, means, constants, scaled)
                     given = scaled.ctypes.data, query_step, constants, books, step_of_book
-                    add_logits(at, starts, at_start, step, some, *given, to, logit_step)
+                    add_logits(at, starts, at_start, step, some, *given, to, logit_step, none)
                     for r in range(row, row + ROWS):
                         if softcap:
                             cap(logits[r, place:end], outer)
                         hide_gaps(own, offsets, logits[r, place:end])
                 else:
                     clear_totals(totals, value_width)
-                    add_values(
-                        at, starts, at_start, step, some, to, logit_step, books, step_of_book, totals.ctypes.data
-                    )
+                    given_values = to, logit_step, books, step_of_book, totals.ctypes.data
+                    add_values(at, starts, at_start, step, some, *given_values, none)
                     mine = logits[row : row + ROWS], place, end, totals, value_width
                     add_products(*mine, order, scales, means, products[row : row + ROWS])
             place = end
