@@ -22,8 +22,9 @@ _NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
 _VECTOR, _COUNTS = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT))
 
 
-#: Lanes of the widest vectors that fit one register: numbers for which numba compiles, as its settings may limit it.
-WIDEST = 16 if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else LANES
+#: What processors that numba compiles for have, as its settings may limit it; lanes of their widest vectors.
+FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+WIDEST = 16 if "+avx512f" in FEATURES else LANES
 
 
 class Lanes(types.Type):

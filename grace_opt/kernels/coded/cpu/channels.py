@@ -108,6 +108,6 @@ def copy_rest(places, starts, offset, step, count, planes, room, room_places):
 
 @part
 def part_of(column, count, start, stop):
-    """Which of a unit's tokens, the first of them in a column, belong to a run, which ends at a whole block: from, up to."""
+    """Which tokens of a unit, whose first is in a column, belong to a run, which ends at a whole block: from, up to."""
     first, last = min(max(start - column, 0), count), min(max(stop - column, 0), count)
     return first // BLOCK * BLOCK if first < count else count, last // BLOCK * BLOCK if last < count else count

@@ -3,9 +3,11 @@
 Bit p of the code of every token stands in plane p, eight tokens to a byte (:mod:`grace_opt.hf.bits.bitplanes`), so
 sixteen tokens take two bytes per plane, which AVX-512 loads as a mask. Codes of 1, 2 and 8 bits stand for numbers that
 are sums over their bits: one masked addition per plane. The others (3 to 6 bits) are looked up: with AVX-512 by a
-permutation of registers, elsewhere number by number.
+permutation of registers, elsewhere number by number. Newer processors (Intel's since Ice Lake, AMD's since Zen 4) turn
+the planes of sixty-four tokens into codes at once, which takes fewer instructions from 3 bits on.
 
-When: :mod:`grace_opt.kernels.coded.cpu`. Source: BitWeaving (Li & Patel, SIGMOD 2013) for bits in planes.
+When: :mod:`grace_opt.kernels.coded.cpu`. Source: BitWeaving (Li & Patel, SIGMOD 2013) for bits in planes; Intel,
+"Galois Field New Instructions" (2021), for transposing bits by a product with a matrix.
 """
 
 from __future__ import annotations
@@ -14,17 +16,22 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..._shared.lanes import WIDEST
+from ..._shared.lanes import FEATURES, WIDEST
 
 _NUMBER, _WHOLE = ir.FloatType(), ir.IntType(32)
 _VECTOR, _WHOLES = ir.VectorType(_NUMBER, WIDEST), ir.VectorType(_WHOLE, WIDEST)
 #: Vectors of tokens that loops take at once: as many as leave registers for the numbers of each.
 VECTORS = 4 if WIDEST == 16 else 2
+#: Whether the processor has the instructions that turn planes into codes: GFNI, and AVX-512's for single bytes.
+TRANSPOSING = WIDEST == 16 and all(f"+{feature}" in FEATURES for feature in ("gfni", "avx512vbmi"))
+_BYTES = ir.VectorType(ir.IntType(8), 64)
 _BITS, _TRUTHS = ir.IntType(WIDEST), ir.VectorType(ir.IntType(1), WIDEST)
 #: Bytes of one plane that hold the bits of one vector's tokens.
 STEP = WIDEST // 8
 #: Widths whose numbers are sums over their bits, because they are symmetric or evenly spaced.
 _SUMS = (1, 2, 8)
+#: The one whose numbers are evenly spaced.
+EVEN = 8
 _FLOAT_BYTES = 4
 
 
@@ -75,28 +82,60 @@ def vector_at(builder, table, number=0):
     return builder.load(builder.inttoptr(start, _VECTOR.as_pointer()), align=4)
 
 
-def _permuted(builder, truths, table):
-    """Two registers of sixteen numbers at a time are looked up in; a sixth bit chooses between two results."""
+def _call(builder, name, result, *arguments):
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(function, arguments)
 
-    def call(name, *arguments):
-        kind = ir.FunctionType(_VECTOR, [argument.type for argument in arguments])
-        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-        return builder.call(function, arguments)
+
+def _permuted(builder, truths, codes, table):
+    """Two registers of sixteen numbers at a time are looked up in; a sixth bit chooses between two results."""
 
     def of_two(first):
         parts = vector_at(builder, table, first), vector_at(builder, table, first + 1)
-        return call("llvm.x86.avx512.vpermi2var.ps.512", parts[0], codes, parts[1])
+        return _call(builder, "llvm.x86.avx512.vpermi2var.ps.512", _VECTOR, parts[0], codes, parts[1])
 
-    codes = _codes(builder, truths)
     if len(truths) <= 4:
-        return call("llvm.x86.avx512.permvar.sf.512", vector_at(builder, table, 0), codes)
+        return _call(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, vector_at(builder, table, 0), codes)
     if len(truths) == 5:
         return of_two(0)
     return builder.select(truths[5], of_two(2), of_two(0))
 
 
-def _looked_up(builder, truths, table):
-    codes, found = _codes(builder, truths), ir.Constant(_VECTOR, ir.Undefined)
+def _transposed(builder, address, step, width):
+    """The codes of sixty-four tokens, a byte each: a product of bits with each eight of them transposes 8 x 8 bits."""
+    planes = ir.Constant(ir.VectorType(ir.IntType(64), 8), [0] * 8)
+    for place in range(width):
+        bits = builder.load(builder.inttoptr(address, ir.IntType(64).as_pointer()), align=1)
+        planes = builder.insert_element(planes, bits, ir.Constant(_WHOLE, place))
+        address = builder.add(address, step)
+    planes = builder.bitcast(planes, _BYTES)
+    # The byte for bit i of eight tokens' codes is the eighth last but i.
+    order = [8 * (7 - i) + eight for eight in range(8) for i in range(8)]
+    matrices = builder.shuffle_vector(planes, planes, ir.Constant(ir.VectorType(_WHOLE, 64), order))
+    tokens = ir.Constant(_BYTES, [1 << token % 8 for token in range(64)])
+    return _call(builder, "llvm.x86.vgf2p8affineqb.512", _BYTES, tokens, matrices, ir.Constant(ir.IntType(8), 0))
+
+
+def _codes_of_vector(builder, codes, number):
+    """Those of one vector's tokens, in all bytes of its lanes: only the lowest bits are looked at."""
+    places = [WIDEST * number + lane for lane in range(WIDEST) for _ in range(4)]
+    chosen = builder.shuffle_vector(codes, codes, ir.Constant(ir.VectorType(_WHOLE, 64), places))
+    return builder.bitcast(chosen, _WHOLES)
+
+
+def _spaced(builder, codes, number, width, table):
+    """Evenly spaced numbers of one vector's tokens."""
+    least, most = number_at(builder, table), number_at(builder, table, 2**width - 1)
+    step = builder.fmul(builder.fsub(most, least), ir.Constant(_VECTOR, [1 / (2**width - 1)] * WIDEST))
+    own = list(range(WIDEST * number, WIDEST * (number + 1)))
+    chosen = builder.shuffle_vector(codes, codes, ir.Constant(_WHOLES, own))
+    places = builder.uitofp(builder.zext(chosen, _WHOLES), _VECTOR)
+    return builder.fadd(least, builder.fmul(places, step))
+
+
+def _looked_up(builder, truths, codes, table):
+    found = ir.Constant(_VECTOR, ir.Undefined)
     for lane in range(WIDEST):
         place = ir.Constant(_WHOLE, lane)
         code = builder.zext(builder.extract_element(codes, place), table.type)
@@ -106,15 +145,24 @@ def _looked_up(builder, truths, table):
     return found
 
 
-def reading(width, sums=_SUMS):
+def reading(width, sums=_SUMS, transposing=TRANSPOSING):
     """Return what makes the instructions that read `VECTORS` vectors of numbers: (builder, address of the first plane's
     bits, bytes from one plane to the next, address of the numbers that the codes stand for). Those of a width in `sums`
     are sums over their bits."""
-    find = _summed if width in sums else _permuted if WIDEST == 16 else _looked_up
+    look_up = _permuted if WIDEST == 16 else _looked_up
 
     def read(builder, address, step, table):
         starts = [_address(builder, address, number * STEP) for number in range(VECTORS)]
-        return [find(builder, _truths(builder, start, step, width), table) for start in starts]
+        truths = [_truths(builder, start, step, width) for start in starts]
+        if width in sums and not (transposing and width == EVEN):
+            return [_summed(builder, each, table) for each in truths]
+        if not transposing:
+            return [look_up(builder, each, _codes(builder, each), table) for each in truths]
+        together = _transposed(builder, address, step, width)
+        if width in sums:
+            return [_spaced(builder, together, number, width, table) for number in range(VECTORS)]
+        codes = [_codes_of_vector(builder, together, number) for number in range(VECTORS)]
+        return [look_up(builder, *each, table) for each in zip(truths, codes, strict=True)]
 
     return read
 
