@@ -215,8 +215,8 @@ class PrunedKeyCache(Cache):
                 f"the model writes to layer {layer_idx} but this cache was made for {len(self.layers)} layers; write "
                 "PrunedKeyCache(model.config, ...) with the configuration of the same model"
             )
-        layer = self.layers[layer_idx]
-        self._check_readable(layer)
+        layer, implementation = self.layers[layer_idx], self._implementation()
+        _check_readable(layer, implementation)
         # A layer's attention runs before the next layer's update, so a forgotten attention function is noticed within
         # the first forward pass, not only at the first decode step.
         if self._last_updated is not None:
@@ -237,7 +237,7 @@ class PrunedKeyCache(Cache):
                     f"but the new keys have {found}; use a new cache, or the one for this model and batch"
                 )
         if isinstance(layer, PrunedKeyLayer):
-            layer.implementation = self._implementation()
+            layer.implementation = implementation
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
 
@@ -263,17 +263,6 @@ class PrunedKeyCache(Cache):
         for layer in self.layers:
             if isinstance(layer, PrunedKeyLayer):
                 layer.settle()
-
-    def _check_readable(self, layer: Any) -> None:
-        """Raise if the model's attention function cannot read pruned keys."""
-        name = self._implementation()
-        others = name in ("sdpa", "eager", "flex_attention") or "flash" in name
-        if others and isinstance(layer, PrunedKeyLayer) and layer.needs_our_attention:
-            raise CacheError(
-                f'this cache is pruned, and the model\'s attention is "{name}", which cannot read it; write '
-                'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
-                "continue inside `with grace_opt.hf.attach(model):`"
-            )
 
     def _implementation(self) -> str:
         """The model's attention implementation; empty if the model is gone."""
@@ -469,6 +458,17 @@ def _forgotten_source(queries: Tensor, keys: Tensor, attention_mask: Tensor | No
         "the channels of this saved cache were chosen by a provider or by masks, which are not part of the file; to "
         "prune another prompt, write PrunedKeyCache.load(path, model, provider=...) or masks=..."
     )
+
+
+def _check_readable(layer: Any, implementation: str) -> None:
+    """Raise if the model's attention function cannot read pruned keys."""
+    others = implementation in ("sdpa", "eager", "flex_attention") or "flash" in implementation
+    if others and isinstance(layer, PrunedKeyLayer) and layer.needs_our_attention:
+        raise CacheError(
+            f'this cache is pruned, and the model\'s attention is "{implementation}", which cannot read it; write '
+            'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
+            "continue inside `with grace_opt.hf.attach(model):`"
+        )
 
 
 def _check_no_settings(ignored: Iterable[str], source: str) -> None:

@@ -64,10 +64,7 @@ def attention_in_place(
     waiting = old.waiting
     found: tuple[Tensor, Tensor] = attend(
         query,
-        [
-            kernels.CodedSequence(row.table(), row.sink_keys, row.sink_values, *row.decodes(old.bases))
-            for row in old.rows
-        ],
+        [row.sequence(old.bases) for row in old.rows],
         tail,
         value,
         codebook(query.device),

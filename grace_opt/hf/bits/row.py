@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.coded.table import Table, table_of, units_of
+from ...kernels.coded.table import CodedSequence, Table, table_of, units_of
 from ...kernels.few_coded import Lying
 from ..plan import LayerPlan
 from .basis import Basis
@@ -168,8 +168,17 @@ class CodedRow:
             heads = len(self.sink_keys)
             units = [units_of(each.keys, each.values, heads) for each in self.segments]
             units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
-            self._table.update(where=where, found=table_of(units, heads), lying=None)
+            self._table.update(where=where, found=table_of(units, heads), lying=None, sequence=None)
         found: Table = self._table["found"]
+        return found
+
+    def sequence(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
+        """Return what `grace_opt.kernels.coded` reads: made once, as `table` is. `bases` as in `dense`."""
+        table, known = self.table(), self._table["sequence"]
+        if known is None or known[0] is not bases:
+            made = CodedSequence(table, self.sink_keys, self.sink_values, *self.decodes(bases))
+            known = self._table["sequence"] = bases, made
+        found: CodedSequence = known[1]
         return found
 
     def lying(self) -> Lying:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...kernels import few_coded as kernels
-from ...kernels.coded import CodedSequence
 from ..bits.codebooks import codebook
 from ..bits.coded import CodedTokens
 from ..bits.in_place import all_seen
@@ -52,9 +51,7 @@ def read_in_place(
         older, mask = attention_mask[..., : old.stored], float32_mask(attention_mask[..., old.stored :])
         if not all_seen(older, old):
             return None
-    sequences = [
-        CodedSequence(row.table(), row.sink_keys, row.sink_values, *row.decodes(old.bases)) for row in old.rows
-    ]
+    sequences = [row.sequence(old.bases) for row in old.rows]
     size, lying = reading.unit_size, [row.lying() for row in old.rows]
     received = query.new_zeros(batch, heads, 3, waiting + recent, dtype=torch.float32) if count > 1 else None
     outputs = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,8 @@ from .table import COLUMNS, CodedSequence, Numbers, Table, batched
 
 #: Most query rows (query heads per KV head times new tokens): beyond, making keys and values dense is faster.
 MAX_ROWS = 256
+#: Entries of what the loops get, and which of them is the address of the sizes.
+GIVEN, AT_SIZES = 19, 8
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**16
 
@@ -109,8 +113,7 @@ def coded_attention(
     CacheError
         If shapes do not go together. What `unsupported_reason` says must have been asked before.
     """
-    from .cpu import attend_at, attend_three_at, join, prepare
-
+    loops = _loops()
     (heads, width), value_width = (tail_keys.shape[1], query.shape[3]), tail_values.shape[3]
     rows = query.shape[1] // heads * query.shape[2]
     check_shapes(query, sequences, tail_keys, tail_values)
@@ -119,11 +122,20 @@ def coded_attention(
         *(query, sequences, table, tail_keys, tail_values, books, newest, dense_newest),
         *(attention_mask, scaling, softcap, causal),
     )
-    prepare(given.data)
+    loops.prepare(given.data)
     alone = table.numbers * (width + value_width) < ALONE_BELOW
-    call_in_threads(attend_three_at if by_three(rows) else attend_at, given.data, len(table.items), alone=alone)
-    join(given.data)
+    attend = loops.attend_three_at if by_three(rows) else loops.attend_at
+    call_in_threads(attend, given.data, len(table.items), alone=alone)
+    loops.join(given.data)
     return given.output.to(query.dtype), given.received[..., :newest]
+
+
+@cache
+def _loops() -> ModuleType:
+    """Import the loops, which takes longer than to say why they cannot be used."""
+    from . import cpu
+
+    return cpu
 
 
 def by_three(rows: int) -> bool:
@@ -187,27 +199,34 @@ def laid_out(
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.zeros(batch, heads, 3, news, dtype=torch.float32, device="cpu")
 
-    numbers = [0, heads, group, length, width, value_width, kind, room, newest, tail, *mask_place]
-    for tensor in floats:
-        numbers += [tensor.data_ptr(), *(4 * step for step in tensor.stride())]
-    for (_, found), more in zip(dense, dense_newest, strict=True):
-        numbers += [*found, more]
-    sizes = np.array(numbers, np.int64)
-    parts = [3, 2 * pairs * padded * wide, pairs * padded * news, 2 * count * padded, count * padded * value_wide]
-    work = np.zeros(sum(rounded(part) for part in parts), np.float32)
-    work[:3] = inner, softcap is not None, outer
-    starts = [work.ctypes.data]
-    for part in parts[:-1]:
+    parts = 3, 2 * pairs * padded * wide, pairs * padded * news, 2 * count * padded, count * padded * value_wide
+    starts = [0]
+    for part in parts:
         starts.append(starts[-1] + 4 * rounded(part))
-    shapes = [pairs, batch, padded, wide, news, count, len(table.units), value_wide]
-    ends = [books.data_ptr(), output.data_ptr(), received.data_ptr()]
-    tables = [sizes.ctypes.data, table.items.ctypes.data, table.units.ctypes.data]
-    data = np.array([*shapes, *tables, *starts, *ends], np.int64)
+    work = np.zeros(starts[-1] // 4, np.float32)
+    work[0], work[1], work[2] = inner, softcap is not None, outer
+    begin = work.ctypes.data
+    numbers = [pairs, batch, padded, wide, news, count, len(table.units), value_wide]
+    numbers += [0, table.items.ctypes.data, table.units.ctypes.data, *(begin + start for start in starts[:-1])]
+    numbers += [books.data_ptr(), output.data_ptr(), received.data_ptr()]
+    numbers += [0, heads, group, length, width, value_width, kind, room, newest, tail, *mask_place]
+    for tensor in floats:
+        numbers.append(tensor.data_ptr())
+        numbers += [4 * step for step in tensor.stride()]
+    for (_, found), more in zip(dense, dense_newest, strict=True):
+        numbers += found
+        numbers.append(more)
+    both = np.array(numbers, np.int64)
+    data, sizes = both[:GIVEN], both[GIVEN:]
+    data[AT_SIZES] = both.ctypes.data + GIVEN * both.itemsize
     return Given(data, output, received, sizes, [mask, floats, work, dense, table, books])
 
 
 def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
     """Return tensors to keep alive, and what is said of them: see `grace_opt.kernels.coded.cpu.SINKS`."""
+    if sequence.on_host:
+        known: tuple[list[Tensor], list[int]] = sequence.on_host[0]
+        return known
     sinks = [rowwise(tensor) for tensor in (sequence.sink_keys, sequence.sink_values)]
     own = [basis.float().contiguous() for basis in (sequence.key_basis, sequence.value_basis) if basis is not None]
     found = [sinks[0].shape[1]]
@@ -216,7 +235,10 @@ def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
     for basis in own:
         found += [basis.data_ptr(), 4 * basis.stride(0)]
     found += [0] * (4 - 2 * len(own))
-    return [*sinks, *own], found
+    made = [*sinks, *own]
+    if {tensor.data_ptr() for tensor in made} <= {part.data_ptr() for part in sequence.tensors() if part is not None}:
+        sequence.on_host.append((made, found))  # copies would take memory that nobody counts
+    return made, found
 
 
 def rowwise(tensor: Tensor) -> Tensor:

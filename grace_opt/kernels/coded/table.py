@@ -6,6 +6,7 @@ It has addresses, not numbers: who keeps it must keep the codes, which never cha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -60,7 +61,8 @@ class Table(NamedTuple):
     on_device: list[Any]
 
 
-class CodedSequence(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CodedSequence:
     """The older tokens of one sequence of a batch.
 
     Attributes
@@ -71,6 +73,8 @@ class CodedSequence(NamedTuple):
         ``(H, s, d)`` and ``(H, s, d_v)``, dense.
     key_basis, value_basis : Tensor or None
         ``(H, d, d)`` and ``(H, d_v, d_v)``: coordinates times these are keys, and values; None if they are these.
+    on_host : list
+        On a CPU, what :mod:`grace_opt.kernels.coded.host` says of the dense tensors in every step; empty before.
     """
 
     table: Table
@@ -78,6 +82,11 @@ class CodedSequence(NamedTuple):
     sink_values: Tensor
     key_basis: Tensor | None
     value_basis: Tensor | None
+    on_host: list[Any] = field(default_factory=list, repr=False)
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Return what is dense: the sinks, and the bases if there are any."""
+        return self.sink_keys, self.sink_values, self.key_basis, self.value_basis
 
 
 class Stored(Protocol):

@@ -15,7 +15,8 @@ from numba.extending import intrinsic
 from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_place, multiply_add_vectors, widest
 from ..forms import ROWS, WIDTHS
-from .levels import STEP, VECTORS, number_at, reading, vector_at
+from .levels import STEP, number_at, reading, vector_at
+from .levels import VECTORS as VECTORS
 
 #: Bytes of a float32, of an int64 and of a vector; tokens taken at once, and the bytes of their bits in a plane.
 BYTES, PLACE, WHOLE = 4, 8, 4 * WIDEST

@@ -142,7 +142,7 @@ def _check(
     if any(each != widths for each in found):
         raise CacheError(f"keys and values of new tokens are {widths} wide, those of the sequences {found}")
     devices = {t.device for t in (query, tail_keys, tail_values, books)} | {
-        part.device for each in sequences for part in each[1:] if part is not None
+        part.device for each in sequences for part in each.tensors() if part is not None
     }
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))

@@ -78,7 +78,7 @@ def batch_of(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int]) ->
     first = sequences[0].table
     places = [tensor.data_ptr() for each in sequences for tensor in (each.sink_keys, each.sink_values)]
     # The first table keeps the batch, which must not keep that table in turn.
-    parts = [None if part is first else part for each in sequences for part in each]
+    parts = [None if part is first else part for each in sequences for part in (each.table, *each.tensors())]
     key = (*places, *newest_sinks, *parts)
     found: Batch | None = first.on_device[0] if first.on_device else None
     if found is None or not _same(found.key, key):
