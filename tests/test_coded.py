@@ -201,6 +201,30 @@ def test_each_width_alone(width):
     assert case.error() <= 1
 
 
+@pytest.mark.parametrize("width", [3, 4, 5, 6, 8])
+def test_processors_that_cannot_transpose_bits_read_the_same_numbers(width):
+    """Other tests read these widths as this processor does best."""
+    import numba
+
+    from grace_opt.kernels.coded.cpu import products
+
+    add = products.adding(width, products.of_channel, transposing=False)
+
+    @numba.njit
+    def read(at, step, table, query, out, out_step):
+        sums = add(at, step, table, query, out_step, products.no_sums_of_four())
+        products.store_rows(out, out_step, sums)
+
+    codes = torch.randint(2**width, (products.BLOCK,))
+    planes = torch.stack([codes >> place & 1 for place in range(width)]).view(width, -1, 8)
+    planes = (planes << torch.arange(8)).sum(-1).to(torch.uint8)
+    queries, out = torch.zeros(4, products.BLOCK), torch.zeros(4, products.BLOCK)
+    queries[:, 0] = torch.tensor([1.0, 2, 3, 4])
+    row = 4 * products.BLOCK
+    read(planes.data_ptr(), planes.shape[1], BOOKS[width].data_ptr(), queries.data_ptr(), out.data_ptr(), row)
+    torch.testing.assert_close(out, queries[:, :1] * BOOKS[width, codes])
+
+
 @pytest.mark.parametrize("team", [True, False])
 def test_threads_change_no_bit(team, monkeypatch):
     if not team:

@@ -9,6 +9,7 @@ import torch
 
 from grace_opt.hf import PrunedKeyCache, SnapKV
 from grace_opt.hf.bits import in_place
+from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.kernels import coded as kernels
 from tests.hf.matrix import PADDING, pruning_attention
 from tests.hf.test_memory import storage_bytes
@@ -166,6 +167,21 @@ def test_copies_and_moved_tensors_have_tables_of_their_own(model):
             tensor.set_(tensor.clone())
         model(ids[:, LENGTH:-1], past_key_values=untouched)
         assert torch.equal(model(ids[:, -1:], past_key_values=untouched).logits, expected)
+
+
+def test_what_steps_read_belongs_to_the_basis(model):
+    """It is made once for a row, and anew for another basis of its coordinates."""
+    cache = PrunedKeyCache(model, **SETTINGS)
+    fed(model, cache, torch.randint(0, model.config.vocab_size, (1, 260)))
+    row = cache.layers[0].compressed.rows[0]
+    heads, width = row.sink_keys.shape[0], row.sink_keys.shape[2]
+    plain, other = ((identity_basis(heads, width), identity_basis(heads, width)) for _ in range(2))
+    assert row.sequence(plain) is row.sequence(plain)
+    assert row.sequence(plain).key_basis is plain[0].decode
+    assert row.sequence(other).key_basis is other[0].decode
+    before = row.sequence(other)
+    row.sink_keys.set_(row.sink_keys.clone())
+    assert row.sequence(other) is not before
 
 
 def test_tables_are_counted(model):

@@ -173,12 +173,13 @@ class CodedRow:
         return found
 
     def sequence(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
-        """Return what `grace_opt.kernels.coded` reads: made once, as `table` is. `bases` as in `dense`."""
+        """Return what `grace_opt.kernels.coded` reads: made once, as `table` is; `bases` as in `dense`."""
         table, known = self.table(), self._table["sequence"]
-        if known is None or known[0] is not bases:
-            made = CodedSequence(table, self.sink_keys, self.sink_values, *self.decodes(bases))
-            known = self._table["sequence"] = bases, made
-        found: CodedSequence = known[1]
+        dense = self.sink_keys, self.sink_values, *self.decodes(bases)
+        where = [None if part is None else part.data_ptr() for part in dense]
+        if known is None or known[0] is not bases or known[1] != where:
+            known = self._table["sequence"] = bases, where, CodedSequence(table, *dense)
+        found: CodedSequence = known[2]
         return found
 
     def lying(self) -> Lying:
