@@ -21,7 +21,7 @@ from .levels import VECTORS as VECTORS
 #: Bytes of a float32, of an int64 and of a vector; tokens taken at once, and the bytes of their bits in a plane.
 BYTES, PLACE, WHOLE = 4, 8, 4 * WIDEST
 BLOCK, BLOCK_STEP = VECTORS * WIDEST, VECTORS * STEP
-_PLACE = ir.IntType(32)
+_INDEX = ir.IntType(32)
 
 
 def sums_of(rows):
@@ -120,15 +120,13 @@ def store_rows(typing_context, place, step, sums):
     return types.void(types.intp, types.intp, sums), generate
 
 
-def _folded(builder, one, other):
-    """Sums of neighbouring lanes of a vector, followed by those of another."""
-    lanes = one.type.count
-
-    def chosen(first):
-        places = ir.Constant(ir.VectorType(_PLACE, lanes), list(range(first, 2 * lanes, 2)))
-        return builder.shuffle_vector(one, other, places)
-
-    return builder.fadd(chosen(0), chosen(1))
+def _folded(builder, one, other, count):
+    """Sums of neighbouring lanes of a vector, followed by those of another: the first `count` of them."""
+    parts = []
+    for first in (0, 1):
+        places = ir.Constant(ir.VectorType(_INDEX, count), list(range(first, 2 * count, 2)))
+        parts.append(builder.shuffle_vector(one, other, places))
+    return builder.fadd(*parts)
 
 
 @intrinsic
@@ -146,17 +144,10 @@ def add_totals(typing_context, found, sums):
             each += every
         each += [ir.Constant(each[0].type, [0.0] * WIDEST)] * (ROWS - rows)
         while len(each) > 1:
-            each = [_folded(builder, a, b) for a, b in zip(each[::2], each[1::2], strict=True)]
+            each = [_folded(builder, a, b, WIDEST) for a, b in zip(each[::2], each[1::2], strict=True)]
         (total,) = each
         while total.type.count > ROWS:  # neighbours: those of one row
-            lanes = total.type.count
-            halves = [
-                builder.shuffle_vector(
-                    total, total, ir.Constant(ir.VectorType(_PLACE, lanes // 2), list(range(first, lanes, 2)))
-                )
-                for first in (0, 1)
-            ]
-            total = builder.fadd(*halves)
+            total = _folded(builder, total, total, total.type.count // 2)
         pointer = builder.inttoptr(sums, total.type.as_pointer())
         builder.store(builder.fadd(builder.load(pointer, align=4), total), pointer, align=4)
         return context.get_dummy_value()
