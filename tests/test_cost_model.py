@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -188,7 +189,7 @@ def test_rates_are_measured_where_none_is_given(start, monkeypatch: pytest.Monke
     value, text = start("--shape smollm2-135m --context 64 --batch 1 --rounds 2")
     assert min(value["machines"][0]["bandwidth"], value["machines"][0]["rate"]) > 0
     assert value["interaction_matrix"]["seconds"] > 0
-    assert "GB/s measured" in text
+    assert re.search(r" [kMGT]?B/s measured", text)  # of so few numbers, in a process that may have to wait
     assert "For comparison, measured" in text
 
 
