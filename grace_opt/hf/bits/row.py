@@ -177,9 +177,9 @@ class CodedRow:
         table, known = self.table(), self._table["sequence"]
         dense = self.sink_keys, self.sink_values, *self.decodes(bases)
         where = [None if part is None else part.data_ptr() for part in dense]
-        if known is None or known[0] is not bases or known[1] != where:
-            known = self._table["sequence"] = bases, where, CodedSequence(table, *dense)
-        found: CodedSequence = known[2]
+        if known is None or known[0] != where:
+            known = self._table["sequence"] = where, CodedSequence(table, *dense)
+        found: CodedSequence = known[1]
         return found
 
     def lying(self) -> Lying:
