@@ -49,6 +49,8 @@ RESOLVE_PYTHONS := 3.11.0 3.11.2 3.11.9 3.12.0 3.13.0
 UV_COMPILE := $(UV) pip compile - --quiet --no-config --output-file /dev/null --python-platform x86_64-manylinux_2_28
 # What is imported is compiled at its first import: most of what is installed never is.
 PIP_INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_FLAGS)
+# By uv, which is faster, where it does the same. setuptools warns at length about what editable installs are.
+INSTALL := PYTHONWARNINGS=ignore $(BIN)/python $(if $(PIP_FLAGS),$(PIP_INSTALL),tests/install.py)
 
 # Tests start some fifty processes, each of which would compile our sources anew. .pyc files are in .gitignore.
 unexport PYTHONDONTWRITEBYTECODE
@@ -82,15 +84,14 @@ endef
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(MAKE_VENV)
-	@echo "Installing what the demo needs into $(VENV) (the first time takes a few minutes) ..."
-	@# setuptools warns at length about what editable installs are; pip's own errors still show.
-	@PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[demo]"
+	@echo "Installing what the demo needs into $(VENV) (the first time takes a minute or more) ..."
+	@$(INSTALL) -c constraints.txt -e ".[demo]"
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	$(MAKE_VENV)
-	@echo "Installing what tests, benchmarks and docs need into $(VENV) (the first time takes a few minutes) ..."
-	@PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[$(EXTRAS)]"
+	@echo "Installing what tests, benchmarks and docs need into $(VENV) (the first time takes a minute or more) ..."
+	@$(INSTALL) -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $(DEMO_STAMP) $@
 
 install: $(STAMP) ## Make .venv with everything, or bring it up to date
@@ -104,6 +105,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt | $(
 	@echo "Installing into $(OLDEST) what differs from $(VENV) ..."
 	@$(BIN)/python -c '$(PACKAGES)' > "$$($(OLDEST)/bin/python -c '$(PACKAGES)')/rest.pth"
 	@grep -v -i -E '^($(NEWER))==' constraints.txt > $(OLDEST)/constraints.txt
+	@# pip sees what is in .venv, which uv would install again.
 	@PYTHONWARNINGS=ignore $(OLDEST)/bin/python $(PIP_INSTALL) \
 		-c $(OLDEST)/constraints.txt -c constraints-oldest.txt -e $(OLDEST_WANTS)
 	@touch $@
