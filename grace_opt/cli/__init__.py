@@ -1,1 +1,1 @@
-"""The command line; no other room imports it. `app` has the commands, `tables` and `figures` their output."""
+"""The command line; no other room imports it. `app` puts it together from the commands; `tables` and `figures` show."""

@@ -1,0 +1,139 @@
+"""The commands that calibrate a model, and write a file of tensors: basis, layers, export."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .._util.optional import pip_install
+from .._util.progress import progress_bar
+from .._util.terminal import escape_path
+from ..errors import OptionError
+from .common import ModelName, console, errors_as_exit_codes
+from .model_files import check_tensor_file, load, read_text
+from .tables import print_basis, print_layers
+
+
+def basis(
+    model: ModelName,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance basis.safetensors.")],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text file, UTF-8, to calibrate on; repeatable. Default: six short texts of grace_opt."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Number of first tokens of each text that are used.")] = 2048,
+    end_to_end: Annotated[
+        bool, typer.Option(help="Share bits among heads by how much the next tokens mind; takes gradients.")
+    ] = True,
+) -> None:
+    """Calibrate MODEL for caches of a few bits per element.
+
+    Finds the coordinates in which its keys and values are stored, and how many bits each head takes; once per model.
+    Use the file with PrunedKeyCache(model, bits=2.25, basis=FILE). Takes a few times as long as reading
+    the texts.
+
+    Example: grace-opt basis HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
+    """
+    with errors_as_exit_codes():
+        check_tensor_file(out)
+        try:
+            from ..hf.bits.calibrate import calibrate_basis
+            from ..hf.texts import shipped_texts
+        except ImportError as error:
+            raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
+        texts = [read_text(path) for path in text] if text else shipped_texts()
+        loaded, tokenizer = load(model)
+        start = time.monotonic()
+        with progress_bar(None, len(texts)) as show:
+            made = calibrate_basis(
+                loaded,
+                tokenizer,
+                texts,
+                tokens=tokens,
+                end_to_end=end_to_end,
+                advance=lambda done: show("calibrating", done),
+            )
+        seconds = time.monotonic() - start
+        made.save(out)
+    print_basis(console, made, seconds, out.stat().st_size)
+    console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
+
+
+def layers(
+    model: ModelName,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance losses.safetensors.")],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text file, UTF-8, to measure on; repeatable. Default: six short texts of grace_opt."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=768, help="Number of first tokens of each text that are used.")] = 1152,
+) -> None:
+    """Measure which layers and heads must keep more tokens.
+
+    Each KV head of MODEL in turn keeps few of a prompt's tokens; what the output loses divides the budget of an
+    eviction. Use the file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)). Once per model, many
+    minutes on a CPU.
+
+    Example: grace-opt layers HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
+    """
+    with errors_as_exit_codes():
+        check_tensor_file(out)
+        try:
+            from ..hf.calibrate_eviction import calibrate_eviction
+        except ImportError as error:
+            raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
+        texts = [read_text(path) for path in text] if text else None
+        loaded, tokenizer = load(model)
+        with progress_bar(None, 100) as show:
+            made = calibrate_eviction(
+                loaded,
+                tokenizer,
+                texts,
+                tokens=tokens,
+                advance=lambda done, total: show("layers", 100 * done // total),
+            )
+        made.save(out)
+    print_layers(console, made)
+    console.print(f"wrote {escape_path(str(out), sys.stdout)}", soft_wrap=True)
+
+
+def export(
+    model: ModelName,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write, for instance static.safetensors.")],
+    bits: Annotated[float, typer.Option(help="Mean bits per element of keys and values, from 0 to 8.")] = 2.25,
+    basis: Annotated[
+        Path | None, typer.Option(help="File of grace-opt basis. Default: the model's own, made once and kept.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text file, UTF-8, for widths and scales; repeatable. Default: six short texts of grace_opt."
+        ),
+    ] = None,
+) -> None:
+    """Write what a server needs to store MODEL's cache in few bits.
+
+    The file is for those who build kernels for vLLM, SGLang, llama.cpp or others: every token of a layer takes the same
+    number of bits. docs/howto/servers.md describes it. To use few bits with transformers, see attach(model, bits=2.25).
+
+    Example: grace-opt export HuggingFaceTB/SmolLM2-135M --bits 2.25 -o static.safetensors
+    """
+    with errors_as_exit_codes():
+        check_tensor_file(out)
+        try:
+            from ..hf.bits.export import export_static
+            from ..hf.bits.settings import CALIBRATED
+        except ImportError as error:
+            raise OptionError(f"exporting needs transformers: {pip_install('hf')} ({error})") from None
+        texts = [read_text(path) for path in text] if text else None
+        loaded, tokenizer = load(model)
+        made = export_static(loaded, out, bits, tokenizer=tokenizer, texts=texts, basis=basis or CALIBRATED)
+    console.print(
+        f"wrote {escape_path(str(out), sys.stdout)}: {made.bits:.3f} bits per element, {len(made.keys)} layers, from "
+        f"{made.tokens} tokens of {made.texts} text{'s' if made.texts > 1 else ''}",
+        soft_wrap=True,
+    )

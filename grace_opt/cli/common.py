@@ -1,0 +1,73 @@
+"""What the commands of ``grace-opt`` share: exit codes, the two consoles, errors as one line, options, JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from .._util.terminal import escape_path
+from ..comparison.json_values import to_json_text
+from ..errors import GraceError, SolverError
+
+EXIT_CODES = (
+    "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "
+    "stopped a method, and the best answer is not proved optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 "
+    "and 130, the results so far are printed first."
+)
+console, errors = (Console(stderr=stderr, markup=False, emoji=False, highlight=False) for stderr in (False, True))
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+#: A model, as every command that takes one says it.
+ModelName = Annotated[str, typer.Argument(help="Hub id, folder or .gguf file; or pocket, the pocket model.")]
+
+
+class Exit(IntEnum):
+    """What the exit code means."""
+
+    OK = 0
+    OUTPUT = 1
+    BAD_INPUT = 2
+    LIMIT = 3
+    SOLVER = 4
+    INTERRUPTED = 130
+
+
+@contextmanager
+def errors_as_exit_codes() -> Iterator[None]:
+    """Turn our errors and Ctrl-C into one line and an exit code; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except SolverError as error:
+        fail("refused", error, Exit.SOLVER)
+    except GraceError as error:
+        fail("error", error, Exit.BAD_INPUT)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        told = str(error).rstrip(".") or "no details given"
+        fail("error", f"there is too little memory: {told}. Use a smaller instance.", Exit.BAD_INPUT)
+    except KeyboardInterrupt:
+        fail("interrupted", "nothing had been found yet.", Exit.INTERRUPTED)
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether memory ran out; on the CPU, torch has no exception type for it."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
+
+
+def fail(what: str, why: object, code: Exit) -> NoReturn:
+    """Say in one line what went wrong, and end with this exit code."""
+    errors.print(Text.assemble((f"{what}:", "red"), f" {escape_path(str(why), sys.stderr)}"), soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def print_json(value: Any) -> None:
+    """Write JSON to stdout."""
+    sys.stdout.write(to_json_text(value))
