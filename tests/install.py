@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 #: What is imported is compiled at its first import: most of what is installed never is. uv compiles nothing unasked.
 INSTALL = [*PIP, "install", "--quiet", "--no-compile"]
+#: Where nothing can be downloaded, that is soon known: what is to be installed may be on the machine.
+FEW_TRIES = ["--retries", "1", "--timeout", "15"]
 UV = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
 #: pip's settings that say where packages come from, and what uv calls them. Each may have several values.
 OPTIONS = {
@@ -73,7 +75,7 @@ def by_uv(arguments: Sequence[str]) -> bool:
     if given is None:
         return False
     if importlib.util.find_spec("uv") is None:
-        got = subprocess.run([*INSTALL, "-c", "constraints.txt", "uv"], capture_output=True, check=False)
+        got = subprocess.run([*INSTALL, *FEW_TRIES, "-c", "constraints.txt", "uv"], capture_output=True, check=False)
         if got.returncode:
             return False
     options, variables = given
