@@ -122,14 +122,17 @@ def _iterate(C: Array, k: int, state: DnnMultipliers, steps: int, run: Any) -> D
     h = np.ones(m)
     h[0] += math.sqrt(m)
     h *= math.sqrt(2) / np.linalg.norm(h)  # the reflection I - hhᵀ takes the all-ones direction to the first axis
-    (X, M, N), (ZX, ZM, ZN), b = state.Y, tuple(z.copy() for z in state.Z), state.penalty
-    reduced = np.empty((m, m))
+    # The blocks of each lie in one array: for a dozen vertices, the calls cost more than what they compute.
+    Y, Z, b = np.stack(state.Y), np.stack(state.Z), state.penalty
+    P, reduced, seconds = np.empty_like(Y), np.empty((m, m)), seconds_per_dnn_step(m)
     for step in range(1, steps + 1):
         # Vᵀ T V for T = Y + Z / b, block by block
-        TX, TM, TN = X + ZX / b, M + ZM / b, N + ZN / b
+        T = Y + Z / b
+        TX, TM, TN = T
         reduced[1:, 1:] = 0.5 * _reflected(TX - TM - TM.T + TN, h)[1:, 1:]
-        reduced[0, 0] = (p * p * TX.sum() + 2 * p * q * TM.sum() + q * q * TN.sum()) / norm2
-        edge = p * (TX.sum(1) - TM.sum(0)) + q * (TM.sum(1) - TN.sum(1))
+        (x, mixed, n), (rows_x, rows_m, rows_n) = np.add.reduce(T, (1, 2)).tolist(), np.add.reduce(T, 2)
+        reduced[0, 0] = (p * p * x + 2 * p * q * mixed + q * q * n) / norm2
+        edge = p * (rows_x - np.add.reduce(TM, 0)) + q * (rows_m - rows_n)
         reduced[0, 1:] = reduced[1:, 0] = (edge - h * (h @ edge))[1:] / cross
         try:
             values, vectors = np.linalg.eigh(reduced)
@@ -140,47 +143,48 @@ def _iterate(C: Array, k: int, state: DnnMultipliers, steps: int, run: Any) -> D
         factor = vectors[:, alive] * np.sqrt(weights[alive])
         R = factor @ factor.T
         # V R Vᵀ, block by block
-        level, bend = R[0, 0] / norm2, np.zeros((m, m))
-        bend[1:, 1:] = R[1:, 1:]
-        bend = 0.5 * _reflected(bend, h)
-        tilt = np.concatenate([[0.0], R[1:, 0]])
+        level, tilt = float(R[0, 0]) / norm2, R[:, 0].copy()
+        tilt[0] = R[0] = R[:, 0] = 0.0
+        bend = 0.5 * _reflected(R, h)
         tilt = (tilt - h * (h @ tilt)) / cross
         row, column = tilt[:, None], tilt[None, :]
-        PX = bend + p * p * level + p * (row + column)
-        PM = -bend + p * q * level + q * row - p * column
-        PN = bend + q * q * level - q * (row + column)
-        last = X, M, N
-        X, M, N = np.clip(PX - (C + ZX) / b, 0, 1), np.clip(PM - ZM / b, 0, 1), np.clip(PN - ZN / b, 0, 1)
-        np.fill_diagonal(M, 0.0)
-        ZX += RELAXATION * b * (X - PX)
-        ZM += RELAXATION * b * (M - PM)
-        ZN += RELAXATION * b * (N - PN)
+        both = row + column
+        P[0] = bend + p * p * level + p * both
+        P[1] = p * q * level - bend + q * row - p * column
+        P[2] = bend + q * q * level - q * both
+        last, back = Y, Z.copy()
+        back[0] += C
+        back /= b
+        Y = P - back
+        Y.clip(0.0, 1.0, out=Y)
+        np.fill_diagonal(Y[1], 0.0)
+        Z += RELAXATION * b * (Y - P)
         if step % BALANCE_EVERY == 0:
-            primal = _distance((X, M, N), (PX, PM, PN))
-            dual = b * _distance((X, M, N), last)
+            primal, dual = _distance(Y, P), b * _distance(Y, last)
             if primal > IMBALANCE * dual:
                 b *= CHANGE
             elif dual > IMBALANCE * primal:
                 b /= CHANGE
-        if run is not None and not run.has_time(seconds_per_dnn_step(m)):
+        if run is not None and not run.has_time(seconds):
             break
+    (X, M, N), (ZX, ZM, ZN) = Y, Z
     return DnnMultipliers((X, M, N), (ZX, ZM, ZN), b)
 
 
 def _reflected(S: Array, h: Array) -> Array:
     """(I - hhᵀ) S (I - hhᵀ) for symmetric S."""
     Sh = S @ h
-    return np.asarray(S - np.outer(Sh, h) - np.outer(h, Sh - (h @ Sh) * h))
+    return np.asarray(S - Sh[:, None] * h - h[:, None] * (Sh - (h @ Sh) * h))
 
 
 def _onto_simplex(values: Array, total: float) -> Array:
     """The nearest point to ascending `values` with nonnegative entries of sum `total`."""
     down = values[::-1]
-    excess = (np.cumsum(down) - total) / np.arange(1, len(values) + 1)
-    last = np.flatnonzero(down > excess)[-1]
+    excess = (np.add.accumulate(down) - total) / np.arange(1, len(values) + 1)
+    last = (down > excess).nonzero()[0][-1]
     return np.asarray(np.maximum(values - excess[last], 0.0))
 
 
-def _distance(a: tuple[Array, Array, Array], b: tuple[Array, Array, Array]) -> float:
+def _distance(a: Array, b: Array) -> float:
     x, m, n = (float(np.linalg.norm(u - v)) for u, v in zip(a, b, strict=True))
     return math.sqrt(x * x + 2 * m * m + n * n)
