@@ -245,8 +245,10 @@ def temperature_accepting(changes: npt.NDArray[np.float64], share: float) -> flo
     if not len(up):
         return 1.0
     largest = float(up.max())
-    relative, low, high = up / largest, 1e-18, 1e3
+    down, low, high = -up / largest, 1e-18, 1e3
     for _ in range(100):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if np.exp(-relative / middle).mean() > share else (middle, high)
+        before, middle = (low, high), math.sqrt(low * high)
+        low, high = (low, middle) if np.exp(down / middle).mean() > share else (middle, high)
+        if (low, high) == before:  # no number lies between them: the rest would change nothing
+            break
     return max(high * largest, 1e-300)
