@@ -572,7 +572,7 @@ def test_portfolio_gives_up_a_hopeless_proof_and_searches_on(monkeypatch):
 
     monkeypatch.setattr(portfolio, "_call", watched)
     made = dispersion(300, seed=0, k=30)
-    solve(made.W, made.k, "portfolio", time_limit=2.0)
+    solve(made.W, made.k, "portfolio", time_limit=1.0)
     names = [name for name, _ in calls]
     assert names.count("branch_and_bound") == 1
     assert names[-1] == "tabu"

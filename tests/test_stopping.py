@@ -133,8 +133,8 @@ def test_patience_ends_what_would_go_on(method):
 @pytest.mark.slow
 def test_patience_of_an_instance_begins_with_its_own_search():
     """Trees grow one after the other, a few at a time: the last begins long after the first ones lost patience."""
-    W = hard(110, 5)
-    sol = solve(W, 55, "branch_and_bound", patience=0.5)
+    W = hard(110, 4)
+    sol = solve(W, 55, "branch_and_bound", patience=0.3)
     rows = bounds.row_bound(Problem.of(W, 55).flatten()).numpy()
     assert (sol.lower_bound > rows).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 
 import numpy as np
@@ -184,13 +185,26 @@ def test_slices_of_exhaustive_do_not_grow_with_n(monkeypatch):
     assert sol.stats["subsets"] <= 2**26 // 2000
 
 
+@functools.cache
+def once(n: int) -> Problem:
+    return Problem.of(hard(n), n // 2)
+
+
+@functools.cache
+def compile_loops_of(method: str) -> None:
+    solve(hard(260), 130, method, certify=True, time_limit=0.1)
+
+
 @pytest.mark.parametrize("method", ["mies", "tabu", "portfolio"])
-@pytest.mark.parametrize(("n", "limit"), [(1000, 0.5), (2500, 1.0), (2500, 3.0)])
+@pytest.mark.parametrize(("n", "limit"), [(1000, 0.4), (2500, 0.4), (2500, 1.0)])
 @pytest.mark.slow
 def test_the_certificate_is_part_of_the_time_limit(method, n, limit):
-    """What fits is computed, what does not is left out, and the time is kept to a tenth and 0.2 seconds."""
-    problem = Problem.of(hard(n), n // 2)
-    solve(hard(260), 130, method, certify=True, time_limit=0.1)  # compiled, which no limit counts
+    """What fits is computed, what does not is left out, and the time is kept to a tenth and 0.2 seconds.
+
+    2500 vertices have time for the least of bounds, and for one of their rows, but not for a relaxation.
+    """
+    problem = once(n)
+    compile_loops_of(method)  # which no limit counts
     began, worked = time.perf_counter(), time.process_time()
     sol = solve(problem, method=method, certify=True, time_limit=limit)
     taken, worked = time.perf_counter() - began, time.process_time() - worked
