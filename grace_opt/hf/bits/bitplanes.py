@@ -8,6 +8,8 @@ Source: bit-sliced storage, as in BitWeaving (Li & Patel, SIGMOD 2013).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,20 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 def unpack_codes(planes: Tensor, widths: Tensor, count: int) -> Tensor:
     """Return the codes ``(R, count)`` uint8 of planes: the inverse of `pack_codes`."""
-    owner, place = owners(widths, len(planes))
-    codes = torch.zeros(len(widths), count, dtype=torch.uint8, device=planes.device)
-    return codes.index_add_(0, owner, unpack_bits(planes, count) << place[:, None])
+    return unpack_classes((planes,), widths[None], (count,))[0]
+
+
+def unpack_classes(planes: Sequence[Tensor], widths: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """Return what `unpack_codes` does for each class: planes, a row of widths ``(C, R)``, and a number of tokens."""
+    sizes, (_, rows) = [len(each) for each in planes], widths.shape
+    owner, place = owners(widths.flatten(), sum(sizes))
+    found = []
+    for part, own, bit, count in zip(
+        planes, (owner % rows).split(sizes), place[:, None].split(sizes), counts, strict=True
+    ):
+        codes = torch.zeros(rows, count, dtype=torch.uint8, device=part.device)
+        found.append(codes.index_add_(0, own, unpack_bits(part, count) << bit))
+    return found
 
 
 def append_bits(packed: Tensor, count: int, bits: Tensor) -> Tensor:

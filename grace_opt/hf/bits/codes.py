@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...kernels.coding import scaled_and_coded
 from ...kernels.heads import Coded
-from .bitplanes import pack_bits, unpack_bits, unpack_codes
+from .bitplanes import pack_bits, unpack_bits, unpack_classes
 from .codebooks import WIDTHS, codebook, codebooks
 
 #: Bits of an index into `WIDTHS`.
@@ -76,7 +76,8 @@ class Codes:
 
     def widths(self) -> Tensor:
         """Return the bits of every channel, ``(C, H, d)`` uint8."""
-        return _as_tensor(WIDTHS, self.levels.device)[self._indices().long()]
+        levels = self._indices()
+        return _as_tensor(WIDTHS, self.levels.device).index_select(0, levels.view(-1).int()).view(levels.shape)
 
     def _indices(self) -> Tensor:
         """Return the index into `WIDTHS` of every channel, ``(C, H, d)`` uint8."""
@@ -86,32 +87,36 @@ class Codes:
 
     def decode(self) -> Tensor:
         """Return the coordinates, ``(H, Σ counts, d)`` float32, in the order of the classes."""
-        return self._numbers(lambda codes, low: codes)
+        return self._numbers(lambda codes, low: (codes,))[0]
 
     def ranges(self) -> tuple[Tensor, Tensor]:
         """Return the least and the largest coordinates that the high bits of the codes leave, as `decode` orders them.
 
         Half of a channel's bits are low ones, rounded down. Levels ascend, and so do their products with a scale.
         """
-        ends = (
-            self._numbers(lambda codes, low: codes >> low << low),
-            self._numbers(lambda codes, low: codes | (1 << low) - 1),
-        )
+        ends = self._numbers(lambda codes, low: (codes >> low << low, codes | (1 << low) - 1))
         return torch.minimum(*ends), torch.maximum(*ends)
 
-    def _numbers(self, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return what changed codes stand for; they are changed knowing how many bits are low."""
+    def _numbers(self, change: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
+        """Return what changed codes stand for; they are changed knowing how many bits are low.
+
+        Steps without a compiled loop come here for every row and segment, so what all classes share is done once.
+        """
         heads, width = self.means.shape
         widths = self.widths()
-        table, means = codebook(self.means.device), self.means.float() * self.unit[:, None]
-        scales = self._scales(widths) * self.unit[:, None]
+        table = codebook(self.means.device).view(-1)
+        means = (self.means.float() * self.unit[:, None])[..., None]
+        scales = (self._scales(widths) * self.unit[:, None])[..., None]
+        wide = widths.view(len(self.counts), -1, 1).int()
+        low, first = wide // 2, wide * codebook(self.means.device).shape[1]
         found = []
-        for number, count in enumerate(self.counts):
-            flat = widths[number].reshape(-1)
-            codes = change(unpack_codes(self.planes[number], flat, count).int(), (flat.int() // 2)[:, None])
-            numbers = table.view(-1)[codes + (flat.int() * table.shape[1])[:, None]]
-            found.append(numbers.view(heads, width, -1) * scales[number, :, :, None] + means[..., None])
-        return torch.cat([means.new_zeros(heads, width, 0), *found], dim=-1).mT
+        for number, codes in enumerate(unpack_classes(self.planes, widths.view(len(self.counts), -1), self.counts)):
+            parts = []
+            for each in change(codes, low[number]):
+                numbers = table.index_select(0, (each + first[number]).view(-1))
+                parts.append(numbers.view(heads, width, -1) * scales[number] + means)
+            found.append(parts)
+        return [each[0].mT if len(each) == 1 else torch.cat(each, dim=-1).mT for each in zip(*found, strict=True)]
 
     def _scales(self, widths: Tensor) -> Tensor:
         """Return the scales of all channels, ``(C, H, d)`` float32; 0 for those without bits."""
