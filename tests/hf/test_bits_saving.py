@@ -24,7 +24,8 @@ from tests.hf.conftest import build
 from tests.hf.test_saving import MIXED, same_tensors
 from tests.hf.test_tampering import VALUES, changed_at, fields, tensors_changed
 
-PROMPT, ALL = 120, 176
+#: Two blocks of a cache with 124 tokens leave for the codes, and one of a cache with 150.
+PROMPT, ALL = 120, 160
 SETTINGS = {"bits": 3.0, "basis": "none", "recent_window": 8, "tail_block": 16}
 #: What is saved: settings, tokens that are cached by then, number of tokens of padding, changes to the model.
 KINDS = {
@@ -77,25 +78,33 @@ def go_on(model, cache, padding, until=ALL):
     return torch.cat(logits, dim=1).contiguous()
 
 
+@functools.cache
+def with_tokens(name, basis=None):
+    """A cache of a kind: tests get copies."""
+    settings, tokens, padding, changes = KINDS[name]
+    model = build("Qwen2" if changes else "Llama", **changes)
+    cache = PrunedKeyCache(model, **{**SETTINGS, **settings, **({"basis": basis} if basis else {})})
+    if tokens:
+        go_on(model, cache, padding, tokens)
+    return cache
+
+
 @pytest.fixture
 def filled(tmp_path, monkeypatch):
     """`filled("plain")`: a model, its cache as it will be saved, and the padding to go on with."""
 
     def make(name="plain"):
-        settings, tokens, padding, changes = KINDS[name]
+        settings, _, padding, changes = KINDS[name]
         if name == "settled":
             monkeypatch.setattr(waits, "SETTLED", 16)
             monkeypatch.setattr(waits, "NEWEST", 0)
         model = build("Qwen2" if changes else "Llama", **changes)
         model.set_attn_implementation("grace_sdpa")
-        settings = {**SETTINGS, **settings}
-        if settings["basis"] == "FILE":
-            settings["basis"] = tmp_path / "basis.safetensors"
-            calibrated(model).save(settings["basis"])
-        cache = PrunedKeyCache(model, **settings)
-        if tokens:
-            go_on(model, cache, padding, tokens)
-        return model, cache, padding
+        basis = None
+        if settings.get("basis") == "FILE":
+            basis = tmp_path / "basis.safetensors"
+            calibrated(model).save(basis)
+        return model, copy.deepcopy(with_tokens(name, basis)), padding
 
     return make
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -55,6 +56,18 @@ def text(pocket):
     return pocket[1](words * 40, return_tensors="pt").input_ids
 
 
+@pytest.fixture(scope="module")
+def predicted(pocket, text):
+    """`predicted(evict)`: what the prompt leaves, and the next 48 tokens predicted while each head sees what it keeps."""
+    captured, following = capture(pocket[0], text[:, :PROMPT]), text[:, PROMPT : PROMPT + 48]
+
+    @functools.cache
+    def find(evict):
+        return captured, hidden(pocket, captured, following, shown_to_heads(evict, captured))
+
+    return find
+
+
 def shown_to_heads(evict, captured):
     """Which tokens of the prompt each head of each layer keeps, ``(H, S)`` bool, chosen for each head alone."""
     found = {}
@@ -98,17 +111,16 @@ def hidden(pocket, captured, following, shown):
 @pytest.mark.parametrize("implementation", ["grace_sdpa", "grace_eager"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("at_once", [1, 7, 48])
-def test_each_head_reads_what_it_keeps(evict, implementation, fused, at_once, pocket, text):
+def test_each_head_reads_what_it_keeps(evict, implementation, fused, at_once, pocket, text, predicted):
     model, following = pocket[0], text[:, PROMPT : PROMPT + 48]
     evict = LayerBudgets(evict, LOSSES)
-    captured = capture(model, text[:, :PROMPT])
-    shown = shown_to_heads(evict, captured)
+    captured, expected = predicted(evict)
     cache = filled(PrunedKeyCache(model, ratio=0.0, recent_window=RECENT, evict=evict, fused=fused), captured)
     assert sum(isinstance(layer.compressed, ByHeads) for layer in cache.layers) >= 2
     with torch.no_grad(), attention_implementation(model, implementation):
         parts = [model(part, past_key_values=cache).logits[0] for part in following.split(at_once, dim=1)]
     found = torch.cat(parts).log_softmax(-1)
-    torch.testing.assert_close(found.double(), hidden(pocket, captured, following, shown), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def filled_cache(model, text, **settings):
