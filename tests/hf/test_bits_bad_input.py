@@ -265,9 +265,10 @@ class TestPrompt:
         ids = torch.randint(3, 97, (2, 120), generator=torch.Generator().manual_seed(1))
         mask = torch.ones_like(ids)
         mask[1, :padding] = 0
-        more = torch.randint(3, 97, (2, 80), generator=torch.Generator().manual_seed(2))
-        caches = [made(basis, bits=6) for _ in range(2)]
+        more = torch.randint(3, 97, (2, 20), generator=torch.Generator().manual_seed(2))  # one block is moved
+        caches = [made(basis, bits=6, tail_block=16) for _ in range(2)]
         found, alone = step(model, caches[0], ids, more, mask), step(model, caches[1], ids[:1], more[:1])
+        assert caches[0].layers[0].compressed.rows[0].waits == 16
         assert found.isfinite().all()
         assert close(found[:1], alone)
 

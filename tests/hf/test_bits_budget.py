@@ -205,10 +205,10 @@ class TestReport:
         mask = torch.ones_like(ids)
         mask[1, :PADDING] = 0
         for settings in ({}, {"evict": SnapKV(budget=120, window=8)}, {"evict": StreamingLLM(budget=120)}):
-            cache = read(tiny(), ids, mask, bits=4, basis=basis, **settings)
+            cache = read(tiny(), ids, mask, bits=4, basis=basis, tail_block=16, **settings)
             assert cache.memory_report().allocated_bytes == held(cache)
-            feed_padded(tiny(), cache, ids[:, :90], mask)
-            assert cache.layers[0].compressed.length == LENGTH - RECENT + 64
+            feed_padded(tiny(), cache, ids[:, :20], mask)
+            assert cache.layers[0].compressed.length == LENGTH - RECENT + 16
             report = cache.memory_report()
             assert report.allocated_bytes == held(cache)
             parts = report.pruned_key_bytes, report.dense_key_bytes, report.index_bytes, report.value_bytes
@@ -216,7 +216,7 @@ class TestReport:
 
     @pytest.mark.slow
     def test_counts_rows_that_beams_share_once(self, tiny, ids, read):
-        cache = read(tiny(), ids, bits=2)
+        cache = read(tiny(), ids, bits=2, tail_block=16)
         before = cache.memory_report()
         cache.batch_repeat_interleave(3)
         after = cache.memory_report()
@@ -224,7 +224,8 @@ class TestReport:
         for name in ("code_bytes", "parameter_bytes", "coded_key_elements", "bits"):
             assert getattr(after, name) == getattr(before, name)
         assert after.dense_key_bytes - before.dense_key_bytes == 2 * 2 * 2 * 2 * RECENT * 16 * 4
-        feed(tiny(), cache, ids[:1, :70].expand(6, -1))
+        feed(tiny(), cache, ids[:1, :20].expand(6, -1))
+        assert cache.layers[0].compressed.waiting == 16
         assert cache.memory_report().allocated_bytes == held(cache)
 
     def test_bases_of_prompts_are_counted_and_those_of_models_are_not(self, basis, tiny, ids, read):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache
 
 from grace_opt.hf import PrunedKeyCache, Quantization, SnapKV
+from tests.hf.conftest import build
 
 LENGTH = 2048
 
@@ -25,6 +27,27 @@ def peak(run):
         live += event.nbytes()
         most = max(most, live)
     return most
+
+
+@functools.cache
+def wide_model(layers, dtype):
+    """Many KV heads and a narrow rest: nothing else may hide what the cache takes."""
+    changes = {"num_hidden_layers": layers, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": LENGTH}
+    return copy.deepcopy(build("Llama", **changes)).to(dtype)
+
+
+def prefill(model, make):
+    ids = torch.randint(3, 97, (1, LENGTH), generator=torch.Generator().manual_seed(1))
+    model.set_attn_implementation("grace_sdpa")
+    with torch.no_grad():
+        model.model(ids, past_key_values=make())
+
+
+@functools.cache
+def dense_peak(layers, dtype):
+    model = wide_model(layers, dtype)
+    prefill(model, lambda: DynamicCache(config=model.config))  # libraries are loaded at first use
+    return peak(lambda: prefill(model, lambda: DynamicCache(config=model.config)))
 
 
 @pytest.mark.slow
@@ -43,23 +66,13 @@ def peak(run):
     ],
     ids=["pruned", "sinks", "SnapKV", "quantised", "bits", "bits, prompt's basis", "bits, SnapKV"],
 )
-def test_at_most_one_layer_s_keys_above_dense(options, dtype, layers, tiny):
+def test_at_most_one_layer_s_keys_above_dense(options, dtype, layers):
     if "quantize" in options:
         pytest.importorskip("optimum.quanto")
-    # Many KV heads and a narrow rest: nothing else may hide what the cache takes.
-    model = tiny(num_hidden_layers=layers, num_key_value_heads=4, head_dim=64, max_position_embeddings=LENGTH)
-    model = copy.deepcopy(model).to(dtype)
-    ids = torch.randint(3, 97, (1, LENGTH), generator=torch.Generator().manual_seed(1))
-
-    def prefill(make):
-        cache = make()
-        with torch.no_grad():
-            model.model(ids, past_key_values=cache)
-        return cache
-
-    prefill(lambda: PrunedKeyCache(model, **options))  # libraries are loaded at first use
-    dense = peak(lambda: prefill(lambda: DynamicCache(config=model.config)))
-    pruned = peak(lambda: prefill(lambda: PrunedKeyCache(model, **options)))
+    model, dense = wide_model(layers, dtype), dense_peak(layers, dtype)
+    one = wide_model(1, dtype)
+    prefill(one, lambda: PrunedKeyCache(one, **options))  # libraries are loaded at first use
+    pruned = peak(lambda: prefill(model, lambda: PrunedKeyCache(model, **options)))
     assert pruned - dense <= 4 * LENGTH * 64 * dtype.itemsize
     if layers > 1:
         assert pruned < dense
