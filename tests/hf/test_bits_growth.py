@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ class TestGeneration:
     def test_moves_blocks_behind_the_codes_where_they_wait(self, model, ids, more):
         cache, lengths, bits = full(model, ids), [], {}
         old = LENGTH - RECENT - SINKS
-        for count, step in enumerate(more[:, :300].split(1, dim=1)):
+        for count, step in enumerate(more[:, :200].split(1, dim=1)):
             feed(model, cache, step)
             layer = cache.layers[0]
             lengths.append(layer.tail.length)
@@ -90,9 +91,10 @@ class TestGeneration:
             basis = tmp_path / "basis.safetensors"
             calibrate_basis(model, None, [ids[0]]).save(basis)
         cache, dense = PrunedKeyCache(model, bits=bits, basis=basis), DynamicCache(config=model.config)
-        for each in (cache, dense):
+        for each, width in ((cache, 4), (dense, 128)):
             feed(model, each, ids, LENGTH)
-            feed(model, each, more[:, :129])
+            feed(model, each, more[:, :128], width)
+            feed(model, each, more[:, 128:129])
         compressed, first = cache.layers[0].compressed, dense.layers[0]  # whose keys depend on no other layer's
         assert [[each.tokens for each in row.segments] for row in compressed.rows] == [[94, 128]] * 2
         assert compressed.rows[0].segments[1].keys.counts == class_sizes(128)
@@ -108,11 +110,12 @@ class TestGeneration:
     @pytest.mark.slow
     @pytest.mark.parametrize("width", [1, 5, 150])
     def test_leaves_the_codes_of_earlier_tokens_as_they_are(self, width, model, ids, more):
-        cache = full(model, ids)
+        block = 16 if width == 1 else TAIL_BLOCK_WITH_BITS
+        cache = full(model, ids, tail_block=block)
         before = [tensor[:, :, : LENGTH - RECENT] for tensor in decoded(cache)]
-        feed(model, cache, more[:, :200], width)
+        feed(model, cache, more[:, : 40 if width == 1 else 200], width)
         feed(model, cache, more[:, :1])
-        assert cache.layers[0].compressed.length >= LENGTH - RECENT + 2 * TAIL_BLOCK_WITH_BITS
+        assert cache.layers[0].compressed.length >= LENGTH - RECENT + 2 * block
         for found, expected in zip(decoded(cache), before, strict=True):
             assert torch.equal(found[:, :, : LENGTH - RECENT], expected)
 
@@ -124,9 +127,9 @@ class TestGeneration:
             calibrate_basis(model, None, [ids[0]]).save(basis)
         cache = PrunedKeyCache(model, bits=16 if basis != "prompt" else 12, basis=basis)
         dense = DynamicCache(config=model.config)
-        for each in (cache, dense):
+        for each, width in ((cache, 5), (dense, 70)):
             feed(model, each, ids, LENGTH)
-            feed(model, each, more[:, :70])
+            feed(model, each, more[:, :70], width)
         assert cache.layers[0].compressed.length == LENGTH - RECENT + TAIL_BLOCK_WITH_BITS
         first = dense.layers[0]  # whose keys and values depend on no other layer's
         for found, exact in zip(cache.layers[0].full_width(), (first.keys, first.values), strict=True):
@@ -185,16 +188,15 @@ class TestGeneration:
     def test_of_a_row_too_short_keeps_that_row_dense(self, model, ids, more):
         mask = torch.ones_like(ids)
         mask[1, :60] = 0
-        caches = PrunedKeyCache(model, **SETTINGS), PrunedKeyCache(model, **SETTINGS)
-        tokens = model.generate(
-            ids, attention_mask=mask, past_key_values=caches[0], max_new_tokens=140, do_sample=False
-        )
+        caches = [PrunedKeyCache(model, **SETTINGS, tail_block=16) for _ in range(2)]
+        given = {"max_new_tokens": 40, "do_sample": False}
+        tokens = model.generate(ids, attention_mask=mask, past_key_values=caches[0], **given)
         with pytest.warns(UserWarning, match="stays dense"):
-            alone = model.generate(ids[1:, 60:], past_key_values=caches[1], max_new_tokens=140, do_sample=False)
+            alone = model.generate(ids[1:, 60:], past_key_values=caches[1], **given)
         assert torch.equal(tokens[1, LENGTH:], alone[0, LENGTH - 60 :])
         rows = caches[0].layers[0].compressed.rows
         assert [row.tokens > 0 for row in rows] == [True, False]
-        assert [row.waits for row in rows] == [2 * TAIL_BLOCK_WITH_BITS, 0]
+        assert [row.waits for row in rows] == [2 * 16, 0]
 
     @pytest.mark.slow
     def test_of_many_blocks_keeps_bits_beams_crops_and_files(self, tiny, ids, tmp_path, monkeypatch):
@@ -227,7 +229,7 @@ class TestGeneration:
         monkeypatch.setattr(waits, "SETTLED", TAIL_BLOCK_WITH_BITS)
         monkeypatch.setattr(waits, "NEWEST", 0)
         cache = full(model, ids)
-        feed(model, cache, more[:, :64])
+        feed(model, cache, more[:, :64], 16)
         for layer in cache.layers:
             layer._received = None
         feed(model, cache, more[:, 64:65])
@@ -265,26 +267,26 @@ class TestGeneration:
 class TestShrinking:
     @pytest.mark.slow
     def test_cropping_the_tail_forgets_what_was_fed(self, model, ids, more):
-        cache, other = full(model, ids), full(model, ids)
+        cache, other = full(model, ids, tail_block=16), full(model, ids, tail_block=16)
         for each in (cache, other):
-            feed(model, each, more[:, :10])
+            feed(model, each, more[:, :6])
         feed(model, cache, more[:, 200:205])
         cache.crop(-5)
         # Until a block moves: what tokens have received from those that were cropped still decides its classes.
-        found, expected = (feed(model, each, more[:, 10:64]) for each in (cache, other))
+        found, expected = (feed(model, each, more[:, 6:16]) for each in (cache, other))
         torch.testing.assert_close(found, expected)
-        feed(model, cache, more[:, 64:80])
-        assert cache.layers[0].compressed.length == LENGTH - RECENT + TAIL_BLOCK_WITH_BITS
+        feed(model, cache, more[:, 16:20])
+        assert cache.layers[0].compressed.length == LENGTH - RECENT + 16
 
     @pytest.mark.slow
     def test_cropping_the_tail_leaves_what_waiting_tokens_have_received(self, model, ids, more):
-        cache = full(model, ids)
-        feed(model, cache, more[:, :80])
+        cache = full(model, ids, tail_block=16)
+        feed(model, cache, more[:, :22])
         layer = cache.layers[0]
         before = layer._received.clone()
         cache.crop(-5)
         newest = layer.compressed.waiting + layer.tail.length
-        assert layer.compressed.waiting == TAIL_BLOCK_WITH_BITS
+        assert layer.compressed.waiting == 16
         assert torch.equal(layer._received, before[..., :newest])
         assert before.shape[-1] == newest + 5
 
@@ -303,7 +305,7 @@ class TestShrinking:
 class TestRows:
     @pytest.mark.slow
     def test_are_repeated_selected_and_re_ordered(self, model, ids, more):
-        cache = full(model, ids)
+        cache = full(model, ids, tail_block=16)
         feed(model, cache, more[:, :20])
         before = decoded(cache)
         cache.batch_repeat_interleave(2)
@@ -312,21 +314,23 @@ class TestRows:
         rows = torch.tensor([1, 0, 1])
         for found, expected in zip(decoded(cache), before, strict=True):
             assert torch.equal(found, expected[rows])
-        other = full(model, ids)
+        other = full(model, ids, tail_block=16)
         feed(model, other, more[:, :20])
-        found = feed(model, cache, more[rows, 20:90])
-        torch.testing.assert_close(found, feed(model, other, more[:, 20:90])[rows])
+        found = feed(model, cache, more[rows, 20:36])
+        torch.testing.assert_close(found, feed(model, other, more[:, 20:36])[rows])
+        assert cache.layers[0].compressed.waiting == 2 * 16, "one block before, one after"
 
     @pytest.mark.slow
     def test_of_a_copy_are_its_own(self, model, ids, more):
-        cache = full(model, ids)
+        cache = full(model, ids, tail_block=16)
         other = copy.deepcopy(cache)
         before = decoded(cache)
-        feed(model, other, more[:, :100])
+        feed(model, other, more[:, :36])
         assert cache.get_seq_length() == LENGTH
         for found, expected in zip(decoded(cache), before, strict=True):
             assert torch.equal(found, expected)
-        torch.testing.assert_close(feed(model, cache, more[:, :100]), feed(model, full(model, ids), more[:, :100]))
+        fresh = full(model, ids, tail_block=16)
+        torch.testing.assert_close(feed(model, cache, more[:, :36]), feed(model, fresh, more[:, :36]))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +355,7 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
             stored = stored[:, :, : keys.shape[2]]
             assert torch.equal(found[:, :, :SINKS], stored[:, :, :SINKS])
             assert (found - stored).norm() < 0.03 * stored.norm()
-    feed(model, cache, more[:, :70])
+    feed(model, cache, more[:, :70], 14)
     assert cache.get_seq_length() == 3 * LENGTH + 70
     assert full(model, ids, evict=evict).memory_report().bits <= 2
     with pytest.raises(OptionError, match=r"all queries .*: write GraphEviction\(stride=0, observed=128\)"):
@@ -377,13 +381,13 @@ class TestAttach:
             pytest.skip("this transformers reads a prompt in chunks otherwise than at once, with its own cache too")
         text = torch.cat([ids[:1], ids[:1, 20:60]], dim=1)
         model.set_attn_implementation("sdpa")
-        with attach(model, **SETTINGS) as attached:
-            expected = model.generate(text, **{**GREEDY, "max_new_tokens": 90})
-            assert attached.cache.memory_report().pruned_tokens == text.shape[1] - RECENT - SINKS + 64
-            found = model.generate(text, **{**GREEDY, "max_new_tokens": 90}, **options)
-            assert attached.cache.memory_report().waiting_tokens == 64
+        with attach(model, **SETTINGS, tail_block=16) as attached:
+            expected = model.generate(text, **{**GREEDY, "max_new_tokens": 30})
+            assert attached.cache.memory_report().pruned_tokens == text.shape[1] - RECENT - SINKS + 16
+            found = model.generate(text, **{**GREEDY, "max_new_tokens": 30}, **options)
+            assert attached.cache.memory_report().waiting_tokens == 16
         if "prompt_lookup_num_tokens" in options:  # it moves blocks at other times, if several tokens are accepted
-            found, expected = found[:, : text.shape[1] + 64], expected[:, : text.shape[1] + 64]
+            found, expected = found[:, : text.shape[1] + 16], expected[:, : text.shape[1] + 16]
         assert torch.equal(found, expected)
 
     def test_refuses_what_would_be_ignored(self, model):
@@ -403,8 +407,9 @@ class TestHalfPrecision:
                 layer.self_attn.q_proj.weight *= 1e-3
                 layer.self_attn.q_proj.bias *= 1e-3
         model = model.to(dtype)
-        cache = full(model, ids, bits=3)
-        assert feed(model, cache, more[:, :80]).isfinite().all()
+        cache = full(model, ids, bits=3, tail_block=16)
+        assert feed(model, cache, more[:, :20]).isfinite().all()
+        assert cache.layers[0].compressed.waiting == 16
         for tensor in (*decoded(cache), *(layer._received for layer in cache.layers)):
             assert tensor.isfinite().all()
         stored = cache.layers[0].compressed.rows[0].tensors().values()
@@ -419,17 +424,22 @@ class TestHalfPrecision:
             feed(model, full(model, ids), more[:, :1])
 
 
+@pytest.fixture(scope="module")
+def in_one_graph():
+    """`in_one_graph(model)`: its forward pass, compiled; one for all tests, so that a prompt is traced once."""
+    torch.compiler.reset()
+    yield functools.cache(lambda model: torch.compile(model.forward, backend="eager", fullgraph=True))
+    torch.compiler.reset()
+
+
 class TestCompiled:
     @pytest.mark.parametrize("look", ["report", "crop", "step"])
     @pytest.mark.slow
-    def test_prompt_is_one_graph_and_coded_afterwards(self, look, model, ids, more):
+    def test_prompt_is_one_graph_and_coded_afterwards(self, look, model, ids, more, in_one_graph):
         caches = PrunedKeyCache(model, **SETTINGS), PrunedKeyCache(model, **SETTINGS)
-        torch.compiler.reset()
-        forward = torch.compile(model.forward, backend="eager", fullgraph=True)
         with torch.no_grad():
             model(ids, past_key_values=caches[0])
-            forward(ids, past_key_values=caches[1])
-        torch.compiler.reset()
+            in_one_graph(model)(ids, past_key_values=caches[1])
         for cache in caches:
             if look == "report":
                 assert cache.memory_report().pruned_tokens == LENGTH - RECENT - SINKS
