@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -125,8 +126,9 @@ def weights_digest(model: nn.Module) -> str:
         sampled.update(f"{name} {tuple(parameter.shape)}".encode())
         count = min(DIGEST_ENTRIES_PER_PARAMETER, flat.numel())
         # In integers: float32 cannot count the entries of a large embedding.
-        places = torch.arange(count) * (flat.numel() - 1) // max(count - 1, 1)
-        sampled.update(flat[places.to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
+        places = torch.from_numpy(np.arange(count, dtype=np.int64) * (flat.numel() - 1) // max(count - 1, 1))
+        entries = flat.index_select(0, places.to(flat.device)).to(torch.bfloat16)
+        sampled.update(entries.view(torch.int16).cpu().numpy().tobytes())
     return sampled.hexdigest()
 
 

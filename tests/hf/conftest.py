@@ -14,7 +14,7 @@ import transformers
 from transformers import DynamicCache
 
 import grace_opt.hf
-from grace_opt.hf import PrunedKeyCache, saving
+from grace_opt.hf import PrunedKeyCache, masking, saving
 
 FAMILIES = {
     "llama": ("Llama", {}),
@@ -85,14 +85,26 @@ class Written:
 
 @pytest.fixture
 def digest_known(monkeypatch):
-    """`digest_known(path)`: what is in the file; thousands of edits of it need no file, only the right digest."""
+    """`digest_known(path)`: what is in the file; thousands of edits of it need no file, only the right digest.
+
+    Nor do they change the model, so its own digest is made once.
+    """
 
     def read(path):
         found = saving.FILE_FORMAT.read(path)
         monkeypatch.setattr(saving, "FILE_FORMAT", Written())
+        monkeypatch.setattr(masking, "weights_digest", functools.cache(masking.weights_digest))
         return found
 
     return read
+
+
+@pytest.fixture(scope="module")
+def in_one_graph():
+    """`in_one_graph(model)`: its forward pass, compiled; one for all tests, so that a prompt is traced once."""
+    torch.compiler.reset()
+    yield functools.cache(lambda model: torch.compile(model.forward, backend="eager", fullgraph=True))
+    torch.compiler.reset()
 
 
 @pytest.fixture

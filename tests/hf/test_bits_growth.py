@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -422,14 +421,6 @@ class TestHalfPrecision:
             model.model.layers[1].self_attn.k_proj.weight[3] = torch.nan
         with pytest.raises(CacheError, match="keys, queries or values of layer 1 are not finite"):
             feed(model, full(model, ids), more[:, :1])
-
-
-@pytest.fixture(scope="module")
-def in_one_graph():
-    """`in_one_graph(model)`: its forward pass, compiled; one for all tests, so that a prompt is traced once."""
-    torch.compiler.reset()
-    yield functools.cache(lambda model: torch.compile(model.forward, backend="eager", fullgraph=True))
-    torch.compiler.reset()
 
 
 class TestCompiled:

@@ -71,14 +71,12 @@ def test_of_candidates_beside_the_prompt_writes_the_greedy_text(compiled, tiny, 
 @pytest.mark.parametrize("look", ["report", "crop", "select"])
 @pytest.mark.slow
 def test_of_the_prompt_alone_leaves_a_cache_that_prunes_whatever_comes_next(
-    look, compiled, prompt, continuation, close
+    look, in_one_graph, tiny, prompt, continuation, close
 ):
     """Compression waits while the prompt is traced, and nobody sees that it did."""
     caches, logits = [], []
-    for how in ("plain", "compiled"):
-        model, _ = compiled(fullgraph=True)
-        run = model.forward if how == "compiled" else type(model).forward.__get__(model)
-        model.set_attn_implementation("grace_sdpa")
+    model = tiny()
+    for run in (model, in_one_graph(model)):
         cache = PrunedKeyCache(model, ratio=0.5, **WINDOWS)
         with torch.no_grad():
             run(input_ids=prompt, past_key_values=cache)
@@ -88,7 +86,7 @@ def test_of_the_prompt_alone_leaves_a_cache_that_prunes_whatever_comes_next(
                 cache.crop(-3)
             elif look == "select":
                 cache.batch_select_indices(torch.tensor([1, 0]))
-            logits.append(type(model).forward(model, input_ids=continuation[:, 1:2], past_key_values=cache).logits)
+            logits.append(model(continuation[:, 1:2], past_key_values=cache).logits)
         caches.append(cache)
     assert close(*logits)
     assert torch.equal(*[cache.channel_mask().pruned for cache in caches])
