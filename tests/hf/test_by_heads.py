@@ -58,7 +58,7 @@ def text(pocket):
 
 @pytest.fixture(scope="module")
 def predicted(pocket, text):
-    """`predicted(evict)`: what the prompt leaves, and the next 48 tokens predicted while each head sees what it keeps."""
+    """`predicted(evict)`: what the prompt leaves, and what follows it, predicted while each head sees what it keeps."""
     captured, following = capture(pocket[0], text[:, :PROMPT]), text[:, PROMPT : PROMPT + 48]
 
     @functools.cache

@@ -111,7 +111,7 @@ def test_several_new_tokens_choose_as_each_would_alone(way, prompt, model, close
 
 @pytest.fixture(scope="module")
 def without_read():
-    """`without_read(model, ids, mask)`: a cache without ``read=`` that has been fed once for all; nothing changes it."""
+    """`without_read(model, ids, mask)`: a cache without ``read=``, fed once for all; nothing changes it."""
     found = []
 
     def make(model, ids, mask):

@@ -34,9 +34,8 @@ def unpack_classes(planes: Sequence[Tensor], widths: Tensor, counts: Sequence[in
     sizes, (_, rows) = [len(each) for each in planes], widths.shape
     owner, place = owners(widths.flatten(), sum(sizes))
     found = []
-    for part, own, bit, count in zip(
-        planes, (owner % rows).split(sizes), place[:, None].split(sizes), counts, strict=True
-    ):
+    of_class = torch.split(owner % rows, sizes), torch.split(place[:, None], sizes)
+    for part, own, bit, count in zip(planes, *of_class, counts, strict=True):
         codes = torch.zeros(rows, count, dtype=torch.uint8, device=part.device)
         found.append(codes.index_add_(0, own, unpack_bits(part, count) << bit))
     return found
