@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.progress import track
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from bench.material import MODEL, books, model_path
@@ -49,10 +49,11 @@ COUNTED = ("loss", "observed", "later")
 
 def lloyd_max(bits: int) -> Tensor:
     """The 2**bits values that quantise a standard normal with the least squared error."""
-    values = norm.ppf((np.arange(2**bits) + 0.5) / 2**bits) * 3**0.5
+    values = ndtri((np.arange(2**bits) + 0.5) / 2**bits) * 3**0.5
     for _ in range(3000):
         edges = np.concatenate([[-np.inf], 0.5 * (values[1:] + values[:-1]), [np.inf]])
-        values = -np.diff(norm.pdf(edges)) / np.diff(norm.cdf(edges))
+        density = np.exp(-(edges**2) / 2) / (2 * np.pi) ** 0.5  # scipy.stats takes six times as long
+        values = -np.diff(density) / np.diff(ndtr(edges))
     return torch.from_numpy(values).float()
 
 

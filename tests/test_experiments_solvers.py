@@ -32,6 +32,12 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MODULES", ("bounds", "shootout"))
 
 
+@pytest.fixture(autouse=True)
+def _short_warm_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here looks at the clock, and a search goes on until its limit."""
+    monkeypatch.setattr(racing, "WARM_UP", 0.02)
+
+
 def gram(n: int, rank: int, seed: int) -> Any:
     V = np.random.default_rng(seed).normal(size=(rank, n)) * np.random.default_rng(seed + 1).lognormal(0, 1, n)
     return V.T @ V
