@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -57,3 +59,14 @@ def program(main: Callable[..., Any], arguments: tuple[Any, ...], out: Path, err
         sys.exit(main(*arguments))
     finally:
         sys.stdout.flush()
+
+
+def completed(main: Callable[..., Any], *arguments: Any) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` returns of a program, from a fork."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        process = context().Process(target=program, args=(main, arguments, out, err))  # type: ignore[attr-defined]
+        process.start()
+        process.join(300)
+        assert process.exitcode is not None, "not done after five minutes"
+        return subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())

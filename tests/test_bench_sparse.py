@@ -60,10 +60,10 @@ def test_peers_that_are_installed(module: str, peer: object) -> None:
 
 @pytest.mark.slow
 def test_a_small_run_and_its_page(tmp_path: Path) -> None:
-    out, small = tmp_path / "sparse", ["--vertices", "200", "--largest", "2000", "--seconds", "0.2", "--long", "0.5"]
+    out, small = tmp_path / "sparse", ["--vertices", "200", "--largest", "500", "--seconds", "0.04", "--long", "0.1"]
     sparse.main([*small, "--out", str(out), "--allow-dirty"])
     text = out.with_suffix(".md").read_text()
-    assert "With 2,000 vertices and 19," in text
+    assert "With 500 vertices and 4,8" in text
     for kind in KINDS:
         assert f"| {kind} | 200 |" in text
     assert all(name in text for name in PEERS)  # in a table, or as not installed

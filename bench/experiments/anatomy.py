@@ -233,7 +233,7 @@ EXPERIMENT = Experiment(
     about="What do a model's keys, queries and interactions of channels look like? Queries and keys of whole texts are "
     "taken after the rotary embedding. W is made from the last queries of all query heads of a group, and all keys.",
     sizes={
-        "smoke": Options(passages=1, prompt=96, bins=16),
+        "smoke": Options(passages=1, prompt=96, panels=2, bins=8),
         "pocket": Options(),
         "full": Options(passages=20, prompt=4096),
     },
