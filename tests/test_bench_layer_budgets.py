@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
 from bench import layer_budgets, passage_runs
-from grace_opt.hf import SnapKV, StreamingLLM
+from grace_opt.hf import SnapKV, StreamingLLM, calibrate_eviction
 from grace_opt.hf.models import POCKET_FOLDER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,11 +20,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def start(tmp_path: Path, books: list[Path], books_alone: None, monkeypatch: pytest.MonkeyPatch):
-    """Run the benchmark as from the command line, on two books alone, with short prompts and two quick evictions."""
+    """Run the benchmark as from the command line, on two books alone, with short prompts and quick evictions."""
     monkeypatch.setattr(layer_budgets, "SHARES", (0.5, 0.25))
     monkeypatch.setattr(layer_budgets, "ROUNDS", 3)
     quick = {"GraphEviction": lambda share: SnapKV(budget=share), "SnapKV": lambda share: StreamingLLM(budget=share)}
     monkeypatch.setattr(layer_budgets, "EVICTIONS", quick)
+    texts = [path.read_text() for path in books]
+    monkeypatch.setattr(layer_budgets, "calibrate_eviction", partial(calibrate_eviction, texts=texts, evict=SnapKV()))
 
     def run(*changes: str) -> str:
         folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "results" / "pocket")]
