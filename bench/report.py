@@ -198,10 +198,11 @@ def save(draw: Callable[[Any], None], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(style):
         figure = Figure(figsize=(8, 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
+        canvas = FigureCanvasAgg(figure)
         draw(figure)
+        figure.set_dpi(130)
         with atomic_write(path) as name:
-            figure.savefig(name, dpi=130, metadata={"Software": None})
+            canvas.print_png(name, metadata={"Software": None})  # savefig draws twice, for the same bytes
 
 
 def si(value: float, unit: str) -> str:

@@ -79,17 +79,30 @@ def save_plot(plot: Plot, frame: Any, path: Path) -> tuple[Path, Path]:
             _legend(plot, figure, axes)
         figure.suptitle(plot.title, parse_math=False)
         drawn = (path.with_name(path.name + ".png"), path.with_name(path.name + ".svg"))
-        settings: tuple[dict[str, Any], ...] = ({"dpi": 120}, {"metadata": {"Date": None}})
-        for file, options in zip(drawn, settings, strict=True):
+        for file, write in zip(drawn, (_png, _svg), strict=True):
             picture = BytesIO()
             try:
-                figure.savefig(picture, format=file.suffix[1:], **options)
+                write(figure, picture)
             except (ValueError, OverflowError) as error:  # numbers too large for an axis
                 raise OptionError(
                     f"plot {plot.title!r} cannot be drawn: {error}. Are its numbers that large?"
                 ) from error
             write_file(check_inside(file.parent, file), picture.getvalue(), SweepError)
     return drawn
+
+
+def _png(figure: Any, picture: BytesIO) -> None:
+    """Write a figure; `Figure.savefig` would draw it twice, for the same bytes."""
+    agg, dpi = require("matplotlib.backends.backend_agg", "bench", "a report with plots"), figure.dpi
+    figure.set_dpi(120)
+    agg.FigureCanvasAgg(figure).print_png(picture)
+    figure.set_dpi(dpi)
+
+
+def _svg(figure: Any, picture: BytesIO) -> None:
+    """The same as SVG."""
+    svg = require("matplotlib.backends.backend_svg", "bench", "a report with plots")
+    svg.FigureCanvasSVG(figure).print_svg(picture, metadata={"Date": None})
 
 
 def _draw(plot: Plot, axes: Sequence[Any], frames: Sequence[Any], hues: list[Any]) -> None:
