@@ -6,7 +6,8 @@ When: a test needs another process to be killed or interrupted, to hand a file t
 
 Not when the test is about the beginning or the end of a process: what an import does or loads, variables that libraries
 read when they are imported, folders of compiled loops, encodings, closed streams, what is written at the exit. Those
-tests start ``sys.executable``, which takes one to four seconds more.
+tests take a process of `tests.starter`, which has imported torch alone, or, where the very start of Python matters,
+``sys.executable``, which takes one to four seconds more.
 
 Source: Python's own fork server. It has one thread, so its forks cannot inherit a lock that another thread holds.
 """

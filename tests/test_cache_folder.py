@@ -11,7 +11,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
@@ -21,7 +20,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from tests import children
+from tests import children, starter
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Compiles one small loop, in less than a second.
@@ -69,8 +68,7 @@ def environment(library: Path, **more: str) -> dict[str, str]:
 
 def python(code: str, env: dict[str, str]) -> tuple[str, str]:
     """What a new process writes."""
-    command, cwd = [sys.executable, "-c", code], env["PYTHONPATH"]
-    done = subprocess.run(command, env=env, cwd=cwd, text=True, capture_output=True, timeout=300)
+    done = starter.python(code, env, Path(env["PYTHONPATH"]))
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

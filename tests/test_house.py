@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 import grace_opt
 from grace_opt import registry
-from tests import rooms
+from tests import rooms, starter
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ def test_import_is_quiet_and_light(module: str) -> None:
         import {module}
         sys.exit(", ".join(m for m in {HEAVY} if m in sys.modules and m not in before) or 0)
     """
-    run = python(code)
+    run = starter.python(code, dict(os.environ), ROOT)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", ""), f"import {module} loads or prints: {run.stderr}"
 
 
@@ -164,7 +164,7 @@ def test_import_leaves_the_global_state_of_others_alone() -> None:
         changed = [i for i, (a, b) in enumerate(zip(before, state())) if a != b]
         raise SystemExit(f"changed: {changed}" if changed else 0)
     """
-    run = python(code)
+    run = starter.python(code, dict(os.environ), ROOT)
     assert run.returncode == 0, run.stderr
 
 

@@ -1,8 +1,6 @@
 """With the switches off the answers are the same: hand-made LLVM beside plain loops, torch's threads beside ours."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numba
@@ -14,6 +12,7 @@ from grace_opt.errors import CacheError
 from grace_opt.kernels import decode
 from grace_opt.kernels._shared import plain, threads, vectors
 from grace_opt.kernels.decode import host, reference
+from tests import starter
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Large enough for every loop to be a compiled one.
@@ -91,7 +90,7 @@ def test_answers_are_the_same_without_the_instructions():
     answers = {}
     for switch in ("1", "0"):
         env = os.environ | {"GRACE_OPT_LLVM": switch, "GRACE_OPT_OPENMP": switch, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", SOLVE], env=env, capture_output=True, text=True, timeout=600)
+        done = starter.python(SOLVE, env)
         assert done.returncode == 0, done.stderr
         answers[switch] = done.stdout
     assert answers["1"].replace('"vectors"', '"plain"') == answers["0"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from grace_opt.kernels.exchange import KERNEL
 from grace_opt.parallel import map_in_threads
 from grace_opt.run import Run
 from grace_opt.solution import Result
+from tests import starter
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,8 +68,7 @@ def test_first_use_by_many_threads_at_once(calls):
     if calls[0][0] == "sdp":
         pytest.importorskip("cvxpy")
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", FIRST_USE.format(calls=calls)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+    done = starter.python(FIRST_USE.format(calls=calls), env)
     assert done.stdout.strip() == "fine", done.stderr
 
 
