@@ -354,7 +354,7 @@ OWNED = {
     "shutil": {"move", "copy"},
 }
 #: What writes to a file by its name, or to memory: the first argument says which.
-EITHER = {"savez", "savez_compressed", "savefig", "to_parquet", "to_csv", "to_json", "save"}
+EITHER = {"savez", "savez_compressed", "savefig", "print_png", "print_svg", "to_parquet", "to_csv", "to_json", "save"}
 MEMORY = {"buffer", "picture"}
 #: What holds no result: an empty file that is locked, the null device, and what worker processes print.
 HOLD_NOTHING = {
@@ -392,7 +392,10 @@ def test_one_writer() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["open(p, 'w')", "p.open(mode='ab')", "np.save(p, W)", "os.replace(a, b)", "p.write_text('')", "f.savefig(p)"],
+    [
+        *("open(p, 'w')", "p.open(mode='ab')", "np.save(p, W)", "os.replace(a, b)", "p.write_text('')"),
+        *("f.savefig(p)", "c.print_png(p)"),
+    ],
 )
 def test_another_writer_would_be_seen(text: str) -> None:
     assert writes(ast.parse(text, mode="eval").body)  # type: ignore[arg-type]

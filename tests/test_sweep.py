@@ -660,15 +660,13 @@ def test_a_plot_leaves_out_rows_of_other_views(tmp_path: Path) -> None:
 
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plot: Plot, rows: list[dict[str, Any]]) -> Any:
     """The figure that `save_plot` writes."""
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from grace_opt.sweep.plots import save_plot
+    from grace_opt.sweep import plots
 
     figures: list[Any] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: figures.append(self) or save(self, *a, **k))
-    save_plot(plot, DataFrame(rows), tmp_path / "plot")
+    monkeypatch.setattr(plots, "_svg", lambda figure, picture: figures.append(figure))  # once its PNG is written
+    plots.save_plot(plot, DataFrame(rows), tmp_path / "plot")
     figures[0].draw_without_rendering()  # at its own resolution again
     return figures[0]
 
