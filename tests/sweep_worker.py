@@ -26,9 +26,14 @@ def work(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"method": m, "value": rng.random(), "odd": float("nan" if config["n"] % 5 == 0 else "inf")} for m in "ab"]
 
 
-def slow(config: dict[str, Any]) -> list[dict[str, Any]]:
-    time.sleep(0.1)
+def quick(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"value": config["n"] ** 2, "pid": os.getpid()}]
+
+
+def slow(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same, long enough to be killed at it."""
+    time.sleep(0.1)
+    return quick(config)
 
 
 def fails(config: dict[str, Any]) -> list[dict[str, Any]]:

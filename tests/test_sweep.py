@@ -104,7 +104,7 @@ def test_killed_with_two_workers(tmp_path: Path, forks: BaseContext) -> None:
     assert not alive, "workers are left behind"
     before = len(list(folder.glob("[!.]*.json")))
     assert 8 <= before < worker.COUNT
-    done = run_sweep(worker.cells(), worker.slow, tmp_path, progress=False)
+    done = run_sweep(worker.cells(), worker.quick, tmp_path, progress=False)
     assert (done.before, done.complete) == (before, True)
     found = results(tmp_path)
     assert {r.cell.config["n"]: r.rows[0]["value"] for r in found.values()} == {n: n * n for n in range(worker.COUNT)}
@@ -276,7 +276,7 @@ def test_failing_cells_stop_no_other_and_are_tried_again(tmp_path: Path) -> None
     assert "no data" in errors[3]
     assert "'value': list is no number" in errors[4]
     assert "n=6" in errors[5]
-    again = run_sweep(worker.cells(7), worker.slow, tmp_path, progress=False)
+    again = run_sweep(worker.cells(7), worker.quick, tmp_path, progress=False)
     assert (again.before, again.made, again.complete) == (2, 5, True)
 
 
@@ -323,7 +323,7 @@ def test_a_full_disk_stops_the_sweep_and_harms_nothing(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("harm", ["cut short", "edited", "of another version", "of another cell", "not ours"])
 def test_a_harmed_record_is_named_and_not_overwritten(harm: str, tmp_path: Path) -> None:
     (cell,) = worker.cells(1)
-    run_sweep([cell], worker.slow, tmp_path, progress=False)
+    run_sweep([cell], worker.quick, tmp_path, progress=False)
     path = cell.path(tmp_path)
     whole = path.read_text()
     harmed = {
@@ -334,27 +334,27 @@ def test_a_harmed_record_is_named_and_not_overwritten(harm: str, tmp_path: Path)
     }
     if harm == "of another cell":
         other = worker.cells(2)[1]
-        run_sweep([other], worker.slow, tmp_path, progress=False)
+        run_sweep([other], worker.quick, tmp_path, progress=False)
         other.path(tmp_path).replace(path)
     else:
         path.write_text(harmed[harm])
     before = path.read_text()
     assert before != whole
     write_description(tmp_path, Description("work", "Work", "", "", "", [cell.key], []))
-    for use in (lambda: run_sweep([cell], worker.slow, tmp_path, progress=False), lambda: make_report(tmp_path)):
+    for use in (lambda: run_sweep([cell], worker.quick, tmp_path, progress=False), lambda: make_report(tmp_path)):
         with pytest.raises(SweepError, match=path.name) as caught:
             use()
         assert "Move it away" in str(caught.value)
     assert path.read_text() == before
     path.unlink()
-    assert run_sweep([cell], worker.slow, tmp_path, progress=False).made == 1
+    assert run_sweep([cell], worker.quick, tmp_path, progress=False).made == 1
 
 
 def test_two_sweeps_on_one_folder_do_not_mix(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
 
     def inner(config: dict[str, Any]) -> list[dict[str, Any]]:
-        run_sweep(worker.cells(1), worker.slow, tmp_path, progress=False)
+        run_sweep(worker.cells(1), worker.quick, tmp_path, progress=False)
         return []
 
     done = run_sweep(worker.cells(1), inner, tmp_path, progress=False)
@@ -375,7 +375,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         ("give WarmProcesses", {"processes": 3}),
     ):
         with pytest.raises(OptionError, match=wrong):
-            run_sweep(**{"cells": one, "function": worker.slow, "directory": tmp_path, "progress": False, **options})
+            run_sweep(**{"cells": one, "function": worker.quick, "directory": tmp_path, "progress": False, **options})
     with pytest.raises(OptionError, match="time_limit=3: give a function"):
         worker.warm_processes(time_limit=3)
     for config in ({"x": object()}, {3: 4}, [1]):
@@ -385,7 +385,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         Cell("../work", {})
     (tmp_path / "file").write_text("")
     with pytest.raises(SweepError, match="cannot make"):
-        run_sweep(one, worker.slow, tmp_path / "file", progress=False)
+        run_sweep(one, worker.quick, tmp_path / "file", progress=False)
 
 
 def test_configs_are_what_files_say(tmp_path: Path) -> None:
