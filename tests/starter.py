@@ -109,9 +109,13 @@ def _become(asked: int, out: int, err: int) -> str:
     with open(asked, "rb") as file:
         file.seek(0)
         given: dict[str, Any] = json.load(file)
-    for place, opened in ((1, out), (2, err)):
+    for name, place, opened, buffering in (("stdout", 1, out, -1), ("stderr", 2, err, 1)):
         os.dup2(opened, place)
         os.close(opened)
+        old = getattr(sys, name)  # which believes that it can seek, if the tests' own file can
+        new = os.fdopen(place, "w", buffering, encoding=old.encoding, errors=old.errors, closefd=False)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(given["env"])

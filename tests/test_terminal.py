@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ from grace_opt.comparison import Comparison
 from grace_opt.instances import generators
 from grace_opt.solution import Result
 from grace_opt.sweep.watch import watching
+from tests import starter
 
+ROOT = Path(__file__).resolve().parent.parent
 ENCODINGS = ("ascii", "cp1252", "cp437", "utf-8")
 
 
@@ -310,8 +313,22 @@ def test_ctrl_c_is_one_line_and_130(terminal, file, monkeypatch):
     assert terminal.err == "interrupted: nothing had been found yet.\n"
 
 
+def written_to(stdout, *arguments):
+    """Exit code and errors of the program, in a process of its own that writes to an open file."""
+    code = f"""
+import runpy, sys
+sys.argv[1:] = {[str(argument) for argument in arguments]}
+runpy.run_module("grace_opt", run_name="__main__", alter_sys=True)
+"""
+    with tempfile.TemporaryFile() as errors:
+        starter.start(code, os.environ | {"COLUMNS": "80"}, stdout, errors.fileno(), ROOT)
+        ended = starter.end()
+        errors.seek(0)
+        return ended, errors.read()
+
+
 def start(*arguments, **options):
-    """The program in a process of its own."""
+    """The program in a process of its own, from the very start of Python."""
     environment = {
         k: v
         for k, v in os.environ.items()
@@ -339,9 +356,8 @@ def test_the_plainest_locale(tmp_path):
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_a_full_disk_is_one_line(file, flags):
     with open("/dev/full", "wb") as full:
-        done = start("solve", file, *flags, stdout=full)
-    assert done.returncode == 1
-    assert done.stderr == b"error: the output cannot be written: No space left on device.\n"
+        done = written_to(full.fileno(), "solve", file, *flags)
+    assert done == (1, b"error: the output cannot be written: No space left on device.\n")
 
 
 @pytest.mark.slow
@@ -365,10 +381,10 @@ def test_a_reader_that_has_seen_enough(file):
     read, write = os.pipe()
     os.close(read)
     try:
-        done = start("solve", file, "--json", stdout=write)
+        done = written_to(write, "solve", file, "--json")
     finally:
         os.close(write)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert done == (1, b"")
 
 
 @pytest.mark.parametrize("refused", ["folder", "full"])
