@@ -45,16 +45,22 @@ def kl_of_noise(model, text, layer, head, which, sigma, draws=400):
     return float((dense.exp() * (dense - other)).sum(-1).mean())
 
 
+@pytest.fixture(scope="module")
+def of_sixty_seeds():
+    """The tiny Llama in double precision, a text, and the information of keys and values by each of sixty seeds."""
+    model = copy.deepcopy(model_of("Llama")).double()  # a KL divergence of so little noise is lost in float32
+    text = ids(LENGTH + LATER, 3)[None]
+    return model, text, [information(model, text, (0, 1), seed) for seed in range(60)]
+
+
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.slow
-def test_half_the_information_is_the_kl_divergence_of_small_noise(which):
-    model = copy.deepcopy(model_of("Llama")).double()  # a KL divergence of so little noise is lost in float32
-    text, seeds, sigma = ids(LENGTH + LATER, 3)[None], range(60), 1e-3
-    found = [information(model, text, (0, 1), seed) for seed in seeds]
+def test_half_the_information_is_the_kl_divergence_of_small_noise(which, of_sixty_seeds):
+    (model, text, found), sigma = of_sixty_seeds, 1e-3
     for layer in (0, 1):
         for head in (0, 1):
             traces = torch.stack([torch.trace(each[layer][which][0, head]) for each in found]) * sigma**2 / 2
-            error = float(traces.std()) / len(seeds) ** 0.5
+            error = float(traces.std()) / len(found) ** 0.5
             measured = kl_of_noise(model, text, layer, head, which, sigma)
             assert error < 0.1 * measured
             assert measured == pytest.approx(float(traces.mean()), rel=0.1, abs=3 * error)
