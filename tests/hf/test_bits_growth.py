@@ -355,6 +355,7 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
             assert torch.equal(found[:, :, :SINKS], stored[:, :, :SINKS])
             assert (found - stored).norm() < 0.03 * stored.norm()
     feed(model, cache, more[:, :70], 13)
+    assert cache.layers[0].compressed.waiting == TAIL_BLOCK_WITH_BITS
     assert cache.get_seq_length() == 3 * LENGTH + 70
     assert full(model, ids, evict=evict).memory_report().bits <= 2
     with pytest.raises(OptionError, match=r"all queries .*: write GraphEviction\(stride=0, observed=128\)"):
