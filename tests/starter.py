@@ -11,6 +11,7 @@ where its output and errors go; the answers are the fork's number, and how it en
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -28,18 +29,16 @@ _ANSWER = 8
 
 
 @cache
-def _started() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _server() -> socket.socket:
     ours, other = socket.socketpair()
     with other:
         # In a session of its own, as Ctrl-C is for the tests.
         command = [sys.executable, str(Path(__file__).resolve()), str(other.fileno())]
         process = subprocess.Popen(command, pass_fds=[other.fileno()], start_new_session=True)
     ours.settimeout(300)
-    return ours, process
-
-
-def _server() -> socket.socket:
-    return _started()[0]
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # first, which ends the server
+    return ours
 
 
 def start(code: str, env: dict[str, str], out: int, err: int, cwd: Path | None = None) -> int:
