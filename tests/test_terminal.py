@@ -293,11 +293,17 @@ def test_compare_of_no_method_is_no_answer(terminal, file, monkeypatch):
     assert "left out: mies: refused" in terminal.err
 
 
-@pytest.mark.parametrize("command", [("--help",), ("solve", "--help"), ("compare", "--help")])
-def test_help_lists_the_exit_codes(terminal, command):
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [
+        *(((*words, "--help"), "answered") for words in ((), ("solve",), ("compare",))),
+        (("tune", "--help"), "a setting keeps what was asked for"),
+    ],
+)
+def test_help_lists_the_exit_codes(terminal, command, first):
     assert terminal(*command) == 0
     told = " ".join(terminal.out.split())
-    assert "Exit codes: 0 answered" in told
+    assert f"Exit codes: 0 {first}" in told
     assert all(f" {code} " in told for code in cli.Exit)
     assert not [
         line for line in terminal.out.splitlines() if line.startswith("  ") and line.endswith("...")
