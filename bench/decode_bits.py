@@ -37,7 +37,7 @@ from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
 from bench.calibration import calibrated
 from bench.cost_model import MODELS, PROBES, probes, timed
-from bench.decode import dense_contenders
+from bench.decode import SLOW, dense_contenders
 from bench.efficiency.measure import peak
 from bench.efficiency.methods import int4, missing
 from bench.growth import of_texts
@@ -148,7 +148,7 @@ def one_layer(tokens: int, rounds: int) -> dict[str, Any]:
     shape = 1, sizes.kv_heads, tokens, sizes.head_dim
     layers = [(torch.randn(shape), torch.randn(shape)) for _ in range(min(len(coded), 5))]
     ways = dense_contenders(sizes, layers, torch.randn(1, sizes.query_heads, 1, sizes.head_dim))
-    ways = {name: run for name, run in ways.items() if name not in ("eager, transformers", "sdpa, expanded")}
+    ways = {name: run for name, run in ways.items() if name not in SLOW}
 
     def ours(number: int) -> Any:
         old, query, keys, values = coded[number % len(coded)]

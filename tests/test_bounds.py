@@ -56,6 +56,30 @@ def test_batched_bounds_equal_looped(drawn):
             assert together[b] == pytest.approx(float(alone), abs=1e-9 * max(np.abs(W[b]).sum(), 1e-300)), name
 
 
+EXACT = {  # with all vertices chosen, these are the sum of W but for rounding; entry_bound only if pairs weigh the same
+    "eigenvalue": bounds.eigenvalue_bound,
+    "continuous": bounds.continuous_bound,
+    "row": batched.row_bound,
+    "entry": bounds.entry_bound,
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_margins_cover_the_rounding_of_sums(name):
+    """Compared without rounding: a tolerance would hide a margin that is missing."""
+    rng = np.random.default_rng(4)
+    W = rng.normal(size=(60, 9, 9))
+    if name == "entry":
+        W[:] = W[:, :1, :1]
+    W = np.triu(W) + np.triu(W, 1).mT
+    W[:, range(9), range(9)] = rng.normal(size=(60, 9))
+    found = EXACT[name](Problem.of(W, 9).flatten()).tolist()
+    for bound, each in zip(found, W, strict=True):
+        optimum = sum(map(Fraction, each.ravel().tolist()), Fraction(0))
+        assert Fraction(bound) <= optimum
+        assert bound >= float(optimum) - 1e-11 * np.abs(each).sum()
+
+
 def test_diagonal_and_constant_instances_are_closed():
     diagonal = Problem.of(np.diag(np.arange(1.0, 9.0)), 3).flatten()
     assert float(bounds.continuous_bound(diagonal)) == pytest.approx(6.0, rel=1e-3)

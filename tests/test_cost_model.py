@@ -194,6 +194,15 @@ def test_rates_are_measured_where_none_is_given(start, monkeypatch: pytest.Monke
     assert "For comparison, measured" in text
 
 
+def test_a_rate_is_that_of_the_median(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cost_model.PROBES, "cpu", (torch.float32, 64, 2**12))
+    monkeypatch.setattr(cost_model, "timed", lambda runs, *_: {name: [1.0, 2.0, 9.0] for name in runs})
+    value, _ = start("--shape smollm2-135m --context 64 --batch 1 --rounds 3")
+    here = value["machines"][0]
+    assert (here["bandwidth"], here["rate"]) == (2 * 4 * 2**12 / 2, 2 * 64**3 / 2)
+    assert value["interaction_matrix"]["seconds"] == 2
+
+
 def test_one_rate_given_leaves_the_other_to_be_measured(start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cost_model.PROBES, "cpu", (torch.float32, 64, 2**12))
     value, text = start("--shape smollm2-135m --context 64 --batch 1 --rounds 2 --bandwidth 100")

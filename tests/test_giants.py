@@ -6,14 +6,17 @@ import math
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grace_opt import solve
+from grace_opt.allocation.sums import exact_sum
 from grace_opt.kernels.exchange.rounding import tolerance
+from grace_opt.kernels.objective import objective
 from grace_opt.kernels.tabu import cpu as tabu
-from grace_opt.problem import Problem
+from grace_opt.problem import Problem, SparseWeights
 from grace_opt.run import Run
 from grace_opt.solvers import local_search
 from grace_opt.testing import check_solution
@@ -276,3 +279,21 @@ def test_beam_beside_giants_that_cancel_is_never_worse_than_mies(seed):
     W += np.outer(v, v) * 2.0**60
     greedy, searched = solve(W, 4, "mies"), solve(W, 4, "beam", width=3, lookahead=2)
     assert oracle.objective(W, searched.indices) <= oracle.objective(W, greedy.indices)
+
+
+@pytest.mark.parametrize(
+    "exact",
+    [
+        pytest.param(lambda terms: objective(torch.diag(terms), torch.ones(len(terms), dtype=torch.bool)), id="dense"),
+        pytest.param(
+            lambda terms: SparseWeights.of(scipy.sparse.diags_array(terms.numpy()).tocsr())[0].objective(
+                torch.ones(len(terms), dtype=torch.bool)
+            ),
+            id="sparse",
+        ),
+        pytest.param(exact_sum, id="terms"),
+    ],
+)
+def test_sums_of_three_scales_that_cancel_are_exact(exact):
+    """Pairs of numbers hold two scales: 1 is lost beside 1e20, and both of these beside 1e40."""
+    assert exact(torch.tensor([1e40, 1e20, 1.0, -1e40, -1e20], dtype=torch.float64)) == 1
