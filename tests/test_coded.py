@@ -72,6 +72,7 @@ class Case:
     mask: Tensor | None = None
     softcap: float | None = None
     causal: bool = True
+    before: Tensor | None = None
 
     def run(self) -> tuple[Tensor, Tensor]:
         waits = max(each.waits for each in self.sequences)
@@ -79,7 +80,8 @@ class Case:
         dense_newest = [waits - each.waits for each in self.sequences]
         newest = waits + self.tails[0].shape[2]
         return host.coded_attention(
-            self.query, stored, *self.tails, BOOKS, newest, dense_newest, self.mask, None, self.softcap, self.causal
+            *(self.query, stored, *self.tails, BOOKS, newest, dense_newest),
+            *(self.mask, None, self.softcap, self.causal, self.before),
         )
 
     def expected(self) -> tuple[Tensor, Tensor]:
@@ -109,7 +111,10 @@ class Case:
             last = torch.nn.functional.pad(weights[..., weights.shape[-1] - known :], (newest - known, 0))
             received.append(torch.stack([part.sum(2).mean(1) for part in (last, last.square())], dim=1))
         numbers = (newest - torch.arange(newest)).clamp(max=length).expand(len(received), heads, 1, newest)
-        return torch.stack(outputs), torch.cat([torch.stack(received), numbers], dim=2)
+        every = torch.cat([torch.stack(received), numbers], dim=2)
+        if self.before is not None:
+            every[..., : self.before.shape[3]] += self.before
+        return torch.stack(outputs), every
 
     def error(self) -> float:
         """The largest deviation, as a multiple of what is allowed."""
@@ -171,8 +176,12 @@ def cases(draw) -> Case:
         mask = torch.rand(shape) < 0.6
         mask[..., -1] = True
         mask = mask if kind == "bool" else torch.where(mask, 0.5, -1e9)
-    query = torch.randn(batch, heads * group, length, width)
-    return Case(query, sequences, tails, mask, draw(st.sampled_from([None, 3.0])), kind == "causal")
+    query, before = torch.randn(batch, heads * group, length, width), None
+    if draw(st.booleans()):
+        newest = max(each.waits for each in sequences) + tail
+        before = torch.rand(batch, heads, 3, draw(st.integers(0, newest)))
+        before = before.mT.contiguous().mT if draw(st.booleans()) else before
+    return Case(query, sequences, tails, mask, draw(st.sampled_from([None, 3.0])), kind == "causal", before)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from .._util.arrays import without_autocast
 from ..errors import CacheError
 from ..kernels.decode.reference import causal_mask
 from ._compat import weights_may_be_read
-from .bits.coded import CodedTokens
+from .bits.coded import CodedTokens, added_attention
 from .bits.importance import tail_attention
 from .bits.in_place import attention_in_place
 from .by_heads import ByHeads
@@ -203,19 +203,20 @@ def _decoded(
         output, received, weights = read_coded_attention(
             module, query, tail, value, attention_mask, old, reading, layer.tally, want_weights, **given
         )
-        layer.receive(received)
+        layer.received = added_attention(layer.received, received)
         return output, weights if want_weights else None
     if fused and isinstance(old, CodedTokens) and not want_weights:
         given = {**kwargs, "scaling": scaling}
-        found = attention_in_place(module, query, tail, value, attention_mask, old, **given)
+        found = attention_in_place(module, query, tail, value, attention_mask, old, received=layer.received, **given)
         if found is not None:
-            layer.receive(found[1])
-            return found[0], None
+            output, layer.received = found
+            return output, None
     keys, values = scatter_channels(old, tail, value)
     if isinstance(old, CodedTokens):
         newest = old.waiting + tail.shape[2]
         with without_autocast(keys):
-            layer.receive(tail_attention(query, keys, attention_mask, newest, scaling, softcap))
+            now = tail_attention(query, keys, attention_mask, newest, scaling, softcap)
+            layer.received = added_attention(layer.received, now)
     return base_function(base_name, module)(module, query, keys, values, attention_mask, **kwargs)
 
 

@@ -32,7 +32,7 @@ from .._util.arrays import without_autocast
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
 from .bits.code_prompt import MIN_TOKENS
-from .bits.coded import CodedTokens, added_attention
+from .bits.coded import CodedTokens
 from .bits.settings import OF_PROMPT
 from .bits.waiting import ready
 from .by_heads import ByHeads
@@ -65,7 +65,9 @@ class PrunedKeyLayer(DynamicLayer):
         self.prompt = Prompt(plan)
         self.tail: Tail | None = None
         self.compressed: Compressed | ByHeads | CodedTokens | None = None
-        self._received: Tensor | None = None  # attention that waiting tokens and the tail's received from later queries
+        #: The attention that waiting tokens and the tail's received from later queries, ``(B, H, 3, n)``: see
+        #: `grace_opt.hf.bits.importance.tail_attention`.
+        self.received: Tensor | None = None
         #: What the steps of `read=` have read.
         self.tally = ReadTally()
         self.head_dim = 0
@@ -155,26 +157,16 @@ class PrunedKeyLayer(DynamicLayer):
             assert self.compressed is not None
             self.compressed = self.compressed.extended(block)
             return
-        old, received = self.compressed.extended(block.keys, block.values), self._received
+        old, received = self.compressed.extended(block.keys, block.values), self.received
         count = old.waiting
         if received is None:  # a file without it
             received = torch.zeros(*block.keys.shape[:2], 3, count, device=block.keys.device)
         if not count:  # no row has codes: the block is dense, and nobody will ask
-            self._received = received[..., block.length :].clone()
+            self.received = received[..., block.length :].clone()
         elif coded := ready(count, block.length):
             old = old.settled(self.plan, received[..., :coded])
-            self._received = received[..., coded:].clone()
+            self.received = received[..., coded:].clone()
         self.compressed = old
-
-    def receive(self, attention: Tensor) -> None:
-        """Record the attention that waiting tokens and the tail's received from this step's queries.
-
-        Parameters
-        ----------
-        attention : Tensor
-            ``(B, H, 3, n)``, what `tail_attention` returns.
-        """
-        self._received = added_attention(self._received, attention)
 
     # --------------------------------------- with the attention function
 
@@ -343,8 +335,8 @@ class PrunedKeyLayer(DynamicLayer):
         parts: dict[str, StoredTensor] = {} if self.compressed is None else {**self.compressed.parts()}
         if self.tail is not None:
             parts["tail_keys"], parts["tail_values"] = self.tail.buffers
-        if self._received is not None:
-            parts["received"] = self._received
+        if self.received is not None:
+            parts["received"] = self.received
         if isinstance(self.compressed, Compressed) and self.compressed.index is not None:
             parts |= {f"reading.{name}": part for name, part in self.compressed.index.all_tensors().items()}
         return parts
@@ -419,13 +411,13 @@ class PrunedKeyLayer(DynamicLayer):
         if self.compressed is not None and keep < old:
             self.compressed = self.compressed.cropped(keep)
         self.tail = tail.cut(0, max(keep - old, 0))
-        if self._received is not None:
+        if self.received is not None:
             count = self.compressed.waiting if isinstance(self.compressed, CodedTokens) else 0
-            self._received = self._received[..., : count + self.tail.length].clone()
+            self.received = self.received[..., : count + self.tail.length].clone()
 
     def reset(self) -> None:
         """Forget everything, ready for another prompt."""
-        self.tail = self.compressed = self._received = None
+        self.tail = self.compressed = self.received = None
         self.prompt.reset()
         self._filler, self.tally = Filler(), ReadTally()
         self.is_initialized = False
@@ -452,8 +444,8 @@ class PrunedKeyLayer(DynamicLayer):
             self.tail.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
         if self.compressed is not None:
             self.compressed = self.compressed.select(rows)
-        if self._received is not None:
-            self._received = self._received.index_select(0, rows.to(self._received.device))
+        if self.received is not None:
+            self.received = self.received.index_select(0, rows.to(self.received.device))
         self.prompt.map_rows(rows)
 
     def offload(self) -> None:
@@ -471,8 +463,8 @@ class PrunedKeyLayer(DynamicLayer):
             self.tail.map(lambda tensor: tensor.to(device, non_blocking=True))
         if self.compressed is not None:
             self.compressed = self.compressed.to(device)
-        if self._received is not None:
-            self._received = self._received.to(device, non_blocking=True)
+        if self.received is not None:
+            self.received = self.received.to(device, non_blocking=True)
 
     # ------------------------------------------------------------- checks
 
@@ -482,7 +474,7 @@ class PrunedKeyLayer(DynamicLayer):
         return self.tail
 
     def _check_continues(self, tail: Tail, key_states: Tensor) -> None:
-        keys = tail.keys
+        keys = tail.buffers[0]
         expected = (keys.shape[0], keys.shape[1], keys.shape[3])
         found = (key_states.shape[0], key_states.shape[1], key_states.shape[3])
         if expected != found:

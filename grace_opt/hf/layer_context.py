@@ -25,6 +25,7 @@ class LayerProtocol(Protocol):
     plan: LayerPlan
     prompt: Prompt
     compressed: Compressed | ByHeads | CodedTokens | None
+    received: Tensor | None
     tally: ReadTally
 
     def attended(self) -> None:
@@ -32,9 +33,6 @@ class LayerProtocol(Protocol):
 
     def check_filled_by(self, module: nn.Module) -> None:
         """Raise if the layer was filled by a model with other weights."""
-
-    def receive(self, attention: Tensor) -> None:
-        """Record the attention that the tail's tokens received."""
 
     def observe(self, now: Observation, keys: Tensor, values: Tensor, at_once: bool = True) -> None:
         """Receive the attention function's queries, and compress if the prompt is over."""
@@ -56,10 +54,9 @@ class LayerContext(NamedTuple):
 
 
 def with_context(tensor: Tensor, context: LayerContext) -> Tensor:
-    """Return a view of keys or values that carries the context; the stored tensor itself never does."""
-    view = tensor.view_as(tensor)
-    setattr(view, _ATTRIBUTE, context)
-    return view
+    """Attach the context to a view of keys or values, which nobody else has: a stored tensor never carries one."""
+    setattr(tensor, _ATTRIBUTE, context)
+    return tensor
 
 
 def context_of(tensor: Tensor) -> LayerContext | None:

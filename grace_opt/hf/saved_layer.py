@@ -100,8 +100,7 @@ class SavedLayer:
         layer.tail = tail
         if self.coded is not None:
             layer.compressed = self.coded.to(device)
-            if "received" in parts:
-                layer.receive(parts["received"])
+            layer.received = parts.get("received")
         elif "heads" in self.description:
             layer.compressed = ByHeads(
                 tuple(self._stored(parts, group_prefix(number)) for number in range(len(self.description["heads"])))

@@ -98,7 +98,7 @@ class TestGeneration:
         assert [[each.tokens for each in row.segments] for row in compressed.rows] == [[94, 128]] * 2
         assert compressed.rows[0].segments[1].keys.counts == class_sizes(128)
         assert compressed.waiting == 0
-        assert cache.layers[0]._received.shape[-1] == cache.layers[0].tail.length
+        assert cache.layers[0].received.shape[-1] == cache.layers[0].tail.length
         report = cache.memory_report()
         assert 0.9 * bits < report.bits <= bits
         assert max(report.key_bits, report.value_bits) <= bits
@@ -152,19 +152,19 @@ class TestGeneration:
         first = cache.layers[0].compressed.length
         for step in more[:, : count + 1].split(1, dim=1):
             before = [layer.compressed for layer in cache.layers]
-            held = [layer._received for layer in cache.layers]
+            held = [layer.received for layer in cache.layers]
             output = feed(model, cache, step, output_attentions=True)[0]
             for each, weights, layer in zip(sums, output.attentions, cache.layers, strict=True):
                 newest = weights[:, :, 0, first:].unflatten(1, (2, 2))
                 if len(layer.compressed.rows[0].segments) == 1:
                     each[..., : newest.shape[-1]] += torch.stack([newest.mean(2), newest.square().mean(2)], 2)
-                    torch.testing.assert_close(layer._received[:, :, :2], each[..., : newest.shape[-1]])
+                    torch.testing.assert_close(layer.received[:, :, :2], each[..., : newest.shape[-1]])
         assert before[0].waiting == count - TAIL_BLOCK_WITH_BITS, "the second block has come"
         for layer, weights, sums_before in zip(cache.layers, output.attentions, held, strict=True):
             tail = weights[:, :, 0, first + coded :].unflatten(1, (2, 2))
             now = torch.stack([tail.mean(2), tail.square().mean(2)], 2)
             expected = torch.nn.functional.pad(sums_before[:, :, :2, coded:], (0, 1)) + now
-            torch.testing.assert_close(layer._received[:, :, :2], expected)
+            torch.testing.assert_close(layer.received[:, :, :2], expected)
         for layer, each in zip(cache.layers, sums, strict=True):
             queries = torch.cat([torch.full((32,), float(count)), count - torch.arange(count - 32.0)])[:coded]
             scores = each[:, :, 0, :coded] / queries
@@ -230,11 +230,11 @@ class TestGeneration:
         cache = full(model, ids)
         feed(model, cache, more[:, :64], 16)
         for layer in cache.layers:
-            layer._received = None
+            layer.received = None
         feed(model, cache, more[:, 64:65])
         for layer in cache.layers:
             assert [each.tokens for each in layer.compressed.rows[0].segments] == [94, 64]
-            assert layer._received.shape[-1] == layer.tail.length
+            assert layer.received.shape[-1] == layer.tail.length
         assert feed(model, cache, more[:, 65:70]).isfinite().all()
         assert cache.memory_report().bits > 1.5
 
@@ -282,11 +282,11 @@ class TestShrinking:
         cache = full(model, ids, tail_block=16)
         feed(model, cache, more[:, :22])
         layer = cache.layers[0]
-        before = layer._received.clone()
+        before = layer.received.clone()
         cache.crop(-5)
         newest = layer.compressed.waiting + layer.tail.length
         assert layer.compressed.waiting == 16
-        assert torch.equal(layer._received, before[..., :newest])
+        assert torch.equal(layer.received, before[..., :newest])
         assert before.shape[-1] == newest + 5
 
     def test_cropping_what_is_coded_is_refused(self, model, ids):
@@ -354,8 +354,12 @@ def test_tokens_may_be_evicted_before(evict, model, ids, more):
             stored = stored[:, :, : keys.shape[2]]
             assert torch.equal(found[:, :, :SINKS], stored[:, :, :SINKS])
             assert (found - stored).norm() < 0.03 * stored.norm()
+    first, before = 3 * LENGTH - RECENT, [layer.compressed.positions for layer in cache.layers]
     feed(model, cache, more[:, :70], 13)
     assert cache.layers[0].compressed.waiting == TAIL_BLOCK_WITH_BITS
+    grown = torch.arange(first, first + TAIL_BLOCK_WITH_BITS, dtype=torch.int32)
+    for layer, positions in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer.compressed.positions, torch.cat([positions, grown.expand(len(ids), 2, -1)], dim=-1))
     assert cache.get_seq_length() == 3 * LENGTH + 70
     assert full(model, ids, evict=evict).memory_report().bits <= 2
     with pytest.raises(OptionError, match=r"all queries .*: write GraphEviction\(stride=0, observed=128\)"):
@@ -410,7 +414,7 @@ class TestHalfPrecision:
         cache = full(model, ids, bits=3, tail_block=16)
         assert feed(model, cache, more[:, :20]).isfinite().all()
         assert cache.layers[0].compressed.waiting == 16
-        for tensor in (*decoded(cache), *(layer._received for layer in cache.layers)):
+        for tensor in (*decoded(cache), *(layer.received for layer in cache.layers)):
             assert tensor.isfinite().all()
         stored = cache.layers[0].compressed.rows[0].tensors().values()
         assert all(t.isfinite().all() for t in stored)

@@ -60,7 +60,7 @@ def fed(model, cache, ids, mask=None, step=1):
         for first, end in zip([0, *ends], ends, strict=False):
             given = {} if mask is None else {"attention_mask": mask[:, :end]}
             found.append(model(ids[:, first:end], past_key_values=cache, **given).logits[:, -1])
-    return torch.stack(found), [layer._received for layer in cache.layers]
+    return torch.stack(found), [layer.received for layer in cache.layers]
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def test_compiled_loops_unpack_nothing_and_read_the_same(way, model):
                 patch.setattr(coded, "read_in_place", lambda *given: None)
             for first, end in ((0, 310), (310, 312), (312, 313), (313, 329), (329, 330)):
                 out = model(ids[:, first:end], past_key_values=cache, attention_mask=mask[:, :end])
-        found.append((out.logits, cache.read_report(), cache.layers[0]._received))
+        found.append((out.logits, cache.read_report(), cache.layers[0].received))
     (one, report, received), (two, expected, attention) = found
     assert torch.allclose(one, two, atol=5e-3)
     assert torch.allclose(received, attention, atol=5e-3)

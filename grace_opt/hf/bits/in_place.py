@@ -27,6 +27,7 @@ def attention_in_place(
     scaling: float,
     softcap: float | None = None,
     is_causal: bool | None = None,
+    received: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor] | None:
     """Compute attention of new tokens over the coded tokens and the dense tail, and what the newest tokens receive.
@@ -39,6 +40,8 @@ def attention_in_place(
         ``(B or 1, H_q or 1, L, stored)``: columns of the stored tokens.
     scaling : float
         Of the logits.
+    received : Tensor or None
+        What the first of the newest tokens have received before.
     **others
         Other arguments of the attention function; not all are possible.
 
@@ -47,7 +50,7 @@ def attention_in_place(
     output : Tensor
         ``(B, L, H_q, d_v)``.
     received : Tensor
-        ``(B, H, 3, waiting tokens + S_t)``: see `grace_opt.hf.bits.importance.tail_attention`.
+        ``(B, H, 3, waiting tokens + S_t)``: see `grace_opt.hf.bits.importance.tail_attention`; with what was before.
     """
     if others.get("s_aux") is not None or others.get("position_bias") is not None:
         return None
@@ -74,6 +77,7 @@ def attention_in_place(
         scaling,
         softcap,
         getattr(module, "is_causal", True) if is_causal is None else is_causal,
+        received,
     )
     return found
 

@@ -8,7 +8,7 @@ Source: StreamingLLM (arXiv 2309.17453) for sink tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -163,13 +163,17 @@ class CodedRow:
 
     def table(self) -> Table:
         """Return where the codes are, for `grace_opt.kernels.coded`: made once, and anew where tensors have moved."""
-        where = [each.means.data_ptr() for each in self._first_codes()]
-        if self._table.get("where") != where:
+        known = self._table
+        if not known:
+            known["first"] = [each.keys.means for each in self.segments[:1]]
+            known["first"] += [] if self.waiting is None else [self.waiting[0].means]
+        where = [each.data_ptr() for each in known["first"]]
+        if known.get("where") != where:
             heads = len(self.sink_keys)
             units = [units_of(each.keys, each.values, heads) for each in self.segments]
             units += [] if self.waiting is None else [units_of(*self.waiting, heads, newest=True)]
-            self._table.update(where=where, found=table_of(units, heads), lying=None, sequence=None)
-        found: Table = self._table["found"]
+            known.update(where=where, found=table_of(units, heads), lying=None, sequence=None)
+        found: Table = known["found"]
         return found
 
     def sequence(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
@@ -203,12 +207,6 @@ class CodedRow:
             named |= {f"table.{name}": torch.from_numpy(part) for name, part in parts.items()}
         of_gpu = (each.tensors() for each in found.on_device)
         return named | {f"table.gpu.{name}": tensor for each in of_gpu for name, tensor in each.items()}
-
-    def _first_codes(self) -> Iterator[Codes]:
-        if self.segments:
-            yield self.segments[0].keys
-        if self.waiting is not None:
-            yield self.waiting[0]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave addresses out of copies."""

@@ -28,7 +28,7 @@ from .kept import cache_of
 from .limits import SMALL as SMALL
 from .plainly import plain_values, plain_version
 from .switches import PLAIN, is_off
-from .threads import always
+from .threads import CALLED, always
 
 #: Seconds that a loop may run in Python, all calls together: less than compiling most of them takes.
 PLAIN_SECONDS = 0.2
@@ -83,6 +83,14 @@ class CFunction:
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
         self._function, self._signature = function, signature
         self._compiled: Any = None
+
+    def __call__(self, at: int) -> None:
+        """Call ``void f(void *at)``; other threads may use the interpreter meanwhile."""
+        self._from_python(at)
+
+    @cached_property
+    def _from_python(self) -> Callable[[int], None]:
+        return CALLED(self.address)
 
     @property
     def address(self) -> int:

@@ -22,7 +22,8 @@ from .switches import OPENMP, is_off
 COMPILE_FROM = 200_000
 #: With fewer numbers, waking another thread takes longer than it saves.
 ALONE_BELOW = 100_000
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+#: What a `c_function` is to Python.
+CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _steps = 0
 _always = False
 
@@ -82,17 +83,17 @@ def split_batch(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...
         done.result()
 
 
-def torch_team() -> Callable[[int, npt.NDArray[np.int64]], None] | None:
+def torch_team() -> Callable[[int, int], None] | None:
     """Return a way to run compiled functions in torch's own threads; None if there is none.
 
     After a tensor operation torch's threads spin for some milliseconds and slow down any others. Torch's OpenMP can run
-    a function in those threads, which are already awake: ``team(address, data)`` calls ``void address(void *data)`` in
-    each and returns when all are done. Works on Linux with GNU's OpenMP, which ships with torch.
+    a function in those threads, which are already awake: ``team(address, at)`` calls ``void address(void *at)`` in each
+    and returns when all are done. Works on Linux with GNU's OpenMP, which ships with torch.
     """
     if is_off(OPENMP):
         return None
     run, _ = _gnu_openmp()
-    return None if run is None else lambda address, data: run(address, data.ctypes.data, torch.get_num_threads(), 0)
+    return None if run is None else lambda address, at: run(address, at, torch.get_num_threads(), 0)
 
 
 def no_team_reason() -> str | None:
@@ -100,26 +101,24 @@ def no_team_reason() -> str | None:
     return f"{OPENMP}=0" if is_off(OPENMP) else _gnu_openmp()[1]
 
 
-def call_in_threads(function: Any, data: npt.NDArray[np.int64], most: int, alone: bool = False) -> None:
-    """Call a `c_function` with the address of `data`: in torch's threads, or in ours, which share the work.
+def call_in_threads(function: Any, at: int, most: int, alone: bool = False) -> None:
+    """Call a `c_function` with an address: in torch's threads, or in ours, which share the work.
 
     Parameters
     ----------
     function : CFunction
         Takes what no other thread has taken yet, until nothing is left; so the result does not depend on the threads.
-    data : (m,) int64
-        Mostly addresses. What they point to is kept alive by the caller.
+    at : int
+        Of a table of int64, mostly addresses. It and what they point to are kept alive by the caller.
     most : int
         The most threads that can find something to do.
     alone : bool
         Call it in this thread, which is faster for little work.
     """
-    address = function.address
     if not alone and (team := torch_team()) is not None:
-        team(address, data)
+        team(function.address, at)
         return
-    call = _FUNCTION(address)  # releases the interpreter
-    split_batch(lambda _: call(data.ctypes.data), (np.arange(most),), alone)
+    split_batch(lambda _: function(at), (np.arange(most),), alone)
 
 
 @cache

@@ -8,12 +8,12 @@ not. Numbers are float32 inside, whatever the model's type is.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from .._shared.threads import call_in_threads
 from ..decode.checks import kind_of_mask
 from ..decode.host import scales_of
 from .forms import BLOCK, LANES, ROWS
-from .table import COLUMNS, CodedSequence, Numbers, Table, batched
+from .table import COLUMNS, CodedSequence, Table, batched
 
 #: Most query rows (query heads per KV head times new tokens): beyond, making keys and values dense is faster.
 MAX_ROWS = 256
@@ -73,6 +73,7 @@ def coded_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     causal: bool = True,
+    before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over sinks, coded tokens and a dense tail.
 
@@ -99,6 +100,8 @@ def coded_attention(
         Logits become ``softcap * tanh(logits / softcap)`` before the mask.
     causal : bool
         What ``attention_mask=None`` means.
+    before : Tensor or None
+        ``(B, H, 3, n)``: what the first of the newest tokens have received before.
 
     Returns
     -------
@@ -106,7 +109,7 @@ def coded_attention(
         ``(B, L, H_q, d_v)``, the same for any number of threads.
     received : Tensor
         ``(B, H, 3, newest)`` float32: sums over the queries of p and of p², each the mean of the group's heads, and
-        the number of queries that saw the token.
+        the number of queries that saw the token; added to what was `before`.
 
     Raises
     ------
@@ -120,14 +123,15 @@ def coded_attention(
     table = batched([each.table for each in sequences], heads)
     given = laid_out(
         *(query, sequences, table, tail_keys, tail_values, books, newest, dense_newest),
-        *(attention_mask, scaling, softcap, causal),
+        *(attention_mask, scaling, softcap, causal, before),
     )
-    loops.prepare(given.data)
+    loops.prepare_at(given.at)
     alone = table.numbers * (width + value_width) < ALONE_BELOW
     attend = loops.attend_three_at if by_three(rows) else loops.attend_at
-    call_in_threads(attend, given.data, len(table.items), alone=alone)
-    loops.join(given.data)
-    return given.output.to(query.dtype), given.received[..., :newest]
+    call_in_threads(attend, given.at, len(table.items), alone=alone)
+    loops.join_at(given.at)
+    output = given.output if query.dtype == torch.float32 else given.output.to(query.dtype)
+    return output, given.received
 
 
 @cache
@@ -154,20 +158,23 @@ class Given(NamedTuple):
 
     Attributes
     ----------
-    data : array (19,)
-        Lengths and addresses: see `grace_opt.kernels.coded.cpu.attend`.
+    data : array
+        Lengths and addresses: see `grace_opt.kernels.coded.cpu.attend`. Then the sizes, to which one of them points.
+    at : int
+        The address of `data`.
+    taken : int
+        The place in `data` of the number of items that are taken: the first size.
     output, received : Tensor
-        What they write; `received` has room for whole vectors.
-    sizes : array
-        The first entry is the number of items that are taken.
+        What they write.
     alive : list
         What `data` has the addresses of.
     """
 
-    data: Numbers
+    data: array[int]
+    at: int
+    taken: int
     output: Tensor
     received: Tensor
-    sizes: Numbers
     alive: list[Any]
 
 
@@ -184,6 +191,7 @@ def laid_out(
     scaling: float | None,
     softcap: float | None,
     causal: bool,
+    before: Tensor | None,
 ) -> Given:
     """Return what the loops get; `table` is of all sequences, the others as for `coded_attention`."""
     (batch, query_heads, length, width), (heads, tail) = query.shape, tail_keys.shape[1:3]
@@ -196,30 +204,33 @@ def laid_out(
     room = rounded(max(COLUMNS + 2 * BLOCK * table.most, max(found[0] for _, found in dense) + tail + 2 * LANES))
     padded, wide, value_wide = -(-group * length // ROWS) * ROWS, rounded(width), rounded(value_width)
     count, news = len(table.items), rounded(newest)
+    known = 0 if before is None else before.shape[3]
+    before = None if before is None else before.contiguous()
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
-    received = torch.zeros(batch, heads, 3, news, dtype=torch.float32, device="cpu")
+    received = torch.empty(batch, heads, 3, newest, dtype=torch.float32, device="cpu")
 
-    parts = 3, 2 * pairs * padded * wide, pairs * padded * news, 2 * count * padded, count * padded * value_wide
-    starts = [0]
-    for part in parts:
-        starts.append(starts[-1] + 4 * rounded(part))
-    work = np.zeros(starts[-1] // 4, np.float32)
-    work[0], work[1], work[2] = inner, softcap is not None, outer
-    begin = work.ctypes.data
+    scales = array("f", [float(inner), float(softcap is not None), float(outer)])
+    of_queries, of_newest = rounded(2 * pairs * padded * wide), rounded(pairs * padded * news)
+    of_ends, of_products = rounded(2 * count * padded), rounded(count * padded * value_wide)
+    work = torch.zeros(of_queries + of_newest + of_ends + of_products, dtype=torch.float32, device="cpu")
+    at_queries = work.data_ptr()
+    at_newest = at_queries + 4 * of_queries
+    at_ends = at_newest + 4 * of_newest
     numbers = [pairs, batch, padded, wide, news, count, len(table.units), value_wide]
-    numbers += [0, table.items.ctypes.data, table.units.ctypes.data, *(begin + start for start in starts[:-1])]
+    numbers += [0, *table.at, scales.buffer_info()[0], at_queries, at_newest, at_ends, at_ends + 4 * of_ends]
     numbers += [books.data_ptr(), output.data_ptr(), received.data_ptr()]
     numbers += [0, heads, group, length, width, value_width, kind, room, newest, tail, *mask_place]
     for tensor in floats:
         numbers.append(tensor.data_ptr())
         numbers += [4 * step for step in tensor.stride()]
+    numbers += [0 if before is None else before.data_ptr(), known]
     for (_, found), more in zip(dense, dense_newest, strict=True):
         numbers += found
         numbers.append(more)
-    both = np.array(numbers, np.int64)
-    data, sizes = both[:GIVEN], both[GIVEN:]
-    data[AT_SIZES] = both.ctypes.data + GIVEN * both.itemsize
-    return Given(data, output, received, sizes, [mask, floats, work, dense, table, books])
+    data = array("q", numbers)
+    at = data.buffer_info()[0]
+    data[AT_SIZES] = at + GIVEN * data.itemsize
+    return Given(data, at, GIVEN, output, received, [mask, floats, scales, work, dense, table, books, before])
 
 
 def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
@@ -255,9 +266,9 @@ def rounded(count: int) -> int:
 
 def check_shapes(query: Tensor, sequences: Sequence[CodedSequence], keys: Tensor, values: Tensor) -> None:
     """Raise unless shapes go together: what reads by address must not get a tensor that is too small."""
-    heads = keys.shape[1]
-    fits = keys.shape[:3] == values.shape[:3] and keys.shape[3] == query.shape[3] and not query.shape[1] % heads
-    if not fits or len(sequences) != len(query) != 0 or any(len(each.sink_keys) != heads for each in sequences):
+    (batch, query_heads, _, width), (rows, heads, tokens, key_width) = query.shape, keys.shape
+    together = (rows, heads, tokens) == values.shape[:3] and key_width == width and not query_heads % heads
+    if not together or len(sequences) != batch != 0 or any(each.sink_keys.shape[0] != heads for each in sequences):
         raise CacheError(
             f"queries {tuple(query.shape)}, the tail's keys {tuple(keys.shape)} and values {tuple(values.shape)}, and "
             f"{len(sequences)} coded sequences with {[len(each.sink_keys) for each in sequences]} heads do not fit"

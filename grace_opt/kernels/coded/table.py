@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,8 @@ ITEMS, FEWEST, COLUMNS = 16, 768, 4096
 Numbers = npt.NDArray[np.int64]
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Table:
     """Where the codes of some heads are.
 
     Attributes
@@ -58,7 +60,12 @@ class Table(NamedTuple):
     items: Numbers
     most: int
     numbers: int
-    on_device: list[Any]
+    on_device: list[Any] = field(default_factory=list)
+
+    @cached_property
+    def at(self) -> tuple[int, int]:
+        """Addresses of the items and of the units."""
+        return self.items.ctypes.data, self.units.ctypes.data
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +145,7 @@ def table_of(units: Sequence[Numbers], heads: int) -> Table:
         items.append([h, -1, -1, 0, 0])
         for start in range(0, columns, some):
             items.append([h, h * most, (h + 1) * most, start, min(start + some, columns)])
-    return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * columns, [])
+    return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * columns)
 
 
 def batched(tables: Sequence[Table], heads: int) -> Table:
@@ -151,7 +158,7 @@ def batched(tables: Sequence[Table], heads: int) -> Table:
         items.append(np.concatenate([each.items[:, :1] + number * heads, of_units, each.items[:, 3:]], axis=1))
         unit += len(each.units)
     units = np.concatenate([each.units for each in tables])
-    return Table(units, np.concatenate(items), max(t.most for t in tables), sum(t.numbers for t in tables), [])
+    return Table(units, np.concatenate(items), max(t.most for t in tables), sum(t.numbers for t in tables))
 
 
 def units_of(keys: Stored, values: Stored, heads: int, newest: bool = False) -> Numbers:

@@ -179,7 +179,7 @@ def decode_attention(
     data = np.array([*(a.ctypes.data for a in arrays), items, rows, *products.shape[1:]], np.int64)
     in_few_bits = isinstance(pruned_keys, Packed) or isinstance(old_values, Packed)
     attend = attend_packed_at if in_few_bits else attend_at
-    call_in_threads(attend, data, items, alone=pairs * total * (width + value_width) < ALONE_BELOW)
+    call_in_threads(attend, data.ctypes.data, items, alone=pairs * total * (width + value_width) < ALONE_BELOW)
     join(largest, sums, products, runs, length, output.numpy())
     del mask, narrow, old, stored
     return output

@@ -113,7 +113,7 @@ def few_coded_attention(
     CacheError
         If shapes do not go together. What `unsupported_reason` says must have been asked before.
     """
-    from ..coded.cpu import join, prepare
+    from ..coded.cpu import join_at, prepare_at
     from .cpu import attend_few_at
 
     (batch, query_heads, _, width), heads = query.shape, tail_keys.shape[1]
@@ -123,7 +123,7 @@ def few_coded_attention(
     every = Lying.together(lying, heads)
     given = laid_out(
         *(query, sequences, every.table, tail_keys, tail_values, books, newest, dense_newest),
-        *(attention_mask, scaling, softcap, True),
+        *(attention_mask, scaling, softcap, True, None),
     )
     pairs, group, items = batch * heads, query_heads // heads, every.table.items
     padded, columns = -(-group // ROWS) * ROWS, max(every.places)
@@ -142,15 +142,15 @@ def few_coded_attention(
     at = [work.data_ptr() + pairs * sum(parts[:number]) for number in range(len(parts))]
     tables = [each.ctypes.data for each in (every.segments, told, every.firsts, ranges, limits)]
     more = [SCORED, *tables, *at[:7], of_heads.ctypes.data, at[7], reach.ctypes.data, bound.ctypes.data]
-    data = np.array([*given.data, *more, len(every.segments), columns, tokens], np.int64)
+    data = np.array([*given.data[: given.taken], *more, len(every.segments), columns, tokens], np.int64)
     assert len(data) == GIVEN
     alone = every.table.numbers * width < coded.ALONE_BELOW
 
     def run(phase: int, most: int, alone: bool = alone) -> None:
-        given.sizes[0], data[PHASE] = 0, phase
-        call_in_threads(attend_few_at, data, most, alone=alone)
+        given.data[given.taken], data[PHASE] = 0, phase
+        call_in_threads(attend_few_at, data.ctypes.data, most, alone=alone)
 
-    prepare(given.data)
+    prepare_at(given.at)
     run(SCORED, len(items))
     choose = FIRST_CHOSEN
     while choose == FIRST_CHOSEN or (of_heads[:, DONE] < of_heads[:, STOP]).any():
@@ -158,10 +158,10 @@ def few_coded_attention(
         run(READ, len(items))
         run(BOUNDED, pairs, True)
         choose = MORE_CHOSEN
-    join(given.data)
+    join_at(given.at)
     found = torch.from_numpy(of_heads[:, READ_TOKENS].reshape(batch, heads).copy())
     del work, told, every
-    return FewCoded(given.output.to(query.dtype), given.received[..., :newest], torch.from_numpy(bound), found)
+    return FewCoded(given.output.to(query.dtype), given.received, torch.from_numpy(bound), found)
 
 
 def _sequences(every: Lying, least: Sequence[int], page_size: int) -> npt.NDArray[np.int64]:

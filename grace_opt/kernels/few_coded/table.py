@@ -7,6 +7,7 @@ token of the sequence is, its class says, which is stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +86,7 @@ class Lying(NamedTuple):
             if behind < last:
                 items.append([h, behind, last, 0, int(units[h, len(coded) :, COUNT].sum())])
             items += [[h, first, behind, start, min(start + some, place)] for start in range(0, place, some)]
-        told = table._replace(items=np.array(items, np.int64).reshape(-1, 5))
+        told = replace(table, items=np.array(items, np.int64).reshape(-1, 5))
         every = np.array(segments, np.int64).reshape(-1, OF_SEGMENT)
         return Lying(told, firsts.ravel(), every, [place], [sum(coded)], [len(segments)])
 

@@ -62,7 +62,8 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
         records[number, outer] = [part.data_ptr() for part in found]
     taken = np.zeros(2, np.int64)
     addresses = [array.ctypes.data for array in (taken, records, shared)]
-    call_in_threads(code_heads_at, np.array([*addresses, len(kinds)], np.int64), forms.AT_ONCE)
+    data = np.array([*addresses, len(kinds)], np.int64)
+    call_in_threads(code_heads_at, data.ctypes.data, forms.AT_ONCE)
     return [_coded(tables, counts, *found) for found in outputs]
 
 

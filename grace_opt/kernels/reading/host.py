@@ -94,7 +94,7 @@ def read_attention(
 
         def run(phase: int, most: int) -> None:
             taken[0], data[len(addresses)] = 0, phase
-            call_in_threads(attend_few_at, data, most, alone=alone)
+            call_in_threads(attend_few_at, data.ctypes.data, most, alone=alone)
 
         run(SCORED, items * runs)
         while epsilon is not None and (told[:, DONE] < told[:, STOP]).any():

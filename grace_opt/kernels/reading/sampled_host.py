@@ -75,7 +75,7 @@ def read_sample(
         alone = items * (old + tail) * (kept + value_width) < ALONE_BELOW
         for phase, most in ((HASHED, items * runs), (DRAWN, items * runs), (JOINED, items)):
             taken[0], data[len(addresses)] = 0, phase
-            call_in_threads(attend_sample_at, data, most, alone=alone)
+            call_in_threads(attend_sample_at, data.ctypes.data, most, alone=alone)
     del news
     return Few(output, bound, torch.from_numpy(drawn.sum(1)).view(batch, heads))
 

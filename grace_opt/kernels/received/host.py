@@ -35,7 +35,7 @@ def attention_received(queries: Tensor, weights: Tensor, keys: Tensor, scaling: 
             tiles[full, :, :rest] = stored[full * TILE :].T
         sums.fill(0)
         taken.fill(0)
-        call_in_threads(add_received_at, data, items)
+        call_in_threads(add_received_at, data.ctypes.data, items)
         np.sum(sums[..., :length], axis=0, out=found[:, head])
     first, second = torch.from_numpy(found)
     return first, second

@@ -19,7 +19,7 @@ import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._share
 import numpy as np
 from numba.np.numpy_support import carray
 
-from ..._shared.jit import c_function, jit, part
+from ..._shared.jit import c_function, part
 from ..._shared.lanes import add_one, exp2, load, spread, store
 from ...decode.cpu import (
     LEAST,
@@ -50,7 +50,9 @@ BOOK = 256 * BYTES
 #: of mask, room for logits, newest tokens, the tail's tokens; address and four strides, in bytes, of the mask over the
 #: tail, of queries, of the tail's keys and values.
 HEADS, GROUP, LENGTH, WIDTH, VALUE_WIDTH, KIND, SPACE, NEWS, IN_TAIL, MASK = range(1, 11)
-QUERY, TAIL_KEYS, TAIL_VALUES, SEQUENCES = 15, 20, 25, 30
+QUERY, TAIL_KEYS, TAIL_VALUES = 15, 20, 25
+#: Address of what the newest tokens had received before, or 0, and of how many of them.
+BEFORE, IN_BEFORE, SEQUENCES = 30, 31, 32
 #: After these, of each sequence: number of sinks; address and steps (head, token) of their keys, and of their values;
 #: address and step of the basis of keys, and of values, or 0; how many of the sinks are among the newest tokens.
 SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, OF_SEQUENCE = 0, 1, 4, 7, 9, 11, 12
@@ -81,9 +83,10 @@ def arrays_at(given):
     )
 
 
-@jit
-def prepare(given):
+@c_function("void(voidptr)")
+def prepare_at(data):
     """Scale the queries of each group, and multiply them by the basis of the keys; nothing newest is known yet."""
+    given = carray(data, (19,), np.int64)
     sizes, _, _, scales, queries, newest, _, _ = arrays_at(given)
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[WIDTH]
     step, steps = queries.shape[3] * BYTES, (sizes[QUERY + 2], sizes[QUERY + 3], sizes[QUERY + 4])
@@ -259,19 +262,20 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
 
 @part
 def make_room(width):
-    """What `attend_coded` needs besides: for each channel, index of its width, channel and address by widths, scale,
-    mean; starts of widths; a copy of the last tokens' bits, and its addresses; scaled queries; sums of each row."""
+    """What `attend_coded` needs besides, read only after it is written: for each channel, index of its width, channel
+    and address by widths, scale, mean; starts of widths; a copy of the last tokens' bits, and its addresses; scaled
+    queries; sums of each row."""
     return (
-        np.zeros(width, np.int64),
-        np.zeros(width, np.int64),
-        np.zeros(width, np.int64),
-        np.zeros(width, np.float32),
-        np.zeros(width, np.float32),
-        np.zeros(9, np.int64),
-        np.zeros(width * MOST_PLANES * BLOCK_STEP, np.uint8),
-        np.zeros(width, np.int64),
-        np.zeros((ROWS, width), np.float32),
-        np.zeros((width, ROWS), np.float32),
+        np.empty(width, np.int64),
+        np.empty(width, np.int64),
+        np.empty(width, np.int64),
+        np.empty(width, np.float32),
+        np.empty(width, np.float32),
+        np.empty(9, np.int64),
+        np.empty(width * MOST_PLANES * BLOCK_STEP, np.uint8),
+        np.empty(width, np.int64),
+        np.empty((ROWS, width), np.float32),
+        np.empty((width, ROWS), np.float32),
     )
 
 
@@ -280,10 +284,10 @@ def make_rooms(sizes):
     """What `attend_item` needs besides."""
     rows = sizes[GROUP] * sizes[LENGTH]
     return (
-        np.zeros((ROWS, sizes[SPACE]), np.float32),
+        np.empty((ROWS, sizes[SPACE]), np.float32),
         make_room(max(sizes[WIDTH], sizes[VALUE_WIDTH])),
-        np.zeros(rows, np.int64),
-        np.zeros(rows, np.int64),
+        np.empty(rows, np.int64),
+        np.empty(rows, np.int64),
     )
 
 
@@ -361,17 +365,20 @@ def attend_three_at(data):
     attend(carray(data, (19,), np.int64), no_sums_of_three())
 
 
-@jit
-def join(given):
+@c_function("void(voidptr)")
+def join_at(data):
     """Combine the items of each pair; add up the attention that the newest tokens receive.
 
-    The output is (B, L, H_q, d_v); received (pairs, 3, newest tokens padded): sums over queries of p and p², each the
-    mean of the group's heads, and the number of queries that saw the token.
+    The output is (B, L, H_q, d_v); received (pairs, 3, newest tokens): sums over queries of p and p², each the mean of
+    the group's heads, and the number of queries that saw the token, added to what there was before.
     """
+    given = carray(data, (19,), np.int64)
     sizes, items, _, _, _, newest, ends, products = arrays_at(given)
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[VALUE_WIDTH]
     output = numbers(given[17], (given[1], length, heads * group, width))
-    received = numbers(given[18], (given[0], 3, given[4]))
+    news, known = sizes[NEWS], sizes[IN_BEFORE]
+    received = numbers(given[18], (given[0], 3, news))
+    before, sums = numbers(sizes[BEFORE], (given[0], 3, known)), np.zeros((3, given[4]), np.float32)
     rows, shape, step = group * length, (products.shape[1], products.shape[2]), products.shape[2] * BYTES
     tops, divisors = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
     coded, dense, first = np.zeros(shape, np.float32), np.zeros(shape, np.float32), 0
@@ -404,17 +411,21 @@ def join(given):
                     for c in range(width):
                         dense[other, c] += coded[other, c]
         share = spread(np.float32(1.0) / np.float32(group))
+        for t in range(sums.shape[1]):
+            sums[0, t], sums[1, t], sums[2, t] = ZERO, ZERO, min(news - t, length)
         for row in range(rows):
             new, head = row % length, h * group + row // length
             for c in range(width):
                 output[b, new, head, c] = dense[row, c] / divisors[row]
-            at, of_p, of_squares = newest[pair, row].ctypes.data, received[pair, 0], received[pair, 1]
-            to, to_squares = of_p.ctypes.data, of_squares.ctypes.data
+            at, to, to_squares = newest[pair, row].ctypes.data, sums[0].ctypes.data, sums[1].ctypes.data
             top, factor = spread(tops[row]), spread(np.float32(1.0) / divisors[row])
-            for place in range(0, newest.shape[2] * BYTES, WHOLE):
+            for place in range(0, sums.shape[1] * BYTES, WHOLE):
                 p = exp2(load(at + place) - top) * factor
                 store(to + place, load(to + place) + share * p)
                 store(to_squares + place, load(to_squares + place) + share * p * p)
-        for t in range(sizes[NEWS]):
-            received[pair, 2, t] = min(sizes[NEWS] - t, length)
+        for kind in range(3):
+            for t in range(news):
+                received[pair, kind, t] = sums[kind, t]
+            for t in range(known):
+                received[pair, kind, t] += before[pair, kind, t]
         first = last

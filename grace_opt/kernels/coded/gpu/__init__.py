@@ -91,6 +91,7 @@ def coded_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     causal: bool = True,
+    before: Tensor | None = None,
     *,
     block: int | None = None,
     runs: int | None = None,
@@ -101,6 +102,8 @@ def coded_attention(
     ----------
     query, sequences, tail_keys, tail_values, books, newest, dense_newest, attention_mask, scaling, softcap, causal
         As for `grace_opt.kernels.coded.host.coded_attention`; all on one device.
+    before
+        As there; on any device.
     block, runs : int or None
         Tokens per block (a power of two, at least 16) and runs per head, of coded tokens and of dense ones, for
         measurements; None chooses from the shapes.
@@ -122,14 +125,20 @@ def coded_attention(
         raise CacheError(f"the kernel for coded tokens cannot be used: {reason}; make keys and values dense")
     _check(query, sequences, tail_keys, tail_values, books)
     if not len(query) or not query.shape[2]:
-        shape = len(query), query.shape[2], query.shape[1], tail_values.shape[3]
-        return query.new_empty(shape), query.new_zeros(len(query), tail_keys.shape[1], 3, newest, dtype=torch.float32)
-    mask = read_mask(attention_mask, query, tail_keys.shape[2], causal)
-    inner, outer = scales_of(query.shape[3] ** -0.5 if scaling is None else scaling, softcap)
-    factors, capped = (float(inner), float(outer)), softcap is not None
-    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
-        batch = batch_of(sequences, dense_newest)
-        return launch(query, batch, tail_keys, tail_values, books, newest, mask, factors, capped, block, runs)
+        output = query.new_empty(len(query), query.shape[2], query.shape[1], tail_values.shape[3])
+        received = query.new_zeros(len(query), tail_keys.shape[1], 3, newest, dtype=torch.float32)
+    else:
+        mask = read_mask(attention_mask, query, tail_keys.shape[2], causal)
+        inner, outer = scales_of(query.shape[3] ** -0.5 if scaling is None else scaling, softcap)
+        factors, capped = (float(inner), float(outer)), softcap is not None
+        with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+            batch = batch_of(sequences, dense_newest)
+            output, received = launch(
+                query, batch, tail_keys, tail_values, books, newest, mask, factors, capped, block, runs
+            )
+    if before is not None:
+        received[..., : before.shape[3]] += before.to(received.device)
+    return output, received
 
 
 def _check(
