@@ -14,6 +14,7 @@ call compiles (some seconds); the first call of each later process loads the com
 from __future__ import annotations
 
 import math
+from array import array
 from functools import lru_cache
 
 import numpy as np
@@ -34,6 +35,7 @@ ITEMS = 64
 LEAST_COLUMNS = 128
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**17
+_CPU = torch.device("cpu")
 #: The form of what is not packed.
 NO_FORM = [0] * 6
 
@@ -56,12 +58,11 @@ def unsupported_reason(
     tensors = (query, pruned_keys, sink_keys, tail_keys, old_values, tail_values)
     if is_off(LLVM):
         return f"{LLVM}=0 turns off what is written as LLVM instructions"
-    if any(t.device.type != "cpu" for t in tensors):
-        devices = ", ".join(sorted({str(t.device) for t in tensors}))
-        return f"tensors are on {devices}; they must all be on the CPU"
-    if any(t.dtype != torch.float32 for t in tensors):
-        types = ", ".join(sorted({str(t.dtype) for t in tensors}))
-        return f"queries, keys and values are {types}; they must all be float32"
+    devices, types = {t.device for t in tensors}, {t.dtype for t in tensors}
+    if devices != {_CPU}:
+        return f"tensors are on {', '.join(sorted(map(str, devices)))}; they must all be on the CPU"
+    if types != {torch.float32}:
+        return f"queries, keys and values are {', '.join(sorted(map(str, types)))}; they must all be float32"
     for part in (pruned_keys, old_values):
         if isinstance(part, Packed) and part.parameters != torch.float32:
             return f"scales and zero points are {part.parameters}; they must be float32"
@@ -142,46 +143,43 @@ def decode_attention(
     if output.numel() == 0:
         return output
 
-    pairs, rows = batch * heads, query_heads // heads * length
+    pairs, group, rows = batch * heads, query_heads // heads, query_heads // heads * length
     if runs is None:
         runs = min(-(-ITEMS // pairs), -(-total // LEAST_COLUMNS))
     columns = -(-total // runs)
     runs = -(-total // columns)
     kind, mask, mask_place = _read_mask(attention_mask, query, total, causal)
-    # All tensors are kept alive until the kernel is done: it gets only their addresses.
+    # All tensors are kept alive until the loops are done: they get only addresses.
     stored = [_rowwise(t) for t in (sink_keys, tail_keys, tail_values)]
     layout, narrow, narrow_place, key_form = _read_keys(pruned_keys)
     old, old_place, value_form = _read_values(old_values)
     kept_indices = kept_indices.to(torch.int64)
     steps = kept_indices.stride()
-    places = [
-        _place(query),
-        [kept_indices.data_ptr(), 8 * steps[0], 8 * steps[1], 0, 8 * steps[2]],
-        _place(stored[0]),
-        narrow_place,
-        _place(stored[1]),
-        old_place,
-        _place(stored[2]),
-        mask_place,
-    ]
-    group = query_heads // heads
-    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
     inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
+    scales = array("f", [float(inner), float(outer), float(softcap is not None)])
+    items, room, wide = pairs * runs, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES
+    of_ends = -(-items * rows // LANES) * LANES
+    work = torch.empty(2 * of_ends + items * room * wide, dtype=torch.float32, device="cpu")
 
-    items = pairs * runs
-    largest, sums = np.full((items, rows), -np.inf, np.float32), np.zeros((items, rows), np.float32)
-    products = np.zeros((items, -(-rows // ROWS) * ROWS, -(-value_width // (2 * LANES)) * 2 * LANES), np.float32)
-    from .cpu import attend_at, attend_packed_at, join
+    places = [*_place(query), kept_indices.data_ptr(), 8 * steps[0], 8 * steps[1], 0, 8 * steps[2]]
+    places += [*_place(stored[0]), *narrow_place, *_place(stored[1]), *old_place, *_place(stored[2]), *mask_place]
+    sizes = [heads, group, length, width, kept, value_width, sinks, pruned, tail, runs, columns, layout, kind]
+    sizes += key_form + value_form
+    at_ends = work.data_ptr()
+    given = [0, 0, 0, scales.buffer_info()[0], at_ends, at_ends + 4 * of_ends, at_ends + 8 * of_ends]
+    given += [items, rows, room, wide, output.data_ptr()]
+    data = array("q", [*given, 0, *places, *sizes])
+    at, taken = data.buffer_info()[0], len(given)
+    for number, place in enumerate((taken, taken + 1, taken + 1 + len(places))):
+        data[number] = at + place * data.itemsize
 
-    scales = np.array([inner, outer, softcap is not None], np.float32)
-    whole = np.array(places, np.int64), np.array(sizes + key_form + value_form, np.int64)
-    arrays = np.zeros(1, np.int64), *whole, scales, largest, sums, products
-    data = np.array([*(a.ctypes.data for a in arrays), items, rows, *products.shape[1:]], np.int64)
+    from .cpu import attend_at, attend_packed_at, join_at
+
     in_few_bits = isinstance(pruned_keys, Packed) or isinstance(old_values, Packed)
     attend = attend_packed_at if in_few_bits else attend_at
-    call_in_threads(attend, data.ctypes.data, items, alone=pairs * total * (width + value_width) < ALONE_BELOW)
-    join(largest, sums, products, runs, length, output.numpy())
-    del mask, narrow, old, stored
+    call_in_threads(attend, at, items, alone=pairs * total * (width + value_width) < ALONE_BELOW)
+    join_at(at)
+    del mask, narrow, old, stored, scales, work
     return output
 
 

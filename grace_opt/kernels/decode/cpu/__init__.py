@@ -22,7 +22,7 @@ import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._share
 import numpy as np
 from numba.np.numpy_support import carray
 
-from ..._shared.jit import c_function, jit, part
+from ..._shared.jit import c_function, part
 from ..._shared.lanes import (
     add_one,
     exp2,
@@ -222,9 +222,7 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
     inner, softcap, outer : float32, bool, float32
         Queries are multiplied by `inner`; where `softcap` is, what `cap` needs.
     largest, sums : (all items, rows) float32
-        At first minus infinity and zero.
     products : (all items, rows padded, width of values padded) float32
-        At first zero.
     packs : None or bool
         None where neither keys nor values are packed: there is less to compile.
     """
@@ -245,6 +243,11 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
         pair, run = number % pairs, number // pairs
         item, b, h = pair * runs + run, pair // heads, pair % heads
         start, stop = run * columns, min((run + 1) * columns, every)
+        for row in range(rows):
+            largest[item, row], sums[item, row] = NOTHING, ZERO
+        for row in range(room):
+            for c in range(products.shape[2]):
+                products[item, row, c] = ZERO
         first = address(places[QUERY], b, h * group)
         read_queries(first, places[QUERY, 2], places[QUERY, 3], places[QUERY, 4], rows, length, width, inner, full)
         gather(full, rows, width, address(places[KEPT], b, h), places[KEPT, 4], kept, narrow)
@@ -295,24 +298,24 @@ def numbers(at, shape):
 
 
 @part
-def attend_to(data, packs):
-    """`attend`, with the address of addresses, sizes and `softcap`."""
-    given = carray(data, (11,), np.int64)
-    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (26,))
-    items, rows, room, width = given[7], given[8], given[9], given[10]
-    scales = numbers(given[3], (3,))
-    attend(
-        taken,
-        places,
-        sizes,
-        scales[0],
-        scales[2] != 0,
-        scales[1],
+def ends_at(given):
+    """Maxima, sums and products of the items, of which the host made a table: see `attend`."""
+    items, rows = given[7], given[8]
+    return (
         numbers(given[4], (items, rows)),
         numbers(given[5], (items, rows)),
-        numbers(given[6], (items, room, width)),
-        packs,
+        numbers(given[6], (items, given[9], given[10])),
     )
+
+
+@part
+def attend_to(data, packs):
+    """`attend`, with the address of addresses, sizes and `softcap`."""
+    given = carray(data, (12,), np.int64)
+    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (26,))
+    scales = numbers(given[3], (3,))
+    largest, sums, products = ends_at(given)
+    attend(taken, places, sizes, scales[0], scales[2] != 0, scales[1], largest, sums, products, packs)
 
 
 @c_function("void(voidptr)")
@@ -327,24 +330,26 @@ def attend_packed_at(data):
     attend_to(data, True)
 
 
-@jit
-def join(largest, sums, products, runs, length, output):
-    """Combine runs, weighted by their maxima and divided by the sum of weights; `output` is (B, L, H_q, d_v)."""
-    rows, width = largest.shape[1], output.shape[3]
-    group = rows // length
-    heads = output.shape[2] // group
-    for pair in range(largest.shape[0] // runs):
-        first = pair * runs
-        for row in range(rows):
+@c_function("void(voidptr)")
+def join_at(data):
+    """Combine runs, weighted by their maxima and divided by the sum of weights; the output is (B, L, H_q, d_v)."""
+    given = carray(data, (12,), np.int64)
+    sizes, (largest, sums, products) = integers(given[2], (26,)), ends_at(given)
+    heads, group, length, width, runs = sizes[0], sizes[1], sizes[2], sizes[5], sizes[9]
+    pairs = largest.shape[0] // runs
+    output = numbers(given[11], (pairs // heads, length, heads * group, width))
+    for pair in range(pairs):
+        first, b, h = pair * runs, pair // heads, pair % heads
+        for row in range(group * length):
             top, divisor = largest[first, row], ZERO
             for item in range(first + 1, first + runs):
                 top = max(top, largest[item, row])
             for item in range(first, first + runs):
                 divisor += np.float32(2.0) ** (largest[item, row] - top) * sums[item, row]
-            b, new, head = pair // heads, row % length, pair % heads * group + row // length
+            to = output[b, row % length, h * group + row // length]
             for c in range(width):
-                output[b, new, head, c] = ZERO
+                to[c] = ZERO
             for item in range(first, first + runs):
                 weight = np.float32(2.0) ** (largest[item, row] - top) / divisor
                 for c in range(width):
-                    output[b, new, head, c] += weight * products[item, row, c]
+                    to[c] += weight * products[item, row, c]
