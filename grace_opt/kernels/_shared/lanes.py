@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 from numba.np.arrayobj import make_array
 
 from .limits import LANES
@@ -224,16 +224,6 @@ def _adding(number):
 
 
 @intrinsic
-def pointer(typing_context, address):
-    """An address as a pointer, for `numba.carray`."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(address), generate
-
-
-@intrinsic
 def load_byte(typing_context, address):
     """The byte at an address."""
 
@@ -335,36 +325,22 @@ def multiply_add(typing_context, a, b, c):
     return a(a, a, a), generate
 
 
-def _arithmetic(method):
-    @intrinsic
-    def compute(typing_context, a, b):
-        def generate(context, builder, signature, arguments):
-            return getattr(builder, method)(*arguments)
+def _arithmetic(operation, method):
+    """Define what an operator does with two vectors; numba compiles no function for it, as it would for an overload."""
 
-        return a(a, a), generate
+    @type_callable(operation)
+    def of_two(_):
+        return lambda a, b: a if isinstance(a, Lanes) and a == b else None
 
-    return compute
-
-
-_add, _subtract, _multiply, _divide = (_arithmetic(method) for method in ("fadd", "fsub", "fmul", "fdiv"))
+    @lower_builtin(operation, Lanes, Lanes)
+    def generate(context, builder, signature, arguments):
+        return getattr(builder, method)(*arguments)
 
 
-def _both_lanes(compute):
-    def choose(a, b):
-        if isinstance(a, Lanes) and a == b:
-            return lambda a, b: compute(a, b)
-        return None
-
-    return choose
-
-
-for _operator, _compute in (
-    (operator.add, _add),
-    (operator.sub, _subtract),
-    (operator.mul, _multiply),
-    (operator.truediv, _divide),
-):
-    overload(_operator)(_both_lanes(_compute))
+_arithmetic(operator.add, "fadd")
+_arithmetic(operator.sub, "fsub")
+_arithmetic(operator.mul, "fmul")
+_arithmetic(operator.truediv, "fdiv")
 
 
 def _selecting(comparison):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._shared.jit import jit, part
+from .._shared.memory import empty, view, zeros
 from .reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, positive
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
@@ -73,7 +74,7 @@ def weighted(row, centre, weights):
 @part
 def largest_bits(row):
     """Return the bits of the largest absolute value: as integers, they are in the same order, and fit vectors."""
-    bits, found = row.view(np.int32), np.int32(0)
+    bits, found = view(row, np.int32), np.int32(0)
     for t in range(row.shape[0]):
         size = bits[t] & SIGNLESS
         found = size if size > found else found
@@ -167,8 +168,8 @@ def longest_of(counts):
 @jit(error_model="numpy")
 def fit(rows, means, widths, counts, levels, edges, even, scales):
     """Fill the scales (C, R) of rows that have bits."""
-    longest, bits_of_scales = longest_of(counts), scales.view(np.int32)
-    centred, numbers = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    longest, bits_of_scales = longest_of(counts), view(scales, np.int32)
+    centred, numbers = empty((longest,), np.float32), empty((longest,), np.float32)
     for r in range(rows.shape[0]):
         first = 0
         for c in range(counts.shape[0]):
@@ -196,9 +197,9 @@ def fit(rows, means, widths, counts, levels, edges, even, scales):
 def code(rows, means, widths, counts, edges, scales, planes):
     """Fill the planes of all classes, one class after the other."""
     longest = longest_of(counts)
-    centred, scaled = np.empty(longest, np.float32), np.empty(longest, np.float32)
-    eights = np.zeros((longest + PER_BYTE - 1) // PER_BYTE, np.uint64)
-    codes = eights.view(np.uint8)
+    centred, scaled = empty((longest,), np.float32), empty((longest,), np.float32)
+    eights = zeros(((longest + PER_BYTE - 1) // PER_BYTE,), np.uint64)
+    codes = view(eights, np.uint8)
     at, first = 0, 0
     for c in range(counts.shape[0]):
         count = counts[c]
@@ -209,7 +210,8 @@ def code(rows, means, widths, counts, edges, scales, planes):
                 part = centred[:count]
                 centre(rows[r, first : first + count], means[r], part)
                 nearest(part, scale if scale > 0 else np.float32(1.0), edges[bits], bits, scaled, codes[:count])
-                codes[count : size * PER_BYTE] = 0
+                for t in range(count, size * PER_BYTE):
+                    codes[t] = 0
                 for p in range(bits):
                     for i in range(size):
                         planes[at + i] = (((eights[i] >> np.uint64(p)) & ONES) * TOGETHER) >> np.uint64(56)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
-from numba.np.numpy_support import carray
 
 from .._shared.jit import c_function, part
-from .._shared.lanes import WIDEST, add_one, load_one, pointer, transpose_widest
+from .._shared.lanes import WIDEST, add_one, load_one, transpose_widest
+from .._shared.memory import array_at, empty, view, zeros
 from .._shared.products import BYTES, ROWS, TILE, multiply
 from .._shared.whole import sorted_places
 from ..coding import cpu as coding
@@ -35,7 +35,7 @@ SPARE, HALF = np.int32(13), np.int32(0xFFF)
 @part
 def round_to_half(numbers):
     """Round to the nearest float16, ties to even; what is too large becomes the largest."""
-    bits = numbers.view(np.int32)
+    bits = view(numbers, np.int32)
     for i in range(numbers.shape[0]):
         x = min(max(numbers[i], -MOST), MOST)
         if abs(x) < LEAST_NORMAL:
@@ -49,7 +49,7 @@ def round_to_half(numbers):
 @part
 def make_coordinates(tensor, token_step, order, encode, block, tile):
     """Fill ``block`` (d, …), by channel, with the tokens at an address in an order, times ``encode`` (…, d)."""
-    width, step, tokens = encode.shape[1], block.shape[1] * BYTES, np.empty(TILE, np.int64)
+    width, step, tokens = encode.shape[1], block.shape[1] * BYTES, empty((TILE,), np.int64)
     squares = width // WIDEST * WIDEST
     for first in range(0, order.shape[0], TILE):
         for i in range(TILE):  # behind the last token comes it again: nobody reads these columns of the block
@@ -71,8 +71,8 @@ def divide(squares, energy, distortions, costs, bits, levels):
     """Fill the levels (C, d) of a head that may cost so many bits."""
     classes, width = squares.shape
     groups, count = classes * width, distortions.shape[0]
-    losses, prices = np.empty((1, groups, count)), np.empty((1, groups, count))
-    admissible = np.empty((1, groups, count), np.bool_)
+    losses, prices = empty((1, groups, count), np.float64), empty((1, groups, count), np.float64)
+    admissible = empty((1, groups, count), np.bool_)
     for c in range(classes):
         for j in range(width):
             loss = squares[c, j] * energy[j]
@@ -80,8 +80,8 @@ def divide(squares, energy, distortions, costs, bits, levels):
                 losses[0, c * width + j, b] = loss * distortions[b]
                 prices[0, c * width + j, b] = costs[c, b]
                 admissible[0, c * width + j, b] = True
-    along = np.zeros((1, groups, count), np.int64)
-    added, slopes = np.zeros((1, groups, count - 1)), np.zeros((1, groups, count - 1))
+    along = zeros((1, groups, count), np.int64)
+    added, slopes = zeros((1, groups, count - 1), np.float64), zeros((1, groups, count - 1), np.float64)
     hulls(losses, prices, admissible, along, added, slopes)
     falling = slopes.reshape(groups * (count - 1))
     for place in range(len(falling)):
@@ -89,9 +89,9 @@ def divide(squares, energy, distortions, costs, bits, levels):
     order = sorted_places(falling).reshape(1, groups * (count - 1))
     for place in range(len(falling)):
         falling[place] = -falling[place]
-    limits, price = np.empty(1), np.zeros(1)
+    limits, price = empty((1,), np.float64), zeros((1,), np.float64)
     limits[0] = bits
-    found = np.zeros((1, groups), np.int64)
+    found = zeros((1, groups), np.int64)
     spend(losses, prices, admissible, limits, along, added, slopes, order, found, price)
     for c in range(classes):
         for j in range(width):
@@ -115,7 +115,7 @@ def code_head(block, weights, energy, bits, tables, outputs):
     counts, costs, widths, distortions, small, large, lowest, books, edges, even = tables
     levels, means, scales, planes = outputs
     classes, width = levels.shape
-    large_bits, squares = np.zeros(1, np.int32), np.empty((classes, width))
+    large_bits, squares = zeros((1,), np.int32), empty((classes, width), np.float64)
     length = weights.shape[0]
     for j in range(width):
         row = block[j][:length]
@@ -125,7 +125,7 @@ def code_head(block, weights, energy, bits, tables, outputs):
             stop = first + counts[c]
             squares[c, j] = weighted(row[first:stop], middle, weights[first:stop])
             first = stop
-    largest = large_bits.view(np.float32)[0]
+    largest = load_one(large_bits.ctypes.data)
     relative = np.float64(largest) if largest > 0 else 1.0
     for c in range(classes):
         for j in range(width):
@@ -139,7 +139,7 @@ def code_head(block, weights, energy, bits, tables, outputs):
     for j in range(width):
         means[j] = np.float32(mean(block[j][:length]))
     round_to_half(means)
-    wide = np.empty((classes, width), np.uint8)
+    wide = empty((classes, width), np.uint8)
     for c in range(classes):
         for j in range(width):
             wide[c, j] = widths[levels[c, j]]
@@ -149,12 +149,6 @@ def code_head(block, weights, energy, bits, tables, outputs):
         round_to_half(scales[c])
     code(rows, means, wide, counts, edges, scales, planes)
     return unit
-
-
-@part
-def array(at, shape, kind):
-    """An array at an address."""
-    return carray(pointer(at), shape, kind)
 
 
 @part
@@ -172,17 +166,17 @@ def code_heads(taken, records, shared):
     if add_one(taken[1:]) >= forms.AT_ONCE:
         return
     classes, choices, books = shared[forms.CLASSES], shared[forms.CHOICES], shared[forms.ROWS_OF_BOOKS]
-    limits = array(shared[forms.RANGE], (2,), np.float32)
+    limits = array_at(shared[forms.RANGE], (2,), np.float32)
     tables = (
-        array(shared[forms.COUNTS], (classes,), np.int64),
-        array(shared[forms.COSTS], (classes, choices), np.float64),
-        array(shared[forms.WIDTHS], (choices,), np.uint8),
-        array(shared[forms.DISTORTIONS], (choices,), np.float64),
+        array_at(shared[forms.COUNTS], (classes,), np.int64),
+        array_at(shared[forms.COSTS], (classes, choices), np.float64),
+        array_at(shared[forms.WIDTHS], (choices,), np.uint8),
+        array_at(shared[forms.DISTORTIONS], (choices,), np.float64),
         limits[0],
         limits[1],
         shared[forms.LOWEST],
-        array(shared[forms.BOOKS], (books, MOST_LEVELS), np.float32),
-        array(shared[forms.EDGES], (books, MOST_LEVELS - 1), np.float32),
+        array_at(shared[forms.BOOKS], (books, MOST_LEVELS), np.float32),
+        array_at(shared[forms.EDGES], (books, MOST_LEVELS - 1), np.float32),
         shared[forms.EVEN],
     )
     room, widest = 0, 0
@@ -190,7 +184,7 @@ def code_heads(taken, records, shared):
         rows = (given[forms.WIDTH] + ROWS - 1) // ROWS * ROWS
         room = max(room, rows * ((given[forms.TOKENS] + TILE - 1) // TILE * TILE))
         widest = max(widest, given[forms.WIDTH])
-    space, tile = np.empty(room, np.float32), np.empty((widest, TILE), np.float32)
+    space, tile = empty((room,), np.float32), empty((widest, TILE), np.float32)
     while True:
         head, kind = add_one(taken), 0
         while kind < records.shape[0] and head >= records[kind, forms.HEADS]:
@@ -202,27 +196,29 @@ def code_heads(taken, records, shared):
         heads, tokens, width = given[forms.HEADS], given[forms.TOKENS], given[forms.WIDTH]
         rows, columns = (width + ROWS - 1) // ROWS * ROWS, (tokens + TILE - 1) // TILE * TILE
         block = space[: rows * columns].reshape(rows, columns)
-        encode = array(given[forms.ENCODE], (heads, rows, width), np.float32)[head]
-        order = array(given[forms.ORDER], (heads, tokens), np.int64)[head]
+        encode = array_at(given[forms.ENCODE], (heads, rows, width), np.float32)[head]
+        order = array_at(given[forms.ORDER], (heads, tokens), np.int64)[head]
         at = given[forms.TENSOR] + head * given[forms.HEAD_STEP]
         make_coordinates(at, given[forms.TOKEN_STEP], order, encode, block, tile)
         outputs = (
-            array(given[forms.LEVELS], (heads, classes, width), np.int64)[head],
-            array(given[forms.MEANS], (heads, width), np.float32)[head],
-            array(given[forms.SCALES], (heads, classes, width), np.float32)[head],
-            array(given[forms.PLANES], (heads, given[forms.ROOM]), np.uint8)[head],
+            array_at(given[forms.LEVELS], (heads, classes, width), np.int64)[head],
+            array_at(given[forms.MEANS], (heads, width), np.float32)[head],
+            array_at(given[forms.SCALES], (heads, classes, width), np.float32)[head],
+            array_at(given[forms.PLANES], (heads, given[forms.ROOM]), np.uint8)[head],
         )
-        weights = array(given[forms.WEIGHTS], (heads, tokens), np.float32)[head]
-        energy = array(given[forms.ENERGY], (heads, width), np.float64)[head]
-        bits = array(given[forms.BITS], (heads,), np.float64)[head]
-        unit = array(given[forms.UNIT], (heads,), np.float32)
+        weights = array_at(given[forms.WEIGHTS], (heads, tokens), np.float32)[head]
+        energy = array_at(given[forms.ENERGY], (heads, width), np.float64)[head]
+        bits = array_at(given[forms.BITS], (heads,), np.float64)[head]
+        unit = array_at(given[forms.UNIT], (heads,), np.float32)
         unit[head] = code_head(block, weights, energy, bits, tables, outputs)
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def code_heads_at(data):
     """`code_heads`, as threads call it: with the addresses of the arrays, and the number of records."""
-    given = carray(data, (4,), np.int64)
+    given = array_at(data, (4,), np.int64)
     code_heads(
-        array(given[0], (2,), np.int64), array(given[1], (given[3], 17), np.int64), array(given[2], (12,), np.int64)
+        array_at(given[0], (2,), np.int64),
+        array_at(given[1], (given[3], 17), np.int64),
+        array_at(given[2], (12,), np.int64),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
-from numba.np.numpy_support import carray
 
 from .._shared.jit import c_function, part
 from .._shared.lanes import (
@@ -15,11 +14,11 @@ from .._shared.lanes import (
     greatest,
     load_widest,
     multiply_add,
-    pointer,
     spread_widest,
     store,
     total,
 )
+from .._shared.memory import array_at, empty
 from .._shared.products import BYTES, ROWS, TILE, WHOLE, multiply
 from .forms import ROWS_AT_ONCE
 
@@ -78,8 +77,8 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
     """
     rows, width = queries.shape
     query_step, step, size = width * BYTES, sums.shape[2] * BYTES, (length + WIDEST - 1) // WIDEST * WHOLE
-    logits = np.empty((ROWS_AT_ONCE, sums.shape[2]), np.float32)
-    inverse = np.empty(ROWS, np.float32)
+    logits = empty((ROWS_AT_ONCE, sums.shape[2]), np.float32)
+    inverse = empty((ROWS,), np.float32)
     tile_size = width * TILE * BYTES
     room = logits.ctypes.data
     while True:
@@ -103,23 +102,17 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
                 add_four(room + row * step, step, size, weights[start + row :], inverse, first, second)
 
 
-@part
-def numbers(at, shape):
-    """An array of float32 at an address."""
-    return carray(pointer(at), shape, np.float32)
-
-
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def add_received_at(data):
     """`add_received`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = carray(data, (11,), np.int64)
+    given = array_at(data, (11,), np.int64)
     rows, width, tiles, items = given[5], given[6], given[7], given[8]
     add_received(
-        carray(pointer(given[0]), (1,), np.int64),
-        numbers(given[1], (rows, width)),
-        numbers(given[2], (rows,)),
-        numbers(given[3], (tiles, width, TILE)),
-        numbers(given[4], (items, 2, tiles * TILE)),
+        array_at(given[0], (1,), np.int64),
+        array_at(given[1], (rows, width), np.float32),
+        array_at(given[2], (rows,), np.float32),
+        array_at(given[3], (tiles, width, TILE), np.float32),
+        array_at(given[4], (items, 2, tiles * TILE), np.float32),
         given[9],
         given[10],
     )

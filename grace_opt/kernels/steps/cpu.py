@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .._shared.jit import jit
+from .._shared.memory import empty
 from .._shared.threads import ALONE_BELOW, split_batch
 from .._shared.whole import sorted_places
 from .reference import LARGEST_SLOPE, SMALLEST_SLOPE
@@ -80,7 +81,7 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
     """Fill `levels` (B, n) and `price` (B,); `order` (B, n S) has the steps, the steepest first."""
     groups, count = losses.shape[1], losses.shape[2]
     steps = count - 1
-    best, proposed = np.empty(groups), np.empty(groups, np.int64)
+    best, proposed = empty((groups,), np.float64), empty((groups,), np.int64)
     for b in range(losses.shape[0]):
         chosen, cost, loss = levels[b], costs[b], losses[b]
         least, end, last, fits = 0.0, 0.0, np.inf, True

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
-from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, part
 from ..._shared.lanes import add_one, exp2, load, spread, store
+from ..._shared.memory import array_at, empty, zeros
 from ...decode.cpu import (
     LEAST,
     NOTHING,
@@ -28,8 +28,6 @@ from ...decode.cpu import (
     add_mask,
     cap,
     hide_bool,
-    integers,
-    numbers,
     read_queries,
     turn_into_shares,
 )
@@ -72,21 +70,21 @@ def arrays_at(given):
         given[7],
     )
     return (
-        integers(given[8], (SEQUENCES + batch * OF_SEQUENCE,)),
-        integers(given[9], (count, 5)),
-        integers(given[10], (units, FIELDS)),
-        numbers(given[11], (3,)),
-        numbers(given[12], (2, pairs, rows, wide)),
-        numbers(given[13], (pairs, rows, news)),
-        numbers(given[14], (2, count, rows)),
-        numbers(given[15], (count, rows, value_wide)),
+        array_at(given[8], (SEQUENCES + batch * OF_SEQUENCE,), np.int64),
+        array_at(given[9], (count, 5), np.int64),
+        array_at(given[10], (units, FIELDS), np.int64),
+        array_at(given[11], (3,), np.float32),
+        array_at(given[12], (2, pairs, rows, wide), np.float32),
+        array_at(given[13], (pairs, rows, news), np.float32),
+        array_at(given[14], (2, count, rows), np.float32),
+        array_at(given[15], (count, rows, value_wide), np.float32),
     )
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def prepare_at(data):
     """Scale the queries of each group, and multiply them by the basis of the keys; nothing newest is known yet."""
-    given = carray(data, (19,), np.int64)
+    given = array_at(data, (19,), np.int64)
     sizes, _, _, scales, queries, newest, _, _ = arrays_at(given)
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[WIDTH]
     step, steps = queries.shape[3] * BYTES, (sizes[QUERY + 2], sizes[QUERY + 3], sizes[QUERY + 4])
@@ -166,7 +164,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
     _, order, addresses, scales, means, starts, bits, bits_at, scaled, totals = room
     query_step, logit_step = scaled.shape[1] * BYTES, logits.shape[1] * BYTES
     (width, value_width), (first, last, start, stop) = widths, limits
-    constants = np.zeros(rows, np.float32)
+    constants = zeros((rows,), np.float32)
     nowhere = books * 0  # no literal: the parts would be compiled for it, too
     column = place = nowhere
     book_step, keys, values = nowhere + BOOK, nowhere + KEYS, nowhere + VALUES
@@ -266,16 +264,16 @@ def make_room(width):
     and address by widths, scale, mean; starts of widths; a copy of the last tokens' bits, and its addresses; scaled
     queries; sums of each row."""
     return (
-        np.empty(width, np.int64),
-        np.empty(width, np.int64),
-        np.empty(width, np.int64),
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
-        np.empty(9, np.int64),
-        np.empty(width * MOST_PLANES * BLOCK_STEP, np.uint8),
-        np.empty(width, np.int64),
-        np.empty((ROWS, width), np.float32),
-        np.empty((width, ROWS), np.float32),
+        empty((width,), np.int64),
+        empty((width,), np.int64),
+        empty((width,), np.int64),
+        empty((width,), np.float32),
+        empty((width,), np.float32),
+        empty((9,), np.int64),
+        empty((width * MOST_PLANES * BLOCK_STEP,), np.uint8),
+        empty((width,), np.int64),
+        empty((ROWS, width), np.float32),
+        empty((width, ROWS), np.float32),
     )
 
 
@@ -284,10 +282,10 @@ def make_rooms(sizes):
     """What `attend_item` needs besides."""
     rows = sizes[GROUP] * sizes[LENGTH]
     return (
-        np.empty((ROWS, sizes[SPACE]), np.float32),
+        empty((ROWS, sizes[SPACE]), np.float32),
         make_room(max(sizes[WIDTH], sizes[VALUE_WIDTH])),
-        np.empty(rows, np.int64),
-        np.empty(rows, np.int64),
+        empty((rows,), np.int64),
+        empty((rows,), np.int64),
     )
 
 
@@ -353,35 +351,35 @@ def attend(given, none):
         attend_item(item, arrays, given[16], rooms, none)
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def attend_at(data):
     """`attend`, as threads call it."""
-    attend(carray(data, (19,), np.int64), no_sums_of_four())
+    attend(array_at(data, (19,), np.int64), no_sums_of_four())
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def attend_three_at(data):
     """The same with three rows at a time, of which groups of three query heads make as many as of four."""
-    attend(carray(data, (19,), np.int64), no_sums_of_three())
+    attend(array_at(data, (19,), np.int64), no_sums_of_three())
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def join_at(data):
     """Combine the items of each pair; add up the attention that the newest tokens receive.
 
     The output is (B, L, H_q, d_v); received (pairs, 3, newest tokens): sums over queries of p and p², each the mean of
     the group's heads, and the number of queries that saw the token, added to what there was before.
     """
-    given = carray(data, (19,), np.int64)
+    given = array_at(data, (19,), np.int64)
     sizes, items, _, _, _, newest, ends, products = arrays_at(given)
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[VALUE_WIDTH]
-    output = numbers(given[17], (given[1], length, heads * group, width))
+    output = array_at(given[17], (given[1], length, heads * group, width), np.float32)
     news, known = sizes[NEWS], sizes[IN_BEFORE]
-    received = numbers(given[18], (given[0], 3, news))
-    before, sums = numbers(sizes[BEFORE], (given[0], 3, known)), np.zeros((3, given[4]), np.float32)
+    received = array_at(given[18], (given[0], 3, news), np.float32)
+    before, sums = array_at(sizes[BEFORE], (given[0], 3, known), np.float32), zeros((3, given[4]), np.float32)
     rows, shape, step = group * length, (products.shape[1], products.shape[2]), products.shape[2] * BYTES
-    tops, divisors = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-    coded, dense, first = np.zeros(shape, np.float32), np.zeros(shape, np.float32), 0
+    tops, divisors = zeros((rows,), np.float32), zeros((rows,), np.float32)
+    coded, dense, first = zeros(shape, np.float32), zeros(shape, np.float32), 0
     for pair in range(newest.shape[0]):
         last = first
         while last < items.shape[0] and items[last, 0] == pair:

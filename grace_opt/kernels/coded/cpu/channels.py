@@ -6,6 +6,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import compute, load_byte, load_one
+from ...decode.cpu import ZERO
 from ..forms import LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, UNIT, WIDTHS
 from .levels import load_half
 from .products import BLOCK, BLOCK_STEP
@@ -59,6 +60,8 @@ def sort_channels(fields, stride, width, offset, size, levels, order, places, sc
         if level > 0:
             scales[place] = load_half(scale) * unit
             scale += HALF
+        else:
+            scales[place] = ZERO  # by which sums are multiplied that nothing was added to
         planes += WIDTHS[level]
     for level in range(8, 0, -1):
         starts[level] = starts[level - 1]

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
-from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, part
 from ..._shared.lanes import (
@@ -32,11 +31,11 @@ from ..._shared.lanes import (
     load_byte,
     load_one,
     load_place,
-    pointer,
     spread,
     store,
     total,
 )
+from ..._shared.memory import array_at, zeros
 from ..forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, PACKED, ROWS
 from .logits import logits_by_channel, logits_by_token, logits_packed
 from .rows import BYTES, WHOLE
@@ -230,11 +229,11 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
     key_form = sizes[13], sizes[14], sizes[15], sizes[16], sizes[17], sizes[18] != 0
     value_form = sizes[20], sizes[21], sizes[22], sizes[23], sizes[24], sizes[25] != 0
     every, rows, room = sinks + pruned + tail, group * length, products.shape[1]
-    full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
-    logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
-    scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
-    masks, last_columns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    full = zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
+    narrow = zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
+    logits = zeros((ROWS, BLOCK + LANES), np.float32)
+    scaled = zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
+    masks, last_columns = zeros((rows,), np.int64), zeros((rows,), np.int64)
     while True:
         number, pairs = add_one(taken), largest.shape[0] // runs
         if number >= largest.shape[0]:
@@ -286,58 +285,50 @@ def attend(taken, places, sizes, inner, softcap, outer, largest, sums, products,
 
 
 @part
-def integers(at, shape):
-    """An array of int64 at an address."""
-    return carray(pointer(at), shape, np.int64)
-
-
-@part
-def numbers(at, shape):
-    """An array of float32 at an address."""
-    return carray(pointer(at), shape, np.float32)
-
-
-@part
 def ends_at(given):
     """Maxima, sums and products of the items, of which the host made a table: see `attend`."""
     items, rows = given[7], given[8]
     return (
-        numbers(given[4], (items, rows)),
-        numbers(given[5], (items, rows)),
-        numbers(given[6], (items, given[9], given[10])),
+        array_at(given[4], (items, rows), np.float32),
+        array_at(given[5], (items, rows), np.float32),
+        array_at(given[6], (items, given[9], given[10]), np.float32),
     )
 
 
 @part
 def attend_to(data, packs):
     """`attend`, with the address of addresses, sizes and `softcap`."""
-    given = carray(data, (12,), np.int64)
-    taken, places, sizes = integers(given[0], (1,)), integers(given[1], (8, 5)), integers(given[2], (26,))
-    scales = numbers(given[3], (3,))
+    given = array_at(data, (12,), np.int64)
+    taken, places, sizes = (
+        array_at(given[0], (1,), np.int64),
+        array_at(given[1], (8, 5), np.int64),
+        array_at(given[2], (26,), np.int64),
+    )
+    scales = array_at(given[3], (3,), np.float32)
     largest, sums, products = ends_at(given)
     attend(taken, places, sizes, scales[0], scales[2] != 0, scales[1], largest, sums, products, packs)
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def attend_at(data):
     """`attend_to`, for threads to call, where neither keys nor values are packed."""
     attend_to(data, None)
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def attend_packed_at(data):
     """`attend_to`, for threads to call, where keys or values are packed."""
     attend_to(data, True)
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def join_at(data):
     """Combine runs, weighted by their maxima and divided by the sum of weights; the output is (B, L, H_q, d_v)."""
-    given = carray(data, (12,), np.int64)
-    sizes, (largest, sums, products) = integers(given[2], (26,)), ends_at(given)
+    given = array_at(data, (12,), np.int64)
+    sizes, (largest, sums, products) = array_at(given[2], (26,), np.int64), ends_at(given)
     heads, group, length, width, runs = sizes[0], sizes[1], sizes[2], sizes[5], sizes[9]
     pairs = largest.shape[0] // runs
-    output = numbers(given[11], (pairs // heads, length, heads * group, width))
+    output = array_at(given[11], (pairs // heads, length, heads * group, width), np.float32)
     for pair in range(pairs):
         first, b, h = pair * runs, pair // heads, pair % heads
         for row in range(group * length):

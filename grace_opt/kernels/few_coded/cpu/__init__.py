@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
-from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, part
-from ..._shared.lanes import add_one, pointer
+from ..._shared.lanes import add_one
+from ..._shared.memory import array_at, empty, zeros
 from ...coded.cpu import GROUP, HEADS, VALUE_WIDTH, WIDTH, arrays_at, attend_item, make_room, make_rooms
 from ...coded.cpu.products import no_sums_of_four
 from ...coded.forms import NEWEST, ROWS
-from ...decode.cpu import NOTHING, integers, numbers
+from ...decode.cpu import NOTHING
 from ...reading.cpu.bounds import log_sum
 from ...reading.forms import BUCKETS
 from ..forms import (
@@ -81,7 +81,7 @@ def choose(phase, pair, arrays, one, segments, limits, work):
     sizes = arrays[0]
     rows, head, count = sizes[GROUP], heads[pair], one[PLACES]
     if phase == FIRST_CHOSEN:
-        dense = np.empty(rows, np.float64)
+        dense = empty((rows,), np.float64)
         describe(pair, arrays, reach, head, about[pair], dense)
         head[DONE] = head[STOP] = head[READ_TOKENS] = 0
         if one[UNITS] == 0:
@@ -92,7 +92,7 @@ def choose(phase, pair, arrays, one, segments, limits, work):
     if head[STOP] > head[DONE]:
         left, words = upper[pair, :rows], count // WORD
         take(one, head, places[pair], ranks[pair], numbers_at[pair], left, chosen[pair, :words], counts[pair, :words])
-        shares = np.empty(upper.shape[2], np.float32)
+        shares = empty((upper.shape[2],), np.float32)
         for row in range(rows):
             about[pair, REST, row], _ = log_sum(left[row], count, shares)
 
@@ -123,9 +123,9 @@ def attend_few(phase, arrays, books, sequences, segments, firsts, ranges, limits
     widths, softcap, outer = (sizes[WIDTH], sizes[VALUE_WIDTH]), scales[1] != 0, scales[2]
     most, rows = max(widths), queries.shape[2]
     rooms, room = make_rooms(sizes), make_room(most)
-    absolute = np.zeros((ROWS, most), np.float32)
+    absolute = zeros((ROWS, most), np.float32)
     places = MOST + WORD if phase == READ else 0
-    squeezed, logits = room_for_chosen(most, places // WORD), np.zeros((rows, places), np.float32)
+    squeezed, logits = room_for_chosen(most, places // WORD), zeros((rows, places), np.float32)
     pieces = items.shape[0] if phase in (SCORED, READ) else heads.shape[0]
     while True:
         piece = add_one(sizes)
@@ -158,35 +158,35 @@ def attend_few(phase, arrays, books, sequences, segments, firsts, ranges, limits
                 choose(phase, piece, arrays, one, segments, limits, work)
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def attend_few_at(data):
     """`attend_few`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = carray(data, (GIVEN,), np.int64)
+    given = array_at(data, (GIVEN,), np.int64)
     arrays = arrays_at(given)
     pairs, batch, rows, wide, count = given[0], given[1], given[2], given[3], given[5]
     heads, columns, tokens = pairs // batch, given[MOST_PLACES], given[MOST_TOKENS]
     group = arrays[0][GROUP]
     work = (
-        numbers(given[AT_SCORES], (pairs, rows, columns)),
-        numbers(given[AT_UPPER], (pairs, rows, columns)),
-        integers(given[AT_PLACES], (pairs, tokens)),
-        carray(pointer(given[AT_RANKS]), (pairs, tokens), np.int16),
-        integers(given[AT_NUMBERS], (pairs, BUCKETS)),
-        carray(pointer(given[AT_CHOSEN]), (pairs, columns // WORD), np.uint64),
-        integers(given[AT_COUNTS], (pairs, columns // WORD)),
-        integers(given[AT_HEADS], (pairs, OF_HEAD)),
-        carray(pointer(given[AT_ABOUT]), (pairs, ABOUT, rows), np.float64),
-        numbers(given[AT_REACH], (count, wide)),
-        carray(pointer(given[AT_BOUNDS]), (batch, heads * group), np.float64),
+        array_at(given[AT_SCORES], (pairs, rows, columns), np.float32),
+        array_at(given[AT_UPPER], (pairs, rows, columns), np.float32),
+        array_at(given[AT_PLACES], (pairs, tokens), np.int64),
+        array_at(given[AT_RANKS], (pairs, tokens), np.int16),
+        array_at(given[AT_NUMBERS], (pairs, BUCKETS), np.int64),
+        array_at(given[AT_CHOSEN], (pairs, columns // WORD), np.uint64),
+        array_at(given[AT_COUNTS], (pairs, columns // WORD), np.int64),
+        array_at(given[AT_HEADS], (pairs, OF_HEAD), np.int64),
+        array_at(given[AT_ABOUT], (pairs, ABOUT, rows), np.float64),
+        array_at(given[AT_REACH], (count, wide), np.float32),
+        array_at(given[AT_BOUNDS], (batch, heads * group), np.float64),
     )
     attend_few(
         given[PHASE],
         arrays,
         given[16],
-        integers(given[AT_SEQUENCES], (batch, OF_SEQUENCE)),
-        integers(given[AT_SEGMENTS], (given[SEGMENTS], OF_SEGMENT)),
-        integers(given[AT_FIRSTS], (given[6],)),
-        numbers(given[AT_RANGES], (3, 9, CELLS)),
-        carray(pointer(given[AT_LIMITS]), (2,), np.float64),
+        array_at(given[AT_SEQUENCES], (batch, OF_SEQUENCE), np.int64),
+        array_at(given[AT_SEGMENTS], (given[SEGMENTS], OF_SEGMENT), np.int64),
+        array_at(given[AT_FIRSTS], (given[6],), np.int64),
+        array_at(given[AT_RANGES], (3, 9, CELLS), np.float32),
+        array_at(given[AT_LIMITS], (2,), np.float64),
         work,
     )

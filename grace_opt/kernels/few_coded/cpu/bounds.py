@@ -8,6 +8,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import greater, load, load_some, multiply_add, spread, store, total
+from ..._shared.memory import zeros
 from ...coded.cpu import (
     GROUP,
     HEADS,
@@ -52,7 +53,7 @@ def raise_all(reach, other):
 @part
 def coded_terms(full, turned, rows, width, basis, reach, terms):
     """Write what the terms of products with coordinates add up to at most, and of those that turned the query."""
-    found = np.zeros(rows, np.float64)
+    found = zeros((rows,), np.float64)
     for row in range(rows):
         terms[row] = 0.0
     for c in range(width):
@@ -69,11 +70,11 @@ def describe(pair, arrays, reach, own, about, dense):
     rows, width, heads = sizes[GROUP], sizes[WIDTH], sizes[HEADS]
     b, h = pair // heads, pair % heads
     of = sizes[SEQUENCES + b * OF_SEQUENCE :]
-    full, around = queries[0, pair], np.zeros(queries.shape[3], np.float32)
+    full, around = queries[0, pair], zeros((queries.shape[3],), np.float32)
     raise_reach(of[SINK_KEYS] + h * of[SINK_KEYS + 1], of[SINK_KEYS + 2], of[SINKS], width, around)
     tail = sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2]
     raise_reach(tail, sizes[TAIL_KEYS + 3], sizes[IN_TAIL], width, around)
-    largest = np.zeros(reach.shape[1], np.float32)
+    largest = zeros((reach.shape[1],), np.float32)
     for row in range(rows):
         dense[row] = -np.inf
     for item in range(own[FIRST_ITEM], own[LAST_ITEM]):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ..._shared.jit import part
+from ..._shared.memory import empty
 from ...decode.cpu import NOTHING
 from ...decode.forms import LANES
 from ...reading.cpu.bounds import log_sum
@@ -43,8 +44,8 @@ def rank(one, rows, places, scores, dense, top_p, least, ranks, numbers):
     """
     count, units = one[TOKENS], one[UNITS]
     room = (count + LANES - 1) // LANES * LANES
-    expected, shares = np.empty((rows, room), np.float32), np.empty((rows, room), np.float32)
-    sums, tops, best = np.empty(rows, np.float64), np.empty(rows, np.float32), np.empty(room, np.float32)
+    expected, shares = empty((rows, room), np.float32), empty((rows, room), np.float32)
+    sums, tops, best = empty((rows,), np.float64), empty((rows,), np.float32), empty((room,), np.float32)
     for row in range(rows):
         for t in range(count):
             expected[row, t] = scores[row, places[t]]
@@ -59,7 +60,7 @@ def rank(one, rows, places, scores, dense, top_p, least, ranks, numbers):
                 expected[row, unit] = NOTHING
     rank_units(rows, units, expected, sums, best, ranks, numbers)
     if top_p > 0:
-        mass = np.empty((BUCKETS, rows), np.float64)
+        mass = empty((BUCKETS, rows), np.float64)
         least = expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass, top_p, least)
     return min(least, units)
 
@@ -69,7 +70,7 @@ def take(one, head, places, ranks, numbers, upper, chosen, counts):
     """Choose the next units: write their tokens' bits into words of places, and take them out of what is left."""
     for n in range(chosen.shape[0]):
         chosen[n], counts[n] = 0, 0
-    taken = np.empty(one[UNITS], np.int64)
+    taken = empty((one[UNITS],), np.int64)
     found = take_units(head[STOP] - head[DONE], one[UNITS], ranks, numbers, taken)
     for i in range(found):
         for t in range(first_token(one, taken[i]), first_token(one, taken[i] + 1)):

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_byte, load_place
+from ..._shared.memory import empty, zeros
 from ...coded.cpu.products import BLOCK_STEP
 from ...decode.cpu import NOTHING
 
@@ -143,9 +144,9 @@ def hide_gaps(counts, offsets, line):
 def room_for_chosen(width, words):
     """Room for the chosen tokens of some words: what moves, offsets, bits, their addresses, and a few bytes."""
     return (
-        np.zeros((STEPS + 1, words + WORDS), np.uint64),
-        np.zeros(words + 2 * WORDS, np.int64),
-        np.empty(width * 8 * (words * PLACE + PLACE + BLOCK_STEP), np.uint8),
-        np.zeros(width, np.int64),
-        np.zeros(WORDS * PLACE, np.uint8),
+        zeros((STEPS + 1, words + WORDS), np.uint64),
+        zeros((words + 2 * WORDS,), np.int64),
+        empty((width * 8 * (words * PLACE + PLACE + BLOCK_STEP),), np.uint8),
+        zeros((width,), np.int64),
+        zeros((WORDS * PLACE,), np.uint8),
     )

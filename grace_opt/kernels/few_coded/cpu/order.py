@@ -6,13 +6,14 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import load_byte
+from ..._shared.memory import zeros
 from ..forms import BITS, HEAD_STEP, IN_SEGMENT, PLACES_OF, SECOND
 
 
 @part
 def places_in_order(segments, first, last, h, places):
     """Write the place of each token of a head, in the order of the sequence."""
-    found, free = 0, np.zeros(4, np.int64)
+    found, free = 0, zeros((4,), np.int64)
     for number in range(first, last):
         one = segments[number]
         low = one[BITS] + h * one[HEAD_STEP]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import load_place
+from ..._shared.memory import zeros
 from ...coded.cpu.channels import copy_rest
 from ...coded.cpu.products import BLOCK, BLOCK_STEP, PLACE, add_to_rows, adding, no_sums_of_four, of_channel, store_rows
 from ...coded.cpu.rows import scale_queries
@@ -116,7 +117,7 @@ def score_unit(unit, width, turned, ranges, softcap, outer, scores, upper, reach
     for level in range(8):
         for i in range(starts[level], starts[level + 1]):
             addresses[i] += LOW[level] * stride
-    constants, end = np.zeros(2 * ROWS, np.float32), place + (b - a + WORD - 1) // WORD * WORD
+    constants, end = zeros((2 * ROWS,), np.float32), place + (b - a + WORD - 1) // WORD * WORD
     step, book_step, query_step = scores.shape[1] * BYTES, ranges.shape[2] * BYTES, scaled.shape[1] * BYTES
     middles, halves = ranges[MIDDLES].ctypes.data, ranges[HALVES].ctypes.data
     if whole < b - a:

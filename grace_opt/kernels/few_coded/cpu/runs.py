@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import part
+from ..._shared.memory import zeros
 from ...coded.cpu import safe_part
 from ...coded.cpu.channels import sort_channels
 from ...coded.cpu.products import BLOCK_STEP, BYTES, add_logits, add_values, no_sums_of_four
@@ -58,7 +59,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
     moves, offsets, bits, bits_at, few = squeezed
     query_step, logit_step, rows = scaled.shape[1] * BYTES, logits.shape[1] * BYTES, turned.shape[0]
     (width, value_width), (first, last, start, stop) = widths, run
-    constants, nowhere = np.zeros(ROWS, np.float32), books * 0  # no literal: the parts would be compiled for it, too
+    constants, nowhere = zeros((ROWS,), np.float32), books * 0  # no literal: the parts would be compiled for it, too
     step_of_book, at_start, none = nowhere + BOOK, nowhere, no_sums_of_four()
     place = end = nowhere
     for tensor in (KEYS, VALUES):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
-from numba.np.numpy_support import carray
 
 from ..._shared.jit import c_function, part
-from ..._shared.lanes import add_one, count_now, pointer
-from ...decode.cpu import BLOCK, LOG2E, address, integers, numbers
+from ..._shared.lanes import add_one, count_now
+from ..._shared.memory import array_at, zeros
+from ...decode.cpu import BLOCK, LOG2E, address
 from ...decode.cpu.rows import BYTES
 from ...decode.forms import LANES, ROWS
 from ..forms import (
@@ -86,13 +86,13 @@ def attend_few(phase, taken, places, sizes, factors, least, output, bounds_out, 
     expected, ranks, numbers_at, chosen, about, counts, largest, sums, products = work
     rows, width, kept, runs = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[RUNS]
     items, room = expected.shape[0], expected.shape[1]
-    full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
-    half, masks = np.zeros_like(narrow), np.zeros(rows, np.int64)
-    logits = np.zeros((ROWS, BLOCK + LANES), np.float32)
-    scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
-    key_room = np.zeros((BLOCK, narrow.shape[1]), np.float32)
-    value_room, tokens = np.zeros((BLOCK, products.shape[3]), np.float32), np.zeros(BLOCK, np.int64)
+    full = zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
+    narrow = zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
+    half, masks = np.zeros_like(narrow), zeros((rows,), np.int64)
+    logits = zeros((ROWS, BLOCK + LANES), np.float32)
+    scaled = zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
+    key_room = zeros((BLOCK, narrow.shape[1]), np.float32)
+    value_room, tokens = zeros((BLOCK, products.shape[3]), np.float32), zeros((BLOCK,), np.int64)
     task, item, run = NOTHING_LEFT, 0, 0
     while True:
         if task == NOTHING_LEFT:
@@ -156,32 +156,32 @@ def next_task(phase, taken, items, runs):
     return READ, item, piece % runs
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def attend_few_at(data):
     """`attend_few`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = carray(data, (24,), np.int64)
+    given = array_at(data, (24,), np.int64)
     batch, query_heads, width, heads = given[8], given[9], given[10], given[11]
     room, columns, units, runs, wide = given[12], given[13], given[14], given[15], given[23]
     items, rows = batch * heads, query_heads // heads
     work = (
-        numbers(given[16], (items, room, columns)),
-        carray(pointer(given[17]), (items, units), np.int16),
-        integers(given[18], (items, BUCKETS)),
-        integers(given[19], (items, units)),
-        carray(pointer(given[20]), (items, ABOUT, rows), np.float64),
-        integers(given[21], (items, REAL + runs)),
-        numbers(given[22], (items, runs + 1, rows)),
-        numbers(given[22] + items * (runs + 1) * rows * BYTES, (items, runs + 1, rows)),
-        numbers(given[22] + 2 * items * (runs + 1) * rows * BYTES, (items, runs + 1, room, wide)),
+        array_at(given[16], (items, room, columns), np.float32),
+        array_at(given[17], (items, units), np.int16),
+        array_at(given[18], (items, BUCKETS), np.int64),
+        array_at(given[19], (items, units), np.int64),
+        array_at(given[20], (items, ABOUT, rows), np.float64),
+        array_at(given[21], (items, REAL + runs), np.int64),
+        array_at(given[22], (items, runs + 1, rows), np.float32),
+        array_at(given[22] + items * (runs + 1) * rows * BYTES, (items, runs + 1, rows), np.float32),
+        array_at(given[22] + 2 * items * (runs + 1) * rows * BYTES, (items, runs + 1, room, wide), np.float32),
     )
     attend_few(
         given[7],
-        integers(given[0], (1 + items * OF_ITEM,)),
-        integers(given[1], (PLACES, 5)),
-        integers(given[2], (14,)),
-        carray(pointer(given[3]), (3,), np.float64),
-        integers(given[4], (2, batch)),
-        numbers(given[5], (batch, query_heads, width)),
-        carray(pointer(given[6]), (batch, query_heads), np.float64),
+        array_at(given[0], (1 + items * OF_ITEM,), np.int64),
+        array_at(given[1], (PLACES, 5), np.int64),
+        array_at(given[2], (14,), np.int64),
+        array_at(given[3], (3,), np.float64),
+        array_at(given[4], (2, batch), np.int64),
+        array_at(given[5], (batch, query_heads, width), np.float32),
+        array_at(given[6], (batch, query_heads), np.float64),
         work,
     )

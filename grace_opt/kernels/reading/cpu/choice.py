@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import greater, greatest, load, spread, store
+from ..._shared.memory import empty
 from ...decode.cpu import NOTHING
 from ...decode.cpu.rows import BYTES
 from ...decode.forms import LANES
@@ -51,7 +52,7 @@ def expected_enough(rows, units, sums, tops, shares, dense, ranks, numbers, mass
 
     `mass` is room for the shares at each step; `sums` and `dense` are relative to what `tops` are.
     """
-    wanted = np.empty(rows, np.float64)
+    wanted = empty((rows,), np.float64)
     for row in range(rows):
         wanted[row] = -np.inf
         if -np.inf < sums[row] < np.inf:

@@ -24,7 +24,7 @@ from ..._shared.bits import (
 from ..._shared.jit import part
 from ..._shared.lanes import load_short, store
 from ..._shared.limits import BITS, BITS_AT_ONCE
-from ...decode.cpu import numbers
+from ..._shared.memory import array_at
 
 #: Bytes of an int32, and numbers of a vector.
 WORD, EIGHT = 4, 8
@@ -53,7 +53,7 @@ def hash_query(query, planes, step, count, products, words):
     for j in range(count):
         products[j] = 0.0
     for c in range(query.shape[0]):
-        number, line = query[c], numbers(planes + c * step, (count,))
+        number, line = query[c], array_at(planes + c * step, (count,), np.float32)
         for j in range(count):
             products[j] += number * np.float64(line[j])
     for j in range(count):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import part
+from ..._shared.memory import zeros
 from ...decode.cpu import address, attend_segment, gather, read_queries
 from ...decode.forms import BY_TOKEN
 from ..forms import (
@@ -44,7 +45,7 @@ def queries_of(item, places, sizes, scale, full, narrow):
 def attend_dense(full, places, sizes, b, h, masks, rooms, state, reach):
     """Attend to the sinks and the tail, and raise the entries of `reach` to their keys' largest absolute numbers."""
     (logits, scaled), width = rooms, sizes[WIDTH]
-    last_columns = np.zeros(sizes[GROUP], np.int64)
+    last_columns = zeros((sizes[GROUP],), np.int64)
     for segment in (SINK_KEYS, TAIL_KEYS):
         newest = segment == TAIL_KEYS
         count, column = (sizes[TAIL], sizes[SINKS] + sizes[OLD]) if newest else (sizes[SINKS], 0)

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import load_one
+from ..._shared.memory import empty, zeros
 from ...decode.cpu import LOG2E, address
 from ...decode.cpu.rows import BYTES
 from ...decode.forms import BOOL
@@ -47,7 +48,7 @@ def prepare(item, places, sizes, factors, least, full, narrow, masks, rooms, sta
     rows, width, kept, units = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[UNITS]
     largest, sums, _ = state
     b, h = queries_of(item, places, sizes, np.float32(factors[SCALE]) * LOG2E, full, narrow)
-    reach_around, reach = np.zeros(full.shape[1], np.float32), np.zeros(narrow.shape[1], np.float32)
+    reach_around, reach = zeros((full.shape[1],), np.float32), zeros((narrow.shape[1],), np.float32)
     attend_dense(full, places, sizes, b, h, masks, rooms, state, reach_around)
     for c in range(kept):
         reach[c] = load_one(address(places[REACH], b, h) + c * BYTES)
@@ -61,15 +62,15 @@ def prepare(item, places, sizes, factors, least, full, narrow, masks, rooms, sta
         describe_others(narrow, rows, places, sizes, b, h, about)
     if sizes[KIND] == BOOL:
         hide_units(rows, places, sizes, masks, expected)
-    shares, room = np.empty((rows, expected.shape[1]), np.float32), np.empty(expected.shape[1], np.float32)
-    totals, tops, dense = np.empty(rows, np.float64), np.empty(rows, np.float32), np.empty(rows, np.float64)
+    shares, room = empty((rows, expected.shape[1]), np.float32), empty((expected.shape[1],), np.float32)
+    totals, tops, dense = empty((rows,), np.float64), empty((rows,), np.float32), empty((rows,), np.float64)
     for row in range(rows):
         totals[row], tops[row] = log_sum(expected[row], units, shares[row])
         dense[row] = joined(largest[row], sums[row]) - about[MEAN, row]
     rank_units(rows, units, expected, totals, room, ranks, numbers_at)
     stop = min(least[0, b], units)
     if factors[TOP_P] > 0:
-        mass = np.empty((BUCKETS, rows), np.float64)
+        mass = empty((BUCKETS, rows), np.float64)
         enough = expected_enough(
             rows, units, totals, tops, shares, dense, ranks, numbers_at, mass, factors[TOP_P], stop
         )
@@ -86,7 +87,7 @@ def finish(item, sizes, factors, least, states, about, expected, counts, output,
     rows, units, value_width = sizes[GROUP], sizes[UNITS], sizes[VALUE_WIDTH]
     largest, sums, products = states
     every, worst, done = sizes[SINKS] + sizes[OLD] + sizes[TAIL], 0.0, counts[DONE]
-    b, h, room = item // sizes[HEADS], item % sizes[HEADS], np.empty(expected.shape[1], np.float32)
+    b, h, room = item // sizes[HEADS], item % sizes[HEADS], empty((expected.shape[1],), np.float32)
     for row in range(rows):
         top, divisor = join_runs(largest, sums, products, row, value_width, output[b, h * rows + row])
         rest, read = -np.inf, joined(top, divisor)

@@ -12,13 +12,13 @@ import math
 
 import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 import numpy as np
-from numba.np.numpy_support import carray
 
 from ..._shared.bits import WORDS
 from ..._shared.jit import c_function, part
-from ..._shared.lanes import add_one, load_one, pointer
+from ..._shared.lanes import add_one, load_one
 from ..._shared.limits import BITS as TOKENS
-from ...decode.cpu import BLOCK, LOG2E, ZERO, address, integers, numbers
+from ..._shared.memory import array_at, zeros
+from ...decode.cpu import BLOCK, LOG2E, ZERO, address
 from ...decode.cpu.rows import BYTES
 from ...decode.forms import LANES, ROWS
 from ..forms import (
@@ -57,12 +57,6 @@ from .states import clear, join_runs, joined, log_add
 
 
 @part
-def floats(at, shape):
-    """An array of float64 at an address."""
-    return carray(pointer(at), shape, np.float64)
-
-
-@part
 def plain_queries(item, places, sizes, sign, means, full, narrow, hashed):
     """Write an item's queries as keys have them, in float64 and not scaled, with their norms and products with the mean
     of the keys."""
@@ -85,11 +79,11 @@ def read_dense(item, places, sizes, factors, masks, full, narrow, hashed, rooms,
     rows, kept, runs = sizes[GROUP], sizes[KEPT_COUNT], sizes[RUNS]
     scale = factors[SCALE] * BITS
     clear(largest, sums, products)
-    reach_around, reach = np.zeros(full.shape[1], np.float32), np.zeros(narrow.shape[1], np.float32)
+    reach_around, reach = zeros((full.shape[1],), np.float32), zeros((narrow.shape[1],), np.float32)
     b, h = item // sizes[HEADS], item % sizes[HEADS]
     for c in range(kept):
         reach[c] = load_one(address(places[REACH], b, h) + c * BYTES)
-    longest = floats(address(places[LONGEST], b, h), (1,))[0]
+    longest = array_at(address(places[LONGEST], b, h), (1,), np.float64)[0]
     for row in range(rows):
         about[TERMS, row] = scale * (2 * terms_of(narrow[row], reach, kept) + hashed[1][row] * longest)
         about[MEAN, row] = scale * hashed[2][row]
@@ -149,33 +143,33 @@ def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_
     words, about, rests, drawn, largest, sums, plain, products = work
     rows, width, kept, runs = sizes[GROUP], sizes[WIDTH], sizes[KEPT_COUNT], sizes[RUNS]
     items, room, value_width = words.shape[0], products.shape[2], products.shape[3]
-    full = np.zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
-    narrow = np.zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
-    hashed = np.zeros((rows, kept), np.float64), np.zeros(rows, np.float64), np.zeros(rows, np.float64)
-    masks, logits = np.zeros(rows, np.int64), np.zeros((ROWS, BLOCK + LANES), np.float32)
-    scaled = np.zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
+    full = zeros((room, (width + LANES - 1) // LANES * LANES), np.float32)
+    narrow = zeros((room, (kept + LANES - 1) // LANES * LANES), np.float32)
+    hashed = zeros((rows, kept), np.float64), zeros((rows,), np.float64), zeros((rows,), np.float64)
+    masks, logits = zeros((rows,), np.int64), zeros((ROWS, BLOCK + LANES), np.float32)
+    scaled = zeros((ROWS, max(narrow.shape[1], logits.shape[1])), np.float32)
     reading = (
-        np.zeros((BLOCK, narrow.shape[1]), np.float32),
-        np.zeros((BLOCK, value_width), np.float32),
+        zeros((BLOCK, narrow.shape[1]), np.float32),
+        zeros((BLOCK, value_width), np.float32),
         logits,
-        np.zeros(BLOCK, np.float32),
+        zeros((BLOCK,), np.float32),
     )
     levels, count = 0, sizes[SIDES]
     while count:
         levels, count = levels + 1, count // 2
     comparing = (
-        np.zeros((rows, WORDS), np.int32),
-        np.zeros(WORDS, np.int32),
-        np.zeros((levels, WORDS), np.int32),
-        np.zeros(TOKENS, np.int32),
-        np.zeros(TOKENS + LANES, np.float32),
-        np.zeros(rows, np.float32),
-        np.zeros(rows, np.float32),
-        np.zeros(BLOCK + TOKENS, np.int64),
-        np.zeros(BLOCK + TOKENS, np.int64),
+        zeros((rows, WORDS), np.int32),
+        zeros((WORDS,), np.int32),
+        zeros((levels, WORDS), np.int32),
+        zeros((TOKENS,), np.int32),
+        zeros((TOKENS + LANES,), np.float32),
+        zeros((rows,), np.float32),
+        zeros((rows,), np.float32),
+        zeros((BLOCK + TOKENS,), np.int64),
+        zeros((BLOCK + TOKENS,), np.int64),
     )
     sides = cosines.shape[1] - 1
-    room64 = np.zeros(sides, np.float64)
+    room64 = zeros((sides,), np.float64)
     pieces = items if phase == JOINED else items * runs
     while True:
         piece = add_one(taken)
@@ -189,7 +183,7 @@ def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_
             continue
         for row in range(rows):
             masks[row] = address(places[MASK], b, h * rows + row)
-        means = floats(address(places[UPPER], b, h), (kept,))
+        means = array_at(address(places[UPPER], b, h), (kept,), np.float64)
         plain_queries(item, places, sizes, np.float32(factors[SIGN]), means, full, narrow, hashed)
         if phase == HASHED:
             start, stop = sides * run // runs, sides * (run + 1) // runs
@@ -214,7 +208,7 @@ def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_
                 masks,
                 words[item],
                 cosines[b],
-                floats(address(places[LOWER], b, h), (sizes[OLD],)),
+                array_at(address(places[LOWER], b, h), (sizes[OLD],), np.float64),
                 means,
                 hashed,
                 rests[item, run],
@@ -223,10 +217,10 @@ def attend_sample(phase, taken, places, sizes, factors, cosines, output, bounds_
             )
 
 
-@c_function("void(voidptr)")
+@c_function("void(intp)")
 def attend_sample_at(data):
     """`attend_sample`, as threads call it: with the addresses of the arrays, and their sizes."""
-    given = carray(data, (20,), np.int64)
+    given = array_at(data, (20,), np.int64)
     batch, query_heads, width, heads, room, runs, wide = (
         given[7],
         given[8],
@@ -236,27 +230,27 @@ def attend_sample_at(data):
         given[12],
         given[13],
     )
-    items, rows, sizes = batch * heads, query_heads // heads, integers(given[2], (14,))
-    places, sides, bits = integers(given[1], (PLACES, 5)), sizes[SIDES], given[14]
+    items, rows, sizes = batch * heads, query_heads // heads, array_at(given[2], (14,), np.int64)
+    places, sides, bits = array_at(given[1], (PLACES, 5), np.int64), sizes[SIDES], given[14]
     count = items * (runs + 1) * rows
     work = (
-        carray(pointer(given[15]), (items, rows, sides), np.int32),
-        floats(given[16], (items, ABOUT, rows)),
-        floats(given[17], (items, runs, rows)),
-        integers(given[18], (items, runs)),
-        numbers(given[19], (items, runs + 1, rows)),
-        numbers(given[19] + count * BYTES, (items, runs + 1, rows)),
-        numbers(given[19] + 2 * count * BYTES, (items, runs + 1, rows)),
-        numbers(given[19] + 3 * count * BYTES, (items, runs + 1, room, wide)),
+        array_at(given[15], (items, rows, sides), np.int32),
+        array_at(given[16], (items, ABOUT, rows), np.float64),
+        array_at(given[17], (items, runs, rows), np.float64),
+        array_at(given[18], (items, runs), np.int64),
+        array_at(given[19], (items, runs + 1, rows), np.float32),
+        array_at(given[19] + count * BYTES, (items, runs + 1, rows), np.float32),
+        array_at(given[19] + 2 * count * BYTES, (items, runs + 1, rows), np.float32),
+        array_at(given[19] + 3 * count * BYTES, (items, runs + 1, room, wide), np.float32),
     )
     attend_sample(
         given[6],
-        integers(given[0], (1,)),
+        array_at(given[0], (1,), np.int64),
         places,
         sizes,
-        floats(given[3], (2,)),
-        floats(places[LEVELS, 0], (batch, bits + 1)),
-        numbers(given[4], (batch, query_heads, width)),
-        floats(given[5], (batch, query_heads)),
+        array_at(given[3], (2,), np.float64),
+        array_at(places[LEVELS, 0], (batch, bits + 1), np.float64),
+        array_at(given[4], (batch, query_heads, width), np.float32),
+        array_at(given[5], (batch, query_heads), np.float64),
         work,
     )
