@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from .jit import part
-from .memory import empty
 
 #: Shorter pieces are sorted by insertion, as in numba.
 SHORT = 16
@@ -91,7 +90,7 @@ def sort(values):
 def sorted_places(values):
     """The places of numbers in ascending order; equal ones stay in order. By insertion, and then by merging."""
     n = len(values)
-    places, merged = empty((n,), np.int64), empty((n,), np.int64)
+    places, merged = np.empty(n, np.int64), np.empty(n, np.int64)
     for start in range(0, n, SHORT):
         for i in range(start, min(start + SHORT, n)):
             j = i
