@@ -402,6 +402,11 @@ class TestRefused:
         with pytest.raises(CacheError, match="do not fit"):
             replace(one_case(600), **change).run()
 
+    @pytest.mark.parametrize("shape", [(1, 2, 3, 34), (1, 1, 3, 4), (2, 2, 3, 4), (1, 2, 2, 4)])
+    def test_attention_before_that_does_not_fit(self, shape):
+        with pytest.raises(CacheError, match=r"received before .* \(1, 2, 3, 33 or fewer\)"):
+            replace(one_case(600), before=torch.zeros(shape)).run()
+
 
 def test_as_many_widths_as_a_cache_has():
     assert forms.WIDTHS == WIDTHS

@@ -204,8 +204,15 @@ def laid_out(
     room = rounded(max(COLUMNS + 2 * BLOCK * table.most, max(found[0] for _, found in dense) + tail + 2 * LANES))
     padded, wide, value_wide = -(-group * length // ROWS) * ROWS, rounded(width), rounded(value_width)
     count, news = len(table.items), rounded(newest)
-    known = 0 if before is None else before.shape[3]
-    before = None if before is None else before.contiguous()
+    known = 0
+    if before is not None:
+        known = before.shape[3]
+        if before.shape[:3] != (batch, heads, 3) or known > newest:
+            raise CacheError(
+                f"what tokens received before is {tuple(before.shape)}; it must be "
+                f"({batch}, {heads}, 3, {newest} or fewer)"
+            )
+        before = before.float().contiguous()
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.empty(batch, heads, 3, newest, dtype=torch.float32, device="cpu")
 
