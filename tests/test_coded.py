@@ -331,6 +331,11 @@ def guarded(processor: str | None, lanes: int, folder: str) -> None:
         assert test_coded.beside_a_guard(count) <= 1, count
         test_few_coded.beside_a_guard(test_coded.at_the_end, count)
     assert test_coded.one_case(900).error() <= 1
+    if processor is not None:  # other loops that make arrays as these do
+        from grace_opt.kernels import heads, received
+
+        assert heads.OPERATION.cpu.trial()
+        assert received.OPERATION.cpu.trial()
 
 
 def at_the_end(tensor: Tensor) -> Tensor:
