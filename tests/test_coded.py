@@ -24,7 +24,7 @@ from grace_opt.hf.bits.codebooks import WIDTHS, codebook
 from grace_opt.hf.bits.codes import Codes, Part, encode, stacked
 from grace_opt.kernels._shared.switches import OPENMP
 from grace_opt.kernels.coded import CodedSequence, forms, host
-from grace_opt.kernels.coded.table import table_of, units_of
+from grace_opt.kernels.coded.table import COLUMNS, runs, table_of, units_of
 from tests import children
 
 BOOKS = codebook(torch.device("cpu"))
@@ -411,6 +411,62 @@ class TestRefused:
     def test_attention_before_that_does_not_fit(self, shape):
         with pytest.raises(CacheError, match=r"received before .* \(1, 2, 3, 33 or fewer\)"):
             replace(one_case(600), before=torch.zeros(shape)).run()
+
+
+class TestWhatStepsShare:
+    """What is the same in every step is made once for a sequence, and anew for other shapes."""
+
+    @staticmethod
+    def case() -> tuple[Case, CodedSequence]:
+        case = one_case(600)
+        stored = case.sequences[0].stored()
+        case.sequences[0].stored = lambda: stored
+        return case, stored
+
+    def test_steps_of_other_shapes_read_the_same_codes(self):
+        case, stored = self.case()
+        more = torch.randn(2, 1, 2, 70, 24)
+        steps = [
+            case,
+            replace(case, query=torch.randn(1, 6, 3, 24)),
+            replace(case, query=torch.randn(1, 4, 1, 24)),
+            replace(case, tails=(case.tails[0][:, :, :5], case.tails[1][:, :, :5])),
+            replace(case, tails=(more[0], more[1]), before=torch.rand(1, 2, 3, 69)),
+            replace(case, softcap=3.0),
+            replace(case, softcap=2.0),
+            replace(case, mask=torch.rand(1, 1, 1, 33) < 0.5),
+        ]
+        for step in [each for each in steps for _ in range(2)] + steps:
+            assert step.error() <= 1
+            assert len(stored.on_host) <= host.PLANS
+        assert stored.on_host
+
+    def test_of_tails_of_two_lengths_none_is_read(self):
+        case, _ = self.case()
+        case.run()
+        with pytest.raises(CacheError, match="do not fit"):
+            replace(case, tails=(case.tails[0], case.tails[1][:, :, 1:])).run()
+
+    def test_a_step_keeps_no_copies(self):
+        case, stored = self.case()
+        stored = replace(stored, sink_keys=stored.sink_keys.bfloat16())
+        case.sequences[0].stored = lambda: stored
+        case.run()
+        assert not stored.on_host
+
+
+@given(st.lists(st.integers(1, 9000), max_size=40), st.integers(1, COLUMNS))
+def test_runs_are_about_as_long_as_asked_and_between_units_if_possible(counts, some):
+    found, most = runs(counts, some), min(some * 5 // 4, COLUMNS)
+    assert [0, *(stop for _, stop in found)] == [*(start for start, _ in found), sum(counts)]
+    assert all(0 < stop - start <= most for start, stop in found)
+    ends = {sum(counts[:number]) for number in range(len(counts) + 1)}
+    for number, count in enumerate(counts):  # what fits into a run is in one
+        first = sum(counts[:number])
+        assert count > most or any(start <= first and first + count <= stop for start, stop in found)
+    assert len([run for run in found if not ends & {*run}]) <= sum(
+        -(-count // most) for count in counts if count > most
+    )
 
 
 def test_as_many_widths_as_a_cache_has():

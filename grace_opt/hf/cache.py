@@ -153,6 +153,7 @@ class PrunedKeyCache(Cache):
                 LayerPlan(index, len(layers), source, self.pruning, chunk_size, announces, self.budget)
             )
         self._last_updated: PrunedKeyLayer | None = None
+        self._attending = ""  # the model's attention implementation in this step
         super().__init__(layers=layers, offloading=offloading)
         if prompt_length is not None:
             self.declare_prompt(prompt_length)
@@ -215,13 +216,15 @@ class PrunedKeyCache(Cache):
                 f"the model writes to layer {layer_idx} but this cache was made for {len(self.layers)} layers; write "
                 "PrunedKeyCache(model.config, ...) with the configuration of the same model"
             )
-        layer, implementation = self.layers[layer_idx], self._implementation()
-        _check_readable(layer, implementation)
+        first, layer = layer_idx == self.prunable_layers[0], self.layers[layer_idx]
+        if first or not self._attending:
+            self._attending = self._implementation()  # once a step: asking takes as long as ten other lines
+        _check_readable(layer, self._attending)
         # A layer's attention runs before the next layer's update, so a forgotten attention function is noticed within
         # the first forward pass, not only at the first decode step.
         if self._last_updated is not None:
             self._last_updated.check_attended()
-        if layer_idx == self.prunable_layers[0]:
+        if first:
             # Checked one step after the prompt, when the device already has the result: the prompt does not wait for
             # it.
             for each in self.layers:
@@ -237,7 +240,7 @@ class PrunedKeyCache(Cache):
                     f"but the new keys have {found}; use a new cache, or the one for this model and batch"
                 )
         if isinstance(layer, PrunedKeyLayer):
-            layer.implementation = implementation
+            layer.implementation = self._attending
         updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return updated
 

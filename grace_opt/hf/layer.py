@@ -48,6 +48,8 @@ from .reading.report import ReadTally
 from .storage import Compressed, StoredTensor, Tail
 
 _CROP_IS_RELATIVE = crop_is_relative()
+# Written here, as a union in a step would be made in every step.
+_PRUNED, _IN_ANOTHER_ORDER = (Compressed, ByHeads), (CodedTokens, ByHeads)
 
 
 class PrunedKeyLayer(DynamicLayer):
@@ -121,7 +123,7 @@ class PrunedKeyLayer(DynamicLayer):
             self._move_old_tail(0)
             tail = self._stored()
         tail.append(key_states, value_states)
-        if isinstance(self.compressed, Compressed | ByHeads):
+        if isinstance(self.compressed, _PRUNED):
             # Among candidates, only the first token is sure to stay; the others may be cropped again.
             self._move_old_tail(key_states.shape[-2] - 1 if self.prompt.assisted else 0)
         tail, old = self._stored(), self.compressed
@@ -135,7 +137,7 @@ class PrunedKeyLayer(DynamicLayer):
     def needs_our_attention(self) -> bool:
         """Whether only grace_opt's attention function can read what is now stored."""
         old = self.compressed
-        return isinstance(old, CodedTokens | ByHeads) or (
+        return isinstance(old, _IN_ANOTHER_ORDER) or (
             old is not None and (old.positions is not None or self.plan.config.fused)
         )
 
@@ -474,9 +476,8 @@ class PrunedKeyLayer(DynamicLayer):
         return self.tail
 
     def _check_continues(self, tail: Tail, key_states: Tensor) -> None:
-        keys = tail.buffers[0]
-        expected = (keys.shape[0], keys.shape[1], keys.shape[3])
-        found = (key_states.shape[0], key_states.shape[1], key_states.shape[3])
+        (batch, heads, _, width), (rows, key_heads, _, key_width) = tail.buffers[0].shape, key_states.shape
+        expected, found = (batch, heads, width), (rows, key_heads, key_width)
         if expected != found:
             raise CacheError(
                 f"layer {self.plan.index} of the cache holds (batch, KV heads, head_dim) = {expected} but the new "

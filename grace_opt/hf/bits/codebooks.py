@@ -87,12 +87,11 @@ def codebook(device: torch.device) -> Tensor:
 
 def codebooks(device: torch.device) -> Codebooks:
     """Return all levels, and the edges between them."""
-    name = str(device)
-    if name not in _CODEBOOKS:
+    if device not in _CODEBOOKS:
         levels, edges = (torch.from_numpy(part).to(device) for part in _tables())
-        _CODEBOOKS[name] = Codebooks(levels, edges, EVEN_WIDTH)
-    return _CODEBOOKS[name]
+        _CODEBOOKS[device] = Codebooks(levels, edges, EVEN_WIDTH)
+    return _CODEBOOKS[device]
 
 
 #: By device: made when something is coded, and only read while torch.compile traces a decode step.
-_CODEBOOKS: dict[str, Codebooks] = {}
+_CODEBOOKS: dict[torch.device, Codebooks] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -38,33 +38,31 @@ class CodedTokens:
         The model's bases of keys and values, which belong to no prompt; None if rows have their own, or none.
     positions : Tensor or None
         ``(B, H, stored)`` int32: positions of the stored tokens in the sequence; None means all tokens, in order.
+    coded, waiting : int
+        Largest number of coded tokens of a row, and number of newest tokens that wait for their classes.
     """
 
     length: int
     rows: tuple[CodedRow, ...]
     bases: tuple[Basis, Basis] | None
     positions: Tensor | None = None
+    coded: int = field(init=False)
+    waiting: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coded", max(row.tokens for row in self.rows))
+        object.__setattr__(self, "waiting", max(row.waits for row in self.rows))
 
     @property
     def stored(self) -> int:
         """Number of places stored per KV head, padding included."""
         return self.rows[0].length
 
-    @property
-    def coded(self) -> int:
-        """Largest number of coded tokens of a row."""
-        return max(row.tokens for row in self.rows)
-
     def full_width(self, tail: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return all keys and values, dense: the coded ones, then the tail's ``(B, H, S_t, d)``."""
         dense = [row.dense(self.bases) for row in self.rows]
         keys = torch.cat([torch.stack([keys for keys, _ in dense]), tail], dim=2)
         return keys, torch.cat([torch.stack([values for _, values in dense]), value], dim=2)
-
-    @property
-    def waiting(self) -> int:
-        """Number of newest tokens that wait for their classes."""
-        return max(row.waits for row in self.rows)
 
     def settled(self, plan: LayerPlan, received: Tensor) -> CodedTokens:
         """Give the n oldest waiting tokens their classes; `received` ``(B, H, 3, n)`` is the attention on them."""

@@ -48,6 +48,8 @@ class CodedRow:
         ``(H, d, d)`` float16: the prompt's own basis, if it has one.
     bits : (float, float)
         Mean bits per element of keys and of values that every segment has, with everything counted.
+    tokens, waits : int
+        Number of coded tokens, and of those among them that wait.
     """
 
     segments: tuple[Segment, ...]
@@ -59,19 +61,17 @@ class CodedRow:
     key_decode: Tensor | None = None
     value_decode: Tensor | None = None
     bits: tuple[float, float] = (0.0, 0.0)
+    tokens: int = field(init=False)
+    waits: int = field(init=False)
     _table: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def tokens(self) -> int:
-        """Number of coded tokens."""
-        return sum(segment.tokens for segment in self.segments) + self.waits
-
-    @property
-    def waits(self) -> int:
-        """Number of waiting tokens."""
-        return (
-            0 if self.waiting is None else len(self.waiting[0].means) // len(self.sink_keys) * self.waiting[0].counts[0]
-        )
+    def __post_init__(self) -> None:
+        waits = 0
+        if self.waiting is not None:
+            waits = len(self.waiting[0].means) // len(self.sink_keys) * self.waiting[0].counts[0]
+        # Counted once: every step asks for them.
+        object.__setattr__(self, "waits", waits)
+        object.__setattr__(self, "tokens", sum(segment.tokens for segment in self.segments) + waits)
 
     def dense(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor, Tensor]:
         """Return keys ``(H, length, d)`` and values ``(H, length, d_v)`` in the order of the sequence; 0 at padding.

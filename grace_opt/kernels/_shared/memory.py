@@ -1,4 +1,4 @@
-"""Arrays in compiled loops: at an address, new, or as other numbers.
+"""Arrays in compiled loops: at an address, new, or as other numbers; and their addresses.
 
 ``numba.carray``, ``np.empty``, ``np.zeros`` and ``view`` are functions that numba compiles by themselves, for every
 type and number of dimensions, before it compiles the loop; these are a few instructions of the loop
@@ -48,6 +48,21 @@ def array_at(typing_context, address, shape, kind):
         return _array(context, builder, found, cgutils.unpack_tuple(builder, arguments[1], found.ndim), data)
 
     return found(types.intp, shape, kind), generate
+
+
+@intrinsic
+def start_of(typing_context, array):
+    """The address of an array's first number, as an int64.
+
+    ``array.ctypes.data`` has no sign: a variable that is such a number first, and later its sum with another, is a
+    float64 to numba.
+    """
+
+    def generate(context, builder, signature, arguments):
+        data = make_array(array)(context, builder, arguments[0]).data
+        return builder.ptrtoint(data, context.get_value_type(types.intp))
+
+    return types.intp(array), generate
 
 
 def _making(value):

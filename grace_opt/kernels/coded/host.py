@@ -11,6 +11,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from functools import cache
+from struct import Struct
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -27,8 +28,13 @@ from .table import COLUMNS, CodedSequence, Table, batched
 
 #: Most query rows (query heads per KV head times new tokens): beyond, making keys and values dense is faster.
 MAX_ROWS = 256
-#: Entries of what the loops get, and which of them is the address of the sizes.
-GIVEN, AT_SIZES = 19, 8
+#: Entries of what the loops get; of these, the address of the sizes, and the first of those that differ from step to
+#: step; of the sizes, the first that does, and the first of the sequences.
+GIVEN, AT_SIZES, AT_WORK, AT_STEP, AT_SEQUENCES = 19, 8, 12, 19 + 6, 19 + 32
+#: Addresses of what is worked with, of the books, the output and the attention received; of sizes, those of `AT_STEP`.
+ADDRESSES, STEP = Struct(f"{GIVEN - AT_WORK}q"), Struct(f"{AT_SEQUENCES - AT_STEP}q")
+#: Most plans kept with a sequence: one lasts for 32 steps.
+PLANS = 4
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**16
 
@@ -117,18 +123,14 @@ def coded_attention(
         If shapes do not go together. What `unsupported_reason` says must have been asked before.
     """
     loops = _loops()
-    (heads, width), value_width = (tail_keys.shape[1], query.shape[3]), tail_values.shape[3]
-    rows = query.shape[1] // heads * query.shape[2]
-    check_shapes(query, sequences, tail_keys, tail_values)
-    table = batched([each.table for each in sequences], heads)
     given = laid_out(
-        *(query, sequences, table, tail_keys, tail_values, books, newest, dense_newest),
+        *(query, sequences, None, tail_keys, tail_values, books, newest, dense_newest),
         *(attention_mask, scaling, softcap, causal, before),
     )
+    plan = given.plan
     loops.prepare_at(given.at)
-    alone = table.numbers * (width + value_width) < ALONE_BELOW
-    attend = loops.attend_three_at if by_three(rows) else loops.attend_at
-    call_in_threads(attend, given.at, len(table.items), alone=alone)
+    attend = loops.attend_three_at if plan.by_three else loops.attend_at
+    call_in_threads(attend, given.at, len(plan.table.items), alone=plan.alone)
     loops.join_at(given.at)
     output = given.output if query.dtype == torch.float32 else given.output.to(query.dtype)
     return output, given.received
@@ -153,6 +155,39 @@ def by_three(rows: int) -> bool:
     return -(-rows // 3) <= -(-rows // ROWS)
 
 
+class Plan(NamedTuple):
+    """What stays the same while steps of the same shapes read the same codes.
+
+    Attributes
+    ----------
+    table : Table
+        Of all sequences.
+    by_three, alone : bool
+        Whether three query rows are taken at a time, and in one thread.
+    data : array
+        What the loops get, with zeros where steps differ.
+    room, sinks : int
+        Least room for logits; most sinks.
+    numbers, places : int, tuple of int
+        Float32 numbers that the loops work with, and where four parts of them begin, in bytes.
+    scales : array
+        Of the logits.
+    alive : list
+        What `data` has the addresses of.
+    """
+
+    table: Table
+    by_three: bool
+    alone: bool
+    data: array[int]
+    room: int
+    sinks: int
+    numbers: int
+    places: tuple[int, int, int, int]
+    scales: array[float]
+    alive: list[Any]
+
+
 class Given(NamedTuple):
     """What the loops get.
 
@@ -166,6 +201,7 @@ class Given(NamedTuple):
         The place in `data` of the number of items that are taken: the first size.
     output, received : Tensor
         What they write.
+    plan : Plan
     alive : list
         What `data` has the addresses of.
     """
@@ -175,13 +211,14 @@ class Given(NamedTuple):
     taken: int
     output: Tensor
     received: Tensor
+    plan: Plan
     alive: list[Any]
 
 
 def laid_out(
     query: Tensor,
     sequences: Sequence[CodedSequence],
-    table: Table,
+    table: Table | None,
     tail_keys: Tensor,
     tail_values: Tensor,
     books: Tensor,
@@ -193,18 +230,13 @@ def laid_out(
     causal: bool,
     before: Tensor | None,
 ) -> Given:
-    """Return what the loops get; `table` is of all sequences, the others as for `coded_attention`."""
-    (batch, query_heads, length, width), (heads, tail) = query.shape, tail_keys.shape[1:3]
-    value_width, pairs, group = tail_values.shape[3], batch * heads, query_heads // heads
+    """Return what the loops get: `table` is of all sequences, None their own; the others as for `coded_attention`."""
+    plan = _plan_for(query, sequences, table, tail_keys, tail_values, newest, dense_newest, scaling, softcap)
+    (batch, query_heads, length, _), (_, heads, tail, value_width) = query.shape, tail_values.shape
     # All tensors are kept alive until the loops are done: they get only addresses.
-    floats = [rowwise(tensor) for tensor in (query, tail_keys, tail_values)]
+    floats = rowwise(query), rowwise(tail_keys), rowwise(tail_values)
     kind, mask, mask_place = _read_mask(attention_mask, query, tail, causal)
-    inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
-    dense = [_dense(each) for each in sequences]
-    room = rounded(max(COLUMNS + 2 * BLOCK * table.most, max(found[0] for _, found in dense) + tail + 2 * LANES))
-    padded, wide, value_wide = -(-group * length // ROWS) * ROWS, rounded(width), rounded(value_width)
-    count, news = len(table.items), rounded(newest)
-    known = 0
+    at_before = known = 0
     if before is not None:
         known = before.shape[3]
         if before.shape[:3] != (batch, heads, 3) or known > newest:
@@ -213,38 +245,92 @@ def laid_out(
                 f"({batch}, {heads}, 3, {newest} or fewer)"
             )
         before = before.float().contiguous()
+        at_before = before.data_ptr()
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.empty(batch, heads, 3, newest, dtype=torch.float32, device="cpu")
+    work = torch.zeros(plan.numbers, dtype=torch.float32, device="cpu")
+    data, at_work = plan.data[:], work.data_ptr()
+    at = data.buffer_info()[0]
+    data[AT_SIZES] = at + GIVEN * data.itemsize
+    addresses = books.data_ptr(), output.data_ptr(), received.data_ptr()
+    ADDRESSES.pack_into(data, AT_WORK * data.itemsize, *(at_work + place for place in plan.places), *addresses)
+    room = max(plan.room, rounded(plan.sinks + tail + 2 * LANES))
+    places = [place for tensor in floats for place in (tensor.data_ptr(), *(4 * step for step in tensor.stride()))]
+    STEP.pack_into(data, AT_STEP * data.itemsize, kind, room, newest, tail, *mask_place, *places, at_before, known)
+    return Given(data, at, GIVEN, output, received, plan, [mask, floats, work, books, before])
 
+
+def _plan_for(
+    query: Tensor,
+    sequences: Sequence[CodedSequence],
+    table: Table | None,
+    tail_keys: Tensor,
+    tail_values: Tensor,
+    newest: int,
+    dense_newest: Sequence[int],
+    scaling: float | None,
+    softcap: float | None,
+) -> Plan:
+    """Return the plan of these shapes, made once if there is one sequence; parameters as for `laid_out`."""
+    (rows, heads, tail, width), (*others, tokens, value_width) = tail_keys.shape, tail_values.shape
+    known: dict[Any, Plan] = sequences[0].on_host if len(sequences) == 1 else {}
+    numbers = rows, heads, width, *others, value_width, rounded(newest), scaling, softcap, *dense_newest
+    key = id(table), query.shape, numbers
+    plan = known.get(key)
+    if plan is None or tail != tokens:
+        check_shapes(query, sequences, tail_keys, tail_values)
+        plan, lasts = _planned(query, sequences, table, value_width, heads, newest, dense_newest, scaling, softcap)
+        if lasts:
+            if len(known) >= PLANS:
+                known.clear()
+            known[key] = plan
+    return plan
+
+
+def _planned(
+    query: Tensor,
+    sequences: Sequence[CodedSequence],
+    table: Table | None,
+    value_width: int,
+    heads: int,
+    newest: int,
+    dense_newest: Sequence[int],
+    scaling: float | None,
+    softcap: float | None,
+) -> tuple[Plan, bool]:
+    """Return a plan, and whether it lasts: not if it has copies of tensors, which take memory that nobody counts."""
+    if table is None:
+        table = batched([each.table for each in sequences], heads)
+    batch, query_heads, length, width = query.shape
+    pairs, group, count = batch * heads, query_heads // heads, len(table.items)
+    dense = [_dense(each) for each in sequences]
+    sinks = max(found[0] for _, found in dense)
+    padded, wide, value_wide = -(-group * length // ROWS) * ROWS, rounded(width), rounded(value_width)
+    news = rounded(newest)
+    inner, outer = scales_of(width**-0.5 if scaling is None else scaling, softcap)
     scales = array("f", [float(inner), float(softcap is not None), float(outer)])
     of_queries, of_newest = rounded(2 * pairs * padded * wide), rounded(pairs * padded * news)
     of_ends, of_products = rounded(2 * count * padded), rounded(count * padded * value_wide)
-    work = torch.zeros(of_queries + of_newest + of_ends + of_products, dtype=torch.float32, device="cpu")
-    at_queries = work.data_ptr()
-    at_newest = at_queries + 4 * of_queries
-    at_ends = at_newest + 4 * of_newest
+    at_newest, at_ends = 4 * of_queries, 4 * (of_queries + of_newest)
     numbers = [pairs, batch, padded, wide, news, count, len(table.units), value_wide]
-    numbers += [0, *table.at, scales.buffer_info()[0], at_queries, at_newest, at_ends, at_ends + 4 * of_ends]
-    numbers += [books.data_ptr(), output.data_ptr(), received.data_ptr()]
-    numbers += [0, heads, group, length, width, value_width, kind, room, newest, tail, *mask_place]
-    for tensor in floats:
-        numbers.append(tensor.data_ptr())
-        numbers += [4 * step for step in tensor.stride()]
-    numbers += [0 if before is None else before.data_ptr(), known]
+    numbers += [0, *table.at, scales.buffer_info()[0], *[0] * (GIVEN - AT_WORK)]
+    numbers += [0, heads, group, length, width, value_width, *[0] * (AT_SEQUENCES - AT_STEP)]
     for (_, found), more in zip(dense, dense_newest, strict=True):
-        numbers += found
-        numbers.append(more)
-    data = array("q", numbers)
-    at = data.buffer_info()[0]
-    data[AT_SIZES] = at + GIVEN * data.itemsize
-    return Given(data, at, GIVEN, output, received, [mask, floats, scales, work, dense, table, books, before])
+        numbers += [*found, more]
+    room = rounded(COLUMNS + 2 * BLOCK * table.most)
+    alone = table.numbers * (width + value_width) < ALONE_BELOW
+    made = [tensor for tensors, _ in dense for tensor in tensors]
+    plan = Plan(
+        *(table, by_three(group * length), alone, array("q", numbers), room, sinks),
+        *(of_queries + of_newest + of_ends + of_products, (0, at_newest, at_ends, at_ends + 4 * of_ends)),
+        *(scales, made),
+    )
+    stored = {part.data_ptr() for each in sequences for part in each.tensors() if part is not None}
+    return plan, {tensor.data_ptr() for tensor in made} <= stored
 
 
 def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
     """Return tensors to keep alive, and what is said of them: see `grace_opt.kernels.coded.cpu.SINKS`."""
-    if sequence.on_host:
-        known: tuple[list[Tensor], list[int]] = sequence.on_host[0]
-        return known
     sinks = [rowwise(tensor) for tensor in (sequence.sink_keys, sequence.sink_values)]
     own = [basis.float().contiguous() for basis in (sequence.key_basis, sequence.value_basis) if basis is not None]
     found = [sinks[0].shape[1]]
@@ -252,11 +338,7 @@ def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
         found += [tensor.data_ptr(), 4 * tensor.stride(0), 4 * tensor.stride(1)]
     for basis in own:
         found += [basis.data_ptr(), 4 * basis.stride(0)]
-    found += [0] * (4 - 2 * len(own))
-    made = [*sinks, *own]
-    if {tensor.data_ptr() for tensor in made} <= {part.data_ptr() for part in sequence.tensors() if part is not None}:
-        sequence.on_host.append((made, found))  # copies would take memory that nobody counts
-    return made, found
+    return [*sinks, *own], found + [0] * (4 - 2 * len(own))
 
 
 def rowwise(tensor: Tensor) -> Tensor:

@@ -80,8 +80,8 @@ class CodedSequence:
         ``(H, s, d)`` and ``(H, s, d_v)``, dense.
     key_basis, value_basis : Tensor or None
         ``(H, d, d)`` and ``(H, d_v, d_v)``: coordinates times these are keys, and values; None if they are these.
-    on_host : list
-        On a CPU, what :mod:`grace_opt.kernels.coded.host` says of the dense tensors in every step; empty before.
+    on_host : dict
+        On a CPU, what :mod:`grace_opt.kernels.coded.host` says in every step; empty before.
     """
 
     table: Table
@@ -89,7 +89,7 @@ class CodedSequence:
     sink_values: Tensor
     key_basis: Tensor | None
     value_basis: Tensor | None
-    on_host: list[Any] = field(default_factory=list, repr=False)
+    on_host: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """Return what is dense: the sinks, and the bases if there are any."""
@@ -138,14 +138,40 @@ def table_of(units: Sequence[Numbers], heads: int) -> Table:
     """Return the table of what `units_of` makes of each part of a sequence."""
     every = np.concatenate([np.zeros((heads, 0, FIELDS), np.int64), *units], axis=1)
     most = every.shape[1]
-    columns = int(every[0, :, COUNT].sum()) if most else 0
-    some = min(max(-(-columns * heads // ITEMS), FEWEST), COLUMNS)
+    counts: list[int] = every[0, :, COUNT].tolist() if most else []
+    some = min(max(-(-sum(counts) * heads // ITEMS), FEWEST), COLUMNS)
+    pieces = runs(counts, some)
     items = []
     for h in range(heads):
         items.append([h, -1, -1, 0, 0])
-        for start in range(0, columns, some):
-            items.append([h, h * most, (h + 1) * most, start, min(start + some, columns)])
-    return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * columns)
+        items += [[h, h * most, (h + 1) * most, start, stop] for start, stop in pieces]
+    return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * sum(counts))
+
+
+def runs(counts: Sequence[int], some: int) -> list[tuple[int, int]]:
+    """Cut the columns of units into runs of about `some`, at most `COLUMNS`: between units, where that is possible.
+
+    Every unit that a run reads takes time of its own.
+
+    Examples
+    --------
+    >>> runs([100, 800, 2400, 4600], 1500)
+    [(0, 900), (900, 2100), (2100, 3300), (3300, 4834), (4834, 6368), (6368, 7900)]
+    """
+    most, found, first, column = min(some * 5 // 4, COLUMNS), [], 0, 0
+    for count in counts:
+        if column > first and column + count - first > most:
+            found.append((first, column))
+            first = column
+        column += count
+        pieces = -(-(column - first) // most)
+        if pieces > 1:
+            each = -(-(column - first) // pieces)
+            found += [(start, min(start + each, column)) for start in range(first, column, each)]
+            first = column
+    if column > first:
+        found.append((first, column))
+    return found
 
 
 def batched(tables: Sequence[Table], heads: int) -> Table:

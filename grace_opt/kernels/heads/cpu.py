@@ -7,7 +7,7 @@ import numpy as np
 
 from .._shared.jit import c_function, part
 from .._shared.lanes import WIDEST, add_one, load_one, transpose_widest
-from .._shared.memory import array_at, empty, view, zeros
+from .._shared.memory import array_at, empty, start_of, view, zeros
 from .._shared.products import BYTES, ROWS, TILE, multiply
 from .._shared.whole import sorted_places
 from ..coding import cpu as coding
@@ -56,14 +56,14 @@ def make_coordinates(tensor, token_step, order, encode, block, tile):
             tokens[i] = tensor + order[min(first + i, order.shape[0] - 1)] * token_step
         for c in range(0, squares, WIDEST):
             for i in range(0, TILE, WIDEST):
-                place = tile.ctypes.data + (c * TILE + i) * BYTES
-                transpose_widest(tokens.ctypes.data + i * ADDRESS, c * BYTES, place, TILE * BYTES)
+                place = start_of(tile) + (c * TILE + i) * BYTES
+                transpose_widest(start_of(tokens) + i * ADDRESS, c * BYTES, place, TILE * BYTES)
         for c in range(squares, width):
             for i in range(TILE):
                 tile[c, i] = load_one(tokens[i] + c * BYTES)
         for row in range(0, encode.shape[0], ROWS):
-            at = block.ctypes.data + row * step + first * BYTES
-            multiply(encode[row].ctypes.data, width * BYTES, tile.ctypes.data, width, at, step)
+            at = start_of(block) + row * step + first * BYTES
+            multiply(start_of(encode[row]), width * BYTES, start_of(tile), width, at, step)
 
 
 @part(error_model="numpy")
@@ -125,7 +125,7 @@ def code_head(block, weights, energy, bits, tables, outputs):
             stop = first + counts[c]
             squares[c, j] = weighted(row[first:stop], middle, weights[first:stop])
             first = stop
-    largest = load_one(large_bits.ctypes.data)
+    largest = load_one(start_of(large_bits))
     relative = np.float64(largest) if largest > 0 else 1.0
     for c in range(classes):
         for j in range(width):

@@ -18,7 +18,7 @@ from .._shared.lanes import (
     store,
     total,
 )
-from .._shared.memory import array_at, empty
+from .._shared.memory import array_at, empty, start_of
 from .._shared.products import BYTES, ROWS, TILE, WHOLE, multiply
 from .forms import ROWS_AT_ONCE
 
@@ -80,19 +80,19 @@ def add_received(taken, queries, weights, tiles, sums, length, share):
     logits = empty((ROWS_AT_ONCE, sums.shape[2]), np.float32)
     inverse = empty((ROWS,), np.float32)
     tile_size = width * TILE * BYTES
-    room = logits.ctypes.data
+    room = start_of(logits)
     while True:
         item = add_one(taken)
         if item >= sums.shape[0]:
             return
-        first, second = sums[item, 0].ctypes.data, sums[item, 1].ctypes.data
+        first, second = start_of(sums[item, 0]), start_of(sums[item, 1])
         stop = min((item + 1) * share, rows)
         for start in range(item * share, stop, ROWS_AT_ONCE):
             here = min(ROWS_AT_ONCE, stop - start)
             for n in range(tiles.shape[0]):
-                keys, out = tiles.ctypes.data + n * tile_size, room + n * TILE * BYTES
+                keys, out = start_of(tiles) + n * tile_size, room + n * TILE * BYTES
                 for row in range(0, here, ROWS):
-                    four = queries.ctypes.data + (start + row) * query_step
+                    four = start_of(queries) + (start + row) * query_step
                     multiply(four, query_step, keys, width, out + row * step, step)
             for row in range(0, here, ROWS):
                 for one in range(ROWS):

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..._shared.jit import c_function, part
 from ..._shared.lanes import add_one, exp2, load, spread, store
-from ..._shared.memory import array_at, empty, zeros
+from ..._shared.memory import array_at, empty, start_of, zeros
 from ...decode.cpu import (
     LEAST,
     NOTHING,
@@ -96,7 +96,7 @@ def prepare_at(data):
         read_queries(at, *steps, group * length, length, width, scales[0], full)
         for row in range(0, full.shape[0], ROWS):
             if basis:
-                four, out = full[row].ctypes.data, turned[row].ctypes.data
+                four, out = start_of(full[row]), start_of(turned[row])
                 logits_by_token(four, step, basis, width * BYTES, width, width, out, step)
             else:
                 for other in range(row, row + ROWS):
@@ -174,13 +174,13 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         if a == b:
             continue
         scale_queries(turned, width, order, scales, means, constants, scaled)
-        to = logits.ctypes.data + place * BYTES
-        of_rows = scaled.ctypes.data, query_step, constants, books, book_step
-        at, offset, step, some = addresses.ctypes.data, a // 8, stride, whole
+        to = start_of(logits) + place * BYTES
+        of_rows = start_of(scaled), query_step, constants, books, book_step
+        at, offset, step, some = start_of(addresses), a // 8, stride, whole
         for rest in range(2):  # one call is one copy of the loops
             if rest and whole < b - a:
                 copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
-                at, offset, step, some, to = bits_at.ctypes.data, 0, BLOCK_STEP, BLOCK, to + whole * BYTES
+                at, offset, step, some, to = start_of(bits_at), 0, BLOCK_STEP, BLOCK, to + whole * BYTES
             elif rest:
                 break
             add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none)
@@ -204,13 +204,13 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         if a == b:
             continue
         clear_totals(totals, value_width)
-        shares = logits.ctypes.data + place * BYTES
-        of_rows = logit_step, books, book_step, totals.ctypes.data
-        at, offset, step, some = addresses.ctypes.data, a // 8, stride, whole
+        shares = start_of(logits) + place * BYTES
+        of_rows = logit_step, books, book_step, start_of(totals)
+        at, offset, step, some = start_of(addresses), a // 8, stride, whole
         for rest in range(2):
             if rest and whole < b - a:
                 copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
-                at, offset, step, some, shares = bits_at.ctypes.data, 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
+                at, offset, step, some, shares = start_of(bits_at), 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
             elif rest:
                 break
             add_values(at, starts, offset, step, some, shares, *of_rows, none)
@@ -229,7 +229,7 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
     largest, sums, products = state
     (sinks, tail, known), (width, value_width) = counts, widths
     kind, masks, mask_step, last_columns = hidden
-    to, four = logits.ctypes.data, queries.ctypes.data
+    to, four = start_of(logits), start_of(queries)
     query_step, logit_step = queries.shape[1] * BYTES, logits.shape[1] * BYTES
     keys, key_step, count, at = dense[0][0], dense[0][1], sinks, to
     for in_tail in range(2):  # one call is one copy of the loops
@@ -250,7 +250,7 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
         for t in range(known):
             newest[row, newest.shape[1] - known + t] = line[sinks + tail - known + t]
         largest[row], _, sums[row] = turn_into_shares(line, sinks + tail, NOTHING)
-    out, out_step = products.ctypes.data, products.shape[1] * BYTES
+    out, out_step = start_of(products), products.shape[1] * BYTES
     values, value_step, count, at = dense[1][0], dense[1][1], sinks, to
     for in_tail in range(2):
         if in_tail:
@@ -402,7 +402,7 @@ def join_at(data):
         basis = own[VALUE_BASIS] + h * own[VALUE_BASIS + 1]
         for row in range(0, rows, ROWS):
             if basis:
-                at, out = coded[row].ctypes.data, dense[row].ctypes.data
+                at, out = start_of(coded[row]), start_of(dense[row])
                 add_dense_values(at, step, basis, width * BYTES, width, width, out, step)
             else:
                 for other in range(row, row + ROWS):
@@ -415,7 +415,7 @@ def join_at(data):
             new, head = row % length, h * group + row // length
             for c in range(width):
                 output[b, new, head, c] = dense[row, c] / divisors[row]
-            at, to, to_squares = newest[pair, row].ctypes.data, sums[0].ctypes.data, sums[1].ctypes.data
+            at, to, to_squares = start_of(newest[pair, row]), start_of(sums[0]), start_of(sums[1])
             top, factor = spread(tops[row]), spread(np.float32(1.0) / divisors[row])
             for place in range(0, sums.shape[1] * BYTES, WHOLE):
                 p = exp2(load(at + place) - top) * factor

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import compute, load_byte, load_one
+from ..._shared.memory import start_of
 from ...decode.cpu import ZERO
 from ..forms import LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, UNIT, WIDTHS
 from .levels import load_half
@@ -99,7 +100,7 @@ def level_of(bits, skip, number):
 def copy_rest(places, starts, offset, step, count, planes, room, room_places):
     """Copy bytes of every plane from an offset on, fewer than `BLOCK_STEP`, to where as many may be read; `planes` says
     how many planes a channel of each width has."""
-    at, room_at = 0, room.ctypes.data
+    at, room_at = 0, start_of(room)
     for level in range(1, 8):
         for i in range(starts[level], starts[level + 1]):
             room_places[i] = room_at + at

@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_place, multiply_add_vectors, widest
+from ..._shared.memory import start_of
 from ..forms import ROWS, WIDTHS
 from .levels import STEP, number_at, reading, vector_at
 from .levels import VECTORS as VECTORS
@@ -167,7 +168,7 @@ def add_logits(
     as many rows.
     """
     for t in range(0, count, BLOCK):
-        sums = add_to_rows(constants.ctypes.data, none)
+        sums = add_to_rows(start_of(constants), none)
         at = offset + t // 8
         for i in range(starts[1], starts[2]):
             place, query = load_place(places + i * PLACE) + at, queries + i * BYTES

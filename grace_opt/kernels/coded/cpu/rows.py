@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..._shared.jit import part
 from ..._shared.lanes import load, spread, total
+from ..._shared.memory import start_of
 from ...decode.cpu import ZERO
 from ...decode.cpu.rows import BYTES, WHOLE
 from ..forms import LANES, ROWS
@@ -14,7 +15,7 @@ def scale_queries(turned, width, order, scales, means, constants, scaled):
     """Multiply rows by the channels' scales, in the order of widths; write their products with the means."""
     whole = width // LANES * LANES
     for row in range(turned.shape[0]):
-        every, at, to = spread(ZERO), turned[row].ctypes.data, means.ctypes.data
+        every, at, to = spread(ZERO), start_of(turned[row]), start_of(means)
         for place in range(0, whole * BYTES, WHOLE):
             every = every + load(at + place) * load(to + place)
         constants[row] = total(every)
@@ -37,7 +38,7 @@ def add_products(shares, first, last, totals, width, order, scales, means, produ
     """Add to rows' products what shares from place `first` to `last` and the sums of their numbers make."""
     for row in range(products.shape[0]):
         every = spread(ZERO)
-        at = shares[row].ctypes.data
+        at = start_of(shares[row])
         for t in range(at + first * BYTES, at + last * BYTES, WHOLE):
             every = every + load(t)
         share = total(every)

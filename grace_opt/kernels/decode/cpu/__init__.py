@@ -35,7 +35,7 @@ from ..._shared.lanes import (
     store,
     total,
 )
-from ..._shared.memory import array_at, zeros
+from ..._shared.memory import array_at, start_of, zeros
 from ..forms import ADDITIVE, BOOL, BY_CHANNEL, BY_TOKEN, CAUSAL, LANES, PACKED, ROWS
 from .logits import logits_by_channel, logits_by_token, logits_packed
 from .rows import BYTES, WHOLE
@@ -56,7 +56,7 @@ QUERY, KEPT, SINK_KEYS, PRUNED_KEYS, TAIL_KEYS, OLD_VALUES, TAIL_VALUES, MASK = 
 @part
 def cap(logits, outer):
     """Soft-cap logits given in powers of e^2: tanh(x) = 1 - 2 / (e^2x + 1), times `outer`."""
-    at, one, two, scale = logits.ctypes.data, spread(np.float32(1)), spread(np.float32(2)), spread(outer)
+    at, one, two, scale = start_of(logits), spread(np.float32(1)), spread(np.float32(2)), spread(outer)
     for place in range(at, at + logits.shape[0] * BYTES, WHOLE):
         store(place, scale * (one - two / (exp2(load(place)) + one)))
 
@@ -86,7 +86,7 @@ def turn_into_shares(logits, count, largest):
     stop = (count + LANES - 1) // LANES * LANES
     for t in range(count, stop):
         logits[t] = NOTHING  # columns that do not exist get no share even in a row that sees nothing
-    at = logits.ctypes.data
+    at = start_of(logits)
     best = spread(largest)
     for place in range(at, at + stop * BYTES, WHOLE):
         best = greater(best, load(place))
@@ -115,12 +115,12 @@ def attend_segment(
     kind, masks, mask_step, last_columns, column = hidden
     largest, sums, products = state
     query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
-    to, out, room = logits.ctypes.data, products.ctypes.data, scaled.ctypes.data
+    to, out, room = start_of(logits), start_of(products), start_of(scaled)
     t = start
     while t < stop:
         count = min(BLOCK - t % BLOCK, stop - t)  # start at multiples of BLOCK: most groups of packed keys stay whole
         for first in range(0, rows, ROWS):
-            four, place = queries.ctypes.data + first * query_step, out + first * out_step
+            four, place = start_of(queries) + first * query_step, out + first * out_step
             if packs is not None and lies == PACKED:
                 logits_packed(
                     four, query_step, room, keys_at, key_step, head, key_form, t, width, count, to, logit_step

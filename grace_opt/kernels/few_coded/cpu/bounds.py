@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import greater, load, load_some, multiply_add, spread, store, total
-from ..._shared.memory import zeros
+from ..._shared.memory import start_of, zeros
 from ...coded.cpu import (
     GROUP,
     HEADS,
@@ -35,7 +35,7 @@ def absolute_products(queries, rows, at, width, channel, found):
     """Write what the terms of each row's product with a row of the basis add up to."""
     row_at = at + channel * width * BYTES
     for row in range(rows):
-        query, sums = queries[row].ctypes.data, spread(ZERO)
+        query, sums = start_of(queries[row]), spread(ZERO)
         for c in range(0, width, LANES):
             x, y = load(query + c * BYTES), load_some(row_at + c * BYTES, min(LANES, width - c))
             sums = multiply_add(greater(x, spread(ZERO) - x), greater(y, spread(ZERO) - y), sums)
@@ -45,7 +45,7 @@ def absolute_products(queries, rows, at, width, channel, found):
 @part
 def raise_all(reach, other):
     """Raise numbers to those of another row, of whole vectors."""
-    at, more = reach.ctypes.data, other.ctypes.data
+    at, more = start_of(reach), start_of(other)
     for c in range(0, reach.shape[0] * BYTES, WHOLE):
         store(at + c, greater(load(at + c), load(more + c)))
 

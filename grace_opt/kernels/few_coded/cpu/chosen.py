@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_byte, load_place
-from ..._shared.memory import empty, zeros
+from ..._shared.memory import empty, start_of, zeros
 from ...coded.cpu.products import BLOCK_STEP
 from ...decode.cpu import NOTHING
 
@@ -111,9 +111,9 @@ def squeeze_planes(planes, offset, stride, end, count, moves, offsets, bits, few
     int
         Bytes from plane to plane.
     """
-    size, offsets_at, room = WORDS * PLACE, np.int64(offsets.ctypes.data), np.int64(few.ctypes.data)
+    size, offsets_at, room = WORDS * PLACE, np.int64(start_of(offsets)), np.int64(start_of(few))
     step = (offsets[count] + PLACE + BLOCK_STEP - 1) // BLOCK_STEP * BLOCK_STEP  # room for the last word's end
-    to, moves_at, moves_step = np.int64(bits.ctypes.data), np.int64(moves.ctypes.data), moves.shape[1] * PLACE
+    to, moves_at, moves_step = np.int64(start_of(bits)), np.int64(start_of(moves)), moves.shape[1] * PLACE
     for first in range(0, count * PLACE, size):
         if load_place(offsets_at + first) == load_place(offsets_at + first + size):
             continue

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import load_place
-from ..._shared.memory import zeros
+from ..._shared.memory import start_of, zeros
 from ...coded.cpu.channels import copy_rest
 from ...coded.cpu.products import BLOCK, BLOCK_STEP, PLACE, add_to_rows, adding, no_sums_of_four, of_channel, store_rows
 from ...coded.cpu.rows import scale_queries
@@ -41,7 +41,7 @@ def add_ranges(places, starts, offset, step, count, four, query_step, constants,
     (queries, sizes), (middles, halves, book_step) = four, books
     none = no_sums_of_four()
     for t in range(0, count, BLOCK):
-        sums = add_to_rows(constants.ctypes.data, none)
+        sums = add_to_rows(start_of(constants), none)
         at = offset + t // 8
         for i in range(starts[1], starts[2]):
             place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
@@ -65,7 +65,7 @@ def add_ranges(places, starts, offset, step, count, four, query_step, constants,
             place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
             sums = _middles4(place, step, middles + 8 * book_step, query, query_step, sums)
         store_rows(out + t * BYTES, out_step, sums)
-        sums = add_to_rows(constants.ctypes.data + ROWS * BYTES, sums)
+        sums = add_to_rows(start_of(constants) + ROWS * BYTES, sums)
         for i in range(starts[3], starts[4]):
             place, query = load_place(places + i * PLACE) + at, sizes + i * BYTES
             sums = _halves2(place, step, halves + 3 * book_step, query, query_step, sums)
@@ -119,7 +119,7 @@ def score_unit(unit, width, turned, ranges, softcap, outer, scores, upper, reach
             addresses[i] += LOW[level] * stride
     constants, end = zeros((2 * ROWS,), np.float32), place + (b - a + WORD - 1) // WORD * WORD
     step, book_step, query_step = scores.shape[1] * BYTES, ranges.shape[2] * BYTES, scaled.shape[1] * BYTES
-    middles, halves = ranges[MIDDLES].ctypes.data, ranges[HALVES].ctypes.data
+    middles, halves = start_of(ranges[MIDDLES]), start_of(ranges[HALVES])
     if whole < b - a:
         copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, HIGH, bits, bits_at)
     for row in range(0, turned.shape[0], ROWS):
@@ -132,12 +132,12 @@ def score_unit(unit, width, turned, ranges, softcap, outer, scores, upper, reach
                 constants[ROWS + r] += sizes[r, i] * ranges[HALVES, LEVEL_BITS[TWO], 0]
             for i in range(starts[EIGHT], starts[EIGHT + 1]):
                 constants[ROWS + r] += sizes[r, i] * ranges[HALVES, LEVEL_BITS[EIGHT], 0]
-        pair, books = (scaled.ctypes.data, sizes.ctypes.data), (middles, halves, book_step)
-        out, most = scores[row].ctypes.data + place * BYTES, upper[row].ctypes.data + place * BYTES
-        at, offset, plane, some = addresses.ctypes.data, a // 8, stride, whole
+        pair, books = (start_of(scaled), start_of(sizes)), (middles, halves, book_step)
+        out, most = start_of(scores[row]) + place * BYTES, start_of(upper[row]) + place * BYTES
+        at, offset, plane, some = start_of(addresses), a // 8, stride, whole
         for rest in range(2):  # one call is one copy of the loops
             if rest and whole < b - a:
-                at, offset, plane, some = bits_at.ctypes.data, 0, BLOCK_STEP, BLOCK
+                at, offset, plane, some = start_of(bits_at), 0, BLOCK_STEP, BLOCK
                 out, most = out + whole * BYTES, most + whole * BYTES
             elif rest:
                 break

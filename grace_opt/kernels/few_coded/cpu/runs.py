@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import part
-from ..._shared.memory import zeros
+from ..._shared.memory import start_of, zeros
 from ...coded.cpu import safe_part
 from ...coded.cpu.channels import sort_channels
 from ...coded.cpu.products import BLOCK_STEP, BYTES, add_logits, add_values, no_sums_of_four
@@ -87,14 +87,14 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
             planes = fields[PLANES_AT], (behind - fields[PLANES_AT]) // stride
             step = squeeze_planes(planes, a // 8, stride, fields[END], words, moves, offsets, bits, few)
             for i in range(wide):
-                bits_at[i] = bits.ctypes.data + (addresses[i] - fields[PLANES_AT]) // stride * step
-            some, at = (offsets[words] + BLOCK_STEP - 1) // BLOCK_STEP * BLOCK_STEP * 8, bits_at.ctypes.data
+                bits_at[i] = start_of(bits) + (addresses[i] - fields[PLANES_AT]) // stride * step
+            some, at = (offsets[words] + BLOCK_STEP - 1) // BLOCK_STEP * BLOCK_STEP * 8, start_of(bits_at)
             end = place + some
             for row in range(0, rows, ROWS):
-                to, four = logits[row].ctypes.data + place * BYTES, turned[row : row + ROWS]
+                to, four = start_of(logits[row]) + place * BYTES, turned[row : row + ROWS]
                 if tensor == KEYS:
                     scale_queries(four, width, order, scales, means, constants, scaled)
-                    given = scaled.ctypes.data, query_step, constants, books, step_of_book
+                    given = start_of(scaled), query_step, constants, books, step_of_book
                     add_logits(at, starts, at_start, step, some, *given, to, logit_step, none)
                     for r in range(row, row + ROWS):
                         if softcap:
@@ -102,7 +102,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
                         hide_gaps(own, offsets, logits[r, place:end])
                 else:
                     clear_totals(totals, value_width)
-                    given_values = to, logit_step, books, step_of_book, totals.ctypes.data
+                    given_values = to, logit_step, books, step_of_book, start_of(totals)
                     add_values(at, starts, at_start, step, some, *given_values, none)
                     mine = logits[row : row + ROWS], place, end, totals, value_width
                     add_products(*mine, order, scales, means, products[row : row + ROWS])

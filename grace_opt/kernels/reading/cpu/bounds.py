@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import exp2, greater, greatest, load, load_some, multiply_add, spread, store, total
+from ..._shared.memory import start_of
 from ...decode.cpu import NOTHING, ZERO
 from ...decode.cpu.rows import BYTES, WHOLE
 from ...decode.forms import LANES
@@ -23,7 +24,7 @@ PRECISION, BITS = 2.0**-23, math.log2(math.e)
 @part
 def raise_reach(at, step, count, width, reach):
     """Raise the entries of `reach` to the largest absolute number of each channel."""
-    to = reach.ctypes.data
+    to = start_of(reach)
     for c in range(0, width, LANES):
         best, left = load(to + c * BYTES), min(LANES, width - c)
         for t in range(count):
@@ -50,7 +51,7 @@ def log_sum(row, count, shares):
     stop = (count + LANES - 1) // LANES * LANES
     for u in range(count, stop):
         row[u] = NOTHING
-    at, to, best = row.ctypes.data, shares.ctypes.data, spread(NOTHING)
+    at, to, best = start_of(row), start_of(shares), spread(NOTHING)
     for place in range(0, stop * BYTES, WHOLE):
         best = greater(best, load(at + place))
     top = greatest(best)
@@ -71,7 +72,7 @@ def log_sum(row, count, shares):
 def log_bounds(row, units, norms, length, shares):
     """Logarithm of the sum of what is expected of units, or more: for tokens, with their norms times a length."""
     if length >= 0:
-        at, to, factor = row.ctypes.data, shares.ctypes.data, spread(length)
+        at, to, factor = start_of(row), start_of(shares), spread(length)
         for u in range(0, units, LANES):
             norm = load_some(norms + u * BYTES, min(LANES, units - u))
             store(to + u * BYTES, multiply_add(factor, norm, load(at + u * BYTES)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import greater, greatest, load, spread, store
-from ..._shared.memory import empty
+from ..._shared.memory import empty, start_of
 from ...decode.cpu import NOTHING
 from ...decode.cpu.rows import BYTES
 from ...decode.forms import LANES
@@ -26,11 +26,11 @@ def rank_units(rows, units, expected, sums, score, ranks, numbers):
 
     Units are read in this order, and at one step as they lie: it is `reference.reading_order`.
     """
-    to, highest = score.ctypes.data, spread(NOTHING)
+    to, highest = start_of(score), spread(NOTHING)
     for u in range(0, units, LANES):
         best = spread(NOTHING)
         for row in range(rows):
-            x = load(expected[row].ctypes.data + u * BYTES)
+            x = load(start_of(expected[row]) + u * BYTES)
             best = greater(best, x - spread(np.float32(sums[row])) if rows > 1 else x)
         store(to + u * BYTES, best)
         highest = greater(highest, best)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..._shared.jit import part
 from ..._shared.lanes import ask_for, load, load_byte, load_short, load_some, store, store_some
+from ..._shared.memory import start_of
 from ...decode.cpu import BLOCK, LEAST, NOTHING, address, turn_into_shares
 from ...decode.cpu.logits import logits_by_token
 from ...decode.cpu.rows import BYTES, WHOLE
@@ -21,7 +22,7 @@ AHEAD = 4
 @part
 def copy_tokens(at, step, tokens, count, width, room):
     """Copy tokens to the room, one after the other."""
-    to, row = room.ctypes.data, room.shape[1] * BYTES
+    to, row = start_of(room), room.shape[1] * BYTES
     full, rest = width - width % LANES, width % LANES
     for i in range(count):
         ahead = at + tokens[min(i + AHEAD, count - 1)] * step
@@ -45,10 +46,10 @@ def attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state)
     value_step = places[OLD_VALUES, 3]
     copy_tokens(values + sizes[SINKS] * value_step, value_step, tokens, count, value_width, value_room)
     query_step, out_step, logit_step = queries.shape[1] * BYTES, products.shape[1] * BYTES, logits.shape[1] * BYTES
-    key_step, to = key_room.shape[1] * BYTES, logits.ctypes.data
+    key_step, to = key_room.shape[1] * BYTES, start_of(logits)
     for first in range(0, rows, ROWS):
-        four = queries.ctypes.data + first * query_step
-        logits_by_token(four, query_step, key_room.ctypes.data, key_step, width, count, to, logit_step)
+        four = start_of(queries) + first * query_step
+        logits_by_token(four, query_step, start_of(key_room), key_step, width, count, to, logit_step)
         for row in range(first, min(first + ROWS, rows)):
             line = logits[row - first]
             if sizes[KIND] == BOOL:
@@ -60,8 +61,8 @@ def attend_block(queries, rows, places, sizes, b, h, masks, count, rooms, state)
             if shrink != 1:
                 for c in range(products.shape[1]):
                     products[row, c] *= shrink
-        place, step = products.ctypes.data + first * out_step, value_room.shape[1] * BYTES
-        add_values(to, logit_step, value_room.ctypes.data, step, value_width, count, place, out_step)
+        place, step = start_of(products) + first * out_step, value_room.shape[1] * BYTES
+        add_values(to, logit_step, start_of(value_room), step, value_width, count, place, out_step)
 
 
 @part

@@ -24,7 +24,7 @@ from ..._shared.bits import (
 from ..._shared.jit import part
 from ..._shared.lanes import load_short, store
 from ..._shared.limits import BITS, BITS_AT_ONCE
-from ..._shared.memory import array_at
+from ..._shared.memory import array_at, start_of
 
 #: Bytes of an int32, and numbers of a vector.
 WORD, EIGHT = 4, 8
@@ -78,7 +78,7 @@ def draw_tokens(at, words, bits, tables, drawn):
         equal = found ^ every
         two = two | (one & equal)
         one = one | equal
-    store(drawn.ctypes.data, two)
+    store(start_of(drawn), two)
 
 
 @part
@@ -87,7 +87,7 @@ def count_differing(at, words, planes, counters, counts):
 
     The number of planes is a multiple of sixteen.
     """
-    to, levels = counters.ctypes.data, counters.shape[0]
+    to, levels = start_of(counters), counters.shape[0]
     ones = twos = fours = eights = spread_bits(NONE)
     for level in range(levels):
         store(to + level * BYTES, ones)
@@ -109,7 +109,7 @@ def count_differing(at, words, planes, counters, counts):
             found = spread_bits(NONE)
             for level in range(levels - 1, -1, -1):
                 found = append_bits(found, load_short(to + level * BYTES + word * WORD), eight)
-            store(counts.ctypes.data + (word * BITS // WORDS + eight) * WORD, found)
+            store(start_of(counts) + (word * BITS // WORDS + eight) * WORD, found)
 
 
 @part

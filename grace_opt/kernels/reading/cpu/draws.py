@@ -12,6 +12,7 @@ from ..._shared.bits import WORDS
 from ..._shared.jit import part
 from ..._shared.lanes import load_byte, load_short
 from ..._shared.limits import BITS as TOKENS
+from ..._shared.memory import start_of
 from ...decode.cpu import BLOCK, NOTHING, ZERO, address, turn_into_shares
 from ...decode.cpu.rows import BYTES
 from ...decode.cpu.values import add_values
@@ -132,9 +133,9 @@ def attend_drawn(mine, count, head, places, sizes, scale, hashed, norms, means, 
             if shrink != 1:
                 for c in range(products.shape[1]):
                     products[row, c] *= shrink
-        out, step = products.ctypes.data + first * out_step, value_room.shape[1] * BYTES
+        out, step = start_of(products) + first * out_step, value_room.shape[1] * BYTES
         value_width = sizes[VALUE_WIDTH]
-        add_values(logits.ctypes.data, logit_step, value_room.ctypes.data, step, value_width, count, out, out_step)
+        add_values(start_of(logits), logit_step, start_of(value_room), step, value_width, count, out, out_step)
 
 
 @part
@@ -153,7 +154,7 @@ def draw(head, start, stop, places, sizes, scale, masks, words, cosines, norms, 
         for row in range(rows):
             if row == 0 or sizes[KIND] == BOOL:
                 show_tokens(places, sizes, b, masks[row], first, shown)
-            mine = words[row].ctypes.data
+            mine = start_of(words[row])
             draw_tokens(at, mine, sizes[CODE_BITS], sizes[TABLES], drawn[row])
             for word in range(WORDS):
                 drawn[row, word] &= shown[word]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.lanes import greater, greatest, load_byte, load_byte_levels, load_one, load_short, load_some, spread
+from ..._shared.memory import start_of
 from ...decode.cpu import LOG2E, NOTHING, ZERO, address
 from ...decode.cpu.logits import logits_by_token
 from ...decode.cpu.rows import BYTES, WHOLE, add_multiples, store_four
@@ -53,7 +54,7 @@ def score_pages(queries, rows, places, sizes, b, h, start, stop, expected, other
         place = places[UPPER if side == 0 else LOWER]
         ranges, out = address(place, b, h) + start * place[3], expected if side == 0 else other
         for first in range(0, rows, ROWS):
-            four, to = half.ctypes.data + first * step, out.ctypes.data + first * out_step + start * BYTES
+            four, to = start_of(half) + first * step, start_of(out) + first * out_step + start * BYTES
             logits_by_token(four, step, ranges, place[3], width, count, to, out_step)
     counts = places[COUNTS, 0] + b * places[COUNTS, 1]
     for u in range(start, stop):
@@ -73,7 +74,7 @@ def score_tokens(queries, rows, places, sizes, b, h, start, stop, expected, scal
             scaled[row, c] = queries[row, c] * load_one(levels + c * BYTES)
     step, out_step = scaled.shape[1] * BYTES, expected.shape[1] * BYTES
     for first in range(0, rows, ROWS):
-        four, to = scaled.ctypes.data + first * step, expected.ctypes.data + first * out_step
+        four, to = start_of(scaled) + first * step, start_of(expected) + first * out_step
         for t in range(start, stop, 2 * LANES):
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(ZERO)
             at = address(place, b, h) + t
