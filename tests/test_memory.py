@@ -8,7 +8,10 @@ import numba
 import numpy as np
 import pytest
 
-from grace_opt.kernels._shared.memory import ALIGNED, array_at, empty, view, zeros
+from grace_opt.kernels._shared.memory import ALIGNED, array_at, empty, start_of, view, zeros
+from grace_opt.kernels._shared.switches import LLVM, is_off
+
+pytestmark = pytest.mark.skipif(is_off(LLVM), reason=f"{LLVM}=0: arrays are numba's own")
 
 KINDS = [np.float32, np.float64, np.int16, np.int64, np.uint8, np.uint64, np.bool_]
 
@@ -77,3 +80,18 @@ def test_a_view_of_scattered_numbers_is_refused():
 
     with pytest.raises(numba.TypingError):
         look(np.zeros((4, 4), np.float32)[:, ::2])
+
+
+def test_where_one_begins_is_a_number_that_sums_keep_exact():
+    @numba.njit
+    def walk(numbers, row, steps):
+        at = start_of(numbers[row])
+        for _ in range(steps):
+            at += numbers.itemsize
+        return at
+
+    numbers = np.zeros((4, 6), np.float32)[:, ::2]
+    for row in range(4):
+        found = walk(numbers, row, 5)
+        assert type(found) is int  # a float64 would be a float here
+        assert found == numbers[row].ctypes.data + 20

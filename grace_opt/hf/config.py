@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .. import registry
-from .._util.parameters import check_fields, integer, plain
+from .._util.parameters import check_fields, integer, plain, shown
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
@@ -175,7 +175,7 @@ class PruningConfig:
         if not isinstance(self.ratio, numbers.Real):
             if isinstance(self.ratio, str) or not isinstance(self.ratio, Sequence) or not len(self.ratio):
                 raise OptionError(
-                    f"ratio={self.ratio!r}: give one number in [0, 1), or a list with one per layer"
+                    f"ratio={shown(self.ratio)}: give one number in [0, 1), or a list with one per layer"
                     f"{_meant_ratio(self.ratio)}"
                 )
             object.__setattr__(self, "ratio", tuple(self.ratio))
@@ -194,8 +194,8 @@ class PruningConfig:
             object.__setattr__(self, "protect", check_protection(self.protect))
         if self.evict is not None and (isinstance(self.evict, type) or not isinstance(self.evict, TokenEviction)):
             raise OptionError(
-                f'evict={self.evict!r}: write an eviction, for instance SnapKV(budget=512) or "snapkv"; one of your '
-                "own has queries_needed, tokens() and scores()"
+                f'evict={shown(self.evict)}: write an eviction, for instance SnapKV(budget=512) or "snapkv"; one of '
+                "your own has queries_needed, tokens() and scores()"
             )
         object.__setattr__(self, "options", dict(self.options))
         group = self.quantize.group_size if self.quantize is not None and self.quantize.keys is not None else 1
@@ -357,7 +357,7 @@ def _check_read(config: PruningConfig) -> None:
     """Refuse what does not go with ``read=``."""
     read = config.read
     if not isinstance(read, TopTokens):
-        raise OptionError(f'read={read!r}: write TopTokens(share=0.25), "pages", "channels" or "sampling"')
+        raise OptionError(f'read={shown(read)}: write TopTokens(share=0.25), "pages", "channels" or "sampling"')
     if config.is_coded and read.by == SAMPLING:
         raise OptionError(
             'read=TopTokens(by="sampling") hashes keys as they are stored, and with bits= they are codes; write '
@@ -382,7 +382,7 @@ _WRITE: tuple[tuple[str, Any, str], ...] = (
 
 
 def _one_of_two(ratio: Any, kept_channels: Any) -> OptionError:
-    return OptionError(f"ratio={ratio!r} and kept_channels={kept_channels}: write one of the two")
+    return OptionError(f"ratio={shown(ratio)} and kept_channels={kept_channels}: write one of the two")
 
 
 def _meant_ratio(ratio: Any) -> str:
@@ -397,4 +397,4 @@ def _meant_ratio(ratio: Any) -> str:
 
 def _check_kind(name: str, value: Any, kind: Any, write: str) -> None:
     if not isinstance(value, kind):
-        raise OptionError(f"{name}={value!r}: write {write}")
+        raise OptionError(f"{name}={shown(value)}: write {write}")

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .._util.names import nearest_name
-from .._util.parameters import check_fields, choice, integer
+from .._util.parameters import check_fields, choice, integer, shown
 from ..errors import CalibrationError, OptionError
 from .arguments import explains_arguments
 from .attention_received import attention_received, check_valid, finished_scores
@@ -418,7 +418,7 @@ def eviction_named(name: str) -> Ours:
     if meant not in short:
         near = nearest_name(meant, short)
         raise OptionError(
-            f"evict={name!r}: write one of {', '.join(map(repr, _NAMES))}, or an eviction with its budget, for "
+            f"evict={shown(name)}: write one of {', '.join(map(repr, _NAMES))}, or an eviction with its budget, for "
             f"instance SnapKV(budget=0.25){'' if near is None else f'. Did you mean {short[near]!r}?'}"
         )
     return _NAMES[short[meant]]()
@@ -439,7 +439,7 @@ def eviction_to_dict(eviction: TokenEviction) -> dict[str, Any]:
         if type(eviction) is kind:
             return {"name": name, **dataclasses.asdict(eviction)}
     known = ", ".join(kind.__name__ for kind in _NAMES.values())
-    raise OptionError(f"eviction={eviction!r} cannot be saved: give one of {known}.")
+    raise OptionError(f"eviction={shown(eviction)} cannot be saved: give one of {known}.")
 
 
 def eviction_from_dict(values: Mapping[str, Any]) -> Ours:
@@ -455,7 +455,7 @@ def eviction_from_dict(values: Mapping[str, Any]) -> Ours:
     if name == DIVIDED:
         return _divided_from_dict(values)
     if not isinstance(name, str) or name not in _NAMES:
-        raise OptionError(f'eviction {values!r}: give {{"name": ..., "budget": ...}}, with a name from {known}.')
+        raise OptionError(f'eviction {shown(values)}: give {{"name": ..., "budget": ...}}, with a name from {known}.')
     given = {key: value for key, value in values.items() if key != "name"}
     fields = [field.name for field in dataclasses.fields(_NAMES[name])]
     unknown = [key for key in given if key not in fields]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .._util.parameters import shown
 from .._util.tensor_files import TensorFormat
 from ..attention.masks import is_fingerprint
 from ..errors import CalibrationError
@@ -158,7 +159,7 @@ def _check(losses: LayerLosses) -> None:
     """Raise `CalibrationError` unless the fields belong together."""
     for name in ("layers", "shares", "losses"):
         if not isinstance(getattr(losses, name), tuple):
-            raise CalibrationError(f"{name}={getattr(losses, name)!r}: give a list, or {_AGAIN}")
+            raise CalibrationError(f"{name}={shown(getattr(losses, name))}: give a list, or {_AGAIN}")
     layers, shares, rows = losses.layers, losses.shares, losses.losses
     if not layers or any(type(layer) is not int or layer < 0 for layer in layers) or list(layers) != sorted({*layers}):
         raise CalibrationError(f"layers={layers}: give positions in the model, ascending, at least one")

@@ -402,6 +402,13 @@ def test_bad_options(make, message):
         make()
 
 
+@pytest.mark.parametrize("read", [eviction_from_dict, lambda values: PruningConfig(evict=values)])
+def test_a_message_has_no_thousand_losses(read):
+    with pytest.raises(OptionError) as caught:
+        read({"name": "layer_budget", "evict": {"name": "h2o"}, "losses": {"losses": [[0.25] * 9] * 30}})
+    assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "valid", "message"),
     [
