@@ -388,11 +388,27 @@ def test_layers_writes_what_each_loses_and_shows_who_keeps_how_much(run, tmp_pat
     assert "with 25% of the tokens on average" in done.output
     losses = pytest.importorskip("grace_opt.hf").LayerLosses.load(tmp_path / "l.safetensors")
     assert losses.layers == (0, 1, 2)
+    assert losses.heads == 2
     assert f"wrote {tmp_path / 'l.safetensors'}" in done.output.replace("\n", "")
+    given = ("layers", "pocket", "--text", tmp_path / "text.txt", "--tokens", 768, "-o", tmp_path / "n.safetensors")
+    done = run(*given, "--no-heads", "--evict", "streaming-llm")
+    assert done.exit_code == 0, done.output
+    others = pytest.importorskip("grace_opt.hf").LayerLosses.load(tmp_path / "n.safetensors")
+    assert others.heads == 0
+    assert others != losses.of_layers()
     (tmp_path / "text.txt").write_text("too short")
     refused = run("layers", "pocket", "--text", tmp_path / "text.txt", "-o", tmp_path / "m.safetensors")
     assert refused.exit_code == 2
     assert "no text has 768 tokens" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("pyramidkv", "divides its budget itself"), ("snapkw", "Did you mean 'snapkv'?")]
+)
+def test_layers_are_measured_for_evictions_with_one_budget(run, tmp_path, name, words):
+    refused = run("layers", "no such model", "--evict", name, "-o", tmp_path / "l.safetensors")
+    assert refused.exit_code == 2
+    assert words in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize("command", ["basis", "export", "layers"])

@@ -71,12 +71,19 @@ def layers(
         typer.Option(help="Text file, UTF-8, to measure on; repeatable. Default: six short texts of grace_opt."),
     ] = None,
     tokens: Annotated[int, typer.Option(min=768, help="Number of first tokens of each text that are used.")] = 1152,
+    evict: Annotated[
+        str, typer.Option(help="Eviction that chooses the tokens: graph, snapkv, h2o or streaming_llm.")
+    ] = "graph",
+    heads: Annotated[
+        bool,
+        typer.Option(help="Measure every KV head, or whole layers, which takes less time and gains less."),
+    ] = True,
 ) -> None:
     """Measure which layers and heads must keep more tokens.
 
     Each KV head of MODEL in turn keeps few of a prompt's tokens; what the output loses divides the budget of an
-    eviction. Use the file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)). Once per model, many
-    minutes on a CPU.
+    eviction. Use the file with LayerBudgets(GraphEviction(budget=0.25), LayerLosses.load(FILE)), or with another
+    eviction there: the losses of one serve the others well. Once per model, many minutes on a CPU.
 
     Example: grace-opt layers HuggingFaceTB/SmolLM2-135M -o smollm2.safetensors
     """
@@ -84,8 +91,12 @@ def layers(
         check_tensor_file(out)
         try:
             from ..hf.calibrate_eviction import calibrate_eviction
+            from ..hf.eviction import eviction_named
+            from ..hf.layer_budgets import check_divisible
         except ImportError as error:
             raise OptionError(f"calibration needs transformers: {pip_install('hf')} ({error})") from None
+        chosen = eviction_named(evict)
+        check_divisible(chosen, "grace-opt layers")  # before the model is loaded
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
         with progress_bar(None, 100) as show:
@@ -93,7 +104,9 @@ def layers(
                 loaded,
                 tokenizer,
                 texts,
+                evict=chosen,
                 tokens=tokens,
+                heads=heads,
                 advance=lambda done, total: show("layers", 100 * done // total),
             )
         made.save(out)
