@@ -184,6 +184,14 @@ def test_what_steps_read_belongs_to_the_basis(model):
     assert row.sequence(other) is not before
 
 
+def test_no_sequence_may_be_left(model):
+    cache = PrunedKeyCache(model, **SETTINGS)
+    fed(model, cache, torch.randint(0, model.config.vocab_size, (1, 260)))
+    cache.batch_select_indices(torch.tensor([], dtype=torch.long))
+    assert all(layer.compressed.rows == () for layer in cache.layers)
+    assert cache.layers[0].tail.keys.shape[0] == 0
+
+
 def test_tables_are_counted(model):
     ids = torch.randint(0, model.config.vocab_size, (1, LENGTH + 1))
     cache = PrunedKeyCache(model, **SETTINGS)

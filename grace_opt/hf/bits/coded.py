@@ -50,8 +50,8 @@ class CodedTokens:
     waiting: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "coded", max(row.tokens for row in self.rows))
-        object.__setattr__(self, "waiting", max(row.waits for row in self.rows))
+        object.__setattr__(self, "coded", max((row.tokens for row in self.rows), default=0))
+        object.__setattr__(self, "waiting", max((row.waits for row in self.rows), default=0))
 
     @property
     def stored(self) -> int:
