@@ -17,10 +17,11 @@ from grace_opt.errors import CalibrationError, OptionError
 from grace_opt.hf import calibrate_basis, capture, export_static
 from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.hf.bits.classes import SINKS
-from grace_opt.hf.bits.codebooks import WIDTHS, distortions
+from grace_opt.hf.bits.codebooks import WIDTHS, codebooks, distortions
 from grace_opt.hf.bits.export import _Spread
 from grace_opt.hf.bits.static import FORMAT, StaticCoders
 from grace_opt.hf.models import load_pocket
+from grace_opt.kernels.coding import fitted
 from tests.hf.matrix import model_of
 
 BITS = 2.25
@@ -136,7 +137,10 @@ def test_means_scales_and_widths_are_those_of_the_texts(kind, exported):
             y = x @ coder.encode[head].double().numpy()
             np.testing.assert_allclose(coder.means[head], y.mean(0), atol=1e-5 * np.abs(y).max())
             widths = coder.widths[head].int().numpy()
-            np.testing.assert_allclose(coder.scales[head], y.std(0), rtol=1e-3)
+            with_bits = widths > 0
+            standard = torch.from_numpy((y - y.mean(0)) / y.std(0)).float().T
+            fits = fitted(standard, coder.widths[head], codebooks(torch.device("cpu"))).double().numpy() * y.std(0)
+            np.testing.assert_allclose(coder.scales[head][with_bits], fits[with_bits], rtol=2e-3)
             budget = float(shares[layer][kind == "values"][head]) * 16
             assert budget - 2 < widths.sum() <= budget + 1e-6
             order = [int((column == basis.encode[head].T).all(1).nonzero()[0, 0]) for column in coder.encode[head].T]
@@ -150,6 +154,42 @@ def test_means_scales_and_widths_are_those_of_the_texts(kind, exported):
                     lost = weight[less] * (loss_of[level[less] - 1] - loss_of[level[less]])
                     assert more == less or changed > budget or gain <= lost * (1 + 1e-6)
     assert BITS - 0.1 < made.bits <= BITS
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6, 1e-6])
+def test_scales_cut_less_short_what_lies_far_out(size):
+    """They have little error to the fourth, unlike the spread, which suits most of the numbers."""
+    basis, y = identity_basis(1, 2), torch.randn(1, 4000, 2, generator=torch.Generator().manual_seed(0)).double()
+    y[:, ::50] *= 5
+    y *= size
+    spread = _Spread.empty(basis)
+    spread.add(y)
+    coder = spread.coder(basis, torch.tensor([3.0]))
+    assert coder.widths.tolist() == [[3, 3]]
+    others = replace(coder, scales=y.std(1).float())
+    fit, plain = (((one.restore(one.codes(y)) - y).double() ** 4).sum() for one in (coder, others))
+    assert fit < 0.5 * plain
+
+
+def test_some_tokens_are_kept_for_the_scales_evenly_over_the_texts():
+    basis, y = identity_basis(1, 2), torch.arange(60.0, dtype=torch.float64).view(1, 30, 2)
+    spread = _Spread.empty(basis)
+    for first, last in ((0, 7), (7, 8), (8, 9), (9, 30)):
+        spread.add(y[:, first:last], 4)
+    assert torch.equal(torch.cat(spread.some, 1), y[:, ::4].float())
+    assert spread.tokens == 30
+
+
+def test_where_the_tokens_kept_show_no_spread_it_is_the_scale():
+    basis, y = identity_basis(1, 2), torch.randn(1, 40, 2, generator=torch.Generator().manual_seed(0)).double()
+    y[:, ::2, 1] = 0
+    y[:, 1::2, 1] = torch.tensor([1.0, -1.0] * 10)
+    spread = _Spread.empty(basis)
+    spread.add(y, 2)
+    coder = spread.coder(basis, torch.tensor([3.0]))
+    assert (coder.widths > 0).all()
+    assert (coder.scales > 0).all()
+    assert coder.scales.isfinite().all()
 
 
 def test_all_bits_are_a_grid_up_to_the_largest(calibrated, tmp_path):

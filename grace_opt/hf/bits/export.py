@@ -2,7 +2,8 @@
 
 When: somebody builds a cache of few bits into a server, whose memory is divided into blocks of tokens of equal size.
 The bases, and each head's share of the bits, are those of the calibrated basis; within a head, widths are divided by
-what coordinates cost and how far they spread over the calibration texts, all of whose tokens count alike.
+what coordinates cost and how far they spread over the calibration texts, all of whose tokens count alike. Scales are
+fitted to errors to the fourth, as in a cache with ``bits=``.
 
 Source: Lagrangian bit allocation (Shoham and Gersho, IEEE Trans. ASSP 36, 1988), with one class of tokens.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 from ..._util.parameters import integer, number
 from ...errors import CalibrationError, OptionError
+from ...kernels.coding import fitted
 from ...kernels.steps import lower_hulls, within_budget
 from ..arguments import require_model
 from ..capture import AttentionCall, record
@@ -31,20 +33,25 @@ from .basis import Basis
 from .calibrate import FEWEST_TOKENS, TOKENS, refuse_parts
 from .calibrated import CalibratedBasis
 from .classes import SINKS
-from .codebooks import EVEN_WIDTH, WIDTHS, distortions
+from .codebooks import EVEN_WIDTH, WIDTHS, codebooks, distortions
 from .rates import MOST_BITS
 from .settings import CALIBRATED
 from .static import StaticCoder, StaticCoders
 
+#: About how many tokens, evenly spaced over the texts, scales are fitted to; they are kept meanwhile.
+FITTED_TO = 2048
+
 
 @dataclass
 class _Spread:
-    """Sums over tokens of the coordinates of one layer's keys, or values: ``(H, d)`` float64."""
+    """What the coordinates of one layer's keys, or values, are like: sums over tokens, ``(H, d)`` float64, and some of
+    them, ``(H, n, d)`` float32."""
 
     sums: Tensor
     squares: Tensor
     lowest: Tensor
     highest: Tensor
+    some: list[Tensor] = field(default_factory=list)
     tokens: int = 0
 
     @classmethod
@@ -52,8 +59,9 @@ class _Spread:
         zeros = torch.zeros_like(basis.energy)
         return cls(zeros, zeros, zeros + torch.inf, zeros - torch.inf)
 
-    def add(self, coordinates: Tensor) -> None:
-        """Add ``(H, n, d)``."""
+    def add(self, coordinates: Tensor, each: int = 1) -> None:
+        """Add ``(H, n, d)``, and keep one token of `each`."""
+        self.some.append(coordinates[:, -self.tokens % each :: each].float())
         self.sums = self.sums + coordinates.sum(1)
         self.squares = self.squares + coordinates.square().sum(1)
         self.lowest = torch.minimum(self.lowest, coordinates.amin(1))
@@ -68,7 +76,7 @@ class _Spread:
         # What rounding leaves of a coordinate that never varies is no spread.
         variances = torch.where(largest > 1e-6 * means.abs(), variances, 0)
         widths = _divided(variances * basis.energy, bits).masked_fill(variances == 0, 0)
-        scales = torch.where(widths == EVEN_WIDTH, largest, variances.sqrt())
+        scales = torch.where(widths == EVEN_WIDTH, largest, self._fitted(means, variances.sqrt(), widths))
         order = widths.argsort(dim=-1, descending=True, stable=True)
         heads, width = order.shape
         return StaticCoder(
@@ -78,6 +86,13 @@ class _Spread:
             scales=scales.gather(1, order).float(),
             widths=widths.gather(1, order).to(torch.uint8),
         )
+
+    def _fitted(self, means: Tensor, spreads: Tensor, widths: Tensor) -> Tensor:
+        """Return the scales with little error to the fourth, ``(H, d)``; the spread where the tokens kept show none."""
+        unit = torch.where(spreads > 0, spreads, 1)  # whatever a model's numbers are, those in 16 bits fit
+        some = (torch.cat(self.some, 1) - means[:, None]) / unit[:, None]
+        found = fitted(some.mT.flatten(0, 1).float(), widths.flatten(), codebooks(some.device)).view(widths.shape)
+        return torch.where(found > 0, found, 1) * spreads
 
 
 def _divided(losses: Tensor, bits: Tensor) -> Tensor:
@@ -195,7 +210,7 @@ def export_static(
                 raise CalibrationError(
                     f"layer {layer}: keys or values are not finite numbers; load the model in bfloat16 or float32"
                 )
-            spread.add(coordinates)
+            spread.add(coordinates, -(-known // FITTED_TO))
 
     device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
     for done, ids in enumerate(every, 1):

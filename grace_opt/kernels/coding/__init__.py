@@ -15,6 +15,7 @@ from .._shared.operation import Compiled, Operation, trial_of
 from .._shared.threads import COMPILE_FROM, worth_compiling
 from . import reference
 from .reference import Codebooks as Codebooks
+from .reference import fitted as fitted
 from .reference import pack_bits as pack_bits
 from .reference import pack_codes as pack_codes
 
