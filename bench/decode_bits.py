@@ -3,11 +3,11 @@
 *Whole steps*: a trained model reads a passage once; a dense cache, one with ``bits=2.25``, the same with one layer at a
 time made dense instead of being read where it lies, GRACE with keys and values in 4 bits and transformers'
 QuantizedCache in 4 bits are filled with it, and take turns of two steps, of which the second is timed, as does a dense
-cache of hardly any tokens, which shows what no cache can save. *One layer*: attention of one new token over Llama-3-8B's shape, without its
-weights: keys and values are normal numbers with decaying spread, coded in 2.25 bits in a given basis; dense attention
-is the fastest of those of `bench.decode`. Each call uses another layer's tensors, so that none is in the processor's
-caches. *Memory*: the most bytes allocated at once while a prompt is read, by the profiler's events, besides the
-weights.
+cache of hardly any tokens, which shows what no cache can save. *One layer*: attention of one new token over
+Llama-3-8B's shape, without its weights: keys and values are normal numbers with decaying spread, coded in 2.25 bits in
+a given basis; dense attention is the fastest of those of `bench.decode`. Each call uses another layer's tensors, so
+that none is in the processor's caches. *Memory*: the most bytes allocated at once while a prompt is read, by the
+profiler's events, besides the weights.
 
 Everything in float32 on the CPU. Ratios are medians over the rounds. Floors are the bytes of weights and caches at the
 rate of a large copy, which also writes: reading alone can be faster. Writes docs/results/decode_bits.{json,md,png}. If
