@@ -44,7 +44,7 @@ def kernel_for(query: Tensor, tail_keys: Tensor, tail_values: Tensor, stored: in
     """
     if torch.compiler.is_compiling():
         return None
-    if not query.is_cpu and query.device.type == dispatch.DEVICE_TYPE:
+    if query.device.type == dispatch.DEVICE_TYPE:
         return _on_gpu(query, tail_keys, tail_values)
     if stored < CPU_MIN_TOKENS:
         return None
