@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -79,6 +80,7 @@ class Case:
         stored = [each.stored() for each in self.sequences]
         dense_newest = [waits - each.waits for each in self.sequences]
         newest = waits + self.tails[0].shape[2]
+        host.room_for(1).numpy().fill(np.nan)  # which shows where anything is read that was written before this call
         return host.coded_attention(
             *(self.query, stored, *self.tails, BOOKS, newest, dense_newest),
             *(self.mask, None, self.softcap, self.causal, self.before),

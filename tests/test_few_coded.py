@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -31,6 +32,7 @@ from grace_opt.hf.reading.coded_in_place import read_in_place
 from grace_opt.hf.reading.report import ReadTally
 from grace_opt.kernels import few_coded
 from grace_opt.kernels.coded import CodedSequence
+from grace_opt.kernels.coded.host import room_for
 from grace_opt.kernels.few_coded import forms, host
 from grace_opt.kernels.reading import reference
 from grace_opt.kernels.reading.forms import STEPS
@@ -60,6 +62,7 @@ class Case:
 
     def compiled(self) -> tuple[Tensor, Tensor, ReadTally]:
         tally, scaling = ReadTally(), self.query.shape[3] ** -0.5
+        room_for(1).numpy().fill(np.nan)  # which shows where anything is read that was written before this call
         found = read_in_place(
             self.query, *self.tails, self.mask, self.old, self.reading, tally, scaling, self.softcap, True
         )

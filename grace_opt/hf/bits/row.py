@@ -178,12 +178,13 @@ class CodedRow:
 
     def sequence(self, bases: tuple[Basis, Basis] | None) -> CodedSequence:
         """Return what `grace_opt.kernels.coded` reads: made once, as `table` is; `bases` as in `dense`."""
-        table, known = self.table(), self._table["sequence"]
-        dense = self.sink_keys, self.sink_values, *self.decodes(bases)
-        where = [None if part is None else part.data_ptr() for part in dense]
-        if known is None or known[0] != where:
-            known = self._table["sequence"] = where, CodedSequence(table, *dense)
-        found: CodedSequence = known[1]
+        known = self._table.get("sequence")
+        if known is None or known[0] is not bases or [part.data_ptr() for part in known[1]] != known[2]:
+            table, dense = self.table(), (self.sink_keys, self.sink_values, *self.decodes(bases))
+            parts = [*self._table["first"], *(part for part in dense if part is not None)]
+            known = bases, parts, [part.data_ptr() for part in parts], CodedSequence(table, *dense)
+            self._table["sequence"] = known
+        found: CodedSequence = known[3]
         return found
 
     def lying(self) -> Lying:

@@ -8,6 +8,7 @@ not. Numbers are float32 inside, whatever the model's type is.
 from __future__ import annotations
 
 import sys
+import threading
 from array import array
 from collections.abc import Sequence
 from functools import cache
@@ -33,8 +34,12 @@ MAX_ROWS = 256
 GIVEN, AT_SIZES, AT_WORK, AT_STEP, AT_SEQUENCES = 19, 8, 12, 19 + 6, 19 + 32
 #: Addresses of what is worked with, of the books, the output and the attention received; of sizes, those of `AT_STEP`.
 ADDRESSES, STEP = Struct(f"{GIVEN - AT_WORK}q"), Struct(f"{AT_SEQUENCES - AT_STEP}q")
+#: Bytes of a number in these.
+PLACE = 8
 #: Most plans kept with a sequence: one lasts for 32 steps.
 PLANS = 4
+#: Most float32 numbers that a thread keeps room for.
+KEPT = 2**18
 #: If fewer numbers are read, waking other threads takes longer than it saves.
 ALONE_BELOW = 2**16
 
@@ -234,7 +239,7 @@ def laid_out(
     plan = _plan_for(query, sequences, table, tail_keys, tail_values, newest, dense_newest, scaling, softcap)
     (batch, query_heads, length, _), (_, heads, tail, value_width) = query.shape, tail_values.shape
     # All tensors are kept alive until the loops are done: they get only addresses.
-    floats = rowwise(query), rowwise(tail_keys), rowwise(tail_values)
+    query, tail_keys, tail_values = floats = rowwise(query), rowwise(tail_keys), rowwise(tail_values)
     kind, mask, mask_place = _read_mask(attention_mask, query, tail, causal)
     at_before = known = 0
     if before is not None:
@@ -244,19 +249,21 @@ def laid_out(
                 f"what tokens received before is {tuple(before.shape)}; it must be "
                 f"({batch}, {heads}, 3, {newest} or fewer)"
             )
-        before = before.float().contiguous()
+        if before.dtype != torch.float32 or not before.is_contiguous():
+            before = before.float().contiguous()
         at_before = before.data_ptr()
     output = torch.empty(batch, length, query_heads, value_width, dtype=torch.float32, device="cpu")
     received = torch.empty(batch, heads, 3, newest, dtype=torch.float32, device="cpu")
-    work = torch.zeros(plan.numbers, dtype=torch.float32, device="cpu")
-    data, at_work = plan.data[:], work.data_ptr()
-    at = data.buffer_info()[0]
-    data[AT_SIZES] = at + GIVEN * data.itemsize
-    addresses = books.data_ptr(), output.data_ptr(), received.data_ptr()
-    ADDRESSES.pack_into(data, AT_WORK * data.itemsize, *(at_work + place for place in plan.places), *addresses)
+    work, data = room_for(plan.numbers), plan.data[:]
+    at, at_work = data.buffer_info()[0], work.data_ptr()
+    queries, of_newest, ends, products = plan.places
+    data[AT_SIZES] = at + GIVEN * PLACE
+    works = at_work + queries, at_work + of_newest, at_work + ends, at_work + products
+    ADDRESSES.pack_into(data, AT_WORK * PLACE, *works, books.data_ptr(), output.data_ptr(), received.data_ptr())
     room = max(plan.room, rounded(plan.sinks + tail + 2 * LANES))
-    places = [place for tensor in floats for place in (tensor.data_ptr(), *(4 * step for step in tensor.stride()))]
-    STEP.pack_into(data, AT_STEP * data.itemsize, kind, room, newest, tail, *mask_place, *places, at_before, known)
+    places = query.data_ptr(), *query.stride(), tail_keys.data_ptr(), *tail_keys.stride()
+    more = tail_values.data_ptr(), *tail_values.stride(), at_before, known
+    STEP.pack_into(data, AT_STEP * PLACE, kind, room, newest, tail, *mask_place, *places, *more)
     return Given(data, at, GIVEN, output, received, plan, [mask, floats, work, books, before])
 
 
@@ -343,9 +350,25 @@ def _dense(sequence: CodedSequence) -> tuple[list[Tensor], list[int]]:
 
 def rowwise(tensor: Tensor) -> Tensor:
     """Return float32 numbers of which each row is contiguous."""
-    if tensor.dtype != torch.float32 or tensor.requires_grad:
+    if tensor.dtype != torch.float32:
         tensor = tensor.detach().float()
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def room_for(numbers: int) -> Tensor:
+    """Return so many float32 numbers or more, whatever they are; the thread's own, from call to call, if they are few.
+
+    New memory would have to come from another thread's caches, or from the machine's memory.
+    """
+    if numbers > KEPT:
+        return torch.empty(numbers, dtype=torch.float32, device="cpu")
+    room: Tensor | None = getattr(_ROOM, "numbers", None)
+    if room is None or room.shape[0] < numbers:
+        room = _ROOM.numbers = torch.empty(numbers, dtype=torch.float32, device="cpu")
+    return room
+
+
+_ROOM = threading.local()
 
 
 def rounded(count: int) -> int:

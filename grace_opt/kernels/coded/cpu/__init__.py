@@ -46,7 +46,7 @@ MOST_PLANES = 8
 BOOK = 256 * BYTES
 #: Entries of `sizes`: number of items taken; KV heads, query heads of each, new tokens, widths of keys and values, kind
 #: of mask, room for logits, newest tokens, the tail's tokens; address and four strides, in bytes, of the mask over the
-#: tail, of queries, of the tail's keys and values.
+#: tail, and in numbers of queries, and of the tail's keys and values.
 HEADS, GROUP, LENGTH, WIDTH, VALUE_WIDTH, KIND, SPACE, NEWS, IN_TAIL, MASK = range(1, 11)
 QUERY, TAIL_KEYS, TAIL_VALUES = 15, 20, 25
 #: Address of what the newest tokens had received before, or 0, and of how many of them.
@@ -81,18 +81,37 @@ def arrays_at(given):
     )
 
 
+@part
+def clear(at, count):
+    """Make `count` numbers from an address on zeros, a multiple of what `WHOLE` bytes hold."""
+    for place in range(at, at + count * BYTES, WHOLE):
+        store(place, spread(ZERO))
+
+
+@part
+def head_of(sizes, tensor, b, h):
+    """The address of a head of a tensor, and the bytes from token to token; `tensor` is one of `TAIL_KEYS` ...."""
+    at = sizes[tensor] + (b * sizes[tensor + 1] + h * sizes[tensor + 2]) * BYTES
+    return at, sizes[tensor + 3] * BYTES
+
+
 @c_function("void(intp)")
 def prepare_at(data):
-    """Scale the queries of each group, and multiply them by the basis of the keys; nothing newest is known yet."""
+    """Scale the queries of each group, and multiply them by the basis of the keys; no sums of values are known yet, and
+    no logits of the newest tokens."""
     given = array_at(data, (19,), np.int64)
-    sizes, _, _, scales, queries, newest, _, _ = arrays_at(given)
+    sizes, _, _, scales, queries, newest, ends, products = arrays_at(given)
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[WIDTH]
-    step, steps = queries.shape[3] * BYTES, (sizes[QUERY + 2], sizes[QUERY + 3], sizes[QUERY + 4])
+    step, of_batch, of_head = queries.shape[3] * BYTES, sizes[QUERY + 1] * BYTES, sizes[QUERY + 2] * BYTES
+    steps = of_head, sizes[QUERY + 3] * BYTES, sizes[QUERY + 4] * BYTES
+    clear(start_of(queries), queries.size)
+    clear(start_of(ends), ends.size)
+    clear(start_of(products), products.size)
     for pair in range(queries.shape[1]):
         full, turned, b, h = queries[0, pair], queries[1, pair], pair // heads, pair % heads
         own = sizes[SEQUENCES + b * OF_SEQUENCE :]
         basis = own[KEY_BASIS] + h * own[KEY_BASIS + 1]
-        at = sizes[QUERY] + b * sizes[QUERY + 1] + h * group * sizes[QUERY + 2]
+        at = sizes[QUERY] + b * of_batch + h * group * of_head
         read_queries(at, *steps, group * length, length, width, scales[0], full)
         for row in range(0, full.shape[0], ROWS):
             if basis:
@@ -314,11 +333,8 @@ def attend_item(item, arrays, books, rooms, none):
             dense = (
                 (of[SINK_KEYS] + h * of[SINK_KEYS + 1], of[SINK_KEYS + 2]),
                 (of[SINK_VALUES] + h * of[SINK_VALUES + 1], of[SINK_VALUES + 2]),
-                (sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2], sizes[TAIL_KEYS + 3]),
-                (
-                    sizes[TAIL_VALUES] + b * sizes[TAIL_VALUES + 1] + h * sizes[TAIL_VALUES + 2],
-                    sizes[TAIL_VALUES + 3],
-                ),
+                head_of(sizes, TAIL_KEYS, b, h),
+                head_of(sizes, TAIL_VALUES, b, h),
             )
             known = tail + min(of[IN_SINKS], of[SINKS])
             counts, four = (of[SINKS], tail, known), queries[0, pair, row:upto]

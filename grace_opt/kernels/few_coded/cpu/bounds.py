@@ -21,6 +21,7 @@ from ...coded.cpu import (
     SINKS,
     TAIL_KEYS,
     WIDTH,
+    head_of,
 )
 from ...decode.cpu import LOG2E, NOTHING, ZERO
 from ...decode.cpu.rows import BYTES, WHOLE
@@ -72,8 +73,7 @@ def describe(pair, arrays, reach, own, about, dense):
     of = sizes[SEQUENCES + b * OF_SEQUENCE :]
     full, around = queries[0, pair], zeros((queries.shape[3],), np.float32)
     raise_reach(of[SINK_KEYS] + h * of[SINK_KEYS + 1], of[SINK_KEYS + 2], of[SINKS], width, around)
-    tail = sizes[TAIL_KEYS] + b * sizes[TAIL_KEYS + 1] + h * sizes[TAIL_KEYS + 2]
-    raise_reach(tail, sizes[TAIL_KEYS + 3], sizes[IN_TAIL], width, around)
+    raise_reach(*head_of(sizes, TAIL_KEYS, b, h), sizes[IN_TAIL], width, around)
     largest = zeros((reach.shape[1],), np.float32)
     for row in range(rows):
         dense[row] = -np.inf
