@@ -136,7 +136,6 @@ def coded_attention(
     loops.prepare_at(given.at)
     attend = loops.attend_three_at if plan.by_three else loops.attend_at
     call_in_threads(attend, given.at, len(plan.table.items), alone=plan.alone)
-    loops.join_at(given.at)
     output = given.output if query.dtype == torch.float32 else given.output.to(query.dtype)
     return output, given.received
 
@@ -324,6 +323,7 @@ def _planned(
     numbers += [0, heads, group, length, width, value_width, *[0] * (AT_SEQUENCES - AT_STEP)]
     for (_, found), more in zip(dense, dense_newest, strict=True):
         numbers += [*found, more]
+    numbers += [0] * pairs
     room = rounded(COLUMNS + 2 * BLOCK * table.most)
     alone = table.numbers * (width + value_width) < ALONE_BELOW
     made = [tensor for tensors, _ in dense for tensor in tensors]

@@ -143,8 +143,8 @@ def table_of(units: Sequence[Numbers], heads: int) -> Table:
     pieces = runs(counts, some)
     items = []
     for h in range(heads):
-        items.append([h, -1, -1, 0, 0])
         items += [[h, h * most, (h + 1) * most, start, stop] for start, stop in pieces]
+        items.append([h, -1, -1, 0, 0])  # short, and so last: threads end at about the same time
     return Table(every.reshape(-1, FIELDS), np.array(items, np.int64), most, heads * sum(counts))
 
 

@@ -52,7 +52,8 @@ QUERY, TAIL_KEYS, TAIL_VALUES = 15, 20, 25
 #: Address of what the newest tokens had received before, or 0, and of how many of them.
 BEFORE, IN_BEFORE, SEQUENCES = 30, 31, 32
 #: After these, of each sequence: number of sinks; address and steps (head, token) of their keys, and of their values;
-#: address and step of the basis of keys, and of values, or 0; how many of the sinks are among the newest tokens.
+#: address and step of the basis of keys, and of values, or 0; how many of the sinks are among the newest tokens. At the
+#: end, of each pair of a sequence and a KV head, how many of its items are done.
 SINKS, SINK_KEYS, SINK_VALUES, KEY_BASIS, VALUE_BASIS, IN_SINKS, OF_SEQUENCE = 0, 1, 4, 7, 9, 11, 12
 
 
@@ -70,7 +71,7 @@ def arrays_at(given):
         given[7],
     )
     return (
-        array_at(given[8], (SEQUENCES + batch * OF_SEQUENCE,), np.int64),
+        array_at(given[8], (SEQUENCES + batch * OF_SEQUENCE + pairs,), np.int64),
         array_at(given[9], (count, 5), np.int64),
         array_at(given[10], (units, FIELDS), np.int64),
         array_at(given[11], (3,), np.float32),
@@ -346,8 +347,80 @@ def attend_item(item, arrays, books, rooms, none):
 
 
 @part
+def items_of(items, item):
+    """The first item of this one's pair, and the one after the last: they stand side by side."""
+    first = last = item
+    while first > 0 and items[first - 1, 0] == items[item, 0]:
+        first -= 1
+    while last < items.shape[0] and items[last, 0] == items[item, 0]:
+        last += 1
+    return first, last
+
+
+@part
+def join(given, arrays, pair, first, last):
+    """Combine the items of a pair, from the first to the one before the last; add up what the newest tokens receive.
+
+    The output is (B, L, H_q, d_v); received (pairs, 3, newest tokens): sums over queries of p and p², each the mean of
+    the group's heads, and the number of queries that saw the token, added to what there was before.
+    """
+    sizes, items, _, _, _, newest, ends, products = arrays
+    heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[VALUE_WIDTH]
+    output = array_at(given[17], (given[1], length, heads * group, width), np.float32)
+    news, known = sizes[NEWS], sizes[IN_BEFORE]
+    received = array_at(given[18], (given[0], 3, news), np.float32)
+    before, sums = array_at(sizes[BEFORE], (given[0], 3, known), np.float32), zeros((3, given[4]), np.float32)
+    rows, shape, step = group * length, (products.shape[1], products.shape[2]), products.shape[2] * BYTES
+    tops, divisors = zeros((rows,), np.float32), zeros((rows,), np.float32)
+    coded, dense = zeros(shape, np.float32), zeros(shape, np.float32)
+    for row in range(rows):
+        top, divisor = ends[0, first, row], ZERO
+        for item in range(first + 1, last):
+            top = max(top, ends[0, item, row])
+        for c in range(width):
+            coded[row, c] = dense[row, c] = ZERO
+        for item in range(first, last):
+            weight = np.float32(2.0) ** (ends[0, item, row] - top)
+            divisor += weight * ends[1, item, row]
+            of_kind = dense if items[item, 1] < 0 else coded
+            for c in range(width):
+                of_kind[row, c] += weight * products[item, row, c]
+        tops[row], divisors[row] = top, divisor
+    b, h = pair // heads, pair % heads
+    own = sizes[SEQUENCES + b * OF_SEQUENCE :]
+    basis = own[VALUE_BASIS] + h * own[VALUE_BASIS + 1]
+    for row in range(0, rows, ROWS):
+        if basis:
+            at, out = start_of(coded[row]), start_of(dense[row])
+            add_dense_values(at, step, basis, width * BYTES, width, width, out, step)
+        else:
+            for other in range(row, row + ROWS):
+                for c in range(width):
+                    dense[other, c] += coded[other, c]
+    share = spread(np.float32(1.0) / np.float32(group))
+    for t in range(sums.shape[1]):
+        sums[0, t], sums[1, t], sums[2, t] = ZERO, ZERO, min(news - t, length)
+    for row in range(rows):
+        new, head = row % length, h * group + row // length
+        for c in range(width):
+            output[b, new, head, c] = dense[row, c] / divisors[row]
+        at, to, to_squares = start_of(newest[pair, row]), start_of(sums[0]), start_of(sums[1])
+        top, factor = spread(tops[row]), spread(np.float32(1.0) / divisors[row])
+        for place in range(0, sums.shape[1] * BYTES, WHOLE):
+            p = exp2(load(at + place) - top) * factor
+            store(to + place, load(to + place) + share * p)
+            store(to_squares + place, load(to_squares + place) + share * p * p)
+    for kind in range(3):
+        for t in range(news):
+            received[pair, kind, t] = sums[kind, t]
+        for t in range(known):
+            received[pair, kind, t] += before[pair, kind, t]
+
+
+@part
 def attend(given, none):
-    """Process the items not taken yet; write to their rows of maxima, sums and products.
+    """Process the items not taken yet; write to their rows of maxima, sums and products. Who is done with the last one
+    of a pair joins them.
 
     Threads that call this with the same table share the items; a slow thread takes fewer. Its arrays are
 
@@ -365,6 +438,10 @@ def attend(given, none):
         if item >= items.shape[0]:
             return
         attend_item(item, arrays, given[16], rooms, none)
+        pair = items[item, 0]
+        first, last = items_of(items, item)
+        if add_one(sizes[SEQUENCES + given[1] * OF_SEQUENCE + pair :]) == last - first - 1:
+            join(given, arrays, pair, first, last)
 
 
 @c_function("void(intp)")
@@ -381,65 +458,11 @@ def attend_three_at(data):
 
 @c_function("void(intp)")
 def join_at(data):
-    """Combine the items of each pair; add up the attention that the newest tokens receive.
-
-    The output is (B, L, H_q, d_v); received (pairs, 3, newest tokens): sums over queries of p and p², each the mean of
-    the group's heads, and the number of queries that saw the token, added to what there was before.
-    """
+    """`join` of each pair, whose items are done."""
     given = array_at(data, (19,), np.int64)
-    sizes, items, _, _, _, newest, ends, products = arrays_at(given)
-    heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[VALUE_WIDTH]
-    output = array_at(given[17], (given[1], length, heads * group, width), np.float32)
-    news, known = sizes[NEWS], sizes[IN_BEFORE]
-    received = array_at(given[18], (given[0], 3, news), np.float32)
-    before, sums = array_at(sizes[BEFORE], (given[0], 3, known), np.float32), zeros((3, given[4]), np.float32)
-    rows, shape, step = group * length, (products.shape[1], products.shape[2]), products.shape[2] * BYTES
-    tops, divisors = zeros((rows,), np.float32), zeros((rows,), np.float32)
-    coded, dense, first = zeros(shape, np.float32), zeros(shape, np.float32), 0
-    for pair in range(newest.shape[0]):
-        last = first
-        while last < items.shape[0] and items[last, 0] == pair:
-            last += 1
-        for row in range(rows):
-            top, divisor = ends[0, first, row], ZERO
-            for item in range(first + 1, last):
-                top = max(top, ends[0, item, row])
-            for c in range(width):
-                coded[row, c] = dense[row, c] = ZERO
-            for item in range(first, last):
-                weight = np.float32(2.0) ** (ends[0, item, row] - top)
-                divisor += weight * ends[1, item, row]
-                of_kind = dense if items[item, 1] < 0 else coded
-                for c in range(width):
-                    of_kind[row, c] += weight * products[item, row, c]
-            tops[row], divisors[row] = top, divisor
-        b, h = pair // heads, pair % heads
-        own = sizes[SEQUENCES + b * OF_SEQUENCE :]
-        basis = own[VALUE_BASIS] + h * own[VALUE_BASIS + 1]
-        for row in range(0, rows, ROWS):
-            if basis:
-                at, out = start_of(coded[row]), start_of(dense[row])
-                add_dense_values(at, step, basis, width * BYTES, width, width, out, step)
-            else:
-                for other in range(row, row + ROWS):
-                    for c in range(width):
-                        dense[other, c] += coded[other, c]
-        share = spread(np.float32(1.0) / np.float32(group))
-        for t in range(sums.shape[1]):
-            sums[0, t], sums[1, t], sums[2, t] = ZERO, ZERO, min(news - t, length)
-        for row in range(rows):
-            new, head = row % length, h * group + row // length
-            for c in range(width):
-                output[b, new, head, c] = dense[row, c] / divisors[row]
-            at, to, to_squares = start_of(newest[pair, row]), start_of(sums[0]), start_of(sums[1])
-            top, factor = spread(tops[row]), spread(np.float32(1.0) / divisors[row])
-            for place in range(0, sums.shape[1] * BYTES, WHOLE):
-                p = exp2(load(at + place) - top) * factor
-                store(to + place, load(to + place) + share * p)
-                store(to_squares + place, load(to_squares + place) + share * p * p)
-        for kind in range(3):
-            for t in range(news):
-                received[pair, kind, t] = sums[kind, t]
-            for t in range(known):
-                received[pair, kind, t] += before[pair, kind, t]
-        first = last
+    arrays = arrays_at(given)
+    items = arrays[1]
+    for item in range(items.shape[0]):
+        first, last = items_of(items, item)
+        if first == item:
+            join(given, arrays, items[item, 0], first, last)
