@@ -127,6 +127,12 @@ def export(
             help="Text file, UTF-8, for widths and scales; repeatable. Default: six short texts of grace_opt."
         ),
     ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of the longest sequence that will be stored. Default: the model's, at most 8192."
+        ),
+    ] = None,
 ) -> None:
     """Write what a server needs to store MODEL's cache in few bits.
 
@@ -140,13 +146,22 @@ def export(
         try:
             from ..hf.bits.export import export_static
             from ..hf.bits.settings import CALIBRATED
+            from ..hf.texts import shipped_texts
         except ImportError as error:
             raise OptionError(f"exporting needs transformers: {pip_install('hf')} ({error})") from None
         texts = [read_text(path) for path in text] if text else None
         loaded, tokenizer = load(model)
-        made = export_static(loaded, out, bits, tokenizer=tokenizer, texts=texts, basis=basis or CALIBRATED)
+        with progress_bar(None, len(texts or shipped_texts())) as show:
+            made = export_static(
+                *(loaded, out, bits),
+                tokenizer=tokenizer,
+                texts=texts,
+                basis=basis or CALIBRATED,
+                context=context,
+                advance=lambda done: show("exporting", done),
+            )
     console.print(
         f"wrote {escape_path(str(out), sys.stdout)}: {made.bits:.3f} bits per element, {len(made.keys)} layers, from "
-        f"{made.tokens} tokens of {made.texts} text{'s' if made.texts > 1 else ''}",
+        f"{made.tokens} tokens of {made.texts} text{'s' if made.texts > 1 else ''}, at positions up to {made.context}",
         soft_wrap=True,
     )

@@ -18,8 +18,9 @@ from grace_opt.hf import calibrate_basis, capture, export_static
 from grace_opt.hf.bits.basis import identity_basis
 from grace_opt.hf.bits.classes import SINKS
 from grace_opt.hf.bits.codebooks import WIDTHS, codebooks, distortions
-from grace_opt.hf.bits.export import _Spread
+from grace_opt.hf.bits.export import _Spread, _starts
 from grace_opt.hf.bits.static import FORMAT, StaticCoders
+from grace_opt.hf.capture import record
 from grace_opt.hf.models import load_pocket
 from grace_opt.kernels.coding import fitted
 from tests.hf.matrix import model_of
@@ -53,6 +54,18 @@ def stored(model, text):
     for layer, seen in capture(model, text[None]).items():
         found[layer, "keys"], found[layer, "values"] = seen.keys[0].double().numpy(), seen.values[0].double().numpy()
     return found
+
+
+def moved(keys, start):
+    """Llama's keys ``(H, n, 16)`` as they are if the text begins at another position: turned on by as much."""
+    angles = start * 10000.0 ** (-np.arange(8) / 8)
+    first, second = keys[..., :8], keys[..., 8:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+# Of 256 positions. The first text is also read at 1/6, 3/6 and 5/6 of those left, the other at 2/6, 4/6 and 6/6.
+STARTS = [[0, 18, 53, 88], [0, 55, 111, 166]]
 
 
 # ------------------------------------------- the oracle: numpy, and the page docs/howto/servers.md
@@ -116,7 +129,8 @@ def test_what_it_says_of_itself(exported):
         metadata, names = file.metadata(), set(file.keys())
     assert (metadata["format"], metadata["version"]) == ("grace_opt.static", "1")
     about = json.loads(metadata["about"])
-    assert about == {"fingerprint": made.fingerprint, "sinks": 4, "texts": 2, "tokens": 150 + 90 - 2 * SINKS}
+    of_texts = {"texts": 2, "tokens": 4 * (150 + 90 - 2 * SINKS), "context": 256}
+    assert about == {"fingerprint": made.fingerprint, "sinks": 4, **of_texts}
     parts = ("encode", "decode", "means", "scales", "widths", "pruned")
     assert names == {f"layers.{n}.{kind}.{p}" for n in (0, 1) for kind in ("keys", "values") for p in parts} | {
         "codebook"
@@ -132,8 +146,13 @@ def test_means_scales_and_widths_are_those_of_the_texts(kind, exported):
     parts = [stored(model, text) for text in TEXTS]
     for layer, coder in getattr(made, kind).items():
         basis = getattr(calibrated, kind)[layer]
+        every = [
+            moved(each[layer, kind], start) if kind == "keys" else each[layer, kind]
+            for each, starts in zip(parts, STARTS, strict=True)
+            for start in starts
+        ]
         for head in range(2):
-            x = np.concatenate([each[layer, kind][head, SINKS:] for each in parts])
+            x = np.concatenate([each[head, SINKS:] for each in every])
             y = x @ coder.encode[head].double().numpy()
             np.testing.assert_allclose(coder.means[head], y.mean(0), atol=1e-5 * np.abs(y).max())
             widths = coder.widths[head].int().numpy()
@@ -154,6 +173,31 @@ def test_means_scales_and_widths_are_those_of_the_texts(kind, exported):
                     lost = weight[less] * (loss_of[level[less] - 1] - loss_of[level[less]])
                     assert more == less or changed > budget or gain <= lost * (1 + 1e-6)
     assert BITS - 0.1 < made.bits <= BITS
+
+
+def test_texts_are_read_all_over_the_context(calibrated):
+    model, _ = calibrated
+    assert _starts(model, [150, 90], 256) == STARTS
+    assert _starts(model, [40] * 8, 120) == [[0, 10 * n] for n in range(1, 9)]
+    assert _starts(model, [40], 100) == [[0, 10, 20, 30, 40, 50, 60]]
+    assert _starts(model, [40, 30], 40) == [[0], [0, 3, 7, 10]]
+    assert _starts(model_of("Bloom"), [40, 30], 80) == [[0], [0]]  # it has no positions
+
+
+def test_keys_far_from_the_start_lose_less_if_texts_were_read_there(tmp_path):
+    model, tokenizer = load_pocket()
+    texts = ["the quiet river runs past a late singer " * 30, "a red fox told the miller about rain " * 30]
+    basis, far = calibrate_basis(model, tokenizer, texts), {}
+    other = tokenizer("some other words are here to be read " * 20, return_tensors="pt").input_ids
+    record(model, other, None, lambda call: far.update({call.module.layer_idx: call.key[0, :, SINKS:]}), start=900)
+    lost = []
+    for context in (300, 1152):
+        made = export_static(model, tmp_path / "x", texts=texts, tokenizer=tokenizer, basis=basis, context=context)
+        assert made.context == context
+        coders = [(made.keys[n], x) for n, x in far.items()]
+        lost.append([((c.restore(c.codes(x)) - x) @ c.encode).square().mean() for c, x in coders])
+    assert len(lost[0]) == 3
+    assert all(read < 0.8 * unread for unread, read in zip(*lost, strict=True))
 
 
 @pytest.mark.parametrize("size", [1.0, 1e6, 1e-6])
@@ -227,7 +271,8 @@ def test_a_channel_that_never_varies_takes_nothing_and_is_its_mean():
 def test_is_read_back_whole(exported):
     _, _, path, made = exported
     again = StaticCoders.load(path)
-    assert (again.fingerprint, again.sinks, again.texts, again.tokens) == (made.fingerprint, 4, 2, made.tokens)
+    numbers = again.fingerprint, again.sinks, again.texts, again.tokens, again.context
+    assert numbers == (made.fingerprint, 4, 2, made.tokens, 256)
     for kind in ("keys", "values"):
         for layer, coder in getattr(again, kind).items():
             for name, part in coder.tensors().items():
@@ -274,6 +319,8 @@ def test_what_cannot_be_is_refused(spoil, says, exported, tmp_path):
         ({"texts": "one text"}, "texts must be a list"),
         ({"texts": [torch.arange(3, 6)]}, "the texts have 0 tokens, .* at least 64"),
         ({"texts": ["words"]}, "tokenizer is unknown"),
+        ({"context": 0}, "context=0: give an integer >= 1"),
+        ({"context": 257}, "context=257: the model has 256 positions"),
     ],
 )
 def test_bad_input_is_named(given, says, calibrated, tmp_path):
@@ -303,10 +350,11 @@ def test_on_the_command_line(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quiet river runs past a late singer " * 20)
     calibrate_basis(model, tokenizer, [text.read_text()]).save(tmp_path / "basis")
-    files = ["--basis", str(tmp_path / "basis"), "--text", str(text)]
+    files = ["--basis", str(tmp_path / "basis"), "--text", str(text), "--context", "300"]
     done = CliRunner().invoke(app, ["export", "pocket", "-o", str(tmp_path / "out.safetensors"), "--bits", "3", *files])
     assert done.exit_code == 0, done.output
     assert "bits per element, 3 layers, from" in done.output
+    assert "at positions up to 300" in done.output
     assert 2.9 < StaticCoders.load(tmp_path / "out.safetensors").bits <= 3
     done = CliRunner().invoke(app, ["export", "pocket", "-o", str(tmp_path / "no" / "out.safetensors")])
     assert done.exit_code == 2

@@ -5,11 +5,15 @@ The bases, and each head's share of the bits, are those of the calibrated basis;
 what coordinates cost and how far they spread over the calibration texts, all of whose tokens count alike. Scales are
 fitted to errors to the fourth, as in a cache with ``bits=``.
 
+Rotary embeddings turn keys by their positions, some coordinates so slowly that the first thousands of positions show
+only a part of a turn. So texts are read at the start of a sequence, and again at later positions.
+
 Source: Lagrangian bit allocation (Shoham and Gersho, IEEE Trans. ASSP 36, 1988), with one class of tokens.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +44,10 @@ from .static import StaticCoder, StaticCoders
 
 #: About how many tokens, evenly spaced over the texts, scales are fitted to; they are kept meanwhile.
 FITTED_TO = 2048
+#: The longest sequence, in tokens, unless another is asked for or the model's context is shorter.
+CONTEXT = 8192
+#: How often texts are read at later positions, in all; at least once each.
+LATER_READINGS = 6
 
 
 @dataclass
@@ -119,6 +127,7 @@ def export_static(
     texts: Sequence[str | Tensor] | None = None,
     basis: str | os.PathLike[str] | CalibratedBasis = CALIBRATED,
     tokens: int = TOKENS,
+    context: int | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> StaticCoders:
     """Write a model's basis, widths, means and scales, the same for every token, to a safetensors file.
@@ -141,6 +150,10 @@ def export_static(
         The model's calibrated basis: as for ``bits=`` in a cache, or the object itself.
     tokens : int
         Number of first tokens of each text that are used.
+    context : int, optional
+        Number of tokens of the longest sequence that will be stored: texts are read at positions all over it. By
+        default that of the model, at most 8,192. Keys far beyond it may be coded badly; a longer one than is needed
+        costs a little.
     advance : callable
         Called with the number of texts done so far, for a progress bar.
 
@@ -158,7 +171,7 @@ def export_static(
 
     Notes
     -----
-    One forward pass per text; d² operations per element of keys and values.
+    Two forward passes per text, seven if there is only one; d² operations per element of keys and values.
 
     Examples
     --------
@@ -188,7 +201,10 @@ def export_static(
     if tokenizer is None and any(isinstance(text, str) for text in given):
         tokenizer = tokenizer_of(model)
     config = text_config(model, "export_static")
-    longest = min(integer("tokens", tokens, at_least=1), getattr(config, "max_position_embeddings", None) or tokens)
+    positions = getattr(config, "max_position_embeddings", None)
+    if context is None:
+        context = min(positions or CONTEXT, CONTEXT)
+    longest = min(integer("tokens", tokens, at_least=1), integer("context", context, at_least=1), positions or tokens)
     every = [token_ids(text, tokenizer, n, "export_static")[:, :longest] for n, text in enumerate(given, 1)]
     every = [ids for ids in every if ids.shape[1] > SINKS]
     known = sum(ids.shape[1] - SINKS for ids in every)
@@ -197,6 +213,10 @@ def export_static(
             f"the texts have {known} tokens, without {SINKS} of each, which stay dense; at least {FEWEST_TOKENS} are "
             "needed: give more or longer ones"
         )
+    if context > (positions or context):
+        raise OptionError(f"context={context}: the model has {positions} positions; give at most as many")
+    starts = _starts(model, [ids.shape[1] for ids in every], context)
+    known = sum((ids.shape[1] - SINKS) * len(places) for ids, places in zip(every, starts, strict=True))
     spreads = {layer: (_Spread.empty(found.keys[layer]), _Spread.empty(found.values[layer])) for layer in found.layers}
 
     def take(call: AttentionCall) -> None:
@@ -213,8 +233,9 @@ def export_static(
             spread.add(coordinates, -(-known // FITTED_TO))
 
     device = execution_device(model.get_input_embeddings()) or torch.device("cpu")
-    for done, ids in enumerate(every, 1):
-        record(model, ids.to(device), None, take)
+    for done, (ids, places) in enumerate(zip(every, starts, strict=True), 1):
+        for start in places:
+            record(model, ids.to(device), None, take, start=start)
         advance(done)
     shares = found.shares(means[0], means[-1])
     made = StaticCoders(
@@ -224,6 +245,23 @@ def export_static(
         sinks=SINKS,
         texts=len(every),
         tokens=known,
+        context=max(start + ids.shape[1] for ids, places in zip(every, starts, strict=True) for start in places),
     )
     made.save(path)
     return made
+
+
+def _starts(model: PreTrainedModel, lengths: Sequence[int], context: int) -> list[list[int]]:
+    """Return the positions at which each text begins: 0, and later ones, evenly spread over all readings."""
+    each = -(-LATER_READINGS // len(lengths)) if takes_positions(model) else 0
+    count = each * len(lengths)
+    later = [[(n + 1 + turn * len(lengths)) / count for turn in range(each)] for n in range(len(lengths))]
+    return [
+        sorted({0, *(round(part * (context - length)) for part in parts)})
+        for length, parts in zip(lengths, later, strict=True)
+    ]
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Return whether a model can be told at which positions tokens are."""
+    return "position_ids" in inspect.signature(model.base_model.forward).parameters

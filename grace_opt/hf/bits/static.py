@@ -38,6 +38,8 @@ PARTS = {
     "widths": (torch.uint8, 2),
     "pruned": (torch.bool, 2),
 }
+#: Numbers in its metadata.
+NUMBERS = ("sinks", "texts", "tokens", "context")
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class StaticCoders:
         Number of first tokens that were left out, as they are unlike all others: keep them dense.
     texts, tokens : int
         Number of calibration texts, and of the tokens that means and scales come from.
+    context : int
+        Number of positions over which these tokens are spread; later ones may be unlike them.
     """
 
     keys: dict[int, StaticCoder]
@@ -117,6 +121,7 @@ class StaticCoders:
     sinks: int = 0
     texts: int = 0
     tokens: int = 0
+    context: int = 0
 
     @property
     def bits(self) -> float:
@@ -130,7 +135,7 @@ class StaticCoders:
         for kind, coders in (("keys", self.keys), ("values", self.values)):
             for layer, coder in coders.items():
                 tensors |= {f"layers.{layer}.{kind}.{name}": part for name, part in coder.tensors().items()}
-        about = {"fingerprint": self.fingerprint, "sinks": self.sinks, "texts": self.texts, "tokens": self.tokens}
+        about = {"fingerprint": self.fingerprint, **{name: getattr(self, name) for name in NUMBERS}}
         FORMAT.write(path, tensors, about)
 
     @classmethod
@@ -185,7 +190,7 @@ def _coder(where: str, parts: dict[str, Tensor]) -> StaticCoder:
 
 
 def _checked(about: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {name: about.get(name) for name in ("sinks", "texts", "tokens")}
+    numbers = {name: about.get(name) for name in NUMBERS}
     if not is_fingerprint(about.get("fingerprint")) or not all(type(n) is int and n >= 0 for n in numbers.values()):
         raise CalibrationError("the metadata do not say which model it was made for, and from what.")
     return {"fingerprint": dict(about["fingerprint"]), **numbers}
