@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
-import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
@@ -14,7 +12,6 @@ from grace_opt.errors import CacheError, OptionError
 from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, SnapKV, StreamingLLM, attach, calibrate_basis
 from grace_opt.hf.bits import waiting as waits
 from grace_opt.hf.bits.classes import class_sizes
-from grace_opt.hf.bits.codebooks import WIDTHS, distortions
 from grace_opt.hf.bits.settings import TAIL_BLOCK_WITH_BITS
 from tests.hf.conftest import reads_in_chunks
 from tests.hf.matrix_bits import twin
@@ -83,50 +80,6 @@ class TestGeneration:
             waiting = count // TAIL_BLOCK_WITH_BITS * TAIL_BLOCK_WITH_BITS
             least, largest = ((bits[0] * old + each * waiting) / (old + waiting) for each in (most - 2 / 16, most))
             assert least - 1e-3 <= found <= largest + 1e-3  # of 16 channels, one may just not get its next 2 bits
-
-    @pytest.mark.parametrize("asked", [0.5, 2.25, 6])
-    def test_divides_the_bits_of_waiting_tokens_by_what_each_channel_loses(self, asked):
-        """Nothing is gained by giving one channel what another has; each head alone, each block alone."""
-        rng, n = np.random.default_rng(3), 24
-        x = [rng.normal(5, 10.0 ** rng.uniform(-2, 1, (2, 1, 12)), (2, n, 12)).astype(np.float32) for _ in range(2)]
-        energy = 10.0 ** rng.uniform(-1, 1, (2, 2, 12))
-        turn = [np.linalg.qr(rng.normal(size=(2, 12, 12)))[0].astype(np.float32) for _ in range(2)]
-        tensors = [each @ np.swapaxes(turned, 1, 2) for each, turned in zip(x, turn, strict=True)]
-        given = [[torch.from_numpy(each) for each in pair] for pair in (tensors, turn, energy)]
-        first = waits.waiting_codes(None, *given, (asked, asked))
-        both = waits.waiting_codes(first, [-2 * each for each in given[0]], *given[1:], (asked, asked))
-        lost, widths = np.array(distortions()), np.array(WIDTHS)
-        for kind, codes in enumerate(both):
-            assert codes.counts == (n,)
-            found = codes.widths()[0].numpy()
-            assert np.array_equal(found[:2], found[2:])  # the same block, larger
-            assert np.array_equal(found[:2], first[kind].widths()[0].numpy())
-            levels = np.searchsorted(widths, found)
-            budget = ((asked + waits.MORE_BITS[kind]) * n + 16) * 12
-            for head in range(2):
-                loss = x[kind][head].astype(float).var(0) * energy[kind, head]
-                costs = widths * n + 16 * (widths > 0)
-                spent = costs[levels[head]].sum()
-                assert budget - 2 * n - 16 < spent <= budget or (found[head] == 8).all()
-                for up, down in itertools.permutations(range(12), 2):
-                    one, other = levels[head, up], levels[head, down]
-                    if one + 1 < len(widths) and other:
-                        more = costs[one + 1] - costs[one] + costs[other - 1] - costs[other]
-                        gain = loss[up] * (lost[one] - lost[one + 1]) - loss[down] * (lost[other - 1] - lost[other])
-                        assert more > 0 or gain <= 1e-4 * loss[up]
-            exact = np.concatenate([x[kind], -2 * x[kind]])
-            off = ((codes.decode().numpy() - exact) ** 2).mean(1) / exact.var(1)
-            assert (off <= 3 * lost[levels[[0, 1, 0, 1]]] + 1e-6).all()
-
-    def test_keys_and_values_wait_each_in_their_own_coordinates(self, model, ids, tmp_path):
-        calibrate_basis(model, None, [ids[0]]).save(tmp_path / "basis")
-        compressed = full(model, ids, basis=tmp_path / "basis").layers[0].compressed
-        row, bases = compressed.rows[0], compressed.bases
-        block = torch.randn(2, 2, 32, 16, generator=torch.Generator().manual_seed(0))
-        encodes, energies = (tuple(getattr(each, name) for each in bases) for name in ("encode", "energy"))
-        expected = waits.waiting_codes(None, tuple(block), encodes, energies, row.bits)
-        for found, codes in zip(row.appended(*block, bases).waiting, expected, strict=True):
-            assert all(torch.equal(part, codes.tensors()[name]) for name, part in found.tensors().items())
 
     @pytest.mark.slow
     @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])
