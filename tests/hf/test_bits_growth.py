@@ -74,12 +74,11 @@ class TestGeneration:
             assert layer.compressed.waiting == waiting
             assert layer.compressed.length + layer.tail.length == cache.get_seq_length() == LENGTH + len(lengths)
         assert (min(lengths), max(lengths)) == (RECENT + 1, RECENT + TAIL_BLOCK_WITH_BITS)
-        # At most 2.25 bits more than asked for; a mean, a scale and a level per channel of a block; a unit per head.
-        most = 2 + 2.25 + (16 + 16 + 3 + 32 / 16) / TAIL_BLOCK_WITH_BITS
+        # Keys of 6 bits and values of 4; for every 64, a mean, a scale and a level per channel, and a unit per head.
+        each = 5 + (16 + 16 + 3 + 32 / 16) / TAIL_BLOCK_WITH_BITS
         for count, found in bits.items():
             waiting = count // TAIL_BLOCK_WITH_BITS * TAIL_BLOCK_WITH_BITS
-            least, largest = ((bits[0] * old + each * waiting) / (old + waiting) for each in (most - 2 / 16, most))
-            assert least - 1e-3 <= found <= largest + 1e-3  # of 16 channels, one may just not get its next 2 bits
+            assert found == pytest.approx((bits[0] * old + each * waiting) / (old + waiting), rel=1e-3)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("basis", ["none", "prompt", "calibrated"])

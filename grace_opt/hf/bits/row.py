@@ -22,7 +22,7 @@ from .basis import Basis
 from .bitplanes import append_bits, unpack_bits
 from .codes import Codes
 from .segment import Segment
-from .waiting import settled, waiting_codes, waiting_coordinates
+from .waiting import settled, waiting_codes, waiting_coordinates, waiting_width
 
 _LARGEST = float(torch.finfo(torch.float16).max)
 
@@ -120,34 +120,31 @@ class CodedRow:
         if not self.segments:
             sink_keys, sink_values = torch.cat([self.sink_keys, keys], 1), torch.cat([self.sink_values, values], 1)
             return replace(grown, sink_keys=sink_keys, sink_values=sink_values)
-        encodes = self._encode(0, bases), self._encode(1, bases)
-        waiting = waiting_codes(self.waiting, (keys, values), encodes, self._energies(bases), self.bits)
-        return replace(grown, waiting=waiting)
+        made = []
+        for number, tensor in enumerate((keys, values)):
+            own = (self.key_decode, self.value_decode)[number]
+            encode = inverse(own) if own is not None else None if bases is None else bases[number].encode
+            moved = tensor.float() if encode is None else tensor.float() @ encode
+            before = None if self.waiting is None else self.waiting[number]
+            made.append(waiting_codes(before, moved, waiting_width(number, self.bits[number])))
+        return replace(grown, waiting=(made[0], made[1]))
 
     def settled(self, plan: LayerPlan, received: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:
         """Code the oldest waiting tokens, whole blocks; `received`, of these, is as in `bits.waiting.settled`."""
         if self.waiting is None:
             return self
+        decodes = self.key_decode, self.value_decode
+        energies = [
+            _energy(codes, None if bases is None else bases[number], decodes[number])
+            for number, codes in enumerate((self.segments[0].keys, self.segments[0].values))
+        ]
         heads = len(self.sink_keys)
         blocks = received.shape[-1] // self.waiting[0].counts[0]
         (old_keys, keys), (old_values, values) = (codes.split(heads * blocks) for codes in self.waiting)
         coordinates = waiting_coordinates(old_keys, heads), waiting_coordinates(old_values, heads)
-        segment = settled(plan, coordinates, received, self._energies(bases), self.bits)
+        segment = settled(plan, coordinates, received, (energies[0], energies[1]), self.bits)
         waiting = (keys, values) if len(keys.means) else None
         return replace(self, segments=(*self.segments, segment), waiting=waiting)
-
-    def _encode(self, kind: int, bases: tuple[Basis, Basis] | None) -> Tensor | None:
-        """Return by what keys (0), or values (1), are multiplied to get their coordinates."""
-        own = (self.key_decode, self.value_decode)[kind]
-        if own is not None:
-            return inverse(own)
-        return None if bases is None else bases[kind].encode
-
-    def _energies(self, bases: tuple[Basis, Basis] | None) -> tuple[Tensor, Tensor]:
-        """Return what errors in each coordinate of keys, and of values, cost."""
-        first, second = (None, None) if bases is None else bases
-        keys, values = self.segments[0].keys, self.segments[0].values
-        return _energy(keys, first, self.key_decode), _energy(values, second, self.value_decode)
 
     def waiting_coordinates(self) -> tuple[Tensor, Tensor]:
         """Return the coordinates of waiting keys and values, ``(H, n, d)`` float32 each; there must be some."""

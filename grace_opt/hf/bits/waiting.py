@@ -1,11 +1,11 @@
 """Tokens after the prompt: how they wait for their classes, and how they get them.
 
 Which tokens matter shows only after many queries: classes chosen from the few that a block of 64 tokens has seen when
-it leaves the recent window cost several times the error. So blocks wait with more bits than asked for, in one class, in
-the coordinates of the basis and with means, widths and scales of their own, while the attention that their tokens
-receive adds up. When `SETTLED` tokens wait, all but the `NEWEST` are coded together as a prompt is: classes by the
-attention received from all queries since, means, widths and scales of their own, and as many bits per element as the
-prompt has. The newest go on waiting: they are attended to most, and few queries have seen them.
+it leaves the recent window cost several times the error. So blocks wait with more bits than asked for, the same for
+every channel, in the coordinates of the basis and with means and scales of their own, while the attention that their
+tokens receive adds up. When `SETTLED` tokens wait, all but the `NEWEST` are coded together as a prompt is: classes by
+the attention received from all queries since, means, widths and scales of their own, and as many bits per element as
+the prompt has. The newest go on waiting: they are attended to most, and few queries have seen them.
 
 Waiting tokens count as what they take. There are fewer than `SETTLED` of them, whatever the length of the sequence.
 
@@ -21,49 +21,44 @@ from torch import Tensor
 from ..masking import rank
 from ..plan import LayerPlan
 from .classes import class_sizes, token_weights
-from .codes import PARAMETER_BITS, Codes, stacked
+from .codebooks import WIDTHS
+from .codes import Codes, Part, encode, stacked
 from .heads import StoredHeads, code_heads
 from .segment import Segment, class_of_tokens, packed_classes, segment_bits
 
 #: Number of waiting tokens at which the oldest of them are coded, and of those that go on waiting.
 SETTLED, NEWEST = 1024, 512
-#: How many bits per number the codes of a waiting token's key, and of its value, have more than asked for. With fewer,
-#: the error of waiting outlasts it; values bear more of it than keys.
-MORE_BITS = (3.0, 1.5)
+#: How many bits a waiting token's key, and its value, has more than asked for, then rounded up to one of `WIDTHS`. With
+#: fewer, the error of waiting outlasts it; values bear more of it than keys.
+MORE_BITS = (3.5, 1.75)
 
 
-def waiting_codes(
-    before: tuple[Codes, Codes] | None,
-    blocks: tuple[Tensor, Tensor],
-    encodes: tuple[Tensor | None, Tensor | None],
-    energies: tuple[Tensor, Tensor],
-    bits: tuple[float, float],
-) -> tuple[Codes, Codes]:
+def waiting_width(kind: int, bits: float) -> int:
+    """Return the bits per number of waiting keys (0) or values (1) where some bits are asked for.
+
+    Examples
+    --------
+    >>> [[waiting_width(kind, bits) for kind in (0, 1)] for bits in (1, 2.25, 3, 16)]
+    [[5, 3], [6, 4], [8, 5], [8, 8]]
+    """
+    return next((width for width in WIDTHS if width >= bits + MORE_BITS[kind]), max(WIDTHS))
+
+
+def waiting_codes(before: Codes | None, coordinates: Tensor, width: int) -> Codes:
     """Append a block of waiting tokens to those before, as further heads of the same codes.
 
     Parameters
     ----------
-    before : (Codes, Codes) or None
-        Of keys and of values, as all pairs here.
-    blocks : (Tensor, Tensor)
-        ``(H, n, d)`` each; n is the same for every block.
-    encodes : (Tensor or None, Tensor or None)
-        ``(H, d, d)``: coordinates are ``block @ encode``.
-    energies : (Tensor, Tensor)
-        ``(H, d)``: what a unit of squared error in each coordinate costs.
-    bits : (float, float)
-        Mean bits per number that are asked for. Scales and means come on top of them and `MORE_BITS`.
+    before : Codes or None
+    coordinates : Tensor
+        ``(H, n, d)``; n is the same for every block.
+    width : int
+        Bits of every number.
     """
-    heads, count, _ = blocks[0].shape
-    here = blocks[0].device
-    order, alike = torch.arange(count, device=here).expand(heads, -1), torch.ones(heads, count, device=here)
-    stored = []
-    for tensor, encode, energy, asked, more in zip(blocks, encodes, energies, bits, MORE_BITS, strict=True):
-        own = ((asked + more) * count + PARAMETER_BITS) * tensor.shape[-1]
-        room = torch.full((heads,), own, dtype=torch.float64, device=here)
-        stored.append(StoredHeads(tensor, order, encode, alike, energy.double(), (count,), room))
-    keys, values = code_heads(stored)
-    return (keys, values) if before is None else (stacked(before[0], keys), stacked(before[1], values))
+    heads, count, channels = coordinates.shape
+    levels = torch.full((1, heads, channels), WIDTHS.index(width), dtype=torch.int64, device=coordinates.device)
+    made = encode([Part(coordinates, levels, coordinates.abs().amax((1, 2)))], (count,))
+    return made if before is None else stacked(before, made)
 
 
 def waiting_coordinates(codes: Codes, heads: int) -> Tensor:
