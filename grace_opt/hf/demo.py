@@ -46,7 +46,7 @@ RATIOS = (0.3, 0.5, 0.6)
 BITS = (3.0, 2.0)
 #: Printed below the tables.
 ADVICE = (
-    "Start with attach(model, bits=2.25): on a real model it stays as close to the dense cache as int4 does, in half "
+    "Start with attach(model, bits=2.25): on a real model it stays closer to the dense cache than int4 does, in half "
     "of the bytes (see the picture in the README)."
 )
 OBSERVED_QUERIES = 32

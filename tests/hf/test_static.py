@@ -56,7 +56,7 @@ def stored(model, text):
     return found
 
 
-def moved(keys, start):
+def rotated(keys, start):
     """Llama's keys ``(H, n, 16)`` as they are if the text begins at another position: turned on by as much."""
     angles = start * 10000.0 ** (-np.arange(8) / 8)
     first, second = keys[..., :8], keys[..., 8:]
@@ -147,7 +147,7 @@ def test_means_scales_and_widths_are_those_of_the_texts(kind, exported):
     for layer, coder in getattr(made, kind).items():
         basis = getattr(calibrated, kind)[layer]
         every = [
-            moved(each[layer, kind], start) if kind == "keys" else each[layer, kind]
+            rotated(each[layer, kind], start) if kind == "keys" else each[layer, kind]
             for each, starts in zip(parts, STARTS, strict=True)
             for start in starts
         ]

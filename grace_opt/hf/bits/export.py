@@ -197,7 +197,6 @@ def export_static(
     given = shipped_texts() if texts is None else list(texts)
     here = fingerprint(model)
     refuse_parts(here)
-    found = basis_for(model, basis)
     if tokenizer is None and any(isinstance(text, str) for text in given):
         tokenizer = tokenizer_of(model)
     config = text_config(model, "export_static")
@@ -206,6 +205,8 @@ def export_static(
         context = min(positions or CONTEXT, CONTEXT)
     longest = min(integer("tokens", tokens, at_least=1), integer("context", context, at_least=1), positions or tokens)
     every = [token_ids(text, tokenizer, n, "export_static")[:, :longest] for n, text in enumerate(given, 1)]
+    if context > (positions or context):
+        raise OptionError(f"context={context}: the model has {positions} positions; give at most as many")
     every = [ids for ids in every if ids.shape[1] > SINKS]
     known = sum(ids.shape[1] - SINKS for ids in every)
     if known < FEWEST_TOKENS:
@@ -213,8 +214,7 @@ def export_static(
             f"the texts have {known} tokens, without {SINKS} of each, which stay dense; at least {FEWEST_TOKENS} are "
             "needed: give more or longer ones"
         )
-    if context > (positions or context):
-        raise OptionError(f"context={context}: the model has {positions} positions; give at most as many")
+    found = basis_for(model, basis)  # when nothing is wrong with the rest: it may have to be made
     starts = _starts(model, [ids.shape[1] for ids in every], context)
     known = sum((ids.shape[1] - SINKS) * len(places) for ids, places in zip(every, starts, strict=True))
     spreads = {layer: (_Spread.empty(found.keys[layer]), _Spread.empty(found.values[layer])) for layer in found.layers}
@@ -252,16 +252,15 @@ def export_static(
 
 
 def _starts(model: PreTrainedModel, lengths: Sequence[int], context: int) -> list[list[int]]:
-    """Return the positions at which each text begins: 0, and later ones, evenly spread over all readings."""
-    each = -(-LATER_READINGS // len(lengths)) if takes_positions(model) else 0
+    """Return the positions at which each text begins: 0, and later ones, evenly spread over all readings.
+
+    0 alone, if the model cannot be told at which positions tokens are.
+    """
+    told = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    each = -(-LATER_READINGS // len(lengths)) if told else 0
     count = each * len(lengths)
     later = [[(n + 1 + turn * len(lengths)) / count for turn in range(each)] for n in range(len(lengths))]
     return [
         sorted({0, *(round(part * (context - length)) for part in parts)})
         for length, parts in zip(lengths, later, strict=True)
     ]
-
-
-def takes_positions(model: PreTrainedModel) -> bool:
-    """Return whether a model can be told at which positions tokens are."""
-    return "position_ids" in inspect.signature(model.base_model.forward).parameters

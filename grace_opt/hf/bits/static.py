@@ -110,7 +110,7 @@ class StaticCoders:
     sinks : int
         Number of first tokens that were left out, as they are unlike all others: keep them dense.
     texts, tokens : int
-        Number of calibration texts, and of the tokens that means and scales come from.
+        Number of calibration texts, and of the tokens that means and scales come from, as often as they were read.
     context : int
         Number of positions over which these tokens are spread; later ones may be unlike them.
     """
