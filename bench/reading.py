@@ -6,8 +6,9 @@ the attention that was on tokens that were not read: as the cache bounds it, and
 tokens fed. *Times* are whole steps, each way in turn with reading all; with ``bits=``, with ``bits=`` alone. KL with
 ``bits=`` is of short passages only.
 
-Everything in float32 on the CPU. Writes docs/results/reading.{json,md,png}. If they are missing, the model,
-SmolLM2-135M-Instruct in 4 bits, and the texts are downloaded (`bench.material`).
+Everything in float32 on the CPU. The basis for ``bits=`` is calibrated first, and kept in ``--runs`` with the commit.
+Writes docs/results/reading.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the
+texts are downloaded (`bench.material`).
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from transformers import PreTrainedModel
 
 from bench.caches import SINKS
 from bench.caches import WINDOW as RECENT
+from bench.calibration import calibrated
 from bench.growth import of_texts
 from bench.intervals import with_ends
-from bench.material import MODEL, books, model_path, require_texts
+from bench.material import MODEL, ROOT, books, model_path, require_texts
 from bench.provenance import require_clean
 from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, small, table, write_results
 from grace_opt.attention.provider import DEFAULT_RATIO
@@ -62,7 +64,7 @@ SETTINGS = {
 }
 SAMPLED = tuple(name for name, way in SETTINGS.items() if way.by == "sampling")
 TIMED = ("pages, 0.25", "channels, 0.25", "channels, top_p=0.95", USUAL, *SAMPLED)
-#: Those of a cache with bits, in the prompt's own basis, by name; the first reads all.
+#: Those of a cache with bits, by name; the first reads all.
 BITS = 2.25
 CODED = {
     f"bits={BITS:g}": None,
@@ -74,13 +76,13 @@ CODED = {
 GOAL = (0.25, 0.002)
 
 
-def made(model: PreTrainedModel, name: str) -> PrunedKeyCache:
-    """Return the empty cache of a way to read."""
+def made(model: PreTrainedModel, name: str, basis: Path) -> PrunedKeyCache:
+    """Return the empty cache of a way to read; `basis` is the file of a calibrated one, for caches with bits."""
     windows = {"recent_window": RECENT, "sink_tokens": SINKS}
     if name == ALL:
         return PrunedKeyCache(model, ratio=0.0, **windows)
     if name in CODED:
-        return PrunedKeyCache(model, bits=BITS, basis="prompt", read=CODED[name], **windows)
+        return PrunedKeyCache(model, bits=BITS, basis=basis, read=CODED[name], **windows)
     way = SETTINGS[name]
     given = {"ratio": RATIO} if way.by == "channels" and name != USUAL else {}
     return PrunedKeyCache(model, read=way, **given, **windows)
@@ -105,14 +107,20 @@ def true_shares(found: list[float]) -> Iterator[None]:
 
 @torch.inference_mode()
 def of_passage(
-    model: PreTrainedModel, ids: Tensor, prompt: int, tokens: int, names: Sequence[str], advance: Callable[[], None]
+    model: PreTrainedModel,
+    ids: Tensor,
+    prompt: int,
+    tokens: int,
+    names: Sequence[str],
+    basis: Path,
+    advance: Callable[[], None],
 ) -> Any:
     """Return, for each way to read, KL, the share read and bounds; and the true share unread, but with bits."""
     fed, rows = ids[:, prompt : prompt + tokens], {}
     captured = capture(model, ids[:, :prompt])
     dense = next_token_log_probs(model, dense_cache(model, captured), fed)
     for name in names:
-        cache, truth = filled(made(model, name), captured), list[float]()
+        cache, truth = filled(made(model, name, basis), captured), list[float]()
         found = compare_predictions(next_token_log_probs(model, cache, fed), dense, fed[0, 1:])
         advance()
         if name in CODED:
@@ -121,7 +129,7 @@ def of_passage(
                 rows[name] |= {"share": cache.read_report().share, "bound": cache.read_report().bound_mean}
             continue
         report = cache.read_report()
-        again = filled(made(model, name), captured)
+        again = filled(made(model, name, basis), captured)
         with true_shares(truth):
             next_token_log_probs(model, again, fed[:, :TRUE])
         rows[name] = {
@@ -135,13 +143,15 @@ def of_passage(
 
 
 @torch.inference_mode()
-def steps(model: PreTrainedModel, ids: Tensor, prompt: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+def steps(
+    model: PreTrainedModel, ids: Tensor, prompt: int, rounds: int, basis: Path
+) -> dict[str, dict[str, list[float]]]:
     """Return milliseconds of whole steps of each way, ``own``, and of one that reads all, with which it takes turns."""
     captured = capture(model, ids[:, :prompt])
     found = {}
     for name in track((*TIMED, *tuple(CODED)[1:]), description=f"steps after {prompt:,} tokens"):
         pair = {"own": name, "all": next(iter(CODED)) if name in CODED else ALL}
-        caches = {key: filled(made(model, of), captured) for key, of in pair.items()}
+        caches = {key: filled(made(model, of, basis), captured) for key, of in pair.items()}
         times: dict[str, list[float]] = {key: [] for key in caches}
         for turn in range(rounds + 2):
             for key, cache in caches.items():
@@ -266,6 +276,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, nargs="+", default=PASSAGES, help="tokens of the passages")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens fed (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="steps that are timed (default %(default)s)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "reading", help="folder of the basis")
     add_options(parser, "reading")
     args = parser.parse_args(given)
     if args.report_only:
@@ -283,17 +294,18 @@ def main(given: Sequence[str] | None = None) -> None:
             f"must fit into {model.config.max_position_embeddings}"
         )
     texts = of_texts(args.text or books(), tokenizer, longest + more)
-    found = []
+    found, basis = list[dict[str, Any]](), args.runs / "basis.safetensors"
+    calibrated(model, tokenizer, basis, source)
     with attention_implementation(model, "grace_sdpa"):
         ways = {prompt: (*SETTINGS, *(CODED if prompt == min(args.prompt) else ())) for prompt in args.prompt}
         total = len(texts) * sum(len(names) for names in ways.values())
         turns = iter(track(range(total), description="ways to read"))
         for prompt in args.prompt:
             for name, ids in texts:
-                rows = of_passage(model, ids, prompt, args.tokens, ways[prompt], lambda: next(turns, None))
+                rows = of_passage(model, ids, prompt, args.tokens, ways[prompt], basis, lambda: next(turns, None))
                 found.append({"name": name, "prompt": prompt, "rows": rows})
         next(turns, None)
-        ms = steps(model, texts[0][1], longest, args.rounds)
+        ms = steps(model, texts[0][1], longest, args.rounds, basis)
     value = {
         "provenance": {**source, "command": "python -m bench.reading"},
         **{"model": Path(where).stem, "count": len(texts), "texts": found, "timed": longest, "ms": ms},

@@ -26,7 +26,7 @@ def test_numbers_go_onto_a_page(tmp_path: Path, books: list[Path], monkeypatch: 
     monkeypatch.setattr(reading, "BITS", 8.0)
     out = tmp_path / "results" / "pocket"
     given = ["--model", str(POCKET_FOLDER), "--text", *map(str, books), "--prompt", "300", "--tokens", "8"]
-    reading.main([*given, "--rounds", "2", "--out", str(out), "--allow-dirty"])
+    reading.main([*given, "--rounds", "2", "--runs", str(tmp_path), "--out", str(out), "--allow-dirty"])
     value, text = json.loads(out.with_suffix(".json").read_text()), out.with_suffix(".md").read_text()
     assert [one["name"] for one in value["texts"]] == ["Rivers", "Mills"]
     for one in value["texts"]:
