@@ -3,6 +3,7 @@
 300 instances where nothing is said; ``make test-deep`` draws 10 000.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -286,6 +287,17 @@ def test_every_point_of_the_path_is_optimal_at_its_budget(seed):
             assert path.lower_bounds[b, point] == pytest.approx(float(optimum), rel=1e-9, abs=1e-12), kind
     mixed = path.levels(np.arange(len(kinds)) % (steps + 1))
     assert all(np.array_equal(mixed[b], every[b % (steps + 1)][b]) for b in range(len(kinds)))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("huge", [1e16, 1e17, 1e300])
+def test_of_levels_that_cost_the_same_a_path_takes_the_best_beside_a_huge_loss(huge, compiled):
+    """Their slopes round to the same."""
+    losses, costs = [[huge, 2.0, 1.5], [huge, 3.0, 0.5]], [0, 2, 2]
+    with always_compiled() if compiled else contextlib.nullcontext():
+        found = allocate(losses, costs, 4, path=True)
+    assert found.objective == found.path.objectives[-1] == 2.0
+    assert found.path.levels(2).tolist() == found.levels.tolist() == [2, 2]
 
 
 def test_a_path_with_more_points_than_prices_keeps_its_bounds(monkeypatch):

@@ -80,6 +80,14 @@ def test_margins_cover_the_rounding_of_sums(name):
         assert bound >= float(optimum) - 1e-11 * np.abs(each).sum()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["plain_bound", "qcr_bound", "dnn_bound", "fast_bound", "tight_bound"])
+def test_tiny_entries_on_the_diagonal_warn_of_nothing(name):
+    """In its scale, the others are beyond the range of squares."""
+    W = np.array([[1e-250, 1.0, 0.0], [1.0, 1e-250, 0.0], [0.0, 0.0, 1.0]])
+    assert 0.9 < float(getattr(bounds, name)(Problem.of(W, 2).flatten())) <= 1.0
+
+
 def test_diagonal_and_constant_instances_are_closed():
     diagonal = Problem.of(np.diag(np.arange(1.0, 9.0)), 3).flatten()
     assert float(bounds.continuous_bound(diagonal)) == pytest.approx(6.0, rel=1e-3)

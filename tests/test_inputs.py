@@ -215,6 +215,14 @@ def test_k_of_a_problem_is_its_own():
     assert problem.k.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("form", [np.asarray, torch.from_numpy, np.ndarray.tolist, sp.csr_array])
+def test_integers_are_symmetric_exactly_also_beside_a_large_one(form):
+    W = np.array([[2**52, 0, 0], [0, 0, 3], [0, 10, 1]])
+    with pytest.raises(ProblemError, match=r"W\[1, 2\] - W\[2, 1\]\| = 7, allowed 0, as these are integers"):
+        solve(form(W), 2)
+    assert solve(form(np.maximum(W, W.T)), 1).objective == 0.0
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 class TestSymmetry:

@@ -277,6 +277,14 @@ def test_bad_entries_are_named(change, said):
         Problem.of(W, 3)
 
 
+def test_integers_are_symmetric_exactly():
+    W = sp.lil_array((1000, 1000), dtype=np.int64)
+    W[0, 0], W[3, 4], W[4, 3] = 2**52, 10, 3
+    with pytest.raises(ProblemError, match=r"W\[3, 4\] - W\[4, 3\]\| = 7, allowed 0, as these are integers"):
+        Problem.of(W, 3)
+    Problem.of(W.astype(np.float64), 3)
+
+
 def test_other_bad_input():
     with pytest.raises(ProblemError, match=r"\(1000, 1001\)"):
         Problem.of(sp.coo_array((1000, 1001)), 1)

@@ -100,11 +100,13 @@ def _entries(W: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
 
 
 def rounding_of(W: Any) -> float:
-    """Return eps of a sparse W's entries as they were given, by which it may be asymmetric; float64's for integers."""
+    """Return eps of a sparse W's entries as they were given, by which it may be asymmetric; 0 for integers."""
     if isinstance(W, Tensor):
-        return float(torch.finfo(W.dtype if W.dtype.is_floating_point else torch.float64).eps)
+        return float(torch.finfo(W.dtype).eps) if W.dtype.is_floating_point else 0.0
     dtype = np.dtype(W.dtype)
-    return float(np.finfo(dtype if dtype.kind == "f" and dtype.itemsize < 8 else np.float64).eps)
+    if dtype.kind != "f":
+        return 0.0
+    return float(np.finfo(dtype if dtype.itemsize < 8 else np.float64).eps)
 
 
 def _added_up(data: npt.NDArray[Any], ends: Any, shape: tuple[int, int], name: str) -> Any:

@@ -56,7 +56,9 @@ def convex_shift(C: Array) -> float:
     m = len(C)
     if m >= CHOLESKY_FROM and (found := _proved_by_cholesky(C)) is not None:
         return found
-    return EIGENVALUE_MARGIN * m * _EPS * float(np.linalg.norm(C)) - least_eigenvalue(C)
+    with np.errstate(over="ignore"):  # infinite where its square is: then nothing is proved
+        size = float(np.linalg.norm(C))
+    return EIGENVALUE_MARGIN * m * _EPS * size - least_eigenvalue(C)
 
 
 def _proved_by_cholesky(C: Array) -> float | None:

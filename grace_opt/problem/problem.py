@@ -78,11 +78,11 @@ class Problem:
         Parameters
         ----------
         W : array_like (..., n, n), sparse matrix of scipy or torch, DataFrame, networkx graph, Factored, or distances
-            Each instance is symmetric to ``16 eps(dtype) max|W|``. The rows and columns of a DataFrame have equal
-            labels; a list of DataFrames with the same labels in the same order is a batch. For a graph, the node
-            attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute ``weight`` becomes ``2 W_ij``
-            (default 1); f is then the weight of the induced subgraph. A vector is the upper triangle without the
-            diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
+            Each instance is symmetric to ``16 eps(dtype) max|W|``, integers exactly. The rows and columns of a
+            DataFrame have equal labels; a list of DataFrames with the same labels in the same order is a batch. For a
+            graph, the node attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute ``weight`` becomes
+            ``2 W_ij`` (default 1); f is then the weight of the induced subgraph. A vector is the upper triangle without
+            the diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
@@ -127,6 +127,7 @@ class Problem:
         if given.ndim == 1:
             given = from_condensed(given)
         integer, tensor = not given.dtype.is_floating_point, to_floats(given, "W")
+        rounding = 0.0 if integer else rounding
         _check_square(tensor)
         if tensor.numel() == 0:
             raise ProblemError(f"W is empty, shape {tuple(tensor.shape)}: give at least one instance with one vertex.")
@@ -282,10 +283,11 @@ def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float 
         at = tuple(skew.nonzero()[0].tolist())
         wide, whose = W[at].to(torch.float64), " of the instance" if at else ""
         i, j = ((wide - wide.mT).abs() == worst[at].to(W.device)).nonzero()[0].tolist()
+        allowed = f"{SYMMETRY_EPS * eps * float(largest[at]):.3g} ({SYMMETRY_EPS} eps max|W|{whose})"
         raise ProblemError(
             f"W is not symmetric: |W{[*at, i, j]} - W{[*at, j, i]}| = {float(worst[at]):.3g}"
             f"{'' if labels is None else f' ({labels[i]!r} and {labels[j]!r})'}, allowed "
-            f"{SYMMETRY_EPS * eps * float(largest[at]):.3g} ({SYMMETRY_EPS} eps max|W|{whose}). "
+            f"{allowed if eps else '0, as these are integers'}. "
             "If you mean the symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
         )
     if bool((largest > torch.finfo(torch.float64).max / 8 / n**2).any()):

@@ -242,12 +242,12 @@ def _symmetric(edges: Edges, nodes: npt.NDArray[np.float64], eps: float) -> Edge
     if not (same and np.array_equal(edges.data, other.data)):
         skew = (edges - other).tocoo()
         worst = int(np.abs(skew.data).argmax())
-        if abs(skew.data[worst]) / (16 * eps) > largest:
+        if not eps or abs(skew.data[worst]) / (16 * eps) > largest:
             i, j = int(skew.coords[0][worst]), int(skew.coords[1][worst])
+            allowed = f"{16 * eps * largest:.3g} (16 eps max|W|)" if eps else "0, as these are integers"
             raise ProblemError(
-                f"W is not symmetric: |W[{i}, {j}] - W[{j}, {i}]| = {abs(skew.data[worst]):.3g}, allowed "
-                f"{16 * eps * largest:.3g} (16 eps max|W|). If you mean the symmetric part, pass "
-                "grace_opt.symmetrize(W); on the command line, --symmetrize."
+                f"W is not symmetric: |W[{i}, {j}] - W[{j}, {i}]| = {abs(skew.data[worst]):.3g}, allowed {allowed}. "
+                "If you mean the symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
             )
         edges = type(edges)(edges / 2 + other / 2)
         edges.sort_indices()

@@ -57,15 +57,16 @@ def hulls(losses, costs, admissible, levels, added, slopes):
             levels[b, i, 0] = level
             bound = LARGEST_SLOPE
             for s in range(count - 1):
-                steepest, step = 0.0, level
+                steepest, shortest, step = 0.0, np.inf, level
                 for to in range(count):
                     saved, extra = loss[level] - loss[to], cost[to] - cost[level]
                     if may[to] and saved > 0 and extra > 0:
                         slope = min(max(saved / extra, SMALLEST_SLOPE), LARGEST_SLOPE)
+                        # Levels that cost the same are compared by their losses: slopes may round to the same.
                         if slope > steepest or (
-                            slope == steepest and cost[to] - cost[level] < cost[step] - cost[level]
+                            slope == steepest and (extra < shortest or (extra == shortest and loss[to] < loss[step]))
                         ):
-                            steepest, step = slope, to
+                            steepest, shortest, step = slope, extra, to
                 if steepest == 0:
                     levels[b, i, s + 1 :] = level
                     break

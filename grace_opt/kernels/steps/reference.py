@@ -23,7 +23,10 @@ def lower_hulls(losses: Tensor, costs: Tensor, admissible: Tensor) -> tuple[Tens
         extra = costs - _at(costs, level).unsqueeze(-1)
         steps = slope(saved, extra, admissible)
         steepest = steps.amax(-1, keepdim=True)
-        step = first_argmin(extra.masked_fill((steps < steepest) | (steps == 0), torch.inf))
+        # Of steps as steep, the shortest; of levels that cost the same, whose slopes may round to the same, the best.
+        others = (steps < steepest) | (steps == 0)
+        shortest = extra.masked_fill(others, torch.inf).amin(-1, keepdim=True)
+        step = first_argmin(losses.masked_fill(others | (extra > shortest), torch.inf))
         exists = steepest[..., 0] > 0
         added.append(torch.where(exists, _at(extra, step), 0.0))
         bound = torch.minimum(bound, steepest[..., 0])  # rounding must not reverse the order of steps
