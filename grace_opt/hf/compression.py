@@ -57,7 +57,7 @@ def compress(
         group = config.quantize.group_size
     if config.evict is not None:
         least = recent + sinks + group
-        count = tokens_kept(config.evict, plan.index, plan.layers, length, least, config.dense_layers)
+        count = _tokens_kept(plan, plan.index, length, group)
         if plan.heads_may_differ:
             spare = (length - recent - sinks) % group  # dense in all heads, also in one that keeps all tokens
             counts = tokens_of_heads(
@@ -67,12 +67,22 @@ def compress(
                 return _by_heads(plan, over, keys, values, recent + spare, counts)
             count = counts[0] if counts else count
     if plan.bits is not None:
-        return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, values, recent, count))
+        places = tuple(_tokens_kept(plan, layer, length) - recent for layer in plan.bits.layers)
+        return code_prompt(plan, over, keys, values, _evicted(plan, over, keys, values, recent, count), places)
     # Tokens that do not fill a group stay dense, with the recent window.
     recent += max(count - recent - sinks, 0) % group
     if length <= recent + sinks:
         return None
     return _compressed(plan, over, keys, values, recent, count)
+
+
+def _tokens_kept(plan: LayerPlan, layer: int, length: int, group: int = 1) -> int:
+    """Return how many tokens of a prompt each KV head of a layer keeps, the recent window among them."""
+    config = plan.config
+    if config.evict is None:
+        return length
+    least = config.recent_window + config.sink_tokens + group
+    return min(tokens_kept(config.evict, layer, plan.layers, length, least, config.dense_layers), length)
 
 
 def _by_heads(

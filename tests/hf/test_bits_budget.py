@@ -109,6 +109,24 @@ class TestBits:
         assert 0.97 * values <= report.value_bits <= values
         assert report.bits == pytest.approx((report.key_bits + report.value_bits) / 2)
 
+    @pytest.mark.parametrize("padding", [0, PADDING])
+    def test_of_layers_that_keep_different_numbers_of_tokens(self, padding, tiny, ids, read, tmp_path):
+        """Each layer counts by its tokens: shares of layers that keep few cost little."""
+        model, file, mask = tiny(num_hidden_layers=3), tmp_path / "basis.safetensors", torch.ones_like(ids)
+        mask[1, :padding] = 0
+        basis = calibrate_basis(model, None, [ids[0]])
+        kinds = ("key_rates", "value_rates")
+        few = {kind: {n: each * 0.3**n for n, each in getattr(basis, kind).items()} for kind in kinds}
+        replace(basis, **few).save(file)
+        uneven = {"basis": file, "evict": PyramidKV(budget=115, window=8)}
+        cache = read(model, ids, mask, key_bits=2, value_bits=3, **uneven)
+        assert len({layer.compressed.stored for layer in cache.layers}) == 3
+        report = cache.memory_report()
+        assert 0.97 * 2 <= report.key_bits <= 2 + (0.02 if padding else 0)  # which places are padding is counted
+        assert 0.97 * 3 <= report.value_bits <= 3 + (0.02 if padding else 0)
+        asked = int(0.25 * cache.layers[0].keys.nbytes * 6)
+        assert 0.98 * asked <= read(model, ids, mask, total_bytes=asked, **uneven).memory_report().total_bytes <= asked
+
     def test_are_eight_at_most_whatever_is_asked_for(self, tiny, ids, read):
         report = read(tiny(), ids, bits=16).memory_report()
         assert report.bits < 9

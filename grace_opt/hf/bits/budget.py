@@ -44,7 +44,7 @@ class BitBudget:
     basis: str
     calibrated: CalibratedBasis | None
     layers: tuple[int, ...]
-    _last: dict[tuple[float, float], dict[int, tuple[Tensor, Tensor]]] = field(
+    _last: dict[object, dict[int, tuple[Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -58,22 +58,29 @@ class BitBudget:
             self.calibrated.values[layer].heads(start, start + heads),
         )
 
-    def head_bits(self, layer: int, heads: int, rank: int, mean: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """Return the bits per element of a layer's keys and values, ``(H,)`` float64 each, for given means."""
+    def head_bits(
+        self, layer: int, heads: int, rank: int, mean: tuple[float, float], tokens: tuple[int, ...] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the bits per element of a layer's keys and values, ``(H,)`` float64 each, for given means.
+
+        `tokens` are the numbers that the `layers` code, by which they count in the means; None if all code as many.
+        """
         if self.calibrated is None:
             return torch.full((heads,), mean[0], dtype=torch.float64), torch.full(
                 (heads,), mean[1], dtype=torch.float64
             )
-        found = self._last.get(mean)
+        found = self._last.get((mean, tokens))
         if found is None:  # once per sequence, not once per layer
-            found = self.calibrated.shares(*mean)
+            found = self.calibrated.shares(*mean, tokens)
             self._last.clear()
-            self._last[mean] = found
+            self._last[mean, tokens] = found
         keys, values = found[layer]
         start = _start(len(keys), heads, rank)
         return keys[start : start + heads], values[start : start + heads]
 
-    def means(self, sequences: int, elements: int, dense_bytes: int, fixed_bytes: float) -> tuple[float, float]:
+    def means(
+        self, sequences: int, elements: int, dense_bytes: int, fixed_bytes: float, layers: int = 1
+    ) -> tuple[float, float]:
         """Return the mean bits per element of keys and of values.
 
         Parameters
@@ -81,11 +88,13 @@ class BitBudget:
         sequences : int
             Number of sequences in the batch.
         elements : int
-            Number of coded elements of a layer, of K and V, in this sequence.
+            Number of coded elements of some layers, of K and V, in this sequence.
         dense_bytes : int
-            Bytes of what stays dense in a layer, in this sequence.
+            Bytes of what stays dense in them, in this sequence.
         fixed_bytes : float
-            Bytes that its coded tokens take, in a layer, even if no channel gets any bits.
+            Bytes that their coded tokens take even if no channel gets any bits.
+        layers : int
+            How many these are: one that stands for all, or all.
 
         Raises
         ------
@@ -96,12 +105,12 @@ class BitBudget:
             assert self.key_bits is not None
             assert self.value_bits is not None
             return self.key_bits, self.value_bits
-        self.check(sequences, dense_bytes + fixed_bytes, False)
-        mean = min(8 * (self._each(sequences) - dense_bytes) / elements, MAX_BITS)
+        self.check(sequences, dense_bytes + fixed_bytes, False, layers)
+        mean = min(8 * (self._each(sequences) * layers - dense_bytes) / elements, MAX_BITS)
         return mean, mean
 
-    def check(self, sequences: int, least: float, all_dense: bool) -> None:
-        """Raise `CacheError` if a layer of a sequence takes at least so many bytes, and ``total_bytes`` is less.
+    def check(self, sequences: int, least: float, all_dense: bool, layers: int = 1) -> None:
+        """Raise `CacheError` if some layers of a sequence take at least so many bytes, and ``total_bytes`` is less.
 
         Parameters
         ----------
@@ -110,11 +119,13 @@ class BitBudget:
         least : float
         all_dense : bool
             Whether the sequence is too short to code.
+        layers : int
+            As for `means`.
         """
-        if self.total_bytes is not None and least > self._each(sequences):
+        if self.total_bytes is not None and least > self._each(sequences) * layers:
             dense = "sink tokens, the recent window, means and widths"
             short = "tokens of a prompt that is too short to be coded"
-            self._refuse(sequences, least, short if all_dense else dense)
+            self._refuse(sequences, least / layers, short if all_dense else dense)
 
     def _each(self, sequences: int) -> float:
         """Return the bytes for one layer of one sequence."""

@@ -8,6 +8,7 @@ together take the mean asked for, each head takes what the calibration texts say
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -78,13 +79,17 @@ class CalibratedBasis:
         """Return a digest of all numbers: what was coded in one basis is read in none but the same."""
         return digest({name: tensor.cpu() for name, tensor in as_tensors(self).items()}, {})
 
-    def shares(self, key_bits: float, value_bits: float) -> dict[int, tuple[Tensor, Tensor]]:
+    def shares(
+        self, key_bits: float, value_bits: float, tokens: Sequence[int] | None = None
+    ) -> dict[int, tuple[Tensor, Tensor]]:
         """Share bits among the heads of all layers.
 
         Parameters
         ----------
         key_bits, value_bits : float
             Mean bits per element over all heads of all layers, from 0 to 16.
+        tokens : sequence of int, optional
+            Number of tokens that each layer codes, by which it counts in the mean; by default all as many.
 
         Returns
         -------
@@ -96,8 +101,9 @@ class CalibratedBasis:
         asked = ("key_bits", key_bits, self.key_rates), ("value_bits", value_bits, self.value_rates)
         for name, wanted, curves in asked:
             mean = number(name, wanted, at_least=0, at_most=16)
-            taken = rates_of_mean(torch.cat(list(curves.values())), mean)
-            found.append(torch.split(taken, [len(each) for each in curves.values()]))
+            heads = [len(each) for each in curves.values()]
+            weights = None if tokens is None else torch.tensor(tokens).repeat_interleave(torch.tensor(heads))
+            found.append(torch.split(rates_of_mean(torch.cat(list(curves.values())), mean, weights), heads))
         return dict(zip(self.layers, zip(*found, strict=True), strict=True))
 
     def save(self, path: str | os.PathLike[str]) -> None:

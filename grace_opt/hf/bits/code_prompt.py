@@ -65,7 +65,12 @@ class _Row:
 
 
 def code_prompt(
-    plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None
+    plan: LayerPlan,
+    over: Observation,
+    keys: Tensor,
+    values: Tensor,
+    kept: Tensor | None,
+    places: tuple[int, ...] | None = None,
 ) -> CodedTokens | None:
     """Code all of a prompt but its sink tokens and its recent window.
 
@@ -79,6 +84,8 @@ def code_prompt(
         ``(B, H, S, d)`` and ``(B, H, S, d_v)``, of exactly the prompt.
     kept : Tensor or None
         ``(B, H, n)``, ascending: the positions before the recent window that eviction has left; None for all.
+    places : tuple of int, optional
+        How many of these each of the budget's layers has; by default as many as this one.
 
     Returns
     -------
@@ -92,15 +99,23 @@ def code_prompt(
         budget.check(1, keys.nbytes + values.nbytes, True)
         return None
     heads = keys.shape[1]
+    if places is None or len({*places}) == 1:  # one stands for all
+        places = (old if kept is None else kept.shape[-1],)
+    real = [old] * len(keys) if over.valid is None else over.valid[:, :old].sum(1).tolist()
+    needs = [[_needs(plan, keys, values, each, count) for each in places] for count in real]
     if budget.total_bytes is not None:
-        _check_total(plan, over, keys, values, kept)
+        # Before any is coded, and for the most demanding one: the error names what will do for all of them.
+        least = [(sum(each.least for each in row), not any(each.coded for each in row)) for row in needs]
+        budget.check(len(keys), *max(least), len(places))
     bases = budget.bases(plan.index, heads, rank())
     if bases is not None:
         bases = bases[0].to(keys.device), bases[1].to(keys.device)
     rows = []
     for number in range(len(keys)):
         row = _row(over, keys, values, kept, number, old)
-        found = _coded(plan, over, row, bases, len(keys))
+        own = 0 if len(places) == 1 else budget.layers.index(plan.index)
+        needs[number][own] = _needs(plan, keys, values, row.places, row.keys.shape[1])
+        found = _coded(plan, over, row, bases, needs[number])
         if found is None:
             found = _all_dense(row)
         rows.append(found)
@@ -111,32 +126,37 @@ def code_prompt(
     return CodedTokens(old, tuple(rows), bases, positions)
 
 
-def _check_total(plan: LayerPlan, over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None) -> None:
-    """Raise `CacheError` if ``total_bytes`` is less than what the most demanding sequence takes without any bits.
+@dataclass(frozen=True)
+class _Needs:
+    """What a layer of a sequence takes whatever the widths are."""
 
-    Before any is coded, so that the error names a number that will do for all of them.
-    """
+    coded: int  # number of tokens; 0 if there are too few
+    dense: int  # bytes of what stays dense, and of what says which tokens there are
+    fixed: tuple[float, float]  # bits per head that coded keys, and values, take in any case
+    heads: int
+
+    @property
+    def least(self) -> float:
+        """Bytes without any bits."""
+        return self.dense + self.heads * sum(self.fixed) / 8
+
+
+def _needs(plan: LayerPlan, keys: Tensor, values: Tensor, places: int, real: int) -> _Needs:
+    """Return the needs of a layer with these shapes, ``(..., H, S, d)``, that keeps `places` of the tokens before the
+    recent window, of which `real` are not padding."""
     budget, config = plan.bits, plan.config
     assert budget is not None
-    old, (heads, width), depth = over.length - config.recent_window, keys.shape[1::2], values.shape[-1]
-    places = old if kept is None else kept.shape[-1]
-    counts = [places] * len(keys)
-    if over.valid is not None:
-        valid = over.valid[:, :old] if kept is None else over.valid.gather(1, kept[:, 0])
-        counts = valid.sum(1).tolist()
+    heads, length, width = keys.shape[-3:]
+    depth, old = values.shape[-1], length - config.recent_window
+    count = min(places, real)
     token = heads * (width + depth) * keys.element_size()
-    least: list[tuple[float, bool]] = []
-    for count in counts:
-        coded = count - config.sink_tokens
-        beside = -(-places // PER_BYTE) * (count < places) + (0 if kept is None else heads * places * POSITION_BYTES)
-        if coded < MIN_TOKENS:
-            least.append(((count + config.recent_window) * token + beside, True))
-            continue
-        own = budget.basis == OF_PROMPT
-        fixed = sum(_overhead(coded, len(class_sizes(coded)), each, own) for each in (width, depth))
-        dense = (config.sink_tokens + config.recent_window) * token
-        least.append((dense + beside + heads * fixed / 8, False))
-    budget.check(len(keys), *max(least))
+    beside = -(-places // PER_BYTE) * (count < places) + heads * places * POSITION_BYTES * (places < old)
+    coded = count - config.sink_tokens
+    if coded < MIN_TOKENS:
+        return _Needs(0, (count + config.recent_window) * token + beside, (0.0, 0.0), heads)
+    own, classes = budget.basis == OF_PROMPT, len(class_sizes(coded))
+    fixed = _overhead(coded, classes, width, own), _overhead(coded, classes, depth, own)
+    return _Needs(coded, (config.sink_tokens + config.recent_window) * token + beside, fixed, heads)
 
 
 def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, number: int, old: int) -> _Row:
@@ -159,7 +179,11 @@ def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, n
 
 
 def _coded(
-    plan: LayerPlan, over: Observation, row: _Row, bases: tuple[Basis, Basis] | None, sequences: int
+    plan: LayerPlan,
+    over: Observation,
+    row: _Row,
+    bases: tuple[Basis, Basis] | None,
+    needs: list[_Needs],
 ) -> CodedRow | None:
     """Return the row, coded; None if it is too short, or means and widths alone would take more than the budget."""
     budget, sinks = plan.bits, plan.config.sink_tokens
@@ -169,14 +193,20 @@ def _coded(
     if coded < MIN_TOKENS:
         return None
     sizes = class_sizes(coded)
-    fixed = [_overhead(coded, len(sizes), each, budget.basis == OF_PROMPT) for each in (width, depth)]
-    dense = heads * (sinks + plan.config.recent_window) * (width + depth) * row.keys.element_size() + _beside(row)
-    key_bits, value_bits = budget.means(sequences, heads * coded * (width + depth), dense, heads * sum(fixed) / 8)
+    tokens = tuple(each.coded for each in needs)
+    elements, fixed = heads * sum(tokens), [sum(each.fixed[kind] for each in needs) for kind in (0, 1)]
+    key_bits, value_bits = budget.means(
+        len(over.queries),
+        elements * (width + depth),
+        sum(each.dense for each in needs),
+        heads * sum(fixed) / 8,
+        len(needs),
+    )
     # What every head takes is no matter of shares, so that no head's share is less than that.
-    mean = key_bits - fixed[0] / (coded * width), value_bits - fixed[1] / (coded * depth)
+    mean = key_bits - fixed[0] / (sum(tokens) * width), value_bits - fixed[1] / (sum(tokens) * depth)
     if min(mean) < 0:
         return None
-    shares = budget.head_bits(plan.index, heads, rank(), mean)
+    shares = budget.head_bits(plan.index, heads, rank(), mean, tokens if len(tokens) > 1 else None)
     asked = row.asked
     first, second = attention_moments(asked.queries, asked.weights, row.seen, over.scaling, over.softcap, asked.whole)
     inner = slice(sinks, sinks + coded)
@@ -236,12 +266,6 @@ def _overhead(coded: int, classes: int, width: int, own: bool) -> float:
     Which places are padding is not among them: a padded row has the widths that it would have alone.
     """
     return segment_bits(coded, classes, width) + (width * width * PARAMETER_BITS if own else 0)
-
-
-def _beside(row: _Row) -> int:
-    """Return the bytes that say which tokens the row has: its padding, and what eviction has left."""
-    padding = 0 if row.packed is None else row.packed.nbytes
-    return padding + (0 if row.positions is None else row.positions.numel() * POSITION_BYTES)
 
 
 def _moment(tensor: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def price_grid(largest: float) -> Tensor:
     return torch.logspace(np.log10(top * LOWEST_PRICE), np.log10(top), PRICES, dtype=torch.float64)
 
 
-def rates_of_mean(curves: Tensor, target: float) -> Tensor:
+def rates_of_mean(curves: Tensor, target: float, weights: Tensor | None = None) -> Tensor:
     """Return each head's rate where the mean over heads is `target`, ``(heads,)`` float64.
 
     Rates are interpolated between neighbouring prices, so no rate falls where the target rises. Where even the lowest
@@ -114,6 +114,8 @@ def rates_of_mean(curves: Tensor, target: float) -> Tensor:
         ``(heads, M)``, at ascending prices.
     target : float
         From 0 to the 8 bits that a channel can have; above, all heads get the same.
+    weights : Tensor or None
+        ``(heads,)``: how much each head counts in the mean, for instance its number of elements; None: all alike.
 
     Examples
     --------
@@ -126,7 +128,7 @@ def rates_of_mean(curves: Tensor, target: float) -> Tensor:
     curves = curves.double().clamp(0, MOST_BITS).flip(-1)
     ends = torch.zeros_like(curves[:, :1]), torch.full_like(curves[:, :1], MOST_BITS)
     curves = torch.cat([ends[0], curves, ends[1]], -1)
-    means = curves.mean(0)
+    means = curves.mean(0) if weights is None else weights.double() @ curves / weights.sum()
     above = int(torch.searchsorted(means, target, right=True).clamp(1, len(means) - 1))
     below, gap = means[above - 1], means[above] - means[above - 1]
     part = (target - below) / gap if gap > 0 else torch.zeros(())
