@@ -177,7 +177,7 @@ def tune(
     if as_json:
         print_json(result.to_dict())
     else:
-        print_tune(console, result, own=bool(text or prompts))
+        print_tune(console, result, own=bool(text or prompts), file=out / "cache.json")
     if result.recommendation is None:
         fail("error", "nothing could be measured.", Exit.LIMIT if result.out_of_time else Exit.SOLVER)
     with errors_as_exit_codes():

@@ -6,6 +6,8 @@ Built on rich.
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .._util.terminal import FittingTable
+from .._util.terminal import FittingTable, escape_path
 from ..comparison.table import MAX_INSTANCES_SHOWN
 from ..solution import Solution
 
@@ -110,7 +112,7 @@ def print_demo(console: Console, report: DemoReport) -> None:
     console.print(ADVICE)
 
 
-def print_tune(console: Console, result: TuneResult, own: bool) -> None:
+def print_tune(console: Console, result: TuneResult, own: bool, file: Path) -> None:
     """Print what `tune` measured, what is missing and why, and the recommendation.
 
     Parameters
@@ -119,6 +121,8 @@ def print_tune(console: Console, result: TuneResult, own: bool) -> None:
     result : TuneResult
     own : bool
         Whether the texts were the user's.
+    file : Path
+        Where the recommended settings are written.
     """
     from ..hf.tune.table import COLUMNS  # loaded already: the result comes from this package
 
@@ -137,7 +141,11 @@ def print_tune(console: Console, result: TuneResult, own: bool) -> None:
         found = result.recommendation
         console.print(Text.assemble(("recommended: " if found.reached else "not reached: ", "bold"), str(found)))
         words = found.row.candidate.words
-        console.print(f'to use it: attach(model, {words}), or attach(model, pruning="cache.json")', soft_wrap=True)
+        console.print(
+            escape_path(f"to use it: attach(model, {words}), or attach(model, pruning={str(file)!r})", sys.stdout),
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def solution_table(s: Solution, note: str | None = None) -> RenderableType:

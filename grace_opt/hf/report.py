@@ -202,11 +202,17 @@ class MemoryReport:
     def _header(self) -> str:
         """Return what became of the tokens that were read."""
         done = "coded" if self.asks_for_bits else "pruned"
-        if self.asks_for_bits and self.tokens and not self.pruned_tokens and not self.evicted_tokens:
+        evicts = bool(self.evicted_tokens) or self.evictions_differ
+        if self.asks_for_bits and self.tokens and not self.pruned_tokens and not evicts:
             return f"{self.tokens} tokens, all dense, as the prompt is too short for its bits"
         pruned = f"{self.pruned_tokens} of them {done}" if self.pruned_tokens else f"nothing {done}"
-        if not self.evicted_tokens:
+        if not evicts:
             return f"{self.tokens} tokens, {pruned}"
+        if not self.evicted_tokens:
+            return (
+                f"{self.tokens} tokens read, all kept in some layers, and some evicted in others: "
+                f"{'at most ' * bool(self.pruned_tokens)}{pruned}"
+            )
         kept = self.tokens - self.evicted_tokens
         if self.evictions_differ:
             return (

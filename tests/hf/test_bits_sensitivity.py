@@ -158,6 +158,14 @@ def without_gradients(model):
     return model
 
 
+def test_a_model_without_a_head_is_named_and_can_do_without():
+    model = model_of("Llama")
+    with pytest.raises(GradientError, match=r"LlamaModel has no language-model head.*end_to_end=False"):
+        calibrate_basis(model.model, None, [ids()])
+    found, expected = (calibrate_basis(each, None, [ids()], end_to_end=False) for each in (model.model, model))
+    assert all(torch.equal(found.key_rates[layer], expected.key_rates[layer]) for layer in expected.layers)
+
+
 def test_a_model_without_gradients_is_named_and_can_do_without(monkeypatch, capsys, tmp_path):
     model = without_gradients(model_of("Llama"))
     with pytest.raises(CalibrationError, match=r"LlamaForCausalLM gives no gradients.*end_to_end=False") as caught:

@@ -148,6 +148,8 @@ def test_ratios_and_text():
     assert "150 tokens read, 50 of them evicted, 100 kept: 80 pruned and 20 dense, in 2 of 2 layers" in str(evicted)
     by_layer = replace(evicted, evictions_differ=True)
     assert "at least 50 of them evicted in every layer, at most 100 kept, at most 80 of these pruned" in str(by_layer)
+    some = replace(by_layer, evicted_tokens=0)
+    assert "all kept in some layers, and some evicted in others: at most 80 of them pruned" in str(some)
 
 
 def test_an_empty_cache_reports_zeros(tiny, prune):

@@ -412,6 +412,7 @@ def test_the_command_writes_settings_that_attach_and_the_demo_take(run, tmp_path
     assert shown.exit_code == 0, shown.output
     assert "recommended: SnapKV" in shown.output
     assert "attach(model, evict=SnapKV(budget=80))" in shown.output
+    assert f"attach(model, pruning={str(tmp_path / 'out' / 'cache.json')!r})" in shown.output
     value = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert (value["recommended"], value["reached"]) == ("SnapKV", True)
     assert value["provenance"]["seed"] == 0

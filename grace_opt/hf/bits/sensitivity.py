@@ -36,7 +36,7 @@ KINDS = 2
 
 
 class GradientError(CalibrationError):
-    """The model gives no gradients, as with some kernels for quantised weights."""
+    """The model gives no gradients, as with some kernels for quantised weights, or without a language-model head."""
 
 
 @torch.no_grad()
@@ -104,7 +104,14 @@ def _gradients(
         leaves += [each.keys, each.values]
     try:
         with torch.enable_grad():
-            logits = model(fed, past_key_values=cache, use_cache=True).logits[0].float()
+            logits = getattr(model(fed, past_key_values=cache, use_cache=True), "logits", None)
+            if logits is None:
+                raise GradientError(
+                    f"{type(model).__name__} has no language-model head, so it is not known how much its output minds "
+                    "errors in each head; give the whole model, write calibrate_basis(..., end_to_end=False), "
+                    "or on the command line --no-end-to-end"
+                )
+            logits = logits[0].float()
             probabilities = logits.detach().softmax(-1).cpu()
             if not probabilities.isfinite().all():
                 raise CalibrationError(
