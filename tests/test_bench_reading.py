@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 
 from bench import reading
 from grace_opt.hf import TopTokens
-from grace_opt.hf.models import POCKET_FOLDER
+from grace_opt.hf.models import POCKET_FOLDER, load_pocket
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,6 +29,9 @@ def test_numbers_go_onto_a_page(tmp_path: Path, books: list[Path], monkeypatch: 
     reading.main([*given, "--rounds", "2", "--runs", str(tmp_path), "--out", str(out), "--allow-dirty"])
     value, text = json.loads(out.with_suffix(".json").read_text()), out.with_suffix(".md").read_text()
     assert [one["name"] for one in value["texts"]] == ["Rivers", "Mills"]
+    cache = reading.made(load_pocket()[0], "bits=8", tmp_path / "basis.safetensors")
+    assert cache.budget is not None
+    assert cache.budget.basis == "calibrated"
     for one in value["texts"]:
         found = {name: row for name, row in one["rows"].items() if name in coded}
         assert 0 < found["bits=8"]["kl"] < found["bits=8, channels"]["kl"]

@@ -113,6 +113,7 @@ def code_prompt(
     rows = []
     for number in range(len(keys)):
         row = _row(over, keys, values, kept, number, old)
+        # Of other layers it is foretold; this one's row is there to be counted.
         own = 0 if len(places) == 1 else budget.layers.index(plan.index)
         needs[number][own] = _needs(plan, keys, values, row.places, row.keys.shape[1])
         found = _coded(plan, over, row, bases, needs[number])
