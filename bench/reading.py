@@ -236,8 +236,8 @@ def page(value: dict[str, Any]) -> Page:
                     f'`read="channels"`: {DEFAULT_RATIO:g}, with `top_p={SETTINGS[USUAL].top_p}`. *Sampling*: tables, '
                     "and bits of a code (MagicPIG's are 150 and 10); each bound holds at "
                     f"{SETTINGS[SAMPLED[0]].confidence:.0%} confidence. With bits, the basis is calibrated. *Bound*: "
-                    "mean over heads, layers and steps of what the unread tokens' share of the attention can be at most; "
-                    "*true share*: what it was, of the first tokens."
+                    "mean over heads, layers and steps of what the unread tokens' share of the attention can be at "
+                    "most; *true share*: what it was, of the first tokens."
                 ],
             )
         ],
