@@ -35,7 +35,7 @@ class Lanes(types.Type):
         self.count = count
 
 
-lanes, widest = Lanes(), Lanes(WIDEST)
+lanes, widest, four = Lanes(), Lanes(WIDEST), Lanes(4)
 
 
 @register_model(Lanes)
@@ -71,8 +71,8 @@ def _loading(kind):
     return load_vector
 
 
-#: The eight, or `WIDEST`, numbers from an address on.
-load, load_widest = _loading(lanes), _loading(widest)
+#: The eight, `WIDEST` or four numbers from an address on.
+load, load_widest, load_four = _loading(lanes), _loading(widest), _loading(four)
 
 
 @intrinsic
@@ -296,8 +296,8 @@ def _spreading(kind):
     return spread_number
 
 
-#: The same number in all of eight, or `WIDEST`, lanes.
-spread, spread_widest = _spreading(lanes), _spreading(widest)
+#: The same number in all of eight, `WIDEST` or four lanes.
+spread, spread_widest, spread_four = _spreading(lanes), _spreading(widest), _spreading(four)
 
 
 @intrinsic

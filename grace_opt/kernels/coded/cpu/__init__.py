@@ -37,8 +37,15 @@ from ...decode.cpu.values import add_values as add_dense_values
 from ...decode.forms import ADDITIVE, BOOL, CAUSAL
 from ..forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES, WIDTHS
 from .channels import copy_rest, part_of, sort_channels
-from .products import BLOCK, BLOCK_STEP, VECTORS, add_logits, add_values, no_sums_of_four, no_sums_of_three
-from .rows import add_products, clear_totals, scale_queries
+from .levels import TRANSPOSING
+from .octet_lists import make_octets
+from .products import BLOCK, BLOCK_STEP, VECTORS, no_sums_of_four, no_sums_of_three
+from .rows import add_products, add_rows, clear, scale_queries, share_out
+
+if TRANSPOSING:
+    from .octet_loops import add_logits, add_values
+else:
+    from .products import add_logits, add_values
 
 #: Most bits of a number: planes of a channel.
 MOST_PLANES = 8
@@ -83,7 +90,7 @@ def arrays_at(given):
 
 
 @part
-def clear(at, count):
+def clear_all(at, count):
     """Make `count` numbers from an address on zeros, a multiple of what `WHOLE` bytes hold."""
     for place in range(at, at + count * BYTES, WHOLE):
         store(place, spread(ZERO))
@@ -105,9 +112,9 @@ def prepare_at(data):
     heads, group, length, width = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[WIDTH]
     step, of_batch, of_head = queries.shape[3] * BYTES, sizes[QUERY + 1] * BYTES, sizes[QUERY + 2] * BYTES
     steps = of_head, sizes[QUERY + 3] * BYTES, sizes[QUERY + 4] * BYTES
-    clear(start_of(queries), queries.size)
-    clear(start_of(ends), ends.size)
-    clear(start_of(products), products.size)
+    clear_all(start_of(queries), queries.size)
+    clear_all(start_of(ends), ends.size)
+    clear_all(start_of(products), products.size)
     for pair in range(queries.shape[1]):
         full, turned, b, h = queries[0, pair], queries[1, pair], pair // heads, pair % heads
         own = sizes[SEQUENCES + b * OF_SEQUENCE :]
@@ -181,7 +188,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
     """
     rows = len(none) // VECTORS
     largest, sums, products = state
-    _, order, addresses, scales, means, starts, bits, bits_at, scaled, totals = room
+    _, order, addresses, scales, means, starts, bits, bits_at, scaled, totals, made, octets = room
     query_step, logit_step = scaled.shape[1] * BYTES, logits.shape[1] * BYTES
     (width, value_width), (first, last, start, stop) = widths, limits
     constants = zeros((rows,), np.float32)
@@ -203,7 +210,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
                 at, offset, step, some, to = start_of(bits_at), 0, BLOCK_STEP, BLOCK, to + whole * BYTES
             elif rest:
                 break
-            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none)
+            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none, octets)
         for row in range(rows):
             line = logits[row]
             if softcap:
@@ -216,14 +223,15 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
                     to_newest[t] = line[place + t]
         place = end
     for row in range(rows):
-        largest[row], _, sums[row] = turn_into_shares(logits[row], place, NOTHING)
+        largest[row], sums[row] = share_out(logits[row], place)
     column = place = nowhere
+    clear(made, value_width)
     for unit in range(first, last):
         a, b, end, stride, whole = open_unit(units, unit, values, value_width, (column, start, stop), place, room)
         column += units[unit, COUNT]
         if a == b:
             continue
-        clear_totals(totals, value_width)
+        clear(totals, value_width)
         shares = start_of(logits) + place * BYTES
         of_rows = logit_step, books, book_step, start_of(totals)
         at, offset, step, some = start_of(addresses), a // 8, stride, whole
@@ -233,9 +241,10 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
                 at, offset, step, some, shares = start_of(bits_at), 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
             elif rest:
                 break
-            add_values(at, starts, offset, step, some, shares, *of_rows, none)
-        add_products(logits, place, end, totals, value_width, order, scales, means, products)
+            add_values(at, starts, offset, step, some, shares, *of_rows, none, octets)
+        add_products(logits[:rows], place, end, totals, value_width, order, scales, means, made)
         place = end
+    add_rows(made, value_width, products)
 
 
 @part
@@ -282,7 +291,8 @@ def attend_dense(dense, counts, widths, first, queries, hidden, softcap, outer, 
 def make_room(width):
     """What `attend_coded` needs besides, read only after it is written: for each channel, index of its width, channel
     and address by widths, scale, mean; starts of widths; a copy of the last tokens' bits, and its addresses; scaled
-    queries; sums of each row."""
+    queries; sums of each row, and
+    products; octets."""
     return (
         empty((width,), np.int64),
         empty((width,), np.int64),
@@ -294,6 +304,8 @@ def make_room(width):
         empty((width,), np.int64),
         empty((ROWS, width), np.float32),
         empty((width, ROWS), np.float32),
+        empty((width, ROWS), np.float32),
+        make_octets(width),
     )
 
 

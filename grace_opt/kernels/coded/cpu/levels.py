@@ -82,7 +82,7 @@ def vector_at(builder, table, number=0):
     return builder.load(builder.inttoptr(start, _VECTOR.as_pointer()), align=4)
 
 
-def _call(builder, name, result, *arguments):
+def call(builder, name, result, *arguments):
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return builder.call(function, arguments)
@@ -93,28 +93,28 @@ def _permuted(builder, truths, codes, table):
 
     def of_two(first):
         parts = vector_at(builder, table, first), vector_at(builder, table, first + 1)
-        return _call(builder, "llvm.x86.avx512.vpermi2var.ps.512", _VECTOR, parts[0], codes, parts[1])
+        return call(builder, "llvm.x86.avx512.vpermi2var.ps.512", _VECTOR, parts[0], codes, parts[1])
 
     if len(truths) <= 4:
-        return _call(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, vector_at(builder, table, 0), codes)
+        return call(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, vector_at(builder, table, 0), codes)
     if len(truths) == 5:
         return of_two(0)
     return builder.select(truths[5], of_two(2), of_two(0))
 
 
-def _transposed(builder, address, step, width):
-    """The codes of sixty-four tokens, a byte each: a product of bits with each eight of them transposes 8 x 8 bits."""
+def transposed(builder, addresses):
+    """The codes of sixty-four tokens, a byte each: bit p is that of the plane whose bits begin at address p of up to
+    eight. A product of bits with each eight of them transposes 8 x 8 bits."""
     planes = ir.Constant(ir.VectorType(ir.IntType(64), 8), [0] * 8)
-    for place in range(width):
+    for place, address in enumerate(addresses):
         bits = builder.load(builder.inttoptr(address, ir.IntType(64).as_pointer()), align=1)
         planes = builder.insert_element(planes, bits, ir.Constant(_WHOLE, place))
-        address = builder.add(address, step)
     planes = builder.bitcast(planes, _BYTES)
     # The byte for bit i of eight tokens' codes is the eighth last but i.
     order = [8 * (7 - i) + eight for eight in range(8) for i in range(8)]
     matrices = builder.shuffle_vector(planes, planes, ir.Constant(ir.VectorType(_WHOLE, 64), order))
     tokens = ir.Constant(_BYTES, [1 << token % 8 for token in range(64)])
-    return _call(builder, "llvm.x86.vgf2p8affineqb.512", _BYTES, tokens, matrices, ir.Constant(ir.IntType(8), 0))
+    return call(builder, "llvm.x86.vgf2p8affineqb.512", _BYTES, tokens, matrices, ir.Constant(ir.IntType(8), 0))
 
 
 def _codes_of_vector(builder, codes, number):
@@ -158,7 +158,10 @@ def reading(width, sums=_SUMS, transposing=TRANSPOSING):
             return [_summed(builder, each, table) for each in truths]
         if not transposing:
             return [look_up(builder, each, _codes(builder, each), table) for each in truths]
-        together = _transposed(builder, address, step, width)
+        addresses = [address]
+        while len(addresses) < width:
+            addresses.append(builder.add(addresses[-1], step))
+        together = transposed(builder, addresses)
         if width in sums:
             return [_spaced(builder, together, number, width, table) for number in range(VECTORS)]
         codes = [_codes_of_vector(builder, together, number) for number in range(VECTORS)]

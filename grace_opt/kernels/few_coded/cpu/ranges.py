@@ -112,7 +112,7 @@ def score_unit(unit, width, turned, ranges, softcap, outer, scores, upper, reach
         As `grace_opt.kernels.coded.cpu.make_room` made it, with channels sorted; and for absolute queries.
     """
     a, b, stride, whole, place = unit
-    (_, order, addresses, scales, means, starts, bits, bits_at, scaled, _), sizes = room
+    (_, order, addresses, scales, means, starts, bits, bits_at, scaled, _, _, _), sizes = room
     raise_to(order, scales, means, starts, ranges, reach)
     for level in range(8):
         for i in range(starts[level], starts[level + 1]):

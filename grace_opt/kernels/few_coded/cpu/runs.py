@@ -6,10 +6,10 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.memory import start_of, zeros
-from ...coded.cpu import safe_part
+from ...coded.cpu import add_logits, add_values, safe_part
 from ...coded.cpu.channels import sort_channels
-from ...coded.cpu.products import BLOCK_STEP, BYTES, add_logits, add_values, no_sums_of_four
-from ...coded.cpu.rows import add_products, clear_totals, scale_queries
+from ...coded.cpu.products import BLOCK_STEP, BYTES, no_sums_of_four
+from ...coded.cpu.rows import add_products, add_rows, clear, scale_queries
 from ...coded.forms import COUNT, END, KEYS, ROWS, VALUES
 from ...coded.forms import PLANES as PLANES_AT
 from ...decode.cpu import cap, turn_into_shares
@@ -55,7 +55,7 @@ def reach_of(first, last, units, width, ranges, reach, room):
 def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, counts, state, room, squeezed, logits):
     """Attend to the chosen tokens of a run; its maxima, sums and products so far are in `state`."""
     largest, sums, products = state
-    levels, order, addresses, scales, means, starts, _, _, scaled, totals = room
+    levels, order, addresses, scales, means, starts, _, _, scaled, totals, made, octets = room
     moves, offsets, bits, bits_at, few = squeezed
     query_step, logit_step, rows = scaled.shape[1] * BYTES, logits.shape[1] * BYTES, turned.shape[0]
     (width, value_width), (first, last, start, stop) = widths, run
@@ -95,17 +95,19 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
                 if tensor == KEYS:
                     scale_queries(four, width, order, scales, means, constants, scaled)
                     given = start_of(scaled), query_step, constants, books, step_of_book
-                    add_logits(at, starts, at_start, step, some, *given, to, logit_step, none)
+                    add_logits(at, starts, at_start, step, some, *given, to, logit_step, none, octets)
                     for r in range(row, row + ROWS):
                         if softcap:
                             cap(logits[r, place:end], outer)
                         hide_gaps(own, offsets, logits[r, place:end])
                 else:
-                    clear_totals(totals, value_width)
+                    clear(totals, value_width)
+                    clear(made, value_width)
                     given_values = to, logit_step, books, step_of_book, start_of(totals)
-                    add_values(at, starts, at_start, step, some, *given_values, none)
+                    add_values(at, starts, at_start, step, some, *given_values, none, octets)
                     mine = logits[row : row + ROWS], place, end, totals, value_width
-                    add_products(*mine, order, scales, means, products[row : row + ROWS])
+                    add_products(*mine, order, scales, means, made)
+                    add_rows(made, value_width, products[row : row + ROWS])
             place = end
         if place == 0:
             break

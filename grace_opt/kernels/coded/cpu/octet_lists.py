@@ -1,0 +1,124 @@
+"""Which planes are read together: octets of a unit's keys, or values, in the order in which they are read.
+
+First, for keys, planes of channels of one and two bits, whose numbers are sums over their bits: each plane has a weight,
+with a sign. Then two channels of up to four bits each. Then one channel of five, six or eight bits. Planes that an octet
+lacks are some that it has, with numbers that take no account of them: nothing else is read.
+
+When: :mod:`grace_opt.kernels.coded.cpu.octet_loops`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..._shared.jit import part
+from ..._shared.lanes import WIDEST, load_place, spread_widest, store
+from ..._shared.memory import array_at, empty, start_of
+from ...decode.cpu import ZERO
+from ..forms import ROWS, WIDTHS
+from .octets import ENTRY, HALF, PLACE, PLANES, TABLES, WHOLE, put_planes, store_sums_of_signs, store_tables
+
+#: Bytes of a float32; the last width of which two channels make an octet, as its place among `WIDTHS`; kinds of octets.
+BYTES, LAST_OF_TWO, KINDS = 4, WIDTHS.index(HALF), 5
+#: Tables that `store_tables` writes: zeros, and ones.
+NO_NUMBERS, ONES, COUNT_OF_TABLES = 0, 5, 6
+
+
+@part
+def make_octets(width):
+    """Room for the octets of as many channels: what is said of each; vectors of its queries or totals, `ROWS` for each
+    half; where the octets of each kind end; weights of planes; tables of four bits."""
+    count = width + 2
+    return (
+        empty((count, ENTRY), np.int64),
+        empty((count, 2 * ROWS * WIDEST), np.float32),
+        empty((KINDS,), np.int64),
+        empty((ROWS, 2 * width + PLANES), np.float32),
+        empty((COUNT_OF_TABLES, WIDEST), np.float32),
+    )
+
+
+@part
+def list_signs(places, starts, step, books, book_step, queries, query_step, rows, octets):
+    """List the planes of channels of one and two bits; return how many octets they make."""
+    entries, factors, _, weights, tables = octets
+    planes = 0
+    for width in range(1, 3):
+        book = array_at(books + width * book_step, (3,), np.float32)
+        for i in range(starts[width], starts[width + 1]):
+            for plane in range(width):
+                half = (book[1 << plane] - book[0]) * np.float32(0.5)
+                entries[planes // PLANES, planes % PLANES] = load_place(places + i * PLACE) + plane * step
+                for row in range(rows):
+                    weights[row, planes] = array_at(queries + row * query_step, (i + 1,), np.float32)[i] * half
+                planes += 1
+    count = (planes + PLANES - 1) // PLANES
+    for place in range(planes, count * PLANES):
+        entries[count - 1, place % PLANES] = entries[count - 1, 0]
+        for row in range(rows):
+            weights[row, place] = ZERO
+    for octet in range(count):
+        entries[octet, TABLES] = start_of(tables[ONES])
+        to = start_of(factors) + octet * 2 * rows * WHOLE
+        for half in range(2):
+            for row in range(rows):
+                given = start_of(weights[row]) + (octet * PLANES + half * HALF) * BYTES
+                store_sums_of_signs(given, to + (row + half * rows) * WHOLE)
+    return count
+
+
+@part
+def list_channels(places, starts, step, books, book_step, first, count, octets):
+    """List channels from the first one of a width on, behind `count` octets; write where each kind of them ends."""
+    entries, _, ends, _, tables = octets
+    ends[0] = count
+    half = starts[0]
+    for width in range(first, HALF + 1):
+        for i in range(starts[width], starts[width + 1]):
+            to = start_of(entries[count]) + half * HALF * PLACE
+            put_planes(to, load_place(places + i * PLACE), step, width)
+            entries[count, TABLES + half] = start_of(tables[width])
+            count, half = count + half, 1 - half
+    if half:  # the last octet's other half
+        for place in range(HALF, PLANES):
+            entries[count, place] = entries[count, 0]
+        entries[count, TABLES + 1] = start_of(tables[NO_NUMBERS])
+        count += 1
+    ends[1] = count
+    for kind in range(2, KINDS):
+        level = LAST_OF_TWO + kind - 1
+        for i in range(starts[level], starts[level + 1]):
+            to, place = start_of(entries[count]), load_place(places + i * PLACE)
+            put_planes(to, place, step, count * 0 + HALF)
+            put_planes(to + HALF * PLACE, place + HALF * step, step, WIDTHS[level] - HALF)
+            entries[count, TABLES] = books + WIDTHS[level] * book_step
+            count += 1
+        ends[kind] = count
+
+
+@part
+def list_keys(places, starts, step, books, book_step, queries, query_step, rows, octets):
+    """List the octets of keys, and write the numbers that each of their bytes is multiplied with, or looked up in."""
+    _, factors, ends, _, tables = octets
+    store_tables(books, book_step, start_of(tables))
+    signs = list_signs(places, starts, step, books, book_step, queries, query_step, rows, octets)
+    list_channels(places, starts, step, books, book_step, 3, signs, octets)
+    to, last = start_of(factors) + signs * 2 * rows * WHOLE, starts[LAST_OF_TWO + 1] - 1
+    for i in range(starts[3], last + 1, 2):
+        for channel in range(i, i + 2):
+            for row in range(rows):
+                given = array_at(queries + row * query_step, (channel + 1,), np.float32)
+                store(to, spread_widest(given[min(channel, last)]))
+                to += WHOLE
+    for i in range(last + 1, starts[8]):
+        for row in range(rows):
+            given = array_at(queries + row * query_step, (i + 1,), np.float32)
+            store(to + row * WHOLE, spread_widest(given[i]))
+        to += 2 * rows * WHOLE
+
+
+@part
+def list_values(places, starts, step, books, book_step, rows, octets):
+    """List the octets of values."""
+    store_tables(books, book_step, start_of(octets[4]))
+    list_channels(places, starts, step, books, book_step, 1, starts[0], octets)
