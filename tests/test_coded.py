@@ -213,6 +213,17 @@ def test_each_width_alone(width):
     assert case.error() <= 1
 
 
+@pytest.mark.parametrize("group", [3, 4])
+@pytest.mark.parametrize("levels", [[1], [1, 2, 2], [3, 4, 3], [0, 1, 2, 3, 4, 5, 6, 7], [5, 6, 7]])
+def test_wide_heads(group, levels):
+    """More channels than are read together, in several units and runs; odd numbers of them of each width."""
+    torch.manual_seed(group)
+    segment = [codes_of([70, 300, 900], 1, width, levels) for width in (201, 133)]
+    sinks, tails = (torch.randn(1, 2, width) for width in (201, 133)), (torch.randn(1, 1, 5, w) for w in (201, 133))
+    sequence = Sequence([(segment[0], segment[1])], None, tuple(sinks), (None, None))
+    assert Case(torch.randn(1, group, 1, 201), [sequence], tuple(tails)).error() <= 1
+
+
 @pytest.mark.parametrize("width", [3, 4, 5, 6, 8])
 def test_processors_that_cannot_transpose_bits_read_the_same_numbers(width):
     """Other tests read these widths as this processor does best."""

@@ -254,14 +254,19 @@ def store_one(typing_context, address, value):
     return types.void(types.intp, types.float32), generate
 
 
+def prefetch(builder, address, near=2):
+    """The instruction of `ask_for`, for others that are written as LLVM instructions; 2: not to the nearest cache."""
+    pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    # To read (0), how near, data and not instructions (1).
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(_COUNT, n) for n in (0, near, 1))])
+
+
 @intrinsic
 def ask_for(typing_context, address):
     """Have the processor fetch the cache line of an address without waiting for it; any address will do."""
 
     def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        # To read (0), to be kept in every cache (3), data and not instructions (1).
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(_COUNT, n) for n in (0, 3, 1))])
+        prefetch(builder, arguments[0], near=3)
         return context.get_dummy_value()
 
     return types.void(types.intp), generate

@@ -43,12 +43,16 @@ from .products import BLOCK, BLOCK_STEP, VECTORS, no_sums_of_four, no_sums_of_th
 from .rows import add_products, add_rows, clear, scale_queries, share_out
 
 if TRANSPOSING:
-    from .octet_loops import add_logits, add_values
+    from .octet_loops import add_logits as add_logits
+    from .octet_loops import add_values as add_values
 else:
-    from .products import add_logits, add_values
+    from .products import add_logits as add_logits
+    from .products import add_values as add_values
 
 #: Most bits of a number: planes of a channel.
 MOST_PLANES = 8
+#: What stands for an item that is not taken yet, and for none, where none is taken while another is processed.
+UNKNOWN, NONE = -1, -2
 #: Numbers in a row of the codebooks, in bytes.
 BOOK = 256 * BYTES
 #: Entries of `sizes`: number of items taken; KV heads, query heads of each, new tokens, widths of keys and values, kind
@@ -165,7 +169,24 @@ def open_unit(units, unit, tensor, width, run, place, room):
 
 
 @part
-def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, newest, state, room, none):
+def coming_of(units, first, last, tensor, column, start, stop):
+    """What of a head's units, from one on, is read first: its address in the first plane, its bytes, a plane's bytes.
+
+    No bytes if nothing is.
+    """
+    for unit in range(first, last):
+        count = units[unit, COUNT]
+        a, b = part_of(column, count, start, stop)
+        if a < b:
+            return units[unit, tensor] + a // 8, (b - a + 7) // 8, (count + 7) // 8
+        column += count
+    return first * 0, first * 0, first * 0
+
+
+@part
+def attend_coded(
+    units, limits, widths, turned, books, softcap, outer, logits, newest, state, room, none, sizes, items, turn
+):
     """Attend with a few rows to a run of one head's columns.
 
     Parameters
@@ -185,6 +206,10 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         See `make_room`.
     none
         `no_sums_of_four`, or of three.
+    sizes, items : int64
+        As in `attend`.
+    turn : (1,) int64
+        If `UNKNOWN`, the next item is taken before the last values are read, so that its keys are asked for meanwhile.
     """
     rows = len(none) // VECTORS
     largest, sums, products = state
@@ -200,6 +225,9 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         column += units[unit, COUNT]
         if a == b:
             continue
+        coming = coming_of(units, unit + 1, last, keys, column, start, stop)
+        if coming[1] == 0:
+            coming = coming_of(units, first, last, values, nowhere, start, stop)
         scale_queries(turned, width, order, scales, means, constants, scaled)
         to = start_of(logits) + place * BYTES
         of_rows = start_of(scaled), query_step, constants, books, book_step
@@ -210,7 +238,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
                 at, offset, step, some, to = start_of(bits_at), 0, BLOCK_STEP, BLOCK, to + whole * BYTES
             elif rest:
                 break
-            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none, octets)
+            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none, (octets, coming))
         for row in range(rows):
             line = logits[row]
             if softcap:
@@ -231,6 +259,13 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
         column += units[unit, COUNT]
         if a == b:
             continue
+        coming = coming_of(units, unit + 1, last, values, column, start, stop)
+        if coming[1] == 0:
+            if turn[0] == UNKNOWN:
+                turn[0] = add_one(sizes)
+            if 0 <= turn[0] < items.shape[0] and items[turn[0], 1] >= 0:
+                one = items[turn[0]]
+                coming = coming_of(units, one[1], one[2], keys, nowhere, one[3], one[4])
         clear(totals, value_width)
         shares = start_of(logits) + place * BYTES
         of_rows = logit_step, books, book_step, start_of(totals)
@@ -241,7 +276,7 @@ def attend_coded(units, limits, widths, turned, books, softcap, outer, logits, n
                 at, offset, step, some, shares = start_of(bits_at), 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
             elif rest:
                 break
-            add_values(at, starts, offset, step, some, shares, *of_rows, none, octets)
+            add_values(at, starts, offset, step, some, shares, *of_rows, none, (octets, coming))
         add_products(logits[:rows], place, end, totals, value_width, order, scales, means, made)
         place = end
     add_rows(made, value_width, products)
@@ -292,7 +327,7 @@ def make_room(width):
     """What `attend_coded` needs besides, read only after it is written: for each channel, index of its width, channel
     and address by widths, scale, mean; starts of widths; a copy of the last tokens' bits, and its addresses; scaled
     queries; sums of each row, and
-    products; octets."""
+    products; what is read together."""
     return (
         empty((width,), np.int64),
         empty((width,), np.int64),
@@ -322,7 +357,7 @@ def make_rooms(sizes):
 
 
 @part
-def attend_item(item, arrays, books, rooms, none):
+def attend_item(item, arrays, books, rooms, none, turn):
     """Process one item; as many query rows at a time as `none` has sums of."""
     sizes, items, units, scales, queries, newest, ends, products = arrays
     logits, room, masks, last_columns = rooms
@@ -355,7 +390,9 @@ def attend_item(item, arrays, books, rooms, none):
         else:
             limits = items[item, 1], items[item, 2], items[item, 3], items[item, 4]
             few = queries[1, pair, row:upto]
-            attend_coded(units, limits, widths, few, books, softcap, outer, logits, written, own, room, none)
+            attend_coded(
+                units, limits, widths, few, books, softcap, outer, logits, written, own, room, none, sizes, items, turn
+            )
 
 
 @part
@@ -445,15 +482,16 @@ def attend(given, none):
     arrays = arrays_at(given)
     sizes, items = arrays[0], arrays[1]
     rooms = make_rooms(sizes)
-    while True:
-        item = add_one(sizes)
-        if item >= items.shape[0]:
-            return
-        attend_item(item, arrays, given[16], rooms, none)
+    turn = empty((1,), np.int64)
+    item = add_one(sizes)
+    while item < items.shape[0]:
+        turn[0] = UNKNOWN
+        attend_item(item, arrays, given[16], rooms, none, turn)
         pair = items[item, 0]
         first, last = items_of(items, item)
         if add_one(sizes[SEQUENCES + given[1] * OF_SEQUENCE + pair :]) == last - first - 1:
             join(given, arrays, pair, first, last)
+        item = turn[0] if turn[0] != UNKNOWN else add_one(sizes)
 
 
 @c_function("void(intp)")

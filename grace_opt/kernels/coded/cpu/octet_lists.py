@@ -1,8 +1,8 @@
 """Which planes are read together: octets of a unit's keys, or values, in the order in which they are read.
 
-First, for keys, planes of channels of one and two bits, whose numbers are sums over their bits: each plane has a weight,
-with a sign. Then two channels of up to four bits each. Then one channel of five, six or eight bits. Planes that an octet
-lacks are some that it has, with numbers that take no account of them: nothing else is read.
+First, for keys, planes of channels of one and two bits, whose numbers are sums over their bits: a plane is a weight,
+added or taken away. Then two channels of up to four bits each. Then one channel of five, six or eight bits. Planes that
+an octet lacks are some that it has, with numbers that take no account of them: nothing else is read.
 
 When: :mod:`grace_opt.kernels.coded.cpu.octet_loops`.
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..._shared.jit import part
-from ..._shared.lanes import WIDEST, load_place, spread_widest, store
-from ..._shared.memory import array_at, empty, start_of
+from ..._shared.lanes import WIDEST, load_one, load_place, spread_widest, store
+from ..._shared.memory import empty, start_of
 from ...decode.cpu import ZERO
 from ..forms import ROWS, WIDTHS
-from .octets import ENTRY, HALF, PLACE, PLANES, TABLES, WHOLE, put_planes, store_sums_of_signs, store_tables
+from .octets import CURSOR, ENTRY, HALF, PLACE, PLANES, TABLES, WHOLE, put_planes, store_sums_of_signs, store_tables
 
 #: Bytes of a float32; the last width of which two channels make an octet, as its place among `WIDTHS`; kinds of octets.
 BYTES, LAST_OF_TWO, KINDS = 4, WIDTHS.index(HALF), 5
@@ -27,7 +27,7 @@ NO_NUMBERS, ONES, COUNT_OF_TABLES = 0, 5, 6
 @part
 def make_octets(width):
     """Room for the octets of as many channels: what is said of each; vectors of its queries or totals, `ROWS` for each
-    half; where the octets of each kind end; weights of planes; tables of four bits."""
+    half; where the octets of each kind end; weights of planes; tables of four bits; a cursor."""
     count = width + 2
     return (
         empty((count, ENTRY), np.int64),
@@ -35,22 +35,37 @@ def make_octets(width):
         empty((KINDS,), np.int64),
         empty((ROWS, 2 * width + PLANES), np.float32),
         empty((COUNT_OF_TABLES, WIDEST), np.float32),
+        empty((CURSOR,), np.int64),
     )
+
+
+@part
+def begin(octets, first, last, offset, end, coming):
+    """Set the cursor to the first of some octets; return its address.
+
+    `last` is the octet behind these, `offset` and `end` are the places of the first and last tokens in a plane;
+    `coming` has the address, the bytes and a plane's bytes of what is read afterwards.
+    """
+    at, cursor = start_of(octets[0]), octets[5]
+    cursor[0] = cursor[1] = at + first * ENTRY * PLACE
+    cursor[2], cursor[3], cursor[4], cursor[5] = at + last * ENTRY * PLACE, offset, end, 0
+    cursor[6], cursor[7], cursor[8] = coming[1], coming[0], coming[2]
+    return start_of(cursor)
 
 
 @part
 def list_signs(places, starts, step, books, book_step, queries, query_step, rows, octets):
     """List the planes of channels of one and two bits; return how many octets they make."""
-    entries, factors, _, weights, tables = octets
+    entries, factors, _, weights, tables, _ = octets
     planes = 0
     for width in range(1, 3):
-        book = array_at(books + width * book_step, (3,), np.float32)
+        book = books + width * book_step
         for i in range(starts[width], starts[width + 1]):
             for plane in range(width):
-                half = (book[1 << plane] - book[0]) * np.float32(0.5)
+                half = (load_one(book + (1 << plane) * BYTES) - load_one(book)) * np.float32(0.5)
                 entries[planes // PLANES, planes % PLANES] = load_place(places + i * PLACE) + plane * step
                 for row in range(rows):
-                    weights[row, planes] = array_at(queries + row * query_step, (i + 1,), np.float32)[i] * half
+                    weights[row, planes] = load_one(queries + row * query_step + i * BYTES) * half
                 planes += 1
     count = (planes + PLANES - 1) // PLANES
     for place in range(planes, count * PLANES):
@@ -70,7 +85,7 @@ def list_signs(places, starts, step, books, book_step, queries, query_step, rows
 @part
 def list_channels(places, starts, step, books, book_step, first, count, octets):
     """List channels from the first one of a width on, behind `count` octets; write where each kind of them ends."""
-    entries, _, ends, _, tables = octets
+    entries, _, ends, _, tables, _ = octets
     ends[0] = count
     half = starts[0]
     for width in range(first, HALF + 1):
@@ -99,26 +114,26 @@ def list_channels(places, starts, step, books, book_step, first, count, octets):
 @part
 def list_keys(places, starts, step, books, book_step, queries, query_step, rows, octets):
     """List the octets of keys, and write the numbers that each of their bytes is multiplied with, or looked up in."""
-    _, factors, ends, _, tables = octets
+    factors, tables = octets[1], octets[4]
     store_tables(books, book_step, start_of(tables))
     signs = list_signs(places, starts, step, books, book_step, queries, query_step, rows, octets)
-    list_channels(places, starts, step, books, book_step, 3, signs, octets)
+    list_channels(places, starts, step, books, book_step, starts[0] + 3, signs, octets)
     to, last = start_of(factors) + signs * 2 * rows * WHOLE, starts[LAST_OF_TWO + 1] - 1
     for i in range(starts[3], last + 1, 2):
         for channel in range(i, i + 2):
             for row in range(rows):
-                given = array_at(queries + row * query_step, (channel + 1,), np.float32)
-                store(to, spread_widest(given[min(channel, last)]))
+                query = load_one(queries + row * query_step + min(channel, last) * BYTES)
+                store(to, spread_widest(query))
                 to += WHOLE
     for i in range(last + 1, starts[8]):
         for row in range(rows):
-            given = array_at(queries + row * query_step, (i + 1,), np.float32)
-            store(to + row * WHOLE, spread_widest(given[i]))
+            query = load_one(queries + row * query_step + i * BYTES)
+            store(to + row * WHOLE, spread_widest(query))
         to += 2 * rows * WHOLE
 
 
 @part
-def list_values(places, starts, step, books, book_step, rows, octets):
+def list_values(places, starts, step, books, book_step, octets):
     """List the octets of values."""
     store_tables(books, book_step, start_of(octets[4]))
-    list_channels(places, starts, step, books, book_step, 1, starts[0], octets)
+    list_channels(places, starts, step, books, book_step, starts[0] + 1, starts[0], octets)

@@ -11,7 +11,7 @@ from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_four, store
 from ..._shared.memory import start_of
 from ..forms import ROWS
-from .octet_lists import KINDS, LAST_OF_TWO, list_keys, list_values
+from .octet_lists import KINDS, LAST_OF_TWO, begin, list_keys, list_values
 from .octets import (
     ENTRY,
     PLACE,
@@ -22,14 +22,14 @@ from .octets import (
     keys_of_six,
     keys_of_two,
     load_shares,
-    read_octet,
+    read_next,
     store_totals,
     values_of_eight,
     values_of_five,
     values_of_six,
     values_of_two,
 )
-from .products import BLOCK, BLOCK_STEP, BYTES, VECTORS, add_to_rows, store_rows
+from .products import BLOCK, BYTES, VECTORS, add_to_rows, store_rows
 
 #: Octets whose totals stay in the processor's nearest cache, while all of a run's shares pass.
 AT_ONCE = 32
@@ -37,100 +37,79 @@ SIZE = ENTRY * PLACE
 
 
 @part
-def behind(octet, at, first, last, end):
-    """The octet that is read after this one, and where: the first one follows the last, of the next tokens, if any."""
-    octet += 1
-    return (octet, at) if octet < last else (first, min(at + BLOCK_STEP, end))
-
-
-@part
 def add_logits(
-    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none, octets
+    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none, room
 ):
-    """Write the logits of some rows with `count` keys, a multiple of `BLOCK`; `octets` is room for what is read."""
+    """Write the logits of some rows with `count` keys, whole blocks; `room` has octets, and what is read afterwards."""
+    octets, coming = room
     rows = len(none) // VECTORS
     list_keys(places, starts, step, books, book_step, queries, query_step, rows, octets)
-    list_at, factors, ends = start_of(octets[0]), start_of(octets[1]), octets[2]
-    last, more, first = ends[KINDS - 1], 2 * rows * WHOLE, starts[0]
-    octet = later = none[0]
-    following, at, end = first, offset, offset + (count - BLOCK) // 8
-    if last > 0 and count > 0:
-        octet = read_octet(list_at, at)
-        following, at = behind(following, at, first, last, end)
-        later = read_octet(list_at + following * SIZE, at)
-        following, at = behind(following, at, first, last, end)
+    at, factors, ends, more = start_of(octets[0]), start_of(octets[1]), octets[2], 2 * rows * WHOLE
+    cursor = begin(octets, starts[0], ends[KINDS - 1], offset, offset + (count - BLOCK) // 8, coming)
+    octet = none[0]
+    if ends[KINDS - 1] > 0 and count > 0:
+        octet = read_next(cursor)
     for t in range(0, count, BLOCK):
         sums = add_to_rows(start_of(constants), none)
         for i in range(ends[0]):
-            ahead = read_octet(list_at + following * SIZE, at)
-            following, at = behind(following, at, first, last, end)
-            sums = add_sums_of_signs(list_at + i * SIZE, octet, factors + i * more, sums)
-            octet, later = later, ahead
+            ahead = read_next(cursor)
+            sums = add_sums_of_signs(at + i * SIZE, octet, factors + i * more, sums)
+            octet = ahead
         for i in range(ends[0], ends[1]):
-            ahead = read_octet(list_at + following * SIZE, at)
-            following, at = behind(following, at, first, last, end)
-            sums = keys_of_two(list_at + i * SIZE, octet, factors + i * more, sums)
-            octet, later = later, ahead
+            ahead = read_next(cursor)
+            sums = keys_of_two(at + i * SIZE, octet, factors + i * more, sums)
+            octet = ahead
         for i in range(ends[1], ends[2]):
-            ahead = read_octet(list_at + following * SIZE, at)
-            following, at = behind(following, at, first, last, end)
-            sums = keys_of_five(list_at + i * SIZE, octet, factors + i * more, sums)
-            octet, later = later, ahead
+            ahead = read_next(cursor)
+            sums = keys_of_five(at + i * SIZE, octet, factors + i * more, sums)
+            octet = ahead
         for i in range(ends[2], ends[3]):
-            ahead = read_octet(list_at + following * SIZE, at)
-            following, at = behind(following, at, first, last, end)
-            sums = keys_of_six(list_at + i * SIZE, octet, factors + i * more, sums)
-            octet, later = later, ahead
+            ahead = read_next(cursor)
+            sums = keys_of_six(at + i * SIZE, octet, factors + i * more, sums)
+            octet = ahead
         for i in range(ends[3], ends[4]):
-            ahead = read_octet(list_at + following * SIZE, at)
-            following, at = behind(following, at, first, last, end)
-            sums = keys_of_eight(list_at + i * SIZE, octet, factors + i * more, sums)
-            octet, later = later, ahead
+            ahead = read_next(cursor)
+            sums = keys_of_eight(at + i * SIZE, octet, factors + i * more, sums)
+            octet = ahead
         store_rows(out + t * BYTES, out_step, sums)
 
 
 @part
-def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, octets):
-    """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, a multiple of `BLOCK`."""
-    rows = len(none) // VECTORS
-    list_values(places, starts, step, books, book_step, rows, octets)
-    list_at, totals, ends = start_of(octets[0]), start_of(octets[1]), octets[2]
-    more, every = 2 * ROWS * WHOLE, ends[KINDS - 1] if count > 0 else starts[0]
+def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room):
+    """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, whole blocks; `room` as above."""
+    if count == 0:
+        return
+    octets, coming = room
+    list_values(places, starts, step, books, book_step, octets)
+    at, totals, ends, more = start_of(octets[0]), start_of(octets[1]), octets[2], 2 * ROWS * WHOLE
+    every = ends[KINDS - 1]
     for first in range(0, every, AT_ONCE):
         last = min(first + AT_ONCE, every)
-        following, at, end = first, offset, offset + (count - BLOCK) // 8
-        octet = read_octet(list_at + following * SIZE, at)
-        following, at = behind(following, at, first, last, end)
-        later = read_octet(list_at + following * SIZE, at)
-        following, at = behind(following, at, first, last, end)
+        cursor = begin(octets, first, last, offset, offset + (count - BLOCK) // 8, coming)
+        octet = read_next(cursor)
         for t in range(0, count, BLOCK):
             given = load_shares(shares + t * BYTES, share_step, none)
             for i in range(first, min(last, ends[1])):
-                ahead = read_octet(list_at + following * SIZE, at)
-                following, at = behind(following, at, first, last, end)
-                values_of_two(list_at + i * SIZE, octet, totals + i * more, given, t)
-                octet, later = later, ahead
+                ahead = read_next(cursor)
+                values_of_two(at + i * SIZE, octet, totals + i * more, given, t)
+                octet = ahead
             for i in range(max(first, ends[1]), min(last, ends[2])):
-                ahead = read_octet(list_at + following * SIZE, at)
-                following, at = behind(following, at, first, last, end)
-                values_of_five(list_at + i * SIZE, octet, totals + i * more, given, t)
-                octet, later = later, ahead
+                ahead = read_next(cursor)
+                values_of_five(at + i * SIZE, octet, totals + i * more, given, t)
+                octet = ahead
             for i in range(max(first, ends[2]), min(last, ends[3])):
-                ahead = read_octet(list_at + following * SIZE, at)
-                following, at = behind(following, at, first, last, end)
-                values_of_six(list_at + i * SIZE, octet, totals + i * more, given, t)
-                octet, later = later, ahead
+                ahead = read_next(cursor)
+                values_of_six(at + i * SIZE, octet, totals + i * more, given, t)
+                octet = ahead
             for i in range(max(first, ends[3]), min(last, ends[4])):
-                ahead = read_octet(list_at + following * SIZE, at)
-                following, at = behind(following, at, first, last, end)
-                values_of_eight(list_at + i * SIZE, octet, totals + i * more, given, t)
-                octet, later = later, ahead
-    if count > 0:
-        for sixteen in range(0, every * 2 * ROWS, WIDEST):
-            store_totals(totals + sixteen * WHOLE, totals + sixteen * BYTES)
-        of_two = starts[LAST_OF_TWO + 1] - starts[1]
-        for i in range(starts[1], starts[8]):
-            half = i - starts[1]
-            half = half if half < of_two else of_two + of_two % 2 + (half - of_two) * 2
-            at = sums + i * ROWS * BYTES
-            store(at, load_four(at) + load_four(totals + half * ROWS * BYTES))
+                ahead = read_next(cursor)
+                values_of_eight(at + i * SIZE, octet, totals + i * more, given, t)
+                octet = ahead
+    for sixteen in range(0, every * 2 * ROWS, WIDEST):
+        store_totals(totals + sixteen * WHOLE, totals + sixteen * BYTES)
+    of_two = starts[LAST_OF_TWO + 1] - starts[1]
+    for i in range(starts[1], starts[8]):
+        half = i - starts[1]
+        half = half if half < of_two else of_two + of_two % 2 + (half - of_two) * 2
+        to = sums + i * ROWS * BYTES
+        store(to, load_four(to) + load_four(totals + half * ROWS * BYTES))

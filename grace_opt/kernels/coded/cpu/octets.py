@@ -15,14 +15,18 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..._shared.lanes import WIDEST, multiply_add_vectors, widest
+from ..._shared.lanes import WIDEST, multiply_add_vectors, prefetch, widest
 from ..forms import ROWS
 from .levels import EVEN, VECTORS, call, number_at, transposed, vector_at
 
-#: Planes of an octet, bits that a register is looked up in by, and numbers of what is kept of an octet: addresses of its
-#: planes, then of what its lowest bits stand for, and the four above these.
+#: Planes of an octet, bits that a register is looked up in by, and numbers of what is said of one: addresses of its
+#: planes, then, as `TABLES`, of what its lowest bits stand for, and the four above these.
 PLANES, HALF, ENTRY = 8, 4, 10
 TABLES = PLANES
+#: What a cursor has: addresses of the octet to read, of the first one and of what is behind the last; its place in each
+#: plane, and the last one; of what is asked for, a line's place in a plane, the bytes, the plane, the bytes of a plane.
+OCTET, AT, LINE, PLANE, CURSOR = 0, 3, 5, 7, 9
+CACHE_LINE = 64
 PLACE, WHOLE = 8, 4 * WIDEST
 _INT, _WHOLES = ir.IntType(64), ir.VectorType(ir.IntType(32), WIDEST)
 _VECTOR, _TRUTHS = ir.VectorType(ir.FloatType(), WIDEST), ir.VectorType(ir.IntType(1), WIDEST)
@@ -37,19 +41,44 @@ def _place_at(builder, address, number):
     return builder.load(pointer, align=PLACE)
 
 
-@intrinsic
-def read_octet(typing_context, octet, at):
+def _read(builder, octet, at):
     """The bytes of sixty-four tokens: those of four tokens, each of another vector, side by side."""
+    addresses = [builder.add(_place_at(builder, octet, place), at) for place in range(PLANES)]
+    found = transposed(builder, addresses)
+    order = [WIDEST * vector + lane for lane in range(WIDEST) for vector in range(VECTORS)]
+    places = ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
+    return builder.bitcast(builder.shuffle_vector(found, found, places), _VECTOR)
+
+
+@intrinsic
+def read_next(typing_context, cursor):
+    """Read the octet that a cursor, some int64 at an address, is at, and move it; ask for a line of what comes later.
+
+    After the last octet the first one of the next tokens follows; of the last tokens some are read for nothing.
+    """
 
     def generate(context, builder, signature, arguments):
-        octet, at = arguments
-        addresses = [builder.add(_place_at(builder, octet, place), at) for place in range(PLANES)]
-        found = transposed(builder, addresses)
-        order = [WIDEST * vector + lane for lane in range(WIDEST) for vector in range(VECTORS)]
-        places = ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
-        return builder.bitcast(builder.shuffle_vector(found, found, places), _VECTOR)
+        (cursor,) = arguments
 
-    return widest(types.intp, types.intp), generate
+        def put(number, value):
+            pointer = builder.inttoptr(_behind(builder, cursor, number * PLACE), _INT.as_pointer())
+            builder.store(value, pointer, align=PLACE)
+
+        octet, first, last, at, end, line, size, plane, stride = (_place_at(builder, cursor, n) for n in range(CURSOR))
+        found = _read(builder, octet, at)
+        octet, later = _behind(builder, octet, ENTRY * PLACE), _behind(builder, at, PLANES)
+        over = builder.icmp_signed("==", octet, last)
+        later = builder.select(builder.icmp_signed("<", later, end), later, end)
+        put(OCTET, builder.select(over, first, octet))
+        put(AT, builder.select(over, later, at))
+        prefetch(builder, builder.add(plane, line))
+        line = _behind(builder, line, CACHE_LINE)
+        over = builder.icmp_signed(">=", line, size)
+        put(LINE, builder.select(over, ir.Constant(_INT, 0), line))
+        put(PLANE, builder.select(over, builder.add(plane, stride), plane))
+        return found
+
+    return widest(types.intp), generate
 
 
 def _codes(builder, octet, first=0):
@@ -84,7 +113,7 @@ def _spaced(builder, table, code):
 
 
 def _numbers(builder, entry, octet, width):
-    """Lists of the numbers of an octet's channels, of each vector: two channels of up to four bits, or one of `width`."""
+    """For each channel of an octet, two of up to four bits or one of `width`: its numbers, a vector each."""
     tables = [_place_at(builder, entry, TABLES + half) for half in range(2)]
     if width == EVEN:
         yield [_spaced(builder, tables[0], code) for code in _codes(builder, octet)]
@@ -237,7 +266,7 @@ def store_tables(typing_context, books, step, to):
 
 @intrinsic
 def load_shares(typing_context, at, step, none):
-    """The shares of a block's tokens: of each row with the first vector, then with the next; as many rows as in `none`."""
+    """The shares of a block's tokens, of as many rows as in `none`: of each the first vector, then of each the next."""
     rows = none.count // VECTORS
 
     def generate(context, builder, signature, arguments):

@@ -158,7 +158,7 @@ def add_totals(typing_context, found, sums):
 
 @part
 def add_logits(
-    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none, octets
+    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none, room
 ):
     """Write the logits of some rows with `count` keys, a multiple of `BLOCK`: their constants, and products with codes.
 
@@ -195,7 +195,7 @@ def add_logits(
 
 
 @part
-def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, octets):
+def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room):
     """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, a multiple of `BLOCK`.
 
     Parameters as for `add_logits`; `sums` is the address of `ROWS` numbers for each channel, in the order of widths.

@@ -15,7 +15,7 @@ import numpy as np
 from ..._shared.jit import c_function, part
 from ..._shared.lanes import add_one
 from ..._shared.memory import array_at, empty, zeros
-from ...coded.cpu import GROUP, HEADS, VALUE_WIDTH, WIDTH, arrays_at, attend_item, make_room, make_rooms
+from ...coded.cpu import GROUP, HEADS, NONE, VALUE_WIDTH, WIDTH, arrays_at, attend_item, make_room, make_rooms
 from ...coded.cpu.products import no_sums_of_four
 from ...coded.forms import NEWEST, ROWS
 from ...decode.cpu import NOTHING
@@ -123,7 +123,8 @@ def attend_few(phase, arrays, books, sequences, segments, firsts, ranges, limits
     widths, softcap, outer = (sizes[WIDTH], sizes[VALUE_WIDTH]), scales[1] != 0, scales[2]
     most, rows = max(widths), queries.shape[2]
     rooms, room = make_rooms(sizes), make_room(most)
-    absolute = zeros((ROWS, most), np.float32)
+    absolute, turn = zeros((ROWS, most), np.float32), zeros((1,), np.int64)
+    turn[0] = NONE
     places = MOST + WORD if phase == READ else 0
     squeezed, logits = room_for_chosen(most, places // WORD), zeros((rows, places), np.float32)
     pieces = items.shape[0] if phase in (SCORED, READ) else heads.shape[0]
@@ -146,7 +147,7 @@ def attend_few(phase, arrays, books, sequences, segments, firsts, ranges, limits
                 own = scores[pair], upper[pair], reach[piece], (room, absolute)
                 score_run(run, units, firsts, widths[0], turned, ranges, softcap, outer, *own)
             else:
-                attend_item(piece, arrays, books, rooms, no_sums_of_four())
+                attend_item(piece, arrays, books, rooms, no_sums_of_four(), turn)
                 if first >= 0:
                     reach_of(first, items[piece, 2], units, widths[0], ranges, reach[piece], room)
         else:

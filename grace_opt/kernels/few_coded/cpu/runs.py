@@ -61,6 +61,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
     (width, value_width), (first, last, start, stop) = widths, run
     constants, nowhere = zeros((ROWS,), np.float32), books * 0  # no literal: the parts would be compiled for it, too
     step_of_book, at_start, none = nowhere + BOOK, nowhere, no_sums_of_four()
+    nothing = nowhere, nowhere, nowhere
     place = end = nowhere
     for tensor in (KEYS, VALUES):
         if tensor == VALUES:
@@ -95,7 +96,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
                 if tensor == KEYS:
                     scale_queries(four, width, order, scales, means, constants, scaled)
                     given = start_of(scaled), query_step, constants, books, step_of_book
-                    add_logits(at, starts, at_start, step, some, *given, to, logit_step, none, octets)
+                    add_logits(at, starts, at_start, step, some, *given, to, logit_step, none, (octets, nothing))
                     for r in range(row, row + ROWS):
                         if softcap:
                             cap(logits[r, place:end], outer)
@@ -104,7 +105,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
                     clear(totals, value_width)
                     clear(made, value_width)
                     given_values = to, logit_step, books, step_of_book, start_of(totals)
-                    add_values(at, starts, at_start, step, some, *given_values, none, octets)
+                    add_values(at, starts, at_start, step, some, *given_values, none, (octets, nothing))
                     mine = logits[row : row + ROWS], place, end, totals, value_width
                     add_products(*mine, order, scales, means, made)
                     add_rows(made, value_width, products[row : row + ROWS])
