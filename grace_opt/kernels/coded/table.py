@@ -32,7 +32,7 @@ from .forms import (
 
 #: Approximate number of items to share among threads, and the fewest and most columns of one: sorting its channels
 #: takes about as long as two hundred columns, and logits of four rows should stay in a processor's caches.
-ITEMS, FEWEST, COLUMNS = 16, 768, 4096
+ITEMS, FEWEST, COLUMNS = 12, 768, 4096
 
 Numbers = npt.NDArray[np.int64]
 
