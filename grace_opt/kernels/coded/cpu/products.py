@@ -165,7 +165,7 @@ def add_logits(
     `places` has the address of each channel's first plane, channels in the order of their widths, of which width number
     w has those from ``starts[w]`` to ``starts[w + 1]``; `offset` is that of the first token, `step` that of the next
     plane. `queries` are in the same order; `books` has a row of numbers for each width. `none` are sums of no terms, of
-    as many rows.
+    as many rows. `room` is not used here: loops that take these' place need it.
     """
     for t in range(0, count, BLOCK):
         sums = add_to_rows(start_of(constants), none)
