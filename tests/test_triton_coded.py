@@ -26,7 +26,7 @@ from grace_opt.hf.bits.codes import Part, encode
 from grace_opt.kernels import coded as kernels
 from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels.coded import gpu
-from grace_opt.kernels.coded.gpu import attend, batch, coded, joining, launching, numbers
+from grace_opt.kernels.coded.gpu import attend, batch, coded, joining, launching, numbers, weights
 from grace_opt.kernels.coded.table import CodedSequence, table_of, units_of
 from tests import interpreter  # noqa: F401  (cheaper launches)
 from tests.coded import Coded, Segments
@@ -42,8 +42,8 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),  # numpy, at the smallest number
 ]
-#: On a GPU, float32 factors of half-precision queries are rounded to ten digits.
-CHIP = 8.0 if DEVICE == "cuda" else 1.0
+#: In half precision, numbers of four bits and more have eleven digits, and dense factors ten on a GPU.
+CHIP = {torch.float32: 1.0, torch.float16: 8.0, torch.bfloat16: 8.0}
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Case:
             self.scaling,
             self.softcap,
             self.causal,
-            block=16,
+            piece=128,
             runs=self.runs,
         )
 
@@ -125,9 +125,10 @@ class Case:
         assert found[0].shape == output.shape
         assert found[1].shape == received.shape
         assert found[0].dtype == self.query.dtype
-        allowed = CHIP * (4 * UNIT[self.query.dtype] + 1e-5) * largest
+        chip = CHIP[self.query.dtype]
+        allowed = chip * (4 * UNIT[self.query.dtype] + 1e-5) * largest
         differences = (found[0].double().cpu() - output).abs().max() / allowed, (found[1].cpu() - received).abs().max()
-        error = max(float(differences[0]), float(differences[1]) / (1e-5 if CHIP == 1 else 5e-3))
+        error = max(float(differences[0]), float(differences[1]) / (1e-5 if chip == 1 else 5e-3))
         return float("inf") if any(bool(each.isnan()) for each in differences) else error
 
 
@@ -378,17 +379,27 @@ def whole():
         (numbers, "list_channels", "tl.cumsum(bits, 0) - bits", "tl.cumsum(bits, 0)"),
         (numbers, "list_channels", "has_scale = (level > 0)", "has_scale = (level >= 0)"),
         (numbers, "list_channels", "(bit % 8).to", "(channels % 8).to"),
-        (coded, "attend_coded_run", "constants += q * mean[None, :]", "constants += q * 0"),
-        (coded, "attend_coded_run", "before * BLOCK + tokens", "tokens"),
-        (coded, "attend_coded_run", "(ends <= start) & exists", "(ends < start) & exists"),
-        (coded, "attend_coded_run", "exists = tokens < count", "exists = tokens <= count"),
-        (coded, "add_coded_values", "+ added[:, None] * mean[None, :]", ""),
-        (coded, "add_coded_values", "products * shrink[:, None] + ", "products + "),
-        (attend, "attend_coded_run", "tail - LENGTH + position", "tail - 1 + position"),
-        (attend, "attend_coded_run", "newest - tail - sinks", "newest - sinks"),
-        (attend, "attend_coded_run", "stop - of_sinks", "stop"),
-        (joining, "turn_queries", "1, width, width, columns", "width, 1, width, columns"),
-        (joining, "join_coded_runs", "of_coded = (number < coded_runs)", "of_coded = (number < runs)"),
+        (numbers, "list_channels", "first += number * size", "first += number"),
+        (numbers, "attend_codes", "(high << 1) << (31 - shift)", "high << 1"),
+        (numbers, "attend_codes", "planes * stride + place", "planes * stride"),
+        (numbers, "attend_codes", "p5, p7 = swapped", "p7, p5 = swapped"),
+        (coded, "attend_codes", "exists = token < count", "exists = token <= count"),
+        (coded, "attend_codes", "c, a ^ b ^ c, weights", "c, a ^ b, weights"),
+        (coded, "attend_codes", "weights += 4 * THREE_BITS * N", "weights += 2 * THREE_BITS * N"),
+        (coded, "attend_codes", "token // W\n", "token // 32\n"),
+        (coded, "attend_codes", "(3, 1, 4, 2, 0, 5)", "(3, 1, 4, 0, 2, 5)"),
+        (coded, "attend_codes", "* factor[None, :] + constant", "+ constant"),
+        (coded, "attend_codes", "+ mean[:, None] * added[None, :]", ""),
+        (coded, "attend_codes", "place + token < newest)", "place + token < 0)"),
+        (weights, "prepare", "turned * mean[None, :]", "turned * 0"),
+        (weights, "prepare", "constant -= tl.sum(", "constant -= 0 * tl.sum("),
+        (weights, "prepare", "channels[None, :] * width + inside[:, None]", "channels[None, :] + inside[:, None] * width"),
+        (weights, "prepare", "weight - high.to(tl.float32)", "0 * weight"),
+        (attend, "prepare", "tail - LENGTH + position", "tail - 1 + position"),
+        (attend, "prepare", "newest - tail - sinks", "newest - sinks"),
+        (attend, "prepare", "stop - of_sinks", "stop"),
+        (attend, "prepare", "products * shrink[:, None] + ", "products + "),
+        (joining, "join_coded_runs", "of_coded = (run < coded_runs)", "of_coded = (run < runs)"),
         (joining, "receive", "second += p * p", "second += p"),
         (joining, "receive", "first / GROUP", "first"),
     ],
@@ -399,8 +410,10 @@ def test_a_wrong_version_would_be_noticed(module, name, old, new, whole, monkeyp
         monkeypatch.setattr(batch, name, wrong.list_channels)
         for each in whole.stored:
             each.sequence.table.on_device.clear()
-    elif module is coded and name == "attend_coded_run":
-        monkeypatch.setattr(attend, "coded_logits", wrong.coded_logits)
+    elif module in (numbers, weights):  # which other modules have imported
+        inner = ("read_words", "transposed") if module is numbers else ("weigh_unit",)
+        for each in inner:
+            monkeypatch.setattr(coded if module is numbers else attend, each, getattr(wrong, each))
     else:
         monkeypatch.setattr(launching, name, getattr(wrong, name))
     assert whole.error(whole.run()) > 5

@@ -46,9 +46,10 @@ from ...decode.gpu import read_mask
 from ...decode.host import scales_of
 from ..host import MAX_ROWS, check_shapes
 from ..table import CodedSequence
-from .attend import attend_coded_run
+from .attend import prepare
 from .batch import TYPES, batch_of
 from .launching import launch
+from .levels import levels_of
 
 #: Widest head, of keys and of values, that one program holds.
 MAX_WIDTH = 256
@@ -93,7 +94,7 @@ def coded_attention(
     causal: bool = True,
     before: Tensor | None = None,
     *,
-    block: int | None = None,
+    piece: int | None = None,
     runs: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over sinks, coded tokens and a dense tail.
@@ -104,9 +105,9 @@ def coded_attention(
         As for `grace_opt.kernels.coded.host.coded_attention`; all on one device.
     before
         As there; on any device.
-    block, runs : int or None
-        Tokens per block (a power of two, at least 16) and runs per head, of coded tokens and of dense ones, for
-        measurements; None chooses from the shapes.
+    piece, runs : int or None
+        Tokens per piece of coded ones (128 or 256), and runs of dense ones per head, for measurements; None chooses
+        from the shapes.
 
     Returns
     -------
@@ -124,6 +125,7 @@ def coded_attention(
     if reason is not None:
         raise CacheError(f"the kernel for coded tokens cannot be used: {reason}; make keys and values dense")
     _check(query, sequences, tail_keys, tail_values, books)
+    levels = levels_of(books)
     if not len(query) or not query.shape[2]:
         output = query.new_empty(len(query), query.shape[2], query.shape[1], tail_values.shape[3])
         received = query.new_zeros(len(query), tail_keys.shape[1], 3, newest, dtype=torch.float32)
@@ -134,7 +136,7 @@ def coded_attention(
         with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
             batch = batch_of(sequences, dense_newest)
             output, received = launch(
-                query, batch, tail_keys, tail_values, books, newest, mask, factors, capped, block, runs
+                query, batch, tail_keys, tail_values, levels, newest, mask, factors, capped, piece, runs
             )
     if before is not None:
         received[..., : before.shape[3]] += before.to(received.device)
@@ -156,11 +158,9 @@ def _check(
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise CacheError(f"queries, sequences, tail and codebooks are on {names}; move them to one device")
-    if tuple(books.shape) != (9, 256) or books.dtype != torch.float32 or not books.is_contiguous():
-        raise CacheError(f"codebooks are {books.dtype} of shape {tuple(books.shape)}; (9, 256) float32 is needed")
     if not tail_keys.shape[2] and any(not each.table.most and not each.sink_keys.shape[1] for each in sequences):
         raise CacheError("a sequence has no tokens at all; there must be at least the new ones")
 
 
 #: Whether triton was imported with TRITON_INTERPRET=1: numpy does the work, on the CPU.
-_INTERPRETED = not isinstance(attend_coded_run, triton.JITFunction)
+_INTERPRETED = not isinstance(prepare, triton.JITFunction)

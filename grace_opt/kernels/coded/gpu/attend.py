@@ -1,4 +1,4 @@
-"""One run of one head on the GPU: the logits of coded tokens, or all that dense tokens add.
+"""Before the coded tokens, on the GPU: weights of their planes, and all that dense tokens add.
 
 Source: as for :mod:`grace_opt.kernels.coded.gpu`, which says what is computed, and why in this way.
 """
@@ -11,13 +11,27 @@ import triton.language as tl
 from ...decode import forms as kinds
 from ...decode.gpu.attend import LEAST, load_keys, load_values, seen_logits
 from . import batch
-from .coded import add_block, coded_logits
+from .numbers import CHUNKS, FIELDS, KEYS
+from .weights import weigh_unit
 
 NO_MASK = tl.constexpr(kinds.NO_MASK)
-PAIR_FIELDS, SINKS, NEWEST_SINKS, SINK_KEYS, SINK_VALUES = (
+PAIR_FIELDS, FIRST_UNIT, UNIT_COUNT, KEY_BASIS, SINKS, NEWEST_SINKS, SINK_KEYS, SINK_VALUES = (
     tl.constexpr(field)
-    for field in (batch.PAIR_FIELDS, batch.SINKS, batch.NEWEST_SINKS, batch.SINK_KEYS, batch.SINK_VALUES)
+    for field in (
+        *(batch.PAIR_FIELDS, batch.FIRST_UNIT, batch.UNIT_COUNT, batch.KEY_BASIS),
+        *(batch.SINKS, batch.NEWEST_SINKS, batch.SINK_KEYS, batch.SINK_VALUES),
+    )
 )
+
+
+@triton.jit
+def add_block(largest, sums, products, x, values, PRECISION: tl.constexpr):
+    """One more block with logits `x`, and `values` (tokens, channels)."""
+    new_largest = tl.maximum(largest, tl.max(x, axis=1))
+    shrink = tl.exp2(largest - new_largest)
+    share = tl.exp2(x - new_largest[:, None])
+    products = products * shrink[:, None] + tl.dot(share, values, input_precision=PRECISION)
+    return new_largest, sums * shrink + tl.sum(share, axis=1), products
 
 
 @triton.jit
@@ -31,7 +45,6 @@ def attend_dense(
 
     Those from `first_newest` on are among the newest.
     """
-    one, zero = tl.full([VALUE_WIDTH], 1.0, tl.float32), tl.zeros([VALUE_WIDTH], tl.float32)
     for block in range(start, tl.minimum(stop, tl.cdiv(count, BLOCK))):
         tokens = block * BLOCK + tl.arange(0, BLOCK)
         exists = tokens < count
@@ -41,45 +54,52 @@ def attend_dense(
         known = exists & (tokens >= first_newest) & (place + tokens >= 0)
         tl.store(to_newest[:, None] + place + tokens[None, :], x, mask=row_exists[:, None] & known[None, :])
         v = load_values(values, value_token, value_channel, tokens, exists, value_width, VALUE_WIDTH).to(tl.float32)
-        largest, sums, products = add_block(largest, sums, products, x, v, one, zero, PRECISION)
+        largest, sums, products = add_block(largest, sums, products, x, v, PRECISION)
     return largest, sums, products
 
 
 # Numbers that change from token to token: compiling again for each that 16 divides would cost more than it brings.
 _CHANGING = [
-    *("mask_batch", "mask_head", "mask_row", "tail", "newest", "columns"),
-    *("coded_runs", "coded_per_run", "dense_per_run"),
+    *("mask_batch", "mask_head", "mask_row", "tail", "newest"),
+    *("coded_pieces", "dense_runs", "dense_per_run", "most_units"),
 ]
 
 
 @triton.jit(do_not_specialize=_CHANGING)
-def attend_coded_run(
-    query, query_batch, query_head, query_row, query_channel, turned, pairs, units, listed, tail_keys, key_batch,
-    key_head, key_token, key_channel, tail_values, value_batch, value_head, value_token, value_channel, mask,
-    mask_batch, mask_head, mask_row, mask_column, books, logits, newest_out, largest_out, sums_out, products_out, heads,
-    width, value_width, tail, newest, columns, coded_runs, coded_per_run, dense_per_run, inner, outer,
+def prepare(
+    query, query_batch, query_head, query_row, query_channel, pairs, units, slots, chunks, signs, weights, constants,
+    factors, tail_keys, key_batch, key_head, key_token, key_channel, tail_values, value_batch, value_head, value_token,
+    value_channel, mask, mask_batch, mask_head, mask_row, mask_column, newest_out, largest_out, sums_out, products_out,
+    heads, width, value_width, tail, newest, weight_rows, most_units, parts, coded_pieces, dense_runs, dense_per_run,
+    inner, outer,
     GROUP: tl.constexpr, LENGTH: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    ROW_BLOCK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, LISTED: tl.constexpr, UNITS: tl.constexpr,
-    DENSE_BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, SINK_TYPE: tl.constexpr,
+    TURNING: tl.constexpr, ROW_BLOCK: tl.constexpr, DENSE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, SINK_TYPE: tl.constexpr, R: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One KV head of one sequence, one run of blocks; row r is query head r // LENGTH of the group, token r % LENGTH.
+    """One KV head of one sequence: the weights of one of its units, or one run of its dense tokens.
 
-    The first `coded_runs` runs are of coded tokens: only their logits are stored.
+    Row r is query head r // LENGTH of the group, token r % LENGTH.
     """
-    number, run = tl.program_id(0), tl.program_id(1)
+    number, job, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pair, b, h = number.to(tl.int64), (number // heads).to(tl.int64), (number % heads).to(tl.int64)
-    rows = tl.program_id(2) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
-    row_exists = rows < GROUP * LENGTH
-    own, of_row = pairs + pair * PAIR_FIELDS, pair * GROUP * LENGTH + rows
-    to_newest = newest_out + of_row * newest
-    if run < coded_runs:
-        start = run.to(tl.int64) * coded_per_run
-        coded_logits(
-            own, units, listed, books, turned + of_row * width, row_exists, logits + of_row * columns, to_newest,
-            newest, width, start, start + coded_per_run, outer, SOFTCAP, PRECISION, ROW_BLOCK, BLOCK, CHUNK, LISTED,
-            UNITS,
-        )  # fmt: skip
-    else:
+    own = pairs + pair * PAIR_FIELDS
+    if job < most_units:
+        if (job < tl.load(own + UNIT_COUNT)) & (part < parts):
+            unit = tl.load(own + FIRST_UNIT) + job
+            rows = part * R + tl.arange(0, 16)
+            row_exists = (rows < GROUP * LENGTH) & (tl.arange(0, 16) < R)
+            from_rows = query + b * query_batch + (h * GROUP + rows // LENGTH) * query_head + rows % LENGTH * query_row
+            at = unit * parts + part
+            weigh_unit(
+                from_rows, query_channel, row_exists, tl.load(own + KEY_BASIS), units + unit * FIELDS + KEYS,
+                slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS, signs, weights + at * weight_rows * 2 * R,
+                constants + at * R, factors + at * R, width, inner, R, SLOTS, CHUNK, TURNING,
+            )  # fmt: skip
+    elif part * ROW_BLOCK < GROUP * LENGTH:
+        run = job - most_units
+        rows = part * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
+        row_exists = rows < GROUP * LENGTH
+        to_newest = newest_out + (pair * GROUP * LENGTH + rows) * newest
         largest = tl.full([ROW_BLOCK], LEAST, tl.float32)
         sums = tl.zeros([ROW_BLOCK], tl.float32)
         products = tl.zeros([ROW_BLOCK, VALUE_WIDTH], tl.float32)
@@ -92,7 +112,7 @@ def attend_coded_run(
         ).to(tl.float32)
         from_mask = mask + b * mask_batch + head * mask_head + position.to(tl.int64) * mask_row
         sinks = tl.load(own + SINKS)
-        start = (run - coded_runs).to(tl.int64) * dense_per_run
+        start = run.to(tl.int64) * dense_per_run
         stop, of_sinks = start + dense_per_run, tl.cdiv(sinks, DENSE_BLOCK)
         to_sinks = newest - tail - sinks  # below 0, where tokens are too old
         largest, sums, products = attend_dense(
@@ -110,7 +130,7 @@ def attend_coded_run(
             tail - LENGTH + position, width, value_width, inner, outer, MASK, SOFTCAP, PRECISION, DENSE_BLOCK, WIDTH,
             VALUE_WIDTH,
         )  # fmt: skip
-        place = (pair * tl.num_programs(1) + run) * GROUP * LENGTH + rows
+        place = (pair * (coded_pieces + dense_runs) + coded_pieces + run) * GROUP * LENGTH + rows
         tl.store(largest_out + place, largest, mask=row_exists)
         tl.store(sums_out + place, sums, mask=row_exists)
         v_channels = tl.arange(0, VALUE_WIDTH)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..forms import COUNT
 from ..table import CodedSequence, Numbers, batched
-from .numbers import list_channels
+from .numbers import CHUNKS, EMPTY, PADDING, list_channels
 
 #: Fields of a pair, one head of one sequence: its first unit, how many it has; how many sinks, and how many of these,
 #: the last ones, are among the newest tokens; address and step, in numbers, of the sinks' keys, then of their values;
@@ -31,8 +31,9 @@ class Batch(NamedTuple):
     ----------
     pairs, units : Tensor
         On the GPU: ``(B H, PAIR_FIELDS)`` and ``(all units, FIELDS)`` int64.
-    listed : Tensor
-        ``(all units, 2, padded channels)`` int32: see `grace_opt.kernels.coded.gpu.numbers.list_channels`.
+    slots, chunks : Tensor
+        ``(all units, 2, slots)`` and ``(all units, 2, CHUNKS)`` int32: see
+        `grace_opt.kernels.coded.gpu.numbers.list_channels`.
     copies : tuple of Tensor
         Those of sinks and bases that `pairs` has addresses of and that had to be copied, to another type or layout.
     sink_type : torch.dtype
@@ -43,25 +44,37 @@ class Batch(NamedTuple):
         Most units of a head, and most sinks.
     key : tuple
         What it was made of, but for the table of the first sequence, which keeps it.
+    cut : dict
+        What `pieces` has returned.
     """
 
     pairs: Tensor
     units: Tensor
-    listed: Tensor
+    slots: Tensor
+    chunks: Tensor
     copies: tuple[Tensor, ...]
     sink_type: torch.dtype
     counts: tuple[Numbers, ...]
     most: int
     sinks: int
     key: tuple[object, ...]
+    cut: dict[int, Tensor]
 
-    def blocks(self, size: int) -> int:
-        """Return the most blocks of so many tokens that the units of a head have."""
-        return max(int((-(-counts // size)).sum()) for counts in self.counts)
+    def pieces(self, size: int) -> Tensor:
+        """Return pieces of so many tokens, ``(B, P, 2)`` int32: a unit of a head, -1 if there are no more, and a token."""
+        if size not in self.cut:
+            every = [
+                [(unit, first) for unit, count in enumerate(counts.tolist()) for first in range(0, count, size)]
+                for counts in self.counts
+            ]
+            most = max(map(len, every))
+            table = np.array([each + [(-1, 0)] * (most - len(each)) for each in every], np.int32)
+            self.cut[size] = torch.from_numpy(table.reshape(len(every), most, 2)).to(self.pairs.device)
+        return self.cut[size]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that were made for it, by name."""
-        named = {"pairs": self.pairs, "units": self.units, "listed": self.listed}
+        named = {"pairs": self.pairs, "units": self.units, "slots": self.slots, "chunks": self.chunks}
         return named | {f"copy{number}": tensor for number, tensor in enumerate(self.copies)}
 
 
@@ -122,9 +135,12 @@ def _made(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int], key: 
     both = torch.from_numpy(np.concatenate([pairs.ravel(), table.units.ravel()])).to(device)
     units = both[pairs.size :].view(table.units.shape)
     widths = sequences[0].sink_keys.shape[2], sequences[0].sink_values.shape[2]
-    listed = torch.empty(count, 2, triton.next_power_of_2(max(widths)), dtype=torch.int32, device=device)
+    most_slots = triton.next_power_of_2(max(widths) + PADDING)
+    slots = torch.full((count, 2, most_slots), EMPTY, dtype=torch.int32, device=device)
+    chunks = torch.empty(count, 2, CHUNKS.value, dtype=torch.int32, device=device)
     if count:
-        list_channels[(count, 2)](units, listed, *widths, WIDTH=listed.shape[2], num_warps=4)
+        width = triton.next_power_of_2(max(widths))
+        list_channels[(count, 2)](units, slots, chunks, *widths, WIDTH=width, SLOTS=most_slots, num_warps=4)
     most, most_sinks = max(map(len, counts)), max(each.sink_keys.shape[1] for each in sequences)
     of_pairs = both[: pairs.size].view(-1, PAIR_FIELDS)
-    return Batch(of_pairs, units, listed, tuple(copies), dtype, tuple(counts), most, most_sinks, key)
+    return Batch(of_pairs, units, slots, chunks, tuple(copies), dtype, tuple(counts), most, most_sinks, key, {})

@@ -1,4 +1,4 @@
-"""Runs of coded tokens of one head on the GPU: first logits, then sums of values, both some channels at a time.
+"""A piece of the coded tokens of one head on the GPU: logits, shares, and sums of values, by tensor cores.
 
 Source: as for :mod:`grace_opt.kernels.coded.gpu`, which says what is computed, and why in this way.
 """
@@ -12,119 +12,255 @@ from ...decode import forms as kinds
 from ...decode.gpu.attend import LEAST, seen_logits
 from .. import forms
 from . import batch
-from .numbers import read_channels, read_numbers
+from .levels import BOOK, SIGNS
+from .numbers import (
+    CHUNKS,
+    FIELDS,
+    KEYS,
+    MORE_BITS,
+    NO_BITS,
+    ONE_BIT,
+    THREE_BITS,
+    TWO_BITS,
+    VALUES,
+    halves,
+    read_slots,
+    read_words,
+    transposed,
+)
 
 NO_MASK = tl.constexpr(kinds.NO_MASK)
-COUNT, NEWEST, KEYS, VALUES, FIELDS = (
-    tl.constexpr(field) for field in (forms.COUNT, forms.NEWEST, forms.KEYS, forms.VALUES, forms.FIELDS)
-)
-FIRST_UNIT, UNIT_COUNT, PAIR_FIELDS = (
-    tl.constexpr(field) for field in (batch.FIRST_UNIT, batch.UNIT_COUNT, batch.PAIR_FIELDS)
-)
+COUNT, NEWEST = tl.constexpr(forms.COUNT), tl.constexpr(forms.NEWEST)
+FIRST_UNIT, PAIR_FIELDS = tl.constexpr(batch.FIRST_UNIT), tl.constexpr(batch.PAIR_FIELDS)
+#: A bit at either place is a float16 of 2; so two bits, sixteen apart, are two numbers.
+TWOS = tl.constexpr(0x40004000)
+#: What shares, of at most 1, are multiplied by: small ones lose nothing to the least float16.
+SHARE = tl.constexpr(1024.0)
 
 
 @triton.jit
-def units_of_run(own, units, start, stop, BLOCK: tl.constexpr, UNITS: tl.constexpr):
-    """Of the blocks of one head's units, those from `start` to `stop`: the first unit, the one after the last, and the
-    number of blocks before the first unit."""
-    number, first_unit = tl.arange(0, UNITS), tl.load(own + FIRST_UNIT)
-    exists = number < tl.load(own + UNIT_COUNT)
-    counts = tl.load(units + (first_unit + number) * FIELDS + COUNT, mask=exists, other=0)
-    blocks = tl.cdiv(counts, BLOCK)
-    ends = tl.cumsum(blocks, 0)
-    # Every unit has tokens, so that both are in ascending order.
-    first = tl.sum(((ends <= start) & exists).to(tl.int32), axis=0)
-    last = tl.sum(((ends - blocks < stop) & exists).to(tl.int32), axis=0)
-    before = tl.sum(tl.where(ends <= start, blocks, 0), axis=0)
-    return first_unit + first, first_unit + last, before
+def add_signs(x, a, b, weights, N: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, T: tl.constexpr):
+    """Logits plus twice each bit of planes times its weight: words ``(W, CHANNELS)`` of a first and a second plane.
+
+    Token t of x is bit ``t // W`` of word ``t % W``; weights have the two planes of a channel side by side.
+    """
+    low, high = (a & 0xFFFF) | (b << 16), (a >> 16) | (b & 0xFFFF0000)
+    both = tl.permute(tl.join(low, high), (2, 0, 1))
+    bit = tl.arange(0, 16)[None, :, None, None]
+    up, down = tl.maximum(14 - bit, 0).to(tl.uint32), tl.maximum(bit - 14, 0).to(tl.uint32)
+    found = ((both[:, None, :, :] << up) >> down) & TWOS
+    numbers = tl.reshape(halves(tl.reshape(found, [T, CHANNELS])), [T, 2 * CHANNELS])
+    row, column = tl.arange(0, 2 * CHANNELS), tl.arange(0, N)
+    return tl.dot(numbers, tl.load(weights + row[:, None] * N + column[None, :]), x)
 
 
 @triton.jit
 def coded_logits(
-    own, units, listed, books, turned, row_exists, to_logits, to_newest, newest, width, start, stop, outer,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, ROW_BLOCK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    LISTED: tl.constexpr, UNITS: tl.constexpr,
+    x, fields, slots, chunks, weights, levels, low_levels, first, stride,
+    N: tl.constexpr, W: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Store the logits of some rows with blocks `start` to `stop`; `turned` has the rows' scaled queries."""
-    first, last, before = units_of_run(own, units, start, stop, BLOCK, UNITS)
-    for unit in range(first, last):
-        fields = units + unit * FIELDS
-        count, place = tl.load(fields + COUNT), tl.load(fields + NEWEST)
-        stride, blocks = tl.cdiv(count, 8).to(tl.int32), tl.cdiv(count, BLOCK)
-        for block in range(tl.maximum(start - before, 0), tl.minimum(stop - before, blocks)):
-            x = tl.zeros([ROW_BLOCK, BLOCK], tl.float32)
-            constants = tl.zeros([ROW_BLOCK, CHUNK], tl.float32)
-            for chunk in range(0, width, CHUNK):
-                channels = chunk + tl.arange(0, CHUNK)
-                bits, planes, scale, mean = read_channels(fields + KEYS, listed + unit * 2 * LISTED, channels, width)
-                q = tl.load(
-                    turned[:, None] + channels[None, :],
-                    mask=row_exists[:, None] & (channels < width)[None, :],
-                    other=0.0,
-                )
-                constants += q * mean[None, :]
-                k = read_numbers(fields + KEYS, bits, planes, stride, block * BLOCK, books, CHUNK, BLOCK)
-                x += tl.dot(q * scale[None, :], k, input_precision=PRECISION)
-            tokens = block * BLOCK + tl.arange(0, BLOCK)
-            exists = tokens < count
-            x += tl.sum(constants, axis=1)[:, None]
-            x = seen_logits(x, tokens, exists, turned, 0, row_exists, place, outer, NO_MASK, SOFTCAP)
-            columns = before * BLOCK + tokens
-            tl.store(to_logits[:, None] + columns[None, :], x, mask=row_exists[:, None])
-            known = exists & (place >= 0) & (place + tokens < newest)
-            tl.store(to_newest[:, None] + place + tokens[None, :], x, mask=row_exists[:, None] & known[None, :])
-        before += blocks
+    """Sums over the channels of keys, by group: of signs by `add_signs`, of numbers of more bits from their levels."""
+    words, pairs, eight, sixteen = tl.arange(0, W)[:, None], tl.arange(0, 8), tl.arange(0, 8), tl.arange(0, 16)
+    for _ in range(tl.load(chunks)):
+        exists, _c, _b, planes, _s, _m = read_slots(fields, tl.load(slots + 2 * pairs))
+        a = read_words(fields, planes[None, :], exists[None, :], stride, first, words)
+        exists, _c, _b, planes, _s, _m = read_slots(fields, tl.load(slots + 2 * pairs + 1))
+        b = read_words(fields, planes[None, :], exists[None, :], stride, first, words)
+        x = add_signs(x, a, b, weights, N, W, 8, T)
+        slots += ONE_BIT
+        weights += ONE_BIT * N
+    for _ in range(tl.load(chunks + 1)):
+        exists, _c, _b, planes, _s, _m = read_slots(fields, tl.load(slots + eight))
+        a = read_words(fields, planes[None, :], exists[None, :], stride, first, words)
+        b = read_words(fields, planes[None, :] + 1, exists[None, :], stride, first, words)
+        x = add_signs(x, a, b, weights, N, W, 8, T)
+        slots += TWO_BITS
+        weights += 2 * TWO_BITS * N
+    for _ in range(tl.load(chunks + 2)):
+        exists, _c, _b, planes, _s, _m = read_slots(fields, tl.load(slots + eight))
+        a = read_words(fields, planes[None, :], exists[None, :], stride, first, words)
+        b = read_words(fields, planes[None, :] + 1, exists[None, :], stride, first, words)
+        c = read_words(fields, planes[None, :] + 2, exists[None, :], stride, first, words)
+        x = add_signs(x, a, b, weights, N, W, 8, T)
+        x = add_signs(x, c, a ^ b ^ c, weights + 2 * THREE_BITS * N, N, W, 8, T)
+        slots += THREE_BITS
+        weights += 4 * THREE_BITS * N
+    column = tl.arange(0, N)
+    for _ in range(tl.load(chunks + 3)):
+        exists, _c, bits, planes, _s, _m = read_slots(fields, tl.load(slots + sixteen))
+        codes = read_codes(fields, bits[None, :], planes[None, :], stride, first, words)  # (W, 16, 2, 2, 2)
+        codes = tl.permute(codes, (4, 3, 2, 0, 1))[None, :, :, :, :, :]
+        byte = (8 * tl.arange(0, 4)).to(tl.uint32)[:, None, None, None, None, None]
+        at = tl.reshape(((codes >> byte) & 255).to(tl.int32), [T, MORE_BITS]) + bits[None, :] * BOOK
+        of_row = tl.load(weights + sixteen[:, None] * N + column[None, :])
+        x = tl.dot(tl.load(levels + at), of_row, x)
+        if EXACT:
+            x = tl.dot(tl.load(low_levels + at), of_row, x)
+        slots += MORE_BITS
+        weights += MORE_BITS * N
+    return x
 
 
 @triton.jit
-def add_block(largest, sums, products, x, numbers, scale, mean, PRECISION: tl.constexpr):
-    """One more block with logits `x`: values are `numbers`, (tokens, channels), times their scale, plus their mean."""
-    new_largest = tl.maximum(largest, tl.max(x, axis=1))
-    shrink = tl.exp2(largest - new_largest)
-    share = tl.exp2(x - new_largest[:, None])
-    added = tl.sum(share, axis=1)
-    found = tl.dot(share, numbers, input_precision=PRECISION)
-    products = products * shrink[:, None] + found * scale[None, :] + added[:, None] * mean[None, :]
-    return new_largest, sums * shrink + added, products
-
-
-@triton.jit(do_not_specialize=["columns", "every", "coded_per_run"])
-def add_coded_values(
-    pairs, units, listed, books, logits, largest_out, sums_out, products_out, value_width, columns, every,
-    coded_per_run, ROWS: tl.constexpr, PRECISION: tl.constexpr, ROW_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, LISTED: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
-    """One pair, one run, some rows and some channels: maxima, sums and products, in the values' coordinates."""
-    pair, run, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.cdiv(value_width, CHUNK)
-    rows = tl.program_id(2) // chunks * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
-    channels = tl.program_id(2) % chunks * CHUNK + tl.arange(0, CHUNK)
-    row_exists = rows < ROWS
-    from_logits = logits + (pair * ROWS + rows) * columns
-    largest = tl.full([ROW_BLOCK], LEAST, tl.float32)
-    sums = tl.zeros([ROW_BLOCK], tl.float32)
-    products = tl.zeros([ROW_BLOCK, CHUNK], tl.float32)
-    start = run.to(tl.int64) * coded_per_run
-    stop = start + coded_per_run
-    first, last, before = units_of_run(pairs + pair * PAIR_FIELDS, units, start, stop, BLOCK, UNITS)
-    for unit in range(first, last):
-        fields = units + unit * FIELDS
-        count = tl.load(fields + COUNT)
-        stride, blocks = tl.cdiv(count, 8).to(tl.int32), tl.cdiv(count, BLOCK)
-        bits, planes, scale, mean = read_channels(
-            fields + VALUES, listed + (unit * 2 + 1) * LISTED, channels, value_width
-        )
-        for block in range(tl.maximum(start - before, 0), tl.minimum(stop - before, blocks)):
-            places = (before + block) * BLOCK + tl.arange(0, BLOCK)
-            x = tl.load(from_logits[:, None] + places[None, :], mask=row_exists[:, None], other=0.0)
-            v = read_numbers(fields + VALUES, bits, planes, stride, block * BLOCK, books, CHUNK, BLOCK)
-            largest, sums, products = add_block(largest, sums, products, x, tl.trans(v), scale, mean, PRECISION)
-        before += blocks
-    place = (pair * every + run) * ROWS + rows
-    once = row_exists & (tl.program_id(2) % chunks == 0)  # programs of other channels have the same
-    tl.store(largest_out + place, largest, mask=once)
-    tl.store(sums_out + place, sums, mask=once)
-    tl.store(
-        products_out + place[:, None] * value_width + channels[None, :],
-        products,
-        mask=row_exists[:, None] & (channels < value_width)[None, :],
+def read_codes(fields, bits, planes, stride, first, words):
+    """Codes of up to eight bits, as `transposed` puts them together."""
+    return transposed(
+        read_words(fields, planes, bits > 0, stride, first, words),
+        read_words(fields, planes + 1, bits > 1, stride, first, words),
+        read_words(fields, planes + 2, bits > 2, stride, first, words),
+        read_words(fields, planes + 3, bits > 3, stride, first, words),
+        read_words(fields, planes + 4, bits > 4, stride, first, words),
+        read_words(fields, planes + 5, bits > 5, stride, first, words),
+        read_words(fields, planes + 6, bits > 6, stride, first, words),
+        read_words(fields, planes + 7, bits > 7, stride, first, words),
     )
+
+
+@triton.jit
+def sums_of_signs(w, shares, ROWS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
+    """(ROWS, R) shares of the tokens whose bit is set, twice: words ``(ROWS, W / 4, 4)``, shares as `by_values`."""
+    bit = 2 * tl.arange(0, 8)[:, None, None] + tl.arange(0, 2)[None, None, :]
+    bit = bit[None, None, :, :, :]
+    up, down = tl.maximum(14 - bit, 0).to(tl.uint32), tl.maximum(bit - 14, 0).to(tl.uint32)
+    found = ((w[:, :, None, :, None] << up) >> down) & TWOS
+    numbers = tl.reshape(halves(tl.reshape(found, [ROWS, T // 2])), [ROWS, T])
+    return joined_limbs(tl.dot(numbers, shares), ROWS, R)
+
+
+@triton.jit
+def joined_limbs(x, ROWS: tl.constexpr, R: tl.constexpr):
+    """High and low parts, which lie side by side, together."""
+    return tl.sum(tl.reshape(x, [ROWS, R, 2]), axis=2)
+
+
+@triton.jit
+def by_values(shares, N: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
+    """Shares (T, N) of tokens as `add_signs` has them, in the order of `sums_of_signs`."""
+    parts = tl.reshape(shares, [2, 8, 2, W // 4, 4, N])  # halves of a word, its bits, words
+    return tl.reshape(tl.permute(parts, (3, 1, 4, 2, 0, 5)), [T, N])
+
+
+@triton.jit
+def store_values(
+    added, shares, fields, slots, chunks, levels, low_levels, signs, first, stride, products, row_exists,
+    R: tl.constexpr, W: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of values, by group of channels; `products` has the addresses of the rows."""
+    words = 4 * tl.arange(0, W // 4)[None, :, None] + tl.arange(0, 4)[None, None, :]
+    eight, sixteen = tl.arange(0, 8), tl.arange(0, 16)
+    for _ in range(tl.load(chunks)):
+        exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + sixteen))
+        w = read_words(fields, planes[:, None, None], exists[:, None, None], stride, first, words)
+        found = sums_of_signs(w, shares, 16, R, W, T) / SHARE - added[None, :]
+        store_rows(found * tl.load(signs + SIGNS), added, exists, channels, scale, mean, products, row_exists)
+        slots += ONE_BIT
+    for _ in range(tl.load(chunks + 1)):
+        exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + eight))
+        both = planes[:, None, None], exists[:, None, None]
+        a = read_words(fields, both[0], both[1], stride, first, words)
+        b = read_words(fields, both[0] + 1, both[1], stride, first, words)
+        w = tl.reshape(tl.permute(tl.join(a, b), (3, 0, 1, 2)), [16, W // 4, 4])
+        found = tl.reshape(sums_of_signs(w, shares, 16, R, W, T) / SHARE - added[None, :], [2, 8, R])
+        factor = tl.load(signs + 2 * SIGNS + tl.arange(0, 2))
+        found = tl.sum(found * factor[:, None, None], axis=0)
+        store_rows(found, added, exists, channels, scale, mean, products, row_exists)
+        slots += TWO_BITS
+    for _ in range(tl.load(chunks + 2)):
+        exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + eight))
+        both = planes[:, None, None], exists[:, None, None]
+        a = read_words(fields, both[0], both[1], stride, first, words)
+        b = read_words(fields, both[0] + 1, both[1], stride, first, words)
+        c = read_words(fields, both[0] + 2, both[1], stride, first, words)
+        w = tl.join(tl.join(a, b), tl.join(c, a ^ b ^ c))  # the last axis has the two pairs
+        w = tl.reshape(tl.permute(w, (4, 3, 0, 1, 2)), [32, W // 4, 4])
+        found = tl.reshape(sums_of_signs(w, shares, 32, R, W, T) / SHARE - added[None, :], [4, 8, R])
+        factor = tl.load(signs + 3 * SIGNS + tl.arange(0, 4))
+        found = tl.sum(found * factor[:, None, None], axis=0)
+        store_rows(found, added, exists, channels, scale, mean, products, row_exists)
+        slots += THREE_BITS
+    for _ in range(tl.load(chunks + 3)):
+        exists, channels, bits, planes, scale, mean = read_slots(fields, tl.load(slots + sixteen))
+        codes = read_codes(fields, bits[:, None, None], planes[:, None, None], stride, first, words)
+        codes = tl.permute(codes, (0, 1, 5, 4, 2, 3))[:, :, None, :, :, :, :, None]  # channel, word's, i2, i1, word, i0
+        byte = tl.arange(0, 2)[:, None, None, None, None, None] + 2 * tl.arange(0, 2)[None, None, None, None, None, :]
+        codes = (codes >> (8 * byte)[None, None, :, :, :, :, :].to(tl.uint32)) & 255
+        at = tl.reshape(codes.to(tl.int32), [16, T]) + bits[:, None] * BOOK
+        found = joined_limbs(tl.dot(tl.load(levels + at), shares), 16, R)
+        if EXACT:
+            found += joined_limbs(tl.dot(tl.load(low_levels + at), shares), 16, R)
+        store_rows(found / SHARE, added, exists, channels, scale, mean, products, row_exists)
+        slots += MORE_BITS
+    for _ in range(tl.load(chunks + 4)):
+        exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + sixteen))
+        store_rows(tl.zeros([16, R], tl.float32), added, exists, channels, scale, mean, products, row_exists)
+        slots += NO_BITS
+
+
+@triton.jit
+def store_rows(found, added, exists, channels, scale, mean, products, row_exists):
+    """Store (channels, rows) sums of values: scaled, with their mean as often as there are shares."""
+    tl.store(
+        products[None, :] + channels[:, None],
+        found * scale[:, None] + mean[:, None] * added[None, :],
+        mask=exists[:, None] & row_exists[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["newest", "every", "pieces_per_head"])
+def attend_codes(
+    pairs, units, slots, chunks, weights, constants, factors, pieces, levels, low_levels, signs, newest_out,
+    largest_out, sums_out, products_out, heads, value_width, newest, every, pieces_per_head, weight_rows, outer,
+    SOFTCAP: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
+    SLOTS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One piece of one pair, and up to R of its query rows: their logits, and what the piece adds to their sums."""
+    N: tl.constexpr = 2 * R
+    W: tl.constexpr = T // 32
+    number, piece, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pair = number.to(tl.int64)
+    rows = part * R + tl.arange(0, R)
+    row_exists = rows < ROWS
+    place = (pair * every + piece) * ROWS + rows
+    products = products_out + place * value_width
+    of_sequence = pieces + ((number // heads) * pieces_per_head + piece) * 2
+    own_unit, first = tl.load(of_sequence), tl.load(of_sequence + 1)
+    if own_unit < 0:  # another sequence has more
+        tl.store(largest_out + place, tl.full([R], LEAST, tl.float32), mask=row_exists)
+        tl.store(sums_out + place, tl.zeros([R], tl.float32), mask=row_exists)
+        channels = tl.arange(0, VALUE_WIDTH)
+        tl.store(
+            products[:, None] + channels[None, :],
+            tl.zeros([R, VALUE_WIDTH], tl.float32),
+            mask=row_exists[:, None] & (channels < value_width)[None, :],
+        )
+    else:
+        unit = tl.load(pairs + pair * PAIR_FIELDS + FIRST_UNIT) + own_unit
+        fields = units + unit * FIELDS
+        count, newest_place = tl.load(fields + COUNT), tl.load(fields + NEWEST)
+        stride, at = tl.cdiv(count, 8).to(tl.int32), unit * tl.num_programs(2) + part
+        x = coded_logits(
+            tl.zeros([T, N], tl.float32), fields + KEYS, slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS,
+            weights + at * weight_rows * N, levels, low_levels, first, stride, N, W, T, EXACT,
+        )  # fmt: skip
+        factor, constant = tl.load(factors + at * R + tl.arange(0, R)), tl.load(constants + at * R + tl.arange(0, R))
+        x = joined_limbs(x, T, R) * factor[None, :] + constant[None, :]
+        token = tl.arange(0, T)
+        token = first + 32 * (token % W) + token // W
+        exists = token < count
+        x = seen_logits(tl.trans(x), token, exists, weights, 0, row_exists, newest_place, outer, NO_MASK, SOFTCAP)
+        known = exists & (newest_place >= 0) & (newest_place + token < newest)
+        to_newest = newest_out + (pair * ROWS + rows) * newest + newest_place
+        tl.store(to_newest[:, None] + token[None, :], x, mask=row_exists[:, None] & known[None, :])
+        largest = tl.maximum(tl.max(x, axis=1), LEAST)
+        share = tl.exp2(x - largest[:, None])
+        added = tl.sum(share, axis=1)
+        tl.store(largest_out + place, largest, mask=row_exists)
+        tl.store(sums_out + place, added, mask=row_exists)
+        share = tl.trans(share) * SHARE
+        high = share.to(tl.float16)
+        low = (share - high.to(tl.float32)).to(tl.float16)
+        shares = by_values(tl.reshape(tl.join(high, low), [T, N]), N, W, T)
+        store_values(
+            added, shares, fields + VALUES, slots + (unit * 2 + 1) * SLOTS, chunks + (unit * 2 + 1) * CHUNKS, levels,
+            low_levels, signs, first, stride, products, row_exists, R, W, T, EXACT,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What comes before and after the runs: queries to the keys' coordinates, runs joined, values back, attention received.
+"""What comes after pieces and runs, on the GPU: these joined, values back from their coordinates, attention received.
 
 Source: as for :mod:`grace_opt.kernels.coded.gpu`.
 """
@@ -11,9 +11,7 @@ import triton.language as tl
 from ...decode.gpu.attend import LEAST
 from . import batch
 
-PAIR_FIELDS, KEY_BASIS, VALUE_BASIS = (
-    tl.constexpr(field) for field in (batch.PAIR_FIELDS, batch.KEY_BASIS, batch.VALUE_BASIS)
-)
+PAIR_FIELDS, VALUE_BASIS = tl.constexpr(batch.PAIR_FIELDS), tl.constexpr(batch.VALUE_BASIS)
 
 
 @triton.jit
@@ -45,33 +43,10 @@ def times_basis(
     return found
 
 
-@triton.jit
-def turn_queries(
-    query, query_batch, query_head, query_row, query_channel, pairs, turned, heads, width, inner,
-    GROUP: tl.constexpr, LENGTH: tl.constexpr, ROW_BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Scaled queries, in the coordinates of their head's keys: (pairs, rows, channels) float32."""
-    number = tl.program_id(0)
-    pair, b, h = number.to(tl.int64), (number // heads).to(tl.int64), (number % heads).to(tl.int64)
-    rows = tl.program_id(1) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
-    columns = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
-    row_exists = rows < GROUP * LENGTH
-    from_rows = query + b * query_batch + (h * GROUP + rows // LENGTH) * query_head + rows % LENGTH * query_row
-    basis = tl.load(pairs + pair * PAIR_FIELDS + KEY_BASIS)
-    found = times_basis(
-        from_rows, query_channel, row_exists, basis, 1, width, width, columns, ROW_BLOCK, CHUNK
-    )  # fmt: skip
-    tl.store(
-        turned + (pair * GROUP * LENGTH + rows)[:, None] * width + columns[None, :],
-        found * inner,
-        mask=row_exists[:, None] & (columns < width)[None, :],
-    )
-
-
 @triton.jit(do_not_specialize=["runs", "coded_runs"])
 def join_coded_runs(
     largest_in, sums_in, products_in, joined, ends, runs, coded_runs, value_width,
-    RUNS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    RUNS: tl.constexpr, AT_ONCE: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One query row of one pair: its runs, weighted as their maxima say, and divided by the sum of the weights.
 
@@ -80,23 +55,26 @@ def join_coded_runs(
     rows, row = tl.num_programs(1), tl.program_id(1)
     pair = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, RUNS)
-    exists = number < runs
     place = (pair * runs + number) * rows + row
-    largest = tl.load(largest_in + place, mask=exists, other=LEAST)
+    largest = tl.load(largest_in + place, mask=number < runs, other=LEAST)
     top = tl.max(largest, axis=0)
-    weight = tl.exp2(largest - top)
-    total = tl.sum(tl.load(sums_in + place, mask=exists, other=0.0) * weight, axis=0)
+    total = tl.sum(tl.load(sums_in + place, mask=number < runs, other=0.0) * tl.exp2(largest - top), axis=0)
     channels = tl.arange(0, VALUE_WIDTH)
-    products = tl.load(
-        products_in + place[:, None] * value_width + channels[None, :],
-        mask=exists[:, None] & (channels < value_width)[None, :],
-        other=0.0,
-    )
-    share = weight / total
-    of_coded = (number < coded_runs)[:, None]
+    coded, dense = tl.zeros([VALUE_WIDTH], tl.float32), tl.zeros([VALUE_WIDTH], tl.float32)
+    for first in range(0, runs, AT_ONCE):
+        run = first + tl.arange(0, AT_ONCE)
+        at_run = (pair * runs + run) * rows + row
+        share = tl.exp2(tl.load(largest_in + at_run, mask=run < runs, other=LEAST) - top) / total
+        products = tl.load(
+            products_in + at_run[:, None] * value_width + channels[None, :],
+            mask=(run < runs)[:, None] & (channels < value_width)[None, :],
+            other=0.0,
+        )
+        products *= share[:, None]
+        of_coded = (run < coded_runs)[:, None]
+        coded += tl.sum(tl.where(of_coded, products, 0.0), axis=0)
+        dense += tl.sum(tl.where(of_coded, 0.0, products), axis=0)
     at, all_rows = pair * rows + row, tl.num_programs(0).to(tl.int64) * rows
-    coded = tl.sum(tl.where(of_coded, products * share[:, None], 0.0), axis=0)
-    dense = tl.sum(tl.where(of_coded, 0.0, products * share[:, None]), axis=0)
     tl.store(joined + at * value_width + channels, coded, mask=channels < value_width)
     tl.store(joined + (all_rows + at) * value_width + channels, dense, mask=channels < value_width)
     tl.store(ends + at, top)

@@ -7,23 +7,29 @@ import triton
 from torch import Tensor
 
 from ...decode.gpu import padded
-from .attend import attend_coded_run
+from .attend import prepare
 from .batch import TYPES, Batch
-from .coded import add_coded_values
-from .joining import join_coded_runs, receive, turn_queries, turn_values
+from .coded import attend_codes
+from .joining import join_coded_runs, receive, turn_values
+from .levels import Levels
+from .weights import weight_rows
 
-#: Most query rows of one program, and the largest number of dense queries, and of dense keys of a block, padded.
+#: Most dense query rows of one program, and the largest number of dense queries, and of dense keys of a block, padded.
 ROW_BLOCK, QUERY_NUMBERS, BLOCK_NUMBERS = 32, 4 * 1024, 4 * 1024
-#: Coded tokens of a block, and the channels of coded tokens, or columns of a basis, that are taken at once.
-BLOCK, CHUNK = 64, 32
+#: Columns of a basis that are taken at once.
+CHUNK = 32
+#: Fewest and most query rows that a piece of coded tokens is read for at once, and the most numbers of its logits.
+FEWEST_ROWS, MOST_ROWS, LOGITS = 4, 16, 2048
+#: Fewest and most tokens of a piece.
+FEWEST, MOST = 128, 256
 #: Newest tokens of one program.
 NEWEST_BLOCK = 64
 #: Approximate number of programs to start: several for each multiprocessor of a large GPU.
 PROGRAMS = 512
-#: Fewest blocks in a run if there are several runs, and most runs of coded and of dense tokens per head: 64 in all are
-#: joined by one program.
-BLOCKS_PER_RUN = 4
-MAX_CODED_RUNS, MAX_DENSE_RUNS = 56, 8
+#: Fewest blocks in a run of dense tokens if there are several runs, and most runs per head.
+BLOCKS_PER_RUN, MAX_DENSE_RUNS = 4, 8
+#: Runs and pieces that are joined at once.
+JOINED = 32
 
 
 def launch(
@@ -31,21 +37,23 @@ def launch(
     batch: Batch,
     tail_keys: Tensor,
     tail_values: Tensor,
-    books: Tensor,
+    levels: Levels,
     newest: int,
     mask: tuple[int, Tensor, tuple[int, ...]],
     factors: tuple[float, float],
     softcap: bool,
-    block: int | None,
+    piece: int | None,
     runs: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Return output and attention received; all tensors are on the current device, and as they were checked to be.
 
     Parameters
     ----------
-    query, tail_keys, tail_values, books, newest, block, runs
+    query, tail_keys, tail_values, newest, piece, runs
         As for `grace_opt.kernels.coded.gpu.coded_attention`.
     batch : Batch
+    levels : Levels
+        Of the codebooks.
     mask : (int, Tensor, tuple of int)
         Its kind, the tensor to read and its strides.
     factors : (float, float)
@@ -59,56 +67,50 @@ def launch(
     block_width, value_block = padded(width), padded(value_width)
     widest = max(block_width, value_block)
     row_block = max(16, min(padded(rows), ROW_BLOCK, QUERY_NUMBERS // widest))
-    dense_block = max(16, min(64, BLOCK_NUMBERS // widest)) if block is None else block
-    block = BLOCK if block is None else block
-    row_blocks, chunks, coded_blocks = (
-        triton.cdiv(rows, row_block),
-        triton.cdiv(value_width, CHUNK),
-        batch.blocks(block),
-    )
-    coded_runs, coded_per_run = _runs(coded_blocks, pairs * row_blocks, MAX_CODED_RUNS, runs)
+    dense_block = max(16, min(64, BLOCK_NUMBERS // widest))
+    at_once = max(FEWEST_ROWS, min(triton.next_power_of_2(rows), MOST_ROWS))
+    exact = query.dtype == torch.float32
+    piece = max(FEWEST, min(MOST, LOGITS // (4 if exact else 2) // at_once)) if piece is None else piece
+    parts, pieces, slots = triton.cdiv(rows, at_once), batch.pieces(piece), batch.slots.shape[2]
+    coded = pieces.shape[1]
     dense_blocks = triton.cdiv(batch.sinks, dense_block) + triton.cdiv(tail, dense_block)
-    dense_runs, dense_per_run = _runs(dense_blocks, pairs * row_blocks, MAX_DENSE_RUNS, runs)
-    every, columns = coded_runs + dense_runs, coded_blocks * block
-    # Tensor cores of AMD's GPUs mostly take no TF32.
-    precise = query.dtype == torch.float32 or torch.version.hip is not None
-    read = {
-        "PRECISION": "ieee" if precise else "tf32", "ROW_BLOCK": row_block, "BLOCK": block, "CHUNK": CHUNK,
-        "LISTED": batch.listed.shape[2], "UNITS": padded(batch.most), "num_warps": 4 if row_block == 16 else 8,
-        "num_stages": 1,  # with more, the compiler keeps what later steps read in registers, and these do not suffice
-    }  # fmt: skip
+    row_blocks = triton.cdiv(rows, row_block)
+    dense, dense_per_run = _runs(dense_blocks, pairs * row_blocks, runs)
+    every, stored = coded + dense, weight_rows(width)
+    other = torch.version.hip is not None  # whose tensor cores mostly take no TF32
 
-    def room(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=query.device)
+    def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=query.device)
 
     output, received = query.new_empty(sequences, length, query_heads, value_width), room(sequences, heads, 3, newest)
-    turned, ends, joined = room(pairs, rows, width), room(2, pairs, rows), room(2, pairs, rows, value_width)
-    logits, products = room(pairs, rows, columns), room(pairs, every, rows, value_width)
+    units = len(batch.units)
+    weights, constants = room(units, parts, stored, 2 * at_once, dtype=torch.float16), room(2, units, parts, at_once)
+    ends, joined, products = room(2, pairs, rows), room(2, pairs, rows, value_width), room(pairs, every, rows, value_width)
     largest, sums = room(2, pairs, every, rows)
     # Tokens that a sequence does not have receive nothing.
     new_logits = torch.full((pairs, rows, newest), -torch.inf, dtype=torch.float32, device=query.device)
     kind, shown, mask_strides = mask
-    turn_queries[(pairs, triton.cdiv(rows, 16), triton.cdiv(width, CHUNK))](
-        query, *query.stride(), batch.pairs, turned, heads, width, factors[0], **sizes, ROW_BLOCK=16, CHUNK=CHUNK,
-        num_warps=4,
+    prepare[(pairs, batch.most + dense, max(parts, row_blocks))](
+        query, *query.stride(), batch.pairs, batch.units, batch.slots, batch.chunks, levels.signs, weights, *constants,
+        tail_keys, *tail_keys.stride(), tail_values, *tail_values.stride(), shown, *mask_strides, new_logits, largest,
+        sums, products, heads, width, value_width, tail, newest, stored, batch.most, parts, coded, dense, dense_per_run,
+        *factors, MASK=kind, SOFTCAP=softcap, PRECISION="ieee" if exact or other else "tf32",
+        TURNING="ieee" if other else "tf32x3", ROW_BLOCK=row_block, DENSE_BLOCK=dense_block, WIDTH=block_width,
+        VALUE_WIDTH=value_block, SINK_TYPE=TYPES[batch.sink_type], R=at_once, SLOTS=slots, CHUNK=16, **sizes,
+        num_warps=8, num_stages=1,
     )  # fmt: skip
-    attend_coded_run[(pairs, every, row_blocks)](
-        query, *query.stride(), turned, batch.pairs, batch.units, batch.listed, tail_keys, *tail_keys.stride(),
-        tail_values, *tail_values.stride(), shown, *mask_strides, books, logits, new_logits, largest, sums, products,
-        heads, width, value_width, tail, newest, columns, coded_runs, coded_per_run, dense_per_run, *factors,
-        MASK=kind, SOFTCAP=softcap, SINK_TYPE=TYPES[batch.sink_type], DENSE_BLOCK=dense_block, WIDTH=block_width,
-        VALUE_WIDTH=value_block, **sizes, **read,
-    )  # fmt: skip
-    if coded_runs:
-        add_coded_values[(pairs, coded_runs, row_blocks * chunks)](
-            batch.pairs, batch.units, batch.listed, books, logits, largest, sums, products, value_width, columns,
-            every, coded_per_run, ROWS=rows, **read,
+    if coded:
+        attend_codes[(pairs, coded, parts)](
+            batch.pairs, batch.units, batch.slots, batch.chunks, weights, *constants, pieces, *levels, new_logits,
+            largest, sums, products, heads, value_width, newest, every, coded, stored, factors[1], SOFTCAP=softcap,
+            EXACT=exact, ROWS=rows, R=at_once, T=piece, SLOTS=slots, VALUE_WIDTH=value_block,
+            num_warps=1 if at_once == FEWEST_ROWS else 4, num_stages=1,
         )  # fmt: skip
     join_coded_runs[(pairs, rows)](
-        largest, sums, products, joined, ends, every, coded_runs, value_width,
-        RUNS=triton.next_power_of_2(every), VALUE_WIDTH=value_block, num_warps=4,
+        largest, sums, products, joined, ends, every, coded, value_width,
+        RUNS=triton.next_power_of_2(every), AT_ONCE=JOINED, VALUE_WIDTH=value_block, num_warps=4,
     )  # fmt: skip
-    turn_values[(pairs, triton.cdiv(rows, 16), chunks)](
+    turn_values[(pairs, triton.cdiv(rows, 16), triton.cdiv(value_width, CHUNK))](
         joined, batch.pairs, output, heads, value_width, **sizes, ROW_BLOCK=16, CHUNK=CHUNK, num_warps=4,
     )  # fmt: skip
     if newest:
@@ -118,10 +120,10 @@ def launch(
     return output, received
 
 
-def _runs(blocks: int, others: int, most: int, asked: int | None) -> tuple[int, int]:
-    """Number of runs and blocks per run, if `others` programs have as many."""
+def _runs(blocks: int, others: int, asked: int | None) -> tuple[int, int]:
+    """Number of runs of dense tokens and blocks per run, if `others` programs have as many."""
     if not blocks:
         return 0, 0
-    wanted = min(most, triton.cdiv(PROGRAMS, others), triton.cdiv(blocks, BLOCKS_PER_RUN))
+    wanted = min(MAX_DENSE_RUNS, triton.cdiv(PROGRAMS, others), triton.cdiv(blocks, BLOCKS_PER_RUN))
     per_run = triton.cdiv(blocks, wanted if asked is None else asked)
     return triton.cdiv(blocks, per_run), per_run

@@ -1,8 +1,9 @@
-"""What the GPU's kernels read of one unit, a class of tokens of one head: its channels, and the numbers of its codes.
+"""What the GPU's kernels read of one unit, a class of tokens of one head: its channels, in groups of equal bits, and
+the words of their bit planes.
 
-Everything is read by address, as :mod:`grace_opt.kernels.coded.table` lists it, and some channels at a time: registers
-suffice for heads of any width. Where a channel's planes and its scale are depends on the widths of all channels before
-it, so `list_channels` adds these up once, in four bytes per channel of a unit.
+Everything is read by address, as :mod:`grace_opt.kernels.coded.table` lists it. Where a channel's planes and its scale
+are depends on the widths of all channels before it, and channels are read together with others of as many bits. So
+`list_channels` gives each channel of a unit a slot, once for many steps, in four bytes.
 """
 
 from __future__ import annotations
@@ -12,22 +13,33 @@ import triton.language as tl
 
 from .. import forms
 
-PLANES, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = (
+PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = (
     tl.constexpr(field)
-    for field in (forms.PLANES, forms.LEVELS, forms.LEVEL_BYTES, forms.LEVEL, forms.SCALES, forms.MEANS, forms.UNIT)
+    for field in (
+        *(forms.PLANES, forms.END, forms.LEVELS, forms.LEVEL_BYTES, forms.LEVEL),
+        *(forms.SCALES, forms.MEANS, forms.UNIT),
+    )
 )
 FIELDS, KEYS, VALUES = (tl.constexpr(field) for field in (forms.FIELDS, forms.KEYS, forms.VALUES))
 #: Bits of an index into `forms.WIDTHS`, and the only index that is not the width itself: 7 means 8 bits.
 LEVEL_BITS, EIGHT_BITS = tl.constexpr(3), tl.constexpr(7)
-#: Where a listed channel has the number of planes before its own, and the number of scales; its bits come first.
-PLANE_SHIFT, SCALE_SHIFT = tl.constexpr(4), tl.constexpr(16)
-#: Numbers in a row of the codebooks.
-BOOK = tl.constexpr(256)
+#: Groups of channels: of 1, 2 and 3 bits, of more, and of none; how many of each are read together.
+GROUPS, SIZES = 5, (16, 8, 8, 16, 16)
+#: Numbers that `list_channels` stores of a unit's keys, or values: of each group, how often that many are read.
+CHUNKS = tl.constexpr(8)
+#: Slots that are empty because groups begin at multiples of their size, at most.
+PADDING = sum(SIZES) - GROUPS
+#: Where a slot has its channel's bits, the number of planes before its own, and of scales; the channel comes first.
+BITS_SHIFT, PLANE_SHIFT, SCALE_SHIFT = tl.constexpr(8), tl.constexpr(12), tl.constexpr(23)
+EMPTY = -1
+
+_SIZES = tuple(tl.constexpr(size) for size in SIZES)
+ONE_BIT, TWO_BITS, THREE_BITS, MORE_BITS, NO_BITS = _SIZES
 
 
 @triton.jit
-def list_channels(units, listed, width, value_width, WIDTH: tl.constexpr):
-    """List the channels of one unit's keys, or values: (all units, 2, WIDTH) int32."""
+def list_channels(units, slots, chunks, width, value_width, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
+    """Give the channels of one unit's keys, or values, slots: (all units, 2, SLOTS) int32, which are `EMPTY` before."""
     unit, of_values = tl.program_id(0).to(tl.int64), tl.program_id(1)
     fields = units + unit * FIELDS + tl.where(of_values == 0, KEYS, VALUES)
     channels = tl.arange(0, WIDTH)
@@ -42,54 +54,93 @@ def list_channels(units, listed, width, value_width, WIDTH: tl.constexpr):
     bits = tl.where(level == EIGHT_BITS, 8, level)
     has_scale = (level > 0).to(tl.int32)  # only these are stored
     planes_before, scales_before = tl.cumsum(bits, 0) - bits, tl.cumsum(has_scale, 0) - has_scale
-    found = bits | (planes_before << PLANE_SHIFT) | (scales_before << SCALE_SHIFT)
-    tl.store(listed + (unit * 2 + of_values) * WIDTH + channels, found)
+    listed = channels | (bits << BITS_SHIFT) | (planes_before << PLANE_SHIFT) | (scales_before << SCALE_SHIFT)
+    first, place = 0, (unit * 2 + of_values) * CHUNKS
+    slot = tl.zeros([WIDTH], tl.int32)
+    for group in tl.static_range(5):
+        if group == 0:
+            inside, size = bits == 1, ONE_BIT
+        elif group == 1:
+            inside, size = bits == 2, TWO_BITS
+        elif group == 2:
+            inside, size = bits == 3, THREE_BITS
+        elif group == 3:
+            inside, size = bits > 3, MORE_BITS
+        else:
+            inside, size = bits == 0, NO_BITS
+        inside = inside & exists
+        counted = tl.cumsum(inside.to(tl.int32), 0)
+        slot = tl.where(inside, first + counted - 1, slot)
+        number = (tl.sum(inside.to(tl.int32), axis=0) + size - 1) // size
+        tl.store(chunks + place + group, number)
+        first += number * size
+    tl.store(slots + (unit * 2 + of_values) * SLOTS + slot, listed, mask=exists)
 
 
 @triton.jit
-def read_channels(fields, listed, channels, width):
-    """Of some channels of a unit's keys or values: bits, number of planes before their own, scales, means."""
-    exists = channels < width
-    found = tl.load(listed + channels, mask=exists, other=0)
-    bits, planes_before = found & 15, (found >> PLANE_SHIFT) & 0xFFF
+def read_slots(fields, slots):
+    """Of what some slots list: whether there is a channel, which one, its bits, planes before its own, scale, mean."""
+    exists = slots >= 0
+    channels, bits = tl.where(exists, slots & 255, 0), tl.where(exists, (slots >> BITS_SHIFT) & 15, 0)
+    planes = (slots >> PLANE_SHIFT) & 0x7FF
     unit = tl.load(tl.load(fields + UNIT).to(tl.pointer_type(tl.float32)))
-    scales = tl.load(fields + SCALES).to(tl.pointer_type(tl.float16)) + (found >> SCALE_SHIFT)
+    scales = tl.load(fields + SCALES).to(tl.pointer_type(tl.float16)) + ((slots >> SCALE_SHIFT) & 255)
     means = tl.load(fields + MEANS).to(tl.pointer_type(tl.float16)) + channels
     scale = tl.load(scales, mask=bits > 0, other=0.0).to(tl.float32) * unit
     mean = tl.load(means, mask=exists, other=0.0).to(tl.float32) * unit
-    return bits, planes_before, scale, mean
+    return exists, channels, bits, planes, scale, mean
 
 
 @triton.jit
-def spread(byte):
-    """Each bit of a byte moved to the lowest bit of a nibble of its own, of an int32."""
-    byte = (byte | (byte << 12)) & 0x000F000F
-    byte = (byte | (byte << 6)) & 0x03030303
-    return (byte | (byte << 3)) & 0x11111111
+def read_words(fields, planes, exists, stride, first, words):
+    """32 tokens of bit planes: those from token ``first + 32 * words`` on, a multiple of 8; uint32.
 
-
-@triton.jit
-def read_numbers(fields, bits, planes_before, stride, first, books, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """(channels, tokens) what codes stand for before scale and mean, of a block from token `first` on, a multiple of 8.
-
-    `stride` is the number of bytes of a plane. A byte holds a bit of eight tokens. Up to four planes are first put
-    together as nibbles, eight tokens at a time. Tokens that the unit does not have, and channels without bits, get
-    finite numbers: they have no share, and a scale of zero.
+    `planes`, `exists` and `words` have the shape of the result; `stride` is the number of bytes of a plane. Planes begin
+    at any byte, so that a word is put together of two. Tokens that the unit does not have are any bits.
     """
-    byte = (first // 8 + tl.arange(0, BLOCK // 8)).to(tl.int32)
-    at = tl.load(fields + PLANES).to(tl.pointer_type(tl.uint8))
-    place = (planes_before * stride)[:, None] + byte[None, :]
-    inside = (byte < stride)[None, :]
-    low = tl.zeros([CHUNK, BLOCK // 8], tl.int32)
-    high = tl.zeros([CHUNK, BLOCK // 8], tl.int32)
-    for plane in tl.static_range(4):
-        found = tl.load(at + (place + plane * stride), mask=(plane < bits)[:, None] & inside, other=0)
-        low |= spread(found.to(tl.int32)) << plane
-    if tl.max(bits, axis=0) > 4:
-        for plane in tl.static_range(4, 8):
-            found = tl.load(at + (place + plane * stride), mask=(plane < bits)[:, None] & inside, other=0)
-            high |= spread(found.to(tl.int32)) << (plane - 4)
-    shift = (4 * tl.arange(0, 8))[None, None, :]
-    code = ((low[:, :, None] >> shift) & 15) | (((high[:, :, None] >> shift) & 15) << 4)
-    number = tl.load(books + (tl.maximum(bits, 1) * BOOK)[:, None, None] + code)
-    return tl.reshape(number, [CHUNK, BLOCK])
+    address, end = tl.load(fields + PLANES), tl.load(fields + END)
+    start = (address // 4) * 4
+    numbers = start.to(tl.pointer_type(tl.uint32))
+    last = ((end - start + 3) // 4).to(tl.int32)  # no word without a byte of the planes: it may not be ours to read
+    place = first // 8 + 4 * words
+    byte = (address - start).to(tl.int32) + planes * stride + place
+    word, shift = byte // 4, ((byte % 4) * 8).to(tl.uint32)
+    exists = exists & (place < stride)
+    low = tl.load(numbers + word, mask=exists & (word < last), other=0)
+    high = tl.load(numbers + word + 1, mask=exists & (shift > 0) & (word + 1 < last), other=0)
+    return (low >> shift) | ((high << 1) << (31 - shift))
+
+
+@triton.jit
+def halves(words):
+    """(.., n) words of two float16 each as (.., n, 2) numbers."""
+    low = words.to(tl.uint16).to(tl.float16, bitcast=True)
+    high = (words >> 16).to(tl.uint16).to(tl.float16, bitcast=True)
+    return tl.join(low, high)
+
+
+@triton.jit
+def swapped(a, b, mask: tl.constexpr, shift: tl.constexpr):
+    """Two words, after the bits of `a` at ``mask << shift`` and those of `b` at `mask` have changed places."""
+    change = ((a >> shift) ^ b) & mask
+    return a ^ (change << shift), b ^ change
+
+
+@triton.jit
+def transposed(p0, p1, p2, p3, p4, p5, p6, p7):
+    """Eight planes as words of codes: byte n of word i has the code of token ``8 n + i``. As (.., 2, 2, 2) by i's bits."""
+    p0, p4 = swapped(p0, p4, 0x0F0F0F0F, 4)
+    p1, p5 = swapped(p1, p5, 0x0F0F0F0F, 4)
+    p2, p6 = swapped(p2, p6, 0x0F0F0F0F, 4)
+    p3, p7 = swapped(p3, p7, 0x0F0F0F0F, 4)
+    p0, p2 = swapped(p0, p2, 0x33333333, 2)
+    p1, p3 = swapped(p1, p3, 0x33333333, 2)
+    p4, p6 = swapped(p4, p6, 0x33333333, 2)
+    p5, p7 = swapped(p5, p7, 0x33333333, 2)
+    p0, p1 = swapped(p0, p1, 0x55555555, 1)
+    p2, p3 = swapped(p2, p3, 0x55555555, 1)
+    p4, p5 = swapped(p4, p5, 0x55555555, 1)
+    p6, p7 = swapped(p6, p7, 0x55555555, 1)
+    low = tl.join(tl.join(p0, p1), tl.join(p2, p3))
+    high = tl.join(tl.join(p4, p5), tl.join(p6, p7))
+    return tl.join(low, high)
