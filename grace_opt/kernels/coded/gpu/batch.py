@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     cut: dict[int, Tensor]
 
     def pieces(self, size: int) -> Tensor:
-        """Return pieces of so many tokens, ``(B, P, 2)`` int32: a unit of a head, -1 if there are no more, and a token."""
+        """Return pieces of so many tokens, ``(B, P, 2)`` int32: unit of a head, -1 if there are no more, and token."""
         if size not in self.cut:
             every = [
                 [(unit, first) for unit, count in enumerate(counts.tolist()) for first in range(0, count, size)]

@@ -24,9 +24,11 @@ from .numbers import (
     TWO_BITS,
     VALUES,
     halves,
+    planes_of,
     read_slots,
     read_words,
     transposed,
+    where_planes,
 )
 
 NO_MASK = tl.constexpr(kinds.NO_MASK)
@@ -57,62 +59,112 @@ def add_signs(x, a, b, weights, N: tl.constexpr, W: tl.constexpr, CHANNELS: tl.c
 @triton.jit
 def coded_logits(
     x, fields, slots, chunks, weights, levels, low_levels, first, stride,
-    N: tl.constexpr, W: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr,
+    N: tl.constexpr, W: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sums over the channels of keys, by group: of signs by `add_signs`, of numbers of more bits from their levels."""
-    words, pairs, eight, sixteen = tl.arange(0, W)[:, None], tl.arange(0, 8), tl.arange(0, 8), tl.arange(0, 16)
+    words, eight = tl.arange(0, W)[:, None], tl.arange(0, 8)
+    numbers, last, place = where_planes(fields, first)
     for _ in range(tl.load(chunks)):
-        exists, _c, _b, planes, _s, _m = read_slots(fields, tl.load(slots + 2 * pairs))
-        a = read_words(fields, planes[None, :], exists[None, :], stride, first, words)
-        exists, _c, _b, planes, _s, _m = read_slots(fields, tl.load(slots + 2 * pairs + 1))
-        b = read_words(fields, planes[None, :], exists[None, :], stride, first, words)
+        _b, one = planes_of(tl.load(slots + 2 * eight))
+        _b, other = planes_of(tl.load(slots + 2 * eight + 1))
+        a = read_words(numbers, last, place, (one * stride)[None, :], words)
+        b = read_words(numbers, last, place, (other * stride)[None, :], words)
         x = add_signs(x, a, b, weights, N, W, 8, T)
         slots += ONE_BIT
         weights += ONE_BIT * N
     for _ in range(tl.load(chunks + 1)):
-        exists, _c, _b, planes, _s, _m = read_slots(fields, tl.load(slots + eight))
-        a = read_words(fields, planes[None, :], exists[None, :], stride, first, words)
-        b = read_words(fields, planes[None, :] + 1, exists[None, :], stride, first, words)
+        _b, planes = planes_of(tl.load(slots + eight))
+        offset = (planes * stride)[None, :]
+        a = read_words(numbers, last, place, offset, words)
+        b = read_words(numbers, last, place, offset + stride, words)
         x = add_signs(x, a, b, weights, N, W, 8, T)
         slots += TWO_BITS
         weights += 2 * TWO_BITS * N
     for _ in range(tl.load(chunks + 2)):
-        exists, _c, _b, planes, _s, _m = read_slots(fields, tl.load(slots + eight))
-        a = read_words(fields, planes[None, :], exists[None, :], stride, first, words)
-        b = read_words(fields, planes[None, :] + 1, exists[None, :], stride, first, words)
-        c = read_words(fields, planes[None, :] + 2, exists[None, :], stride, first, words)
+        _b, planes = planes_of(tl.load(slots + eight))
+        offset = (planes * stride)[None, :]
+        a = read_words(numbers, last, place, offset, words)
+        b = read_words(numbers, last, place, offset + stride, words)
+        c = read_words(numbers, last, place, offset + 2 * stride, words)
         x = add_signs(x, a, b, weights, N, W, 8, T)
         x = add_signs(x, c, a ^ b ^ c, weights + 2 * THREE_BITS * N, N, W, 8, T)
         slots += THREE_BITS
         weights += 4 * THREE_BITS * N
-    column = tl.arange(0, N)
-    for _ in range(tl.load(chunks + 3)):
-        exists, _c, bits, planes, _s, _m = read_slots(fields, tl.load(slots + sixteen))
-        codes = read_codes(fields, bits[None, :], planes[None, :], stride, first, words)  # (W, 16, 2, 2, 2)
-        codes = tl.permute(codes, (4, 3, 2, 0, 1))[None, :, :, :, :, :]
-        byte = (8 * tl.arange(0, 4)).to(tl.uint32)[:, None, None, None, None, None]
-        at = tl.reshape(((codes >> byte) & 255).to(tl.int32), [T, MORE_BITS]) + bits[None, :] * BOOK
-        of_row = tl.load(weights + sixteen[:, None] * N + column[None, :])
-        x = tl.dot(tl.load(levels + at), of_row, x)
+    column, sixteen = tl.arange(0, N), tl.arange(0, 16)
+    some = tl.load(chunks + 3)
+    for number in range(some + tl.load(chunks + 4)):
+        one, one_planes = planes_of(tl.load(slots + 2 * eight))
+        other, other_planes = planes_of(tl.load(slots + 2 * eight + 1))
+        a = read_codes(numbers, last, place, one[None, :], one_planes[None, :], stride, words)
+        b = read_codes(numbers, last, place, other[None, :], other_planes[None, :], stride, words)
+        of_row, book = tl.load(weights + sixteen[:, None] * N + column[None, :]), tl.where(number < some, 0, BOOK)
+        x = tl.dot(levels_of_keys(levels + book, a, b, T, ASSEMBLY), of_row, x)
         if EXACT:
-            x = tl.dot(tl.load(low_levels + at), of_row, x)
+            x = tl.dot(levels_of_keys(low_levels + book, a, b, T, ASSEMBLY), of_row, x)
         slots += MORE_BITS
         weights += MORE_BITS * N
     return x
 
 
 @triton.jit
-def read_codes(fields, bits, planes, stride, first, words):
-    """Codes of up to eight bits, as `transposed` puts them together."""
+def levels_of_keys(levels, a, b, T: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """(T, 16) levels of codes ``(W, 8, 2, 2, 2)`` of a first and a second channel; tokens as `add_signs` has them."""
+    byte = (8 * tl.arange(0, 4)).to(tl.uint32)[:, None, None, None, None, None]
+    first = (tl.permute(a, (4, 3, 2, 0, 1))[None, :, :, :, :, :] >> byte) & 255
+    second = (tl.permute(b, (4, 3, 2, 0, 1))[None, :, :, :, :, :] >> byte) & 255
+    first = look_up(levels, tl.reshape(first, [T, 8]), ASSEMBLY)
+    second = look_up(levels, tl.reshape(second, [T, 8]), ASSEMBLY)
+    return tl.reshape(tl.join(first, second), [T, 16])
+
+
+@triton.jit
+def levels_of_values(levels, codes, T: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """(16, T) levels of codes ``(16, W / 4, 4, 2, 2, 2)``; tokens as `by_values` has them."""
+    codes = tl.permute(codes, (0, 1, 5, 4, 2, 3))[:, :, None, :, :, :, :]  # a byte before the bits of its word
+    byte = (8 * tl.arange(0, 2)).to(tl.uint32)[None, None, :, None, None, None, None]
+    first, second = (codes >> byte) & 255, ((codes >> 16) >> byte) & 255
+    first = look_up(levels, tl.reshape(first, [16, T // 2]), ASSEMBLY)
+    second = look_up(levels, tl.reshape(second, [16, T // 2]), ASSEMBLY)
+    return tl.reshape(tl.join(first, second), [16, T])
+
+
+@triton.jit
+def look_up(levels, at, ASSEMBLY: tl.constexpr):
+    """Levels, each loaded where tensor cores take it: the compiler would pass what it loads through shared memory.
+
+    The upper half of an address is that of the first one.
+    """
+    if ASSEMBLY:
+        found = tl.inline_asm_elementwise(
+            "{ .reg .b32 low, high; .reg .b64 place; mov.b64 {low, high}, $1; mad.lo.u32 low, $2, 2, low; "
+            "mov.b64 place, {low, high}; ld.global.nc.u16 $0, [place]; }",
+            "=h,l,r",
+            [levels.to(tl.int64), at],
+            dtype=tl.int16,
+            is_pure=True,
+            pack=1,
+        ).to(tl.float16, bitcast=True)
+    else:
+        found = tl.load(levels + at)
+    return found
+
+
+@triton.jit
+def read_codes(numbers, last, place, bits, planes, stride, words):
+    """Codes of four to eight bits, as `transposed` puts them together; with fewer than eight, the next bit is set."""
+    offset = planes * stride
+    p4 = read_words(numbers, tl.where(bits > 4, last, 0), place, offset + 4 * stride, words)
+    p5 = read_words(numbers, tl.where(bits > 5, last, 0), place, offset + 5 * stride, words)
+    p6 = read_words(numbers, tl.where(bits > 6, last, 0), place, offset + 6 * stride, words)
     return transposed(
-        read_words(fields, planes, bits > 0, stride, first, words),
-        read_words(fields, planes + 1, bits > 1, stride, first, words),
-        read_words(fields, planes + 2, bits > 2, stride, first, words),
-        read_words(fields, planes + 3, bits > 3, stride, first, words),
-        read_words(fields, planes + 4, bits > 4, stride, first, words),
-        read_words(fields, planes + 5, bits > 5, stride, first, words),
-        read_words(fields, planes + 6, bits > 6, stride, first, words),
-        read_words(fields, planes + 7, bits > 7, stride, first, words),
+        read_words(numbers, last, place, offset, words),
+        read_words(numbers, last, place, offset + stride, words),
+        read_words(numbers, last, place, offset + 2 * stride, words),
+        read_words(numbers, last, place, offset + 3 * stride, words),
+        tl.where(bits == 4, 0xFFFFFFFF, p4),
+        tl.where(bits == 5, 0xFFFFFFFF, p5),
+        tl.where(bits == 6, 0xFFFFFFFF, p6),
+        read_words(numbers, tl.where(bits > 7, last, 0), place, offset + 7 * stride, words),
     )
 
 
@@ -143,22 +195,23 @@ def by_values(shares, N: tl.constexpr, W: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def store_values(
     added, shares, fields, slots, chunks, levels, low_levels, signs, first, stride, products, row_exists,
-    R: tl.constexpr, W: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Store the sums of values, by group of channels; `products` has the addresses of the rows."""
     words = 4 * tl.arange(0, W // 4)[None, :, None] + tl.arange(0, 4)[None, None, :]
     eight, sixteen = tl.arange(0, 8), tl.arange(0, 16)
+    numbers, last, place = where_planes(fields, first)
     for _ in range(tl.load(chunks)):
         exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + sixteen))
-        w = read_words(fields, planes[:, None, None], exists[:, None, None], stride, first, words)
+        w = read_words(numbers, last, place, (planes * stride)[:, None, None], words)
         found = sums_of_signs(w, shares, 16, R, W, T) / SHARE - added[None, :]
         store_rows(found * tl.load(signs + SIGNS), added, exists, channels, scale, mean, products, row_exists)
         slots += ONE_BIT
     for _ in range(tl.load(chunks + 1)):
         exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + eight))
-        both = planes[:, None, None], exists[:, None, None]
-        a = read_words(fields, both[0], both[1], stride, first, words)
-        b = read_words(fields, both[0] + 1, both[1], stride, first, words)
+        offset = (planes * stride)[:, None, None]
+        a = read_words(numbers, last, place, offset, words)
+        b = read_words(numbers, last, place, offset + stride, words)
         w = tl.reshape(tl.permute(tl.join(a, b), (3, 0, 1, 2)), [16, W // 4, 4])
         found = tl.reshape(sums_of_signs(w, shares, 16, R, W, T) / SHARE - added[None, :], [2, 8, R])
         factor = tl.load(signs + 2 * SIGNS + tl.arange(0, 2))
@@ -167,10 +220,10 @@ def store_values(
         slots += TWO_BITS
     for _ in range(tl.load(chunks + 2)):
         exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + eight))
-        both = planes[:, None, None], exists[:, None, None]
-        a = read_words(fields, both[0], both[1], stride, first, words)
-        b = read_words(fields, both[0] + 1, both[1], stride, first, words)
-        c = read_words(fields, both[0] + 2, both[1], stride, first, words)
+        offset = (planes * stride)[:, None, None]
+        a = read_words(numbers, last, place, offset, words)
+        b = read_words(numbers, last, place, offset + stride, words)
+        c = read_words(numbers, last, place, offset + 2 * stride, words)
         w = tl.join(tl.join(a, b), tl.join(c, a ^ b ^ c))  # the last axis has the two pairs
         w = tl.reshape(tl.permute(w, (4, 3, 0, 1, 2)), [32, W // 4, 4])
         found = tl.reshape(sums_of_signs(w, shares, 32, R, W, T) / SHARE - added[None, :], [4, 8, R])
@@ -178,19 +231,18 @@ def store_values(
         found = tl.sum(found * factor[:, None, None], axis=0)
         store_rows(found, added, exists, channels, scale, mean, products, row_exists)
         slots += THREE_BITS
-    for _ in range(tl.load(chunks + 3)):
+    some = tl.load(chunks + 3)
+    for number in range(some + tl.load(chunks + 4)):
         exists, channels, bits, planes, scale, mean = read_slots(fields, tl.load(slots + sixteen))
-        codes = read_codes(fields, bits[:, None, None], planes[:, None, None], stride, first, words)
-        codes = tl.permute(codes, (0, 1, 5, 4, 2, 3))[:, :, None, :, :, :, :, None]  # channel, word's, i2, i1, word, i0
-        byte = tl.arange(0, 2)[:, None, None, None, None, None] + 2 * tl.arange(0, 2)[None, None, None, None, None, :]
-        codes = (codes >> (8 * byte)[None, None, :, :, :, :, :].to(tl.uint32)) & 255
-        at = tl.reshape(codes.to(tl.int32), [16, T]) + bits[:, None] * BOOK
-        found = joined_limbs(tl.dot(tl.load(levels + at), shares), 16, R)
+        codes = read_codes(numbers, last, place, bits[:, None, None], planes[:, None, None], stride, words)
+        book = tl.where(number < some, 0, BOOK)
+        found = joined_limbs(tl.dot(levels_of_values(levels + book, codes, T, ASSEMBLY), shares), 16, R)
         if EXACT:
-            found += joined_limbs(tl.dot(tl.load(low_levels + at), shares), 16, R)
+            low = levels_of_values(low_levels + book, codes, T, ASSEMBLY)
+            found += joined_limbs(tl.dot(low, shares), 16, R)
         store_rows(found / SHARE, added, exists, channels, scale, mean, products, row_exists)
         slots += MORE_BITS
-    for _ in range(tl.load(chunks + 4)):
+    for _ in range(tl.load(chunks + 5)):
         exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + sixteen))
         store_rows(tl.zeros([16, R], tl.float32), added, exists, channels, scale, mean, products, row_exists)
         slots += NO_BITS
@@ -211,7 +263,7 @@ def attend_codes(
     pairs, units, slots, chunks, weights, constants, factors, pieces, levels, low_levels, signs, newest_out,
     largest_out, sums_out, products_out, heads, value_width, newest, every, pieces_per_head, weight_rows, outer,
     SOFTCAP: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
-    SLOTS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr, VALUE_WIDTH: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """One piece of one pair, and up to R of its query rows: their logits, and what the piece adds to their sums."""
     N: tl.constexpr = 2 * R
@@ -240,7 +292,7 @@ def attend_codes(
         stride, at = tl.cdiv(count, 8).to(tl.int32), unit * tl.num_programs(2) + part
         x = coded_logits(
             tl.zeros([T, N], tl.float32), fields + KEYS, slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS,
-            weights + at * weight_rows * N, levels, low_levels, first, stride, N, W, T, EXACT,
+            weights + at * weight_rows * N, levels, low_levels, first, stride, N, W, T, EXACT, ASSEMBLY,
         )  # fmt: skip
         factor, constant = tl.load(factors + at * R + tl.arange(0, R)), tl.load(constants + at * R + tl.arange(0, R))
         x = joined_limbs(x, T, R) * factor[None, :] + constant[None, :]
@@ -262,5 +314,5 @@ def attend_codes(
         shares = by_values(tl.reshape(tl.join(high, low), [T, N]), N, W, T)
         store_values(
             added, shares, fields + VALUES, slots + (unit * 2 + 1) * SLOTS, chunks + (unit * 2 + 1) * CHUNKS, levels,
-            low_levels, signs, first, stride, products, row_exists, R, W, T, EXACT,
+            low_levels, signs, first, stride, products, row_exists, R, W, T, EXACT, ASSEMBLY,
         )  # fmt: skip

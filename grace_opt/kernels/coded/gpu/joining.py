@@ -46,9 +46,9 @@ def times_basis(
 @triton.jit(do_not_specialize=["runs", "coded_runs"])
 def join_coded_runs(
     largest_in, sums_in, products_in, joined, ends, runs, coded_runs, value_width,
-    RUNS: tl.constexpr, AT_ONCE: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    RUNS: tl.constexpr, AT_ONCE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One query row of one pair: its runs, weighted as their maxima say, and divided by the sum of the weights.
+    """One query row of one pair, some channels: runs weighted as their maxima say, divided by the sum of the weights.
 
     Coded runs and dense ones apart: (2, pairs times rows, channels). `ends` gets the row's maximum and that sum.
     """
@@ -59,8 +59,8 @@ def join_coded_runs(
     largest = tl.load(largest_in + place, mask=number < runs, other=LEAST)
     top = tl.max(largest, axis=0)
     total = tl.sum(tl.load(sums_in + place, mask=number < runs, other=0.0) * tl.exp2(largest - top), axis=0)
-    channels = tl.arange(0, VALUE_WIDTH)
-    coded, dense = tl.zeros([VALUE_WIDTH], tl.float32), tl.zeros([VALUE_WIDTH], tl.float32)
+    channels = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
+    coded, dense = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
     for first in range(0, runs, AT_ONCE):
         run = first + tl.arange(0, AT_ONCE)
         at_run = (pair * runs + run) * rows + row
@@ -77,8 +77,9 @@ def join_coded_runs(
     at, all_rows = pair * rows + row, tl.num_programs(0).to(tl.int64) * rows
     tl.store(joined + at * value_width + channels, coded, mask=channels < value_width)
     tl.store(joined + (all_rows + at) * value_width + channels, dense, mask=channels < value_width)
-    tl.store(ends + at, top)
-    tl.store(ends + all_rows + at, total)
+    if tl.program_id(2) == 0:
+        tl.store(ends + at, top)
+        tl.store(ends + all_rows + at, total)
 
 
 @triton.jit

@@ -21,15 +21,15 @@ CHUNK = 32
 #: Fewest and most query rows that a piece of coded tokens is read for at once, and the most numbers of its logits.
 FEWEST_ROWS, MOST_ROWS, LOGITS = 4, 16, 2048
 #: Fewest and most tokens of a piece.
-FEWEST, MOST = 128, 256
+FEWEST, MOST = 128, 128
 #: Newest tokens of one program.
 NEWEST_BLOCK = 64
 #: Approximate number of programs to start: several for each multiprocessor of a large GPU.
 PROGRAMS = 512
 #: Fewest blocks in a run of dense tokens if there are several runs, and most runs per head.
 BLOCKS_PER_RUN, MAX_DENSE_RUNS = 4, 8
-#: Runs and pieces that are joined at once.
-JOINED = 32
+#: Runs and pieces that are joined at once, and numbers of queries that are turned at once.
+JOINED, TURNED = 64, 32
 
 
 def launch(
@@ -78,6 +78,9 @@ def launch(
     dense, dense_per_run = _runs(dense_blocks, pairs * row_blocks, runs)
     every, stored = coded + dense, weight_rows(width)
     other = torch.version.hip is not None  # whose tensor cores mostly take no TF32
+    # The interpreter knows none, and addresses of levels must have one upper half.
+    near = all((table.data_ptr() + table.nbytes) >> 32 == table.data_ptr() >> 32 for table in (levels.high, levels.low))
+    assembly = isinstance(attend_codes, triton.JITFunction) and not other and near
 
     def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=query.device)
@@ -85,7 +88,11 @@ def launch(
     output, received = query.new_empty(sequences, length, query_heads, value_width), room(sequences, heads, 3, newest)
     units = len(batch.units)
     weights, constants = room(units, parts, stored, 2 * at_once, dtype=torch.float16), room(2, units, parts, at_once)
-    ends, joined, products = room(2, pairs, rows), room(2, pairs, rows, value_width), room(pairs, every, rows, value_width)
+    ends, joined, products = (
+        room(2, pairs, rows),
+        room(2, pairs, rows, value_width),
+        room(pairs, every, rows, value_width),
+    )
     largest, sums = room(2, pairs, every, rows)
     # Tokens that a sequence does not have receive nothing.
     new_logits = torch.full((pairs, rows, newest), -torch.inf, dtype=torch.float32, device=query.device)
@@ -96,7 +103,7 @@ def launch(
         sums, products, heads, width, value_width, tail, newest, stored, batch.most, parts, coded, dense, dense_per_run,
         *factors, MASK=kind, SOFTCAP=softcap, PRECISION="ieee" if exact or other else "tf32",
         TURNING="ieee" if other else "tf32x3", ROW_BLOCK=row_block, DENSE_BLOCK=dense_block, WIDTH=block_width,
-        VALUE_WIDTH=value_block, SINK_TYPE=TYPES[batch.sink_type], R=at_once, SLOTS=slots, CHUNK=16, **sizes,
+        VALUE_WIDTH=value_block, SINK_TYPE=TYPES[batch.sink_type], R=at_once, SLOTS=slots, CHUNK=TURNED, **sizes,
         num_warps=8, num_stages=1,
     )  # fmt: skip
     if coded:
@@ -104,11 +111,12 @@ def launch(
             batch.pairs, batch.units, batch.slots, batch.chunks, weights, *constants, pieces, *levels, new_logits,
             largest, sums, products, heads, value_width, newest, every, coded, stored, factors[1], SOFTCAP=softcap,
             EXACT=exact, ROWS=rows, R=at_once, T=piece, SLOTS=slots, VALUE_WIDTH=value_block,
+            ASSEMBLY=assembly,
             num_warps=1 if at_once == FEWEST_ROWS else 4, num_stages=1,
         )  # fmt: skip
-    join_coded_runs[(pairs, rows)](
+    join_coded_runs[(pairs, rows, triton.cdiv(value_width, CHUNK))](
         largest, sums, products, joined, ends, every, coded, value_width,
-        RUNS=triton.next_power_of_2(every), AT_ONCE=JOINED, VALUE_WIDTH=value_block, num_warps=4,
+        RUNS=triton.next_power_of_2(every), AT_ONCE=JOINED, CHUNK=CHUNK, num_warps=4,
     )  # fmt: skip
     turn_values[(pairs, triton.cdiv(rows, 16), triton.cdiv(value_width, CHUNK))](
         joined, batch.pairs, output, heads, value_width, **sizes, ROW_BLOCK=16, CHUNK=CHUNK, num_warps=4,

@@ -1,7 +1,8 @@
 """`levels_of`: what the GPU's kernels read of codebooks, made once for each.
 
 Numbers of up to three bits are sums of signs times factors (`grace_opt.kernels.coded.gpu.weights`), which symmetric
-books allow: with two bits a and b above zero, ``(b - a) / 2`` times the sign of the low bit and ``(a + b) / 2`` times the other.
+books allow: with two bits, and a and b above zero, ``(b - a) / 2`` times the low bit's sign and ``(a + b) / 2`` times
+the other's.
 Numbers of more bits are looked up, in two float16 tables that add up to them.
 """
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ....errors import CacheError
 
-#: Numbers in a row of the codebooks; factors of signs in a row; and which one is at least as large as all.
+#: Numbers of a table; factors of signs in a row; and which of these is at least as large as all.
 BOOK, SIGNS, MOST = tl.constexpr(256), tl.constexpr(8), tl.constexpr(4)
 #: Largest number of a codebook: well within float16.
 LARGEST = 1024.0
@@ -28,7 +29,8 @@ class Levels(NamedTuple):
     Attributes
     ----------
     high, low : Tensor
-        ``(9, 256)`` float16; together the codebooks, and 0 where these have none.
+        ``(2, 256)`` float16, which together are numbers of codes: those of b < 8 bits, with a bit b that is set, and
+        those of 8 bits.
     signs : Tensor
         ``(4, SIGNS)`` float32: factors of the signs of 1, 2 and 3 bits, and the largest number of these.
     """
@@ -77,6 +79,10 @@ def _tables(books: Tensor) -> Levels:
     # Of bits 0, 1 and 2, the lowest first, and of their product.
     signs[3, :4] = torch.tensor([v7 - v6 + v5 - v4, v7 + v6 - v5 - v4, v7 + v6 + v5 + v4, v7 - v6 - v5 + v4]) / 4
     signs[:, MOST.value] = signs.abs().amax(1)
-    high = own.half()
-    low = (own - high.double()).half()
+    every = torch.zeros(2, BOOK.value, dtype=torch.float64)
+    for bits in (1, 2, 3, 4, 5, 6):
+        every[0, 2**bits : 2 ** (bits + 1)] = own[bits, : 2**bits]
+    every[1] = own[8]
+    high = every.half()
+    low = (every - high.double()).half()
     return Levels(*(part.to(books.device) for part in (high, low, signs.float())))

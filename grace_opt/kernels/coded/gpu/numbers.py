@@ -23,18 +23,18 @@ PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = (
 FIELDS, KEYS, VALUES = (tl.constexpr(field) for field in (forms.FIELDS, forms.KEYS, forms.VALUES))
 #: Bits of an index into `forms.WIDTHS`, and the only index that is not the width itself: 7 means 8 bits.
 LEVEL_BITS, EIGHT_BITS = tl.constexpr(3), tl.constexpr(7)
-#: Groups of channels: of 1, 2 and 3 bits, of more, and of none; how many of each are read together.
-GROUPS, SIZES = 5, (16, 8, 8, 16, 16)
+#: Groups of channels: of 1, 2 and 3 bits, of 4 to 6, of 8, and of none; how many of each are read together.
+SIZES = (16, 8, 8, 16, 16, 16)
 #: Numbers that `list_channels` stores of a unit's keys, or values: of each group, how often that many are read.
 CHUNKS = tl.constexpr(8)
 #: Slots that are empty because groups begin at multiples of their size, at most.
-PADDING = sum(SIZES) - GROUPS
+PADDING = sum(SIZES) - len(SIZES)
 #: Where a slot has its channel's bits, the number of planes before its own, and of scales; the channel comes first.
 BITS_SHIFT, PLANE_SHIFT, SCALE_SHIFT = tl.constexpr(8), tl.constexpr(12), tl.constexpr(23)
 EMPTY = -1
 
 _SIZES = tuple(tl.constexpr(size) for size in SIZES)
-ONE_BIT, TWO_BITS, THREE_BITS, MORE_BITS, NO_BITS = _SIZES
+ONE_BIT, TWO_BITS, THREE_BITS, MORE_BITS, MOST_BITS, NO_BITS = _SIZES
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def list_channels(units, slots, chunks, width, value_width, WIDTH: tl.constexpr,
     listed = channels | (bits << BITS_SHIFT) | (planes_before << PLANE_SHIFT) | (scales_before << SCALE_SHIFT)
     first, place = 0, (unit * 2 + of_values) * CHUNKS
     slot = tl.zeros([WIDTH], tl.int32)
-    for group in tl.static_range(5):
+    for group in tl.static_range(6):
         if group == 0:
             inside, size = bits == 1, ONE_BIT
         elif group == 1:
@@ -65,7 +65,9 @@ def list_channels(units, slots, chunks, width, value_width, WIDTH: tl.constexpr,
         elif group == 2:
             inside, size = bits == 3, THREE_BITS
         elif group == 3:
-            inside, size = bits > 3, MORE_BITS
+            inside, size = (bits > 3) & (bits < 8), MORE_BITS
+        elif group == 4:
+            inside, size = bits == 8, MOST_BITS
         else:
             inside, size = bits == 0, NO_BITS
         inside = inside & exists
@@ -78,11 +80,18 @@ def list_channels(units, slots, chunks, width, value_width, WIDTH: tl.constexpr,
 
 
 @triton.jit
+def planes_of(slots):
+    """Of what some slots list: bits, and the number of planes before their own; none for empty ones."""
+    slots = tl.where(slots >= 0, slots, 0)
+    return (slots >> BITS_SHIFT) & 15, (slots >> PLANE_SHIFT) & 0x7FF
+
+
+@triton.jit
 def read_slots(fields, slots):
     """Of what some slots list: whether there is a channel, which one, its bits, planes before its own, scale, mean."""
     exists = slots >= 0
-    channels, bits = tl.where(exists, slots & 255, 0), tl.where(exists, (slots >> BITS_SHIFT) & 15, 0)
-    planes = (slots >> PLANE_SHIFT) & 0x7FF
+    slots = tl.where(exists, slots, 0)
+    channels, bits, planes = slots & 255, (slots >> BITS_SHIFT) & 15, (slots >> PLANE_SHIFT) & 0x7FF
     unit = tl.load(tl.load(fields + UNIT).to(tl.pointer_type(tl.float32)))
     scales = tl.load(fields + SCALES).to(tl.pointer_type(tl.float16)) + ((slots >> SCALE_SHIFT) & 255)
     means = tl.load(fields + MEANS).to(tl.pointer_type(tl.float16)) + channels
@@ -92,23 +101,25 @@ def read_slots(fields, slots):
 
 
 @triton.jit
-def read_words(fields, planes, exists, stride, first, words):
-    """32 tokens of bit planes: those from token ``first + 32 * words`` on, a multiple of 8; uint32.
-
-    `planes`, `exists` and `words` have the shape of the result; `stride` is the number of bytes of a plane. Planes begin
-    at any byte, so that a word is put together of two. Tokens that the unit does not have are any bits.
-    """
+def where_planes(fields, first):
+    """Where the planes of a unit's keys or values are: words, number of these, and the byte of token `first`."""
     address, end = tl.load(fields + PLANES), tl.load(fields + END)
-    start = (address // 4) * 4
-    numbers = start.to(tl.pointer_type(tl.uint32))
-    last = ((end - start + 3) // 4).to(tl.int32)  # no word without a byte of the planes: it may not be ours to read
-    place = first // 8 + 4 * words
-    byte = (address - start).to(tl.int32) + planes * stride + place
-    word, shift = byte // 4, ((byte % 4) * 8).to(tl.uint32)
-    exists = exists & (place < stride)
-    low = tl.load(numbers + word, mask=exists & (word < last), other=0)
-    high = tl.load(numbers + word + 1, mask=exists & (shift > 0) & (word + 1 < last), other=0)
-    return (low >> shift) | ((high << 1) << (31 - shift))
+    start = address & -4
+    last = ((end - start + 3) >> 2).to(tl.int32)  # no word without a byte of the planes: it may not be ours to read
+    return start.to(tl.pointer_type(tl.uint32)), last, ((address - start) + first // 8).to(tl.int32)
+
+
+@triton.jit
+def read_words(numbers, last, place, offset, words):
+    """32 tokens of bit planes, `offset` bytes from the first: those from ``32 * words`` on; uint32.
+
+    Planes begin at any byte, so that a word is put together of two. Tokens that a unit does not have are any bits.
+    """
+    byte = place + offset + 4 * words
+    word, shift = byte >> 2, ((byte & 3) << 3).to(tl.uint32)
+    low = tl.load(numbers + word, mask=word < last, other=0)
+    high = tl.load(numbers + word + 1, mask=word < last - 1, other=0)
+    return (low >> shift) | ((high << 1) << (shift ^ 31))
 
 
 @triton.jit
@@ -128,7 +139,7 @@ def swapped(a, b, mask: tl.constexpr, shift: tl.constexpr):
 
 @triton.jit
 def transposed(p0, p1, p2, p3, p4, p5, p6, p7):
-    """Eight planes as words of codes: byte n of word i has the code of token ``8 n + i``. As (.., 2, 2, 2) by i's bits."""
+    """Eight planes as words of codes, (.., 2, 2, 2) by the bits of i: byte n of word i is the code of token 8 n + i."""
     p0, p4 = swapped(p0, p4, 0x0F0F0F0F, 4)
     p1, p5 = swapped(p1, p5, 0x0F0F0F0F, 4)
     p2, p6 = swapped(p2, p6, 0x0F0F0F0F, 4)

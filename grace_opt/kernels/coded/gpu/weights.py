@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .levels import MOST, SIGNS
-from .numbers import CHUNKS, FIELDS, KEYS, MORE_BITS, ONE_BIT, SIZES, THREE_BITS, TWO_BITS, read_slots
+from .numbers import MORE_BITS, MOST_BITS, ONE_BIT, SIZES, THREE_BITS, TWO_BITS, read_slots
 
 #: Weights of a unit are at most 2 to this power.
 LARGEST = tl.constexpr(12)
@@ -67,25 +67,25 @@ def weigh_unit(
 ):  # fmt: skip
     """Store the weights of one unit's planes for R query rows, the sums that do not depend on tokens, and a factor."""
     N: tl.constexpr = 2 * R
-    place = tl.arange(0, SLOTS)
+    place, own = tl.arange(0, SLOTS), tl.arange(0, R)
     exists, channels, bits, _planes, scale, mean = read_slots(fields, tl.load(slots + place))
     turned = turned_queries(
         from_rows, query_channel, row_exists, basis, width, channels, exists, SLOTS, CHUNK, PRECISION
     )  # fmt: skip
-    turned *= inner
-    constant = tl.sum(turned * mean[None, :], axis=1)
-    scaled = turned * scale[None, :]
+    # (slots, rows): of 16 rows, which tensor cores take at least, the others are zero.
+    turned = tl.trans(tl.sum(tl.reshape(turned, [16 // R, R, SLOTS]), axis=0)) * inner
+    constant = tl.sum(turned * mean[:, None], axis=0)
+    scaled = turned * scale[:, None]
     signed = (bits > 0) & (bits < 4)
     most = tl.load(signs + tl.where(signed, bits, 0) * SIGNS + MOST)
-    size = tl.max(tl.abs(scaled) * most[None, :], axis=1)
+    size = tl.max(tl.abs(scaled) * most[:, None], axis=0)
     exponent = tl.maximum(((size.to(tl.int32, bitcast=True) >> 23) & 255) - 127, -110)
     exponent = tl.minimum(exponent, 127 - LARGEST)
     up = power_of_two(-exponent + LARGEST)
-    own = tl.arange(0, 16) < R
-    tl.store(factors + tl.arange(0, 16), power_of_two(exponent - LARGEST), mask=own)
+    tl.store(factors + own, power_of_two(exponent - LARGEST))
     # Where groups begin, among the slots and among the weights.
     ones, twos, threes = tl.load(chunks) * ONE_BIT, tl.load(chunks + 1) * TWO_BITS, tl.load(chunks + 2) * THREE_BITS
-    more = tl.load(chunks + 3) * MORE_BITS
+    more = tl.load(chunks + 3) * MORE_BITS + tl.load(chunks + 4) * MOST_BITS
     of_two, of_three, of_more = place - ones, place - ones - twos, place - ones - twos - threes
     in_one, in_two, in_three = of_two < 0, (of_two >= 0) & (of_three < 0), (of_three >= 0) & (of_more < 0)
     count = tl.where(in_three, 4, tl.where(in_two, 2, 1))
@@ -96,14 +96,12 @@ def weigh_unit(
         row = tl.where(in_two, row_of_two, tl.where(in_three, row_of_three, ones + 2 * twos + 4 * threes + of_more))
         row = tl.where(in_one, place, row)
         wanted = (plane < count) & (of_more < more)
-        sign = tl.load(signs + bits * SIGNS + plane, mask=signed, other=1.0)
-        weight = scaled * sign[None, :]
+        weight = scaled * tl.load(signs + bits * SIGNS + plane, mask=signed, other=1.0)[:, None]
         # Bits are read as 0 or 2, and signs are that less 1.
-        constant -= tl.sum(tl.where((wanted & signed)[None, :], weight, 0.0), axis=1)
-        weight *= up[:, None]
+        constant -= tl.sum(tl.where((wanted & signed)[:, None], weight, 0.0), axis=0)
+        weight *= up[None, :]
         high = weight.to(tl.float16)
         low = (weight - high.to(tl.float32)).to(tl.float16)
-        to = weights + row[None, :] * N + 2 * tl.arange(0, 16)[:, None]
-        tl.store(to, high, mask=wanted[None, :] & own[:, None])
-        tl.store(to + 1, low, mask=wanted[None, :] & own[:, None])
-    tl.store(constants + tl.arange(0, 16), constant, mask=own)
+        to = weights + row[:, None] * N + tl.arange(0, N)[None, :]
+        tl.store(to, tl.reshape(tl.join(high, low), [SLOTS, N]), mask=wanted[:, None])
+    tl.store(constants + own, constant)

@@ -1,0 +1,327 @@
+"""Attention and steps on a cache with bits for each channel, on a GPU: ``python -m bench.decode_gpu``.
+
+*One layer*: attention of one new token over Llama-3-8B's shape, as in `bench.decode_bits`: keys and values are normal
+numbers with decaying spread, coded in 2.25 bits in a given basis; dense attention is torch's fastest. All launches of
+several layers, which together are more than the GPU's caches hold, are recorded as a CUDA graph and replayed, so that
+what Python takes is not measured. *Whole steps*: a Llama-3-8B with random weights, all its layers, one token after the
+other in plain Python, as transformers does it; and the time to code the prompt's keys and values.
+
+Everything in bfloat16. Floors are the bytes of keys and values, or of codes, at the rate of a large copy. Writes
+docs/results/decode_gpu.{json,md,png}. It needs a CUDA device and Triton, and takes some two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import LlamaConfig
+from transformers.cache_utils import DynamicCache
+
+from bench.caches import SINKS
+from bench.caches import WINDOW as RECENT
+from bench.cost_model import MODELS, PROBES, probes, timed
+from bench.decode_bits import BITS, OURS
+from bench.efficiency.subject import random_weights
+from bench.provenance import require_clean
+from bench.report import BLACK, BLUE, Page, add_options, read_results, table, write_results
+from grace_opt.hf import CapturedAttention, PrunedKeyCache, attention_implementation
+from grace_opt.hf.bits.basis import Basis
+from grace_opt.hf.bits.in_place import attention_in_place
+from grace_opt.hf.filling import filled
+
+MODEL = MODELS["llama3-8b"]
+#: Tokens and prompts of one layer, and of whole steps.
+LAYERS, STEPS = ((8192, 1), (32768, 1), (8192, 8), (32768, 8)), ((8192, 1), (32768, 1))
+DENSE = "dense"
+#: Bytes of dense keys and values, or of codes, that are more than the GPU's caches hold; and most layers made for it.
+COLD, MOST = 2**27, 16
+FASTEST = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+#: Steps of each cache before those that count.
+WARM_UP = 3
+
+
+def drawn(tokens: int, prompts: int) -> CapturedAttention:
+    """Return queries, keys and values of one layer: normal numbers with decaying spread."""
+    width = MODEL.head_dim
+    spread = 4.0 ** -torch.linspace(0, 2, width, device="cuda")
+    keys, values = (
+        (torch.randn(prompts, MODEL.kv_heads, tokens, width, device="cuda") * spread).bfloat16() for _ in range(2)
+    )
+    queries = (torch.randn(prompts, MODEL.query_heads, RECENT, width, device="cuda") * spread).bfloat16()
+    return CapturedAttention(0, queries, keys, values, None, width**-0.5)
+
+
+def turned(layer: Any) -> None:
+    """Give a layer bases, as with calibrated ones: a step has to multiply by them."""
+    heads, width = MODEL.kv_heads, MODEL.head_dim
+    turn = torch.linalg.qr(torch.randn(heads, width, width, device="cuda")).Q.contiguous()
+    basis = Basis(turn.mT.contiguous(), turn, torch.ones(heads, width, device="cuda"))
+    layer.compressed = replace(layer.compressed, bases=(basis, basis))
+
+
+def empty_cache(tokens: int, layers: int) -> PrunedKeyCache:
+    """Return a cache of our kind for so many layers of the shape."""
+    config = LlamaConfig(
+        hidden_size=MODEL.query_heads * MODEL.head_dim,
+        num_hidden_layers=layers,
+        num_attention_heads=MODEL.query_heads,
+        num_key_value_heads=MODEL.kv_heads,
+        max_position_embeddings=tokens + 1,
+    )
+    return PrunedKeyCache(config, bits=BITS, basis="none", recent_window=RECENT, sink_tokens=SINKS)
+
+
+def attend(layer: Any, query: Tensor) -> Tensor:
+    """Attention of one new token over a coded layer."""
+    scaling = MODEL.head_dim**-0.5
+    found = attention_in_place(
+        nn.Identity(), query, layer.tail.keys, layer.tail.values, None, layer.compressed, scaling
+    )
+    if found is None:
+        raise SystemExit("the kernels for coded tokens are not used here: grace-opt doctor says why")
+    return found[0]
+
+
+def check(layer: Any, query: Tensor) -> None:
+    """Stop unless reading in place gives what dense copies give, within what bfloat16 allows."""
+    keys, values = (part.float() for part in layer.compressed.full_width(layer.tail.keys, layer.tail.values))
+    expected = nn.functional.scaled_dot_product_attention(query.float(), keys, values, enable_gqa=True).transpose(1, 2)
+    error = (attend(layer, query).float() - expected).abs().max()
+    if not error <= 2.0**-7 * expected.abs().max():
+        raise SystemExit(f"reading codes in place is off by {error:.2g}: nothing is worth timing")
+
+
+def graph_of(calls: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """Record what calls launch."""
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        calls()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            calls()
+    torch.cuda.synchronize()
+    return graph
+
+
+def milliseconds(run: Callable[[], Any]) -> float:
+    """How long the GPU takes."""
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    first.record()
+    run()
+    last.record()
+    torch.cuda.synchronize()
+    return float(first.elapsed_time(last))
+
+
+@torch.inference_mode()
+def one_layer(tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
+    """Return microseconds of each round, of attention alone, and seconds that coding took."""
+    torch.manual_seed(0)
+    plain = 2 * 2 * prompts * MODEL.kv_heads * tokens * MODEL.head_dim
+    query = torch.randn(prompts, MODEL.query_heads, 1, MODEL.head_dim, device="cuda").bfloat16()
+    coded, coding, held = [], [], 1
+    while len(coded) * held < COLD and len(coded) < MOST:
+        seen, cache = drawn(tokens, prompts), empty_cache(tokens, 1)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        layer = filled(cache, {0: seen}).layers[0]
+        torch.cuda.synchronize()
+        coding.append(time.perf_counter() - began)
+        turned(layer)
+        sizes = layer.compressed.sizes()
+        held = sizes["key codes"] + sizes["value codes"]
+        coded.append(layer)
+    check(coded[0], query)
+    every = [(seen.keys, seen.values) for seen in (drawn(tokens, prompts) for _ in range(1 + COLD // (2 * plain)))]
+    graphs = {}
+    for backend in FASTEST:
+
+        def dense(backend: SDPBackend = backend) -> None:
+            with sdpa_kernel(backend):
+                for keys, values in every:
+                    nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # each backend says why it cannot be used
+                graphs[backend.name.removesuffix("_ATTENTION").lower()] = (graph_of(dense), len(every))
+        except RuntimeError:
+            continue
+    graphs[OURS] = (graph_of(lambda: [attend(layer, query) for layer in coded]), len(coded))
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(rounds + 1):
+        for name, (graph, count) in graphs.items():
+            taken = 1000 * milliseconds(graph.replay) / count
+            if turn:
+                times[name].append(taken)
+    return {
+        "tokens": tokens,
+        "prompts": prompts,
+        "us": times,
+        "coding_s": min(coding),
+        "dense_bytes": 2 * plain,
+        "bytes": held,
+    }
+
+
+@torch.inference_mode()
+def whole_steps(model: Any, tokens: int, prompts: int, rounds: int) -> dict[str, Any]:
+    """Return milliseconds of each round's step of a whole model, after a prompt of random keys and values."""
+    torch.manual_seed(0)
+    dense, ours = DynamicCache(config=model.config), empty_cache(tokens, MODEL.layers)
+    for index in range(MODEL.layers):
+        seen = drawn(tokens, prompts)
+        dense.update(seen.keys, seen.values, index)
+        filled(ours, {index: seen})
+        turned(ours.layers[index])
+    ids = torch.randint(MODEL.vocabulary, (prompts, 1), device="cuda")
+    times: dict[str, list[float]] = {DENSE: [], OURS: []}
+    for turn in range(rounds + WARM_UP):
+        for name, cache, kind in ((DENSE, dense, "sdpa"), (OURS, ours, "grace_sdpa")):
+            with attention_implementation(model, kind):
+                taken = milliseconds(lambda cache=cache: model(ids, past_key_values=cache))  # type: ignore[misc]
+            if turn >= WARM_UP:
+                times[name].append(taken)
+    plain = 2 * 2 * prompts * MODEL.kv_heads * tokens * MODEL.head_dim * MODEL.layers
+    return {
+        "tokens": tokens,
+        "prompts": prompts,
+        "ms": times,
+        "dense_bytes": 2 * plain,
+        "bytes": ours.memory_report().total_bytes,
+    }
+
+
+def best_dense(times: dict[str, list[float]]) -> str:
+    """Return the fastest dense way."""
+    return min((name for name in times if name != OURS), key=lambda name: statistics.median(times[name]))
+
+
+def page(value: dict[str, Any]) -> Page:
+    """What the page says of the numbers."""
+    rate, rows, steps = value["copy_bandwidth"], [], []
+    for cell in value["layers"]:
+        best = best_dense(cell["us"])
+        dense, ours = (statistics.median(cell["us"][name]) for name in (best, OURS))
+        rows.append(
+            [
+                f"{cell['tokens']:,} × {cell['prompts']}",
+                f"{dense:.1f} ({best})",
+                f"{ours:.1f}",
+                f"{dense / ours:.2f}",
+                f"{1e6 * cell['dense_bytes'] / rate:.1f}",
+                f"{1e6 * cell['bytes'] / rate:.1f}",
+                f"{cell['dense_bytes'] / cell['bytes']:.1f}",
+                f"{cell['coding_s']:.2f}",
+            ]
+        )
+    for cell in value["steps"]:
+        dense, ours = (statistics.median(cell["ms"][name]) for name in (DENSE, OURS))
+        steps.append(
+            [
+                f"{cell['tokens']:,} × {cell['prompts']}",
+                f"{dense:.1f}",
+                f"{ours:.1f}",
+                f"{ours / dense:.2f}",
+                f"{cell['dense_bytes'] / 1e9:.2f}",
+                f"{cell['bytes'] / 1e9:.2f}",
+            ]
+        )
+    first, last = rows[0], rows[-1]
+    return Page(
+        title="Decoding from 2.25 bits on a GPU",
+        picture="Bars: how many times as fast attention over codes is as the fastest dense one, by tokens and prompts",
+        draw=lambda figure: _draw(figure, rows),
+        asked=f"How long does attention take on a GPU with `bits={BITS:g}`, whose codes are read where they lie, "
+        "beside dense attention?",
+        found=f"Attention over codes is {last[3]} times as fast as torch's fastest dense attention with {last[0]} "
+        f"tokens, and {first[3]} times with {first[0]}; codes are {last[6]} times fewer bytes. A whole step of "
+        f"transformers, in plain Python, takes {steps[0][3]} times as long as with a dense cache after {steps[0][0]} "
+        "tokens, and most of it is launching.",
+        sure=f"These are medians of {value['rounds']} rounds on one {value['device']}, in bfloat16, with Llama-3-8B's "
+        "shape and random numbers; other GPUs have other ratios.",
+        tables=[
+            *table(
+                [
+                    *("tokens × prompts", "dense, µs", f"{OURS}, µs", "times as fast", "floor, dense", "floor, codes"),
+                    *("times fewer bytes", "coding a layer, s"),
+                ],
+                rows,
+            ),
+            "",
+            *table(
+                ["whole step, tokens × prompts", "dense, ms", f"{OURS}, ms", "/ dense", "cache, dense, GB", "ours, GB"],
+                steps,
+            ),
+        ],
+        details=[
+            (
+                "How it is measured",
+                [
+                    f"*Floor*: bytes of keys and values, or of codes, at {rate / 1e12:.2f} TB/s, the rate of a large "
+                    "copy. Attention of one layer and one new token is replayed from a CUDA graph of several layers. "
+                    "Whole steps take turns, and are not recorded. Coding is what a prompt's keys and values take, the "
+                    "fastest of the layers made; the first one compiles.",
+                ],
+            )
+        ],
+    )
+
+
+def _draw(figure: Figure, rows: Sequence[Sequence[str]]) -> None:
+    axes = figure.subplots()
+    places = range(len(rows))
+    values = [float(row[3]) for row in rows]
+    axes.bar(places, values, color=BLUE, width=0.6)
+    for place, height in zip(places, values, strict=True):
+        axes.text(place, height, f"{height:.2f}", ha="center", va="bottom", fontsize=9)
+    axes.set_xticks(places, [row[0] for row in rows])
+    axes.set_xlabel("tokens × prompts")
+    axes.axhline(1, color=BLACK, linewidth=0.8)
+    axes.set_ylabel("times as fast as dense attention")
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.decode_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="of each measurement (default %(default)s)")
+    add_options(parser, "decode_gpu")
+    args = parser.parse_args(given)
+    if args.report_only:
+        print(write_results(args.out, read_results(args.out), page, allow_dirty=args.allow_dirty, measured=False))
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("bench.decode_gpu: torch sees no CUDA device; bench.decode_bits measures on a CPU")
+    source = require_clean(args.allow_dirty)
+    copy = timed({"copy": probes(MODEL, 64, "cuda")["copy"]}, "cuda", 9)["copy"]
+    layers = []
+    for tokens, prompts in LAYERS:
+        layers.append(one_layer(tokens, prompts, args.rounds))
+        torch.cuda.empty_cache()
+    model = random_weights("llama3-8b", None, "cuda", "bfloat16").model
+    steps = [whole_steps(model, tokens, prompts, args.rounds) for tokens, prompts in STEPS]
+    value = {
+        "provenance": {**source, "command": "python -m bench.decode_gpu"},
+        "device": torch.cuda.get_device_name(),
+        "rounds": args.rounds,
+        "copy_bandwidth": 2 * 4 * PROBES["cuda"][2] / statistics.median(copy),
+        "layers": layers,
+        "steps": steps,
+    }
+    print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
+
+
+if __name__ == "__main__":
+    main()
