@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._util.arrays import to_device
 from ...kernels.coding import scaled_and_coded
 from ...kernels.heads import Coded
 from .bitplanes import pack_bits, unpack_bits, unpack_classes
@@ -179,7 +180,7 @@ class Part(NamedTuple):
     coordinates : Tensor
         ``(h, Σ counts, d)``, in the order of the classes. Fastest if the tokens of a channel are adjacent.
     levels : Tensor
-        ``(C, h, d)`` int64, indices into `WIDTHS`.
+        ``(C, h, d)`` int64, indices into `WIDTHS`; on the CPU, as sizes of what is stored depend on them.
     largest : Tensor
         ``(h,)``: the largest absolute value of each head.
     """
@@ -202,11 +203,11 @@ def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
     levels, means, scales, units, planes = [], [], [], [], []
     for part in parts:
         scaled, unit = part.coordinates.float(), _unit(part.largest.float())
-        if bool((unit != 1).any()):
+        if scaled.device.type != "cpu" or bool((unit != 1).any()):  # by one rather than wait for the device
             scaled = scaled / unit[:, None, None]
         means.append(scaled.mean(1).to(torch.float16))
         rows, centres = scaled.mT.flatten(0, 1), means[-1].flatten().float()
-        widths = _as_tensor(WIDTHS, rows.device)[part.levels].flatten(1)
+        widths = _as_tensor(WIDTHS, part.levels.device)[part.levels].flatten(1)
         found = scaled_and_coded(rows, centres, widths, counts, codebooks(rows.device))
         levels.append(part.levels)
         units.append(unit)
@@ -226,10 +227,11 @@ def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
 
 def codes_from(coded: Coded, counts: Sequence[int]) -> Codes:
     """Return what is stored of codes that were just made; `counts` as for `encode`."""
+    device, used = coded.means.device, torch.nonzero(coded.levels.flatten())[:, 0]
     return Codes(
-        levels=_packed(coded.levels),
+        levels=to_device(_packed(coded.levels), device),
         means=coded.means,
-        scales=coded.scales[coded.levels > 0],
+        scales=coded.scales.flatten().index_select(0, to_device(used, device)),
         unit=coded.unit,
         planes=coded.planes,
         counts=tuple(counts),

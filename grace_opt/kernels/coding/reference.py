@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._util.arrays import to_device
+
 #: Columns in a byte of a plane.
 PER_BYTE = 8
 #: Number of steps to a better scale, and how much of each is taken: whole ones go too far.
@@ -43,11 +45,11 @@ def scaled_and_coded(
     rows: Tensor, means: Tensor, widths: Tensor, counts: Sequence[int], books: Codebooks
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """See `grace_opt.kernels.coding.scaled_and_coded`."""
-    scales, planes = [], []
-    for part, wide in zip(torch.split(rows, list(counts), 1), widths, strict=True):
+    scales, planes, there = [], [], to_device(widths.long(), rows.device)
+    for part, own, wide in zip(torch.split(rows, list(counts), 1), widths, there, strict=True):
         centred = part - means[:, None]
         scales.append(fitted(centred, wide, books))
-        planes.append(pack_codes(codes_of(centred, wide, scales[-1].float(), books), wide))
+        planes.append(pack_codes(codes_of(centred, wide, scales[-1].float(), books), own))
     return torch.stack(scales), tuple(planes)
 
 
@@ -61,22 +63,21 @@ def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tu
 
 
 def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
-    """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits."""
-    if not centred.shape[1]:
+    """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits.
+
+    In operations on all rows, each with the edges of its own width: on a GPU every operation has to be started.
+    """
+    count = centred.shape[1]
+    if not count:
         return torch.zeros(len(centred), dtype=torch.float16, device=centred.device)
-    scale = centred.double().square().mean(1).sqrt().float()
-    for bits, rows in _rows_by_width(widths, books):
-        sizes = centred[rows].abs()
-        largest = sizes.amax(1)
-        if bits == books.even:
-            scale[rows] = largest
-            continue
-        half = 2 ** (bits - 1)
-        upper = _edges(books, bits)[half:], books.levels[bits, half : 2 * half]
-        reach = float(upper[1][-1]) + BEYOND * sizes.shape[1] ** (1 / 3) / (1 << bits)
-        scale[rows] = torch.maximum(scale[rows], (largest.double() / reach).float())
-        for _ in range(FITTING_STEPS):
-            scale[rows] = _better_scale(sizes, scale[rows], *upper)
+    sizes, widths = centred.abs(), widths.long()
+    numbers, largest = 1 << widths, sizes.amax(1)
+    edges, levels = _upper(widths, books)
+    reach = books.levels[widths, numbers - 1].double() + BEYOND * count ** (1 / 3) / numbers
+    scale = torch.maximum(centred.double().square().mean(1).sqrt().float(), (largest.double() / reach).float())
+    for _ in range(FITTING_STEPS):
+        scale = _better_scale(sizes, scale, edges, levels)
+    scale = torch.where(widths == books.even, largest, scale)
     return torch.where(widths > 0, scale, 0).clamp(max=LARGEST).to(torch.float16)
 
 
@@ -86,8 +87,8 @@ def _better_scale(sizes: Tensor, scale: Tensor, edges: Tensor, levels: Tensor) -
     A step of least squares in which every column counts by its squared error, so most of all what is far beyond the
     largest level: one key that is cut short can change a whole row of attention.
     """
-    codes = torch.searchsorted(edges * scale[:, None], sizes, out_int32=True)
-    numbers = levels[codes].double()
+    codes = torch.searchsorted(edges * positive(scale)[:, None], sizes)
+    numbers = levels.gather(1, codes).double()
     errors = sizes - scale.double()[:, None] * numbers
     weights = errors.square()
     step = (weights * errors * numbers).sum(1) / (weights * numbers.square()).sum(1)
@@ -97,11 +98,8 @@ def _better_scale(sizes: Tensor, scale: Tensor, edges: Tensor, levels: Tensor) -
 
 def codes_of(centred: Tensor, widths: Tensor, scale: Tensor, books: Codebooks) -> Tensor:
     """Return the code of the nearest level for all of ``(R, n)``, uint8; 0 where there are no bits."""
-    codes = torch.zeros(centred.shape, dtype=torch.uint8, device=centred.device)
     scaled = centred / positive(scale)[:, None]
-    for bits, rows in _rows_by_width(widths, books):
-        codes[rows] = torch.bucketize(scaled[rows], _edges(books, bits), out_int32=True).to(torch.uint8)
-    return codes
+    return torch.searchsorted(books.edges[widths.long()], scaled, out_int32=True).to(torch.uint8)
 
 
 def pack_bits(bits: Tensor) -> Tensor:
@@ -120,8 +118,8 @@ def pack_bits(bits: Tensor) -> Tensor:
 
 
 def pack_codes(codes: Tensor, widths: Tensor) -> Tensor:
-    """Pack codes ``(R, n)`` uint8 of widths ``(R,)`` into planes ``(Σ widths, ⌈n/8⌉)`` uint8."""
-    owner, place = owners(widths, int(widths.sum()))
+    """Pack codes ``(R, n)`` uint8 of widths ``(R,)``, on the CPU, into planes ``(Σ widths, ⌈n/8⌉)`` uint8."""
+    owner, place = (to_device(each, codes.device) for each in owners(widths, int(widths.sum())))
     return pack_bits((codes[owner] >> place[:, None]) & 1)
 
 
@@ -138,13 +136,12 @@ def places(device: torch.device) -> Tensor:
     return torch.arange(PER_BYTE, dtype=torch.uint8, device=device)
 
 
-def _rows_by_width(widths: Tensor, books: Codebooks) -> list[tuple[int, Tensor]]:
-    found = ((bits, torch.nonzero(widths == bits)[:, 0]) for bits in range(1, len(books.levels)))
-    return [(bits, rows) for bits, rows in found if len(rows)]
-
-
-def _edges(books: Codebooks, bits: int) -> Tensor:
-    return books.edges[bits, : 2**bits - 1]
+def _upper(widths: Tensor, books: Codebooks) -> tuple[Tensor, Tensor]:
+    """Return the edges ``(R, N - 1)`` and levels ``(R, N)`` above zero of every row: N as many as any width but `even`
+    has, whose rows get the first ones, and a scale that is not read."""
+    most = 2 ** (max(bits for bits in range(len(books.levels)) if bits != books.even) - 1)
+    place = (1 << widths)[:, None] // 2 + torch.arange(most, device=widths.device)
+    return books.edges[widths[:, None], place[:, :-1]], books.levels[widths[:, None], place]
 
 
 def positive(scale: Tensor) -> Tensor:
