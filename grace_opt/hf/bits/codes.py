@@ -133,7 +133,8 @@ class Codes:
     def split(self, heads: int) -> tuple[Codes, Codes]:
         """Return the codes of the first heads and those of the others, copied; of codes in one class."""
         levels, widths = self._indices(), self.widths()[0]
-        scales, planes = int((widths[:heads] > 0).sum()), int(widths[:heads].sum())
+        first = widths[:heads].long()
+        scales, planes = torch.stack([(first > 0).sum(), first.sum()]).tolist()  # one wait
         parts = []
         for own, scaled, wide in (
             (slice(heads), slice(scales), slice(planes)),

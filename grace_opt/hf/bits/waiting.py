@@ -122,7 +122,7 @@ def settled(
             weight.gather(1, order),
             energy.double(),
             sizes,
-            share.to(tensor.device) * tensor[0].numel(),
+            share * tensor[0].numel(),
         )
         for tensor, weight, energy, share in zip(waiting, token_weights(first, second), energies, shares, strict=True)
     ]
