@@ -201,29 +201,55 @@ def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
     counts : sequence of int
         Number of tokens of each class; at least one token in all.
     """
+    return codes_from(_coded(parts, counts), counts)
+
+
+def encode_apart(parts: Iterable[Part], counts: Sequence[int], heads: Sequence[int]) -> list[Codes]:
+    """Return what `encode` does, for some heads after the other: so many of each."""
+    coded = _coded(parts, counts)
+    if len(heads) == 1:
+        return [codes_from(coded, counts)]
+    levels = torch.split(coded.levels, list(heads), 1)
+    widths = _as_tensor(WIDTHS, coded.levels.device)
+    numbers = torch.stack([widths[own].sum((1, 2)) for own in levels], dim=1).tolist()
+    apart = (
+        levels,
+        torch.split(coded.means, list(heads)),
+        torch.split(coded.scales, list(heads), 1),
+        torch.split(coded.unit, list(heads)),
+        zip(*(torch.split(of_class, own) for of_class, own in zip(coded.planes, numbers, strict=True)), strict=True),
+    )
+    # Copies: each lives as long as its sequence does.
+    return [
+        codes_from(Coded(own, means.clone(), scales, unit.clone(), tuple(each.clone() for each in planes)), counts)
+        for own, means, scales, unit, planes in zip(*apart, strict=True)
+    ]
+
+
+def _coded(parts: Iterable[Part], counts: Sequence[int]) -> Coded:
     levels, means, scales, units, planes = [], [], [], [], []
-    for part in parts:
-        scaled, unit = part.coordinates.float(), _unit(part.largest.float())
+    for coordinates, own, largest in parts:
+        scaled, unit = coordinates.float(), _unit(largest.float())
+        del coordinates  # or they would be held beside what they become
         if scaled.device.type != "cpu" or bool((unit != 1).any()):  # by one rather than wait for the device
             scaled = scaled / unit[:, None, None]
         means.append(scaled.mean(1).to(torch.float16))
         rows, centres = scaled.mT.flatten(0, 1), means[-1].flatten().float()
-        widths = _as_tensor(WIDTHS, part.levels.device)[part.levels].flatten(1)
+        widths = _as_tensor(WIDTHS, own.device)[own].flatten(1)
         found = scaled_and_coded(rows, centres, widths, counts, codebooks(rows.device))
-        levels.append(part.levels)
+        levels.append(own)
         units.append(unit)
         scales.append(found[0])
         planes.append(found[1])
-        del part, scaled, rows  # before the next part is made
+        del scaled, rows  # before the next part is made
     every = torch.cat(levels, dim=1)
-    coded = Coded(
+    return Coded(
         levels=every,
         means=torch.cat(means),
         scales=torch.cat(scales, dim=1).view(every.shape),
         unit=torch.cat(units),
         planes=tuple(torch.cat(of_class) for of_class in zip(*planes, strict=True)),
     )
-    return codes_from(coded, counts)
 
 
 def codes_from(coded: Coded, counts: Sequence[int]) -> Codes:

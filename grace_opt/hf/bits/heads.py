@@ -20,14 +20,14 @@ from ...kernels.heads import Heads, Tables, is_compiled
 from ...kernels.steps import lower_hulls, within_budget
 from .bitplanes import PER_BYTE
 from .codebooks import WIDTHS, codebooks, distortions
-from .codes import LARGE, LOWEST_POWER, PARAMETER_BITS, SMALL, Codes, Part, codes_from, encode
+from .codes import LARGE, LOWEST_POWER, PARAMETER_BITS, SMALL, Codes, Part, codes_from, encode, encode_apart
 
 #: Largest number of coordinates that are made at once, if one head has fewer: every step takes copies of them, and a
 #: prompt must not take much more memory while it is coded than while it is read.
 MAX_NUMBERS = 2**16
-#: The same on another device. Steps take some 50 bytes per number, in all less than a layer of a large model takes to
-#: read a prompt of so many.
-MAX_NUMBERS_ELSEWHERE = 2**23
+#: The same on another device. Steps take some 40 bytes per number, in all no more than a layer of a large model
+#: takes to read a prompt of so many.
+MAX_NUMBERS_ELSEWHERE = 2**24
 
 
 @dataclass(frozen=True)
@@ -113,18 +113,61 @@ def code_heads(stored: Sequence[StoredHeads]) -> list[Codes]:
 
 def _coded_elsewhere(stored: Sequence[StoredHeads]) -> list[Codes]:
     """Code keys and values that are not on the CPU: it divides the bits of all of them, after one wait."""
-    every = [each.costs() for each in stored]
-    together = torch.cat([costs.flatten() for _, costs in every]).cpu()
-    copied = torch.split(together, [costs.numel() for _, costs in every])
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for number, each in enumerate(stored):
-        alike.setdefault((*each.sizes, each.energy.shape), []).append(number)
-    levels: dict[int, Tensor] = {}
-    for numbers in alike.values():  # heads of all of these in one call, which shares them among threads
-        costs = torch.cat([copied[number].view(every[number][1].shape) for number in numbers])
-        found = _divided(costs, stored[numbers[0]].sizes, torch.cat([stored[number].bits for number in numbers]))
-        levels |= zip(numbers, found.chunk(len(numbers), dim=1), strict=True)
-    return [encode(each.parts(levels[number], every[number][0]), each.sizes) for number, each in enumerate(stored)]
+    groups = _alike(stored)
+    every = [_together(group).costs() for group in groups]
+    copied = torch.cat([costs.flatten() for _, costs in every]).cpu()
+    apart = zip(torch.split(copied, [costs.numel() for _, costs in every]), every, strict=True)
+    levels = _levels(groups, [here.view(there.shape) for here, (_, there) in apart])
+    found = []
+    for group, (largest, _), own in zip(groups, every, levels, strict=True):
+        parts = _together(group).parts(own, largest)
+        found += encode_apart(parts, group[0].sizes, [len(each.tensor) for each in group])
+    return found
+
+
+def _levels(groups: Sequence[Sequence[StoredHeads]], costs: Sequence[Tensor]) -> list[Tensor]:
+    """Return what `_divided` does for every group: those of equal sizes in one call, which threads share."""
+    found: dict[int, Tensor] = {}
+    sizes = [(group[0].sizes, each.shape[1:]) for group, each in zip(groups, costs, strict=True)]
+    for size in dict.fromkeys(sizes):
+        numbers = [number for number, own in enumerate(sizes) if own == size]
+        bits = torch.cat([each.bits for number in numbers for each in groups[number]])
+        levels = _divided(torch.cat([costs[number] for number in numbers]), size[0], bits)
+        apart = torch.split(levels, [len(costs[number]) for number in numbers], 1)
+        found |= zip(numbers, apart, strict=True)
+    return [found[number] for number in range(len(groups))]
+
+
+def _alike(stored: Sequence[StoredHeads]) -> list[list[StoredHeads]]:
+    """Return runs of keys and values that the same operations can code: of equal sizes, and not too many at once."""
+    groups: list[list[StoredHeads]] = []
+    for each in stored:
+        last = groups[-1] if groups else []
+        if last and _kind(last[0]) == _kind(each) and (len(last) + 1) * each.tensor.numel() <= MAX_NUMBERS_ELSEWHERE:
+            last.append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _kind(each: StoredHeads) -> tuple[object, ...]:
+    return each.sizes, each.tensor.shape, each.tensor.dtype, each.encode is None
+
+
+def _together(group: Sequence[StoredHeads]) -> StoredHeads:
+    """Return the heads of a group as those of one; copies, so made anew when needed."""
+    if len(group) == 1:
+        return group[0]
+    encode = [each.encode for each in group if each.encode is not None]
+    return StoredHeads(
+        torch.cat([each.tensor for each in group]),
+        torch.cat([each.order for each in group]),
+        torch.cat(encode) if encode else None,
+        torch.cat([each.weights for each in group]),
+        torch.cat([each.energy for each in group]),
+        group[0].sizes,
+        torch.cat([each.bits for each in group]),
+    )
 
 
 @functools.lru_cache(maxsize=32)

@@ -20,7 +20,7 @@ PER_BYTE = 8
 FITTING_STEPS, PART = 3, 0.5
 #: Each more bit halves the rounding of most columns, and how far one may be beyond the largest level to cost as much.
 BEYOND = 1.3
-LARGEST = float(torch.finfo(torch.float16).max)
+LARGEST, SMALLEST = float(torch.finfo(torch.float16).max), float(torch.finfo(torch.float32).tiny)
 
 
 class Codebooks(NamedTuple):
@@ -44,13 +44,20 @@ class Codebooks(NamedTuple):
 def scaled_and_coded(
     rows: Tensor, means: Tensor, widths: Tensor, counts: Sequence[int], books: Codebooks
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """See `grace_opt.kernels.coding.scaled_and_coded`."""
-    scales, planes, there = [], [], to_device(widths.long(), rows.device)
-    for part, own, wide in zip(torch.split(rows, list(counts), 1), widths, there, strict=True):
-        centred = part - means[:, None]
-        scales.append(fitted(centred, wide, books))
-        planes.append(pack_codes(codes_of(centred, wide, scales[-1].float(), books), own))
-    return torch.stack(scales), tuple(planes)
+    """See `grace_opt.kernels.coding.scaled_and_coded`.
+
+    In operations on all rows of a class, each with the edges of its own width: on a GPU every operation has to be
+    started.
+    """
+    there = to_device(widths.long(), rows.device)
+    edges, (above, levels, top) = books.edges[there], _upper(there, books)
+    scales, codes = [], []
+    for number, centred in enumerate(torch.split(rows - means[:, None], list(counts), 1)):
+        upper = above[number], levels[number], top[number]
+        scales.append(_fitted(centred, there[number], upper, books.even))
+        scaled = centred / positive(scales[-1].float())[:, None]
+        codes.append(torch.searchsorted(edges[number], scaled, out_int32=True).to(torch.uint8))
+    return torch.stack(scales), tuple(pack_classes(codes, widths))
 
 
 def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -63,21 +70,21 @@ def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tu
 
 
 def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
-    """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits.
+    """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits."""
+    return _fitted(centred, widths.long(), _upper(widths.long(), books), books.even)
 
-    In operations on all rows, each with the edges of its own width: on a GPU every operation has to be started.
-    """
-    count = centred.shape[1]
+
+def _fitted(centred: Tensor, widths: Tensor, upper: tuple[Tensor, Tensor, Tensor], even: int) -> Tensor:
+    """See `fitted`; `upper` is of these rows."""
+    (edges, levels, top), count = upper, centred.shape[1]
     if not count:
         return torch.zeros(len(centred), dtype=torch.float16, device=centred.device)
-    sizes, widths = centred.abs(), widths.long()
-    numbers, largest = 1 << widths, sizes.amax(1)
-    edges, levels = _upper(widths, books)
-    reach = books.levels[widths, numbers - 1].double() + BEYOND * count ** (1 / 3) / numbers
+    sizes = centred.abs()
+    largest, reach = sizes.amax(1), top + BEYOND * count ** (1 / 3) / (1 << widths)
     scale = torch.maximum(centred.double().square().mean(1).sqrt().float(), (largest.double() / reach).float())
     for _ in range(FITTING_STEPS):
         scale = _better_scale(sizes, scale, edges, levels)
-    scale = torch.where(widths == books.even, largest, scale)
+    scale = torch.where(widths == even, largest, scale)
     return torch.where(widths > 0, scale, 0).clamp(max=LARGEST).to(torch.float16)
 
 
@@ -87,19 +94,13 @@ def _better_scale(sizes: Tensor, scale: Tensor, edges: Tensor, levels: Tensor) -
     A step of least squares in which every column counts by its squared error, so most of all what is far beyond the
     largest level: one key that is cut short can change a whole row of attention.
     """
-    codes = torch.searchsorted(edges * positive(scale)[:, None], sizes)
-    numbers = levels.gather(1, codes).double()
+    # Not zero, as edges may be infinite.
+    numbers = levels.gather(1, torch.searchsorted(edges * scale.clamp(min=SMALLEST)[:, None], sizes))
     errors = sizes - scale.double()[:, None] * numbers
-    weights = errors.square()
-    step = (weights * errors * numbers).sum(1) / (weights * numbers.square()).sum(1)
-    better = (scale + PART * step).float()
+    products = errors.square().mul_(numbers)
+    step = errors.mul_(products).sum(1) / numbers.mul_(products).sum(1)
+    better = torch.add(scale, step, alpha=PART).float()
     return torch.where(better > 0, better, scale)
-
-
-def codes_of(centred: Tensor, widths: Tensor, scale: Tensor, books: Codebooks) -> Tensor:
-    """Return the code of the nearest level for all of ``(R, n)``, uint8; 0 where there are no bits."""
-    scaled = centred / positive(scale)[:, None]
-    return torch.searchsorted(books.edges[widths.long()], scaled, out_int32=True).to(torch.uint8)
 
 
 def pack_bits(bits: Tensor) -> Tensor:
@@ -110,8 +111,9 @@ def pack_bits(bits: Tensor) -> Tensor:
     >>> pack_bits(torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, 1, 1])).tolist()
     [1, 3]
     """
-    spare = -bits.shape[-1] % PER_BYTE
-    whole = torch.nn.functional.pad(bits.to(torch.uint8), (0, spare))
+    spare, whole = -bits.shape[-1] % PER_BYTE, bits.to(torch.uint8)
+    if spare:
+        whole = torch.nn.functional.pad(whole, (0, spare))
     by_byte = whole.view(*bits.shape[:-1], whole.shape[-1] // PER_BYTE, PER_BYTE)
     packed: Tensor = (by_byte << places(bits.device)).sum(-1, dtype=torch.uint8)
     return packed
@@ -119,8 +121,15 @@ def pack_bits(bits: Tensor) -> Tensor:
 
 def pack_codes(codes: Tensor, widths: Tensor) -> Tensor:
     """Pack codes ``(R, n)`` uint8 of widths ``(R,)``, on the CPU, into planes ``(Σ widths, ⌈n/8⌉)`` uint8."""
-    owner, place = (to_device(each, codes.device) for each in owners(widths, int(widths.sum())))
-    return pack_bits((codes[owner] >> place[:, None]) & 1)
+    return pack_classes((codes,), widths[None])[0]
+
+
+def pack_classes(codes: Sequence[Tensor], widths: Tensor) -> list[Tensor]:
+    """Return what `pack_codes` does for the codes of each class, and a row of widths ``(C, R)``."""
+    sizes, device = widths.sum(1).tolist(), codes[0].device
+    owner, place = (to_device(each, device) for each in owners(widths.flatten(), sum(sizes)))
+    of_class = torch.split(owner % widths.shape[1], sizes), torch.split(place[:, None], sizes)
+    return [pack_bits((part[own] >> bit) & 1) for part, own, bit in zip(codes, *of_class, strict=True)]
 
 
 def owners(widths: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -136,12 +145,16 @@ def places(device: torch.device) -> Tensor:
     return torch.arange(PER_BYTE, dtype=torch.uint8, device=device)
 
 
-def _upper(widths: Tensor, books: Codebooks) -> tuple[Tensor, Tensor]:
-    """Return the edges ``(R, N - 1)`` and levels ``(R, N)`` above zero of every row: N as many as any width but `even`
-    has, whose rows get the first ones, and a scale that is not read."""
+def _upper(widths: Tensor, books: Codebooks) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the edges ``(..., N - 1)`` and levels ``(..., N)`` above zero of rows of some widths ``(...)``, and their
+    largest levels ``(...)``, float64.
+
+    N is the most that any width but `even` has, whose rows get too few: their scale is not fitted.
+    """
     most = 2 ** (max(bits for bits in range(len(books.levels)) if bits != books.even) - 1)
-    place = (1 << widths)[:, None] // 2 + torch.arange(most, device=widths.device)
-    return books.edges[widths[:, None], place[:, :-1]], books.levels[widths[:, None], place]
+    place, wide = (1 << widths)[..., None] // 2 + torch.arange(most, device=widths.device), widths[..., None]
+    levels = books.levels.double()
+    return books.edges[wide, place[..., :-1]], levels[wide, place], levels[widths, (1 << widths) - 1]
 
 
 def positive(scale: Tensor) -> Tensor:
