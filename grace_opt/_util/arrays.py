@@ -94,6 +94,14 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy what the CPU has made to a device. CUDA does so without waiting, and has read it before this returns.
+
+    (Of memory that is not pinned, and this is none. Other devices may read it later, when it may be gone.)
+    """
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 def first_argmin(tensor: Tensor) -> Tensor:
     """Return the index of the first minimum along the last dimension, int64.
 

@@ -24,6 +24,7 @@ from grace_opt.hf import (
 )
 from grace_opt.hf.bits import heads
 from grace_opt.hf.bits.code_prompt import MIN_TOKENS
+from grace_opt.hf.bits.codebooks import distortions
 from tests.hf.conftest import RECENT, build
 
 LENGTH, PADDING = 150, 21
@@ -311,11 +312,12 @@ def test_widths_are_those_that_allocate_chooses(bits):
     sizes, generator = (8, 24, 68), torch.Generator().manual_seed(1)
     squares = torch.randn(4, 3, 16, generator=generator, dtype=torch.float64).mul(3).exp() * 1e-30
     squares[0, 1:] = 0
-    losses = heads._losses(squares, torch.rand(4, 16, generator=generator, dtype=torch.float64))
+    whole = squares * torch.rand(4, 16, generator=generator, dtype=torch.float64)[:, None]
+    losses = whole[..., None] * torch.tensor(distortions(), dtype=torch.float64)
     limits = torch.tensor([0.5, 1, 1, 1.5], dtype=torch.float64) * bits * sum(sizes) * 16
     costs = heads._costs(sizes, losses.device)[:, None].expand(-1, 16, -1).reshape(48, -1)
     best = allocate(losses.flatten(1, 2), costs, limits)
-    found = heads._divided(losses, sizes, limits)
+    found = heads._divided(whole, sizes, limits)
     assert torch.equal(found.transpose(0, 1).flatten(1), best.levels)
 
 

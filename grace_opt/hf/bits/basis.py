@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..._util.arrays import to_device
+
 #: Weight of the diagonal in the queries' moments: a prompt shows some thousand queries, not all.
 SHRINKAGE = 0.1
 #: Eigenvalues of the metric below this share of the largest are raised to it, those of the keys' moments likewise: a
@@ -47,7 +49,8 @@ class Basis:
 
     def to(self, device: torch.device | str) -> Basis:
         """Copy to a device."""
-        return Basis(self.encode.to(device), self.decode.to(device), self.energy.to(device))
+        there = torch.device(device)
+        return Basis(*(to_device(each, there) for each in (self.encode, self.decode, self.energy)))
 
 
 def joint_basis(metric: Tensor, moment: Tensor, shrinkage: float = SHRINKAGE) -> Basis:
@@ -80,10 +83,10 @@ def joint_basis(metric: Tensor, moment: Tensor, shrinkage: float = SHRINKAGE) ->
     return Basis(encode.float(), decode.float(), spread.square())
 
 
-def identity_basis(heads: int, width: int, energy: Tensor | None = None) -> Basis:
+def identity_basis(heads: int, width: int, energy: Tensor | None = None, device: torch.device | None = None) -> Basis:
     """Return the coordinates as they are."""
-    eye = torch.eye(width).expand(heads, width, width)
-    return Basis(eye, eye, torch.ones(heads, width, dtype=torch.float64) if energy is None else energy)
+    eye = torch.eye(width, device=device).expand(heads, width, width)
+    return Basis(eye, eye, torch.ones(heads, width, dtype=torch.float64, device=device) if energy is None else energy)
 
 
 def energy_in(basis: Basis, metric: Tensor, shrinkage: float = SHRINKAGE) -> Tensor:

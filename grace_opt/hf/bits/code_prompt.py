@@ -1,5 +1,9 @@
 """Code a prompt's keys and values: importance, classes, coordinates, bits, codes; one sequence after the other.
 
+On a GPU, the sequences of a batch take turns: what is done before bits are divided, then the division for all of them,
+which has to wait for the device, then the rest. What numbers and sizes of queries and tokens depend on, padding and
+places, is copied to the CPU once.
+
 The losses that `grace_opt.allocate` divides a head's budget by are those of a Gaussian: the distortion of a width times
 the weighted variance of the channel in the class, times what an error there costs.
 
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..._util.arrays import to_device
 from ..masking import rank
 from ..observation import Observation
 from ..plan import LayerPlan
@@ -21,7 +26,7 @@ from .basis import Basis, energy_in, identity_basis, joint_basis
 from .bitplanes import PER_BYTE, pack_bits
 from .classes import class_sizes, token_weights
 from .coded import CodedTokens
-from .codes import PARAMETER_BITS
+from .codes import PARAMETER_BITS, Codes
 from .heads import StoredHeads, code_heads, head_groups
 from .importance import ObservedQueries, attention_moments, queries_of_row
 from .row import CodedRow, inverse
@@ -43,8 +48,7 @@ class _Row:
     every: Tensor  # (H, old + recent, d): the prompt's keys
     old: int
     asked: ObservedQueries
-    present: Tensor | None  # (places,) bool
-    positions: Tensor | None  # (H, places): after an eviction
+    present: Tensor | None  # (places,) bool, on the CPU
 
     @property
     def seen(self) -> Tensor:
@@ -61,7 +65,7 @@ class _Row:
     @property
     def packed(self) -> Tensor | None:
         """Which places are not padding, in bits."""
-        return None if self.present is None else pack_bits(self.present)
+        return None if self.present is None else to_device(pack_bits(self.present), self.keys.device)
 
 
 def code_prompt(
@@ -101,6 +105,7 @@ def code_prompt(
     heads = keys.shape[1]
     if places is None or len({*places}) == 1:  # one stands for all
         places = (old if kept is None else kept.shape[-1],)
+    over, left = _on_cpu(over), None if kept is None or over.valid is None else kept[:, 0].cpu()
     real = [old] * len(keys) if over.valid is None else over.valid[:, :old].sum(1).tolist()
     needs = [[_needs(plan, keys, values, each, count) for each in places] for count in real]
     if budget.total_bytes is not None:
@@ -110,16 +115,18 @@ def code_prompt(
     bases = budget.bases(plan.index, heads, rank())
     if bases is not None:
         bases = bases[0].to(keys.device), bases[1].to(keys.device)
-    rows = []
-    for number in range(len(keys)):
-        row = _row(over, keys, values, kept, number, old)
-        # Of other layers it is foretold; this one's row is there to be counted.
-        own = 0 if len(places) == 1 else budget.layers.index(plan.index)
+    # Of other layers it is foretold; this one's rows are there to be counted.
+    own = 0 if len(places) == 1 else budget.layers.index(plan.index)
+
+    def ready(number: int) -> _Ready | _Row:
+        row = _row(over, keys, values, kept, left, number, old)
         needs[number][own] = _needs(plan, keys, values, row.places, row.keys.shape[1])
-        found = _coded(plan, over, row, bases, needs[number])
-        if found is None:
-            found = _all_dense(row)
-        rows.append(found)
+        return _ready(plan, over, row, bases, needs[number]) or row
+
+    rows: list[CodedRow] = []
+    at_once = 1 if keys.device.type == "cpu" else len(keys)
+    for first in range(0, len(keys), at_once):
+        rows += _coded([ready(number) for number in range(first, first + at_once)])
     if kept is None and not any(row.tokens for row in rows):
         budget.check(1, keys.nbytes + values.nbytes, True)
         return None
@@ -160,7 +167,22 @@ def _needs(plan: LayerPlan, keys: Tensor, values: Tensor, places: int, real: int
     return _Needs(coded, (config.sink_tokens + config.recent_window) * token + beside, fixed, heads)
 
 
-def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, number: int, old: int) -> _Row:
+def _on_cpu(over: Observation) -> Observation:
+    """Copy places and padding, as numbers of tokens depend on them."""
+    valid, places = (None if each is None else each.cpu() for each in (over.valid, over.places))
+    return over._replace(valid=valid, places=places)
+
+
+def _row(
+    over: Observation,
+    keys: Tensor,
+    values: Tensor,
+    kept: Tensor | None,
+    left: Tensor | None,
+    number: int,
+    old: int,
+) -> _Row:
+    """Return a sequence; `left` ``(B, n)``, on the CPU, is what `kept` says of any head, if there is padding."""
     own_keys, own_values = keys[number], values[number]
     valid = None if over.valid is None else over.valid[number]
     if valid is not None and bool(valid.all()):
@@ -171,22 +193,55 @@ def _row(over: Observation, keys: Tensor, values: Tensor, kept: Tensor | None, n
         place = kept[number][..., None]
         stored_keys = stored_keys.gather(1, place.expand(-1, -1, keys.shape[-1]))
         stored_values = stored_values.gather(1, place.expand(-1, -1, values.shape[-1]))
-        present = None if present is None else present[kept[number, 0]]
+        present = None if present is None or left is None else present[left[number]]
         present = None if present is not None and bool(present.all()) else present
     if present is not None:
-        stored_keys, stored_values = stored_keys[:, present], stored_values[:, present]
-    positions = None if kept is None else kept[number]
-    return _Row(stored_keys, stored_values, own_keys, old, queries_of_row(over, number), present, positions)
+        real = to_device(torch.nonzero(present)[:, 0], keys.device)
+        stored_keys, stored_values = stored_keys[:, real], stored_values[:, real]
+    return _Row(stored_keys, stored_values, own_keys, old, queries_of_row(over, number), present)
 
 
-def _coded(
+@dataclass(frozen=True)
+class _Ready:
+    """One sequence, of which only the codes are missing."""
+
+    row: _Row
+    sinks: int
+    classes: Tensor  # (H, n)
+    stored: list[StoredHeads]  # keys and values
+    decodes: list[Tensor | None]
+    bits: tuple[float, float]
+
+    def coded(self, keys: Codes, values: Codes) -> CodedRow:
+        """Return the row with these codes."""
+        return CodedRow(
+            segments=(Segment(keys, values, packed_classes(self.classes)),),
+            waiting=None,
+            sink_keys=self.row.keys[:, : self.sinks].clone(),
+            sink_values=self.row.values[:, : self.sinks].clone(),
+            length=self.row.places,
+            present=self.row.packed,
+            key_decode=self.decodes[0],
+            value_decode=self.decodes[1],
+            bits=self.bits,
+        )
+
+
+def _coded(rows: list[_Ready | _Row]) -> list[CodedRow]:
+    """Return sequences that were made ready, coded, and the others dense."""
+    stored = [each for row in rows if isinstance(row, _Ready) for each in row.stored]
+    codes = iter(code_heads(stored) if stored else ())
+    return [row.coded(next(codes), next(codes)) if isinstance(row, _Ready) else _all_dense(row) for row in rows]
+
+
+def _ready(
     plan: LayerPlan,
     over: Observation,
     row: _Row,
     bases: tuple[Basis, Basis] | None,
     needs: list[_Needs],
-) -> CodedRow | None:
-    """Return the row, coded; None if it is too short, or means and widths alone would take more than the budget."""
+) -> _Ready | None:
+    """Make a row ready; None if it is too short, or means and widths alone would take more than the budget."""
     budget, sinks = plan.bits, plan.config.sink_tokens
     assert budget is not None
     heads, count, width = row.keys.shape
@@ -214,29 +269,19 @@ def _coded(
     first, weights = first[:, inner], token_weights(first[:, inner], second[:, inner])
     classes = class_of_tokens(first, sizes)
     order = classes.argsort(dim=-1, stable=True)
-    moment = _moment(asked.queries[:, asked.spread].reshape(heads, -1, width))
-    own: list[Tensor | None] = []
+    spread = to_device(torch.nonzero(asked.spread)[:, 0], asked.queries.device)
+    moment = _moment(asked.queries[:, spread].reshape(heads, -1, width))
+    decodes: list[Tensor | None] = []
     stored = []
     for number, tensor in enumerate((row.keys[:, sinks:], row.values[:, sinks:])):
         metric, calibrated = (moment if number == 0 else None), None if bases is None else bases[number]
         basis, decode = _basis(budget.basis, calibrated, tensor, metric)
-        own.append(decode)
+        decodes.append(decode)
         encoding = None if budget.basis == NO_BASIS else basis.encode
-        bits = shares[number].to(tensor.device) * coded * tensor.shape[2]
+        bits = shares[number] * coded * tensor.shape[2]
         by_class = weights[number].gather(1, order)
         stored.append(StoredHeads(tensor, order, encoding, by_class, basis.energy, sizes, bits))
-    keys, values = code_heads(stored)
-    return CodedRow(
-        segments=(Segment(keys, values, packed_classes(classes)),),
-        waiting=None,
-        sink_keys=row.keys[:, :sinks].clone(),
-        sink_values=row.values[:, :sinks].clone(),
-        length=row.places,
-        present=row.packed,
-        key_decode=own[0],
-        value_decode=own[1],
-        bits=(key_bits, value_bits),
-    )
+    return _Ready(row, sinks, classes, stored, decodes, (key_bits, value_bits))
 
 
 def _basis(kind: str, calibrated: Basis | None, tensor: Tensor, metric: Tensor | None) -> tuple[Basis, Tensor | None]:
@@ -251,7 +296,7 @@ def _basis(kind: str, calibrated: Basis | None, tensor: Tensor, metric: Tensor |
         return Basis(
             inverse(decode), decode.float(), energy_in(Basis(decode, decode, decode), eye if metric is None else metric)
         ), decode
-    basis = identity_basis(heads, width).to(tensor.device) if calibrated is None else calibrated
+    basis = identity_basis(heads, width, device=tensor.device) if calibrated is None else calibrated
     return (basis if metric is None else Basis(basis.encode, basis.decode, energy_in(basis, metric))), None
 
 

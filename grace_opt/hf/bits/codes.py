@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._util.arrays import to_device
 from ...kernels.coding import scaled_and_coded
 from ...kernels.heads import Coded
 from .bitplanes import pack_bits, unpack_bits, unpack_classes
@@ -132,7 +133,8 @@ class Codes:
     def split(self, heads: int) -> tuple[Codes, Codes]:
         """Return the codes of the first heads and those of the others, copied; of codes in one class."""
         levels, widths = self._indices(), self.widths()[0]
-        scales, planes = int((widths[:heads] > 0).sum()), int(widths[:heads].sum())
+        first = widths[:heads].long()
+        scales, planes = torch.stack([(first > 0).sum(), first.sum()]).tolist()  # one wait
         parts = []
         for own, scaled, wide in (
             (slice(heads), slice(scales), slice(planes)),
@@ -179,7 +181,7 @@ class Part(NamedTuple):
     coordinates : Tensor
         ``(h, Σ counts, d)``, in the order of the classes. Fastest if the tokens of a channel are adjacent.
     levels : Tensor
-        ``(C, h, d)`` int64, indices into `WIDTHS`.
+        ``(C, h, d)`` int64, indices into `WIDTHS`; on the CPU, as sizes of what is stored depend on them.
     largest : Tensor
         ``(h,)``: the largest absolute value of each head.
     """
@@ -199,37 +201,64 @@ def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
     counts : sequence of int
         Number of tokens of each class; at least one token in all.
     """
+    return codes_from(_coded(parts, counts), counts)
+
+
+def encode_apart(parts: Iterable[Part], counts: Sequence[int], heads: Sequence[int]) -> list[Codes]:
+    """Return what `encode` does, for some heads after the other: so many of each."""
+    coded = _coded(parts, counts)
+    if len(heads) == 1:
+        return [codes_from(coded, counts)]
+    levels = torch.split(coded.levels, list(heads), 1)
+    widths = _as_tensor(WIDTHS, coded.levels.device)
+    numbers = torch.stack([widths[own].sum((1, 2)) for own in levels], dim=1).tolist()
+    apart = (
+        levels,
+        torch.split(coded.means, list(heads)),
+        torch.split(coded.scales, list(heads), 1),
+        torch.split(coded.unit, list(heads)),
+        zip(*(torch.split(of_class, own) for of_class, own in zip(coded.planes, numbers, strict=True)), strict=True),
+    )
+    # Copies: each lives as long as its sequence does.
+    return [
+        codes_from(Coded(own, means.clone(), scales, unit.clone(), tuple(each.clone() for each in planes)), counts)
+        for own, means, scales, unit, planes in zip(*apart, strict=True)
+    ]
+
+
+def _coded(parts: Iterable[Part], counts: Sequence[int]) -> Coded:
     levels, means, scales, units, planes = [], [], [], [], []
-    for part in parts:
-        scaled, unit = part.coordinates.float(), _unit(part.largest.float())
-        if bool((unit != 1).any()):
+    for coordinates, own, largest in parts:
+        scaled, unit = coordinates.float(), _unit(largest.float())
+        del coordinates  # or they would be held beside what they become
+        if scaled.device.type != "cpu" or bool((unit != 1).any()):  # by one rather than wait for the device
             scaled = scaled / unit[:, None, None]
         means.append(scaled.mean(1).to(torch.float16))
         rows, centres = scaled.mT.flatten(0, 1), means[-1].flatten().float()
-        widths = _as_tensor(WIDTHS, rows.device)[part.levels].flatten(1)
+        widths = _as_tensor(WIDTHS, own.device)[own].flatten(1)
         found = scaled_and_coded(rows, centres, widths, counts, codebooks(rows.device))
-        levels.append(part.levels)
+        levels.append(own)
         units.append(unit)
         scales.append(found[0])
         planes.append(found[1])
-        del part, scaled, rows  # before the next part is made
+        del scaled, rows  # before the next part is made
     every = torch.cat(levels, dim=1)
-    coded = Coded(
+    return Coded(
         levels=every,
         means=torch.cat(means),
         scales=torch.cat(scales, dim=1).view(every.shape),
         unit=torch.cat(units),
         planes=tuple(torch.cat(of_class) for of_class in zip(*planes, strict=True)),
     )
-    return codes_from(coded, counts)
 
 
 def codes_from(coded: Coded, counts: Sequence[int]) -> Codes:
     """Return what is stored of codes that were just made; `counts` as for `encode`."""
+    device, used = coded.means.device, torch.nonzero(coded.levels.flatten())[:, 0]
     return Codes(
-        levels=_packed(coded.levels),
+        levels=to_device(_packed(coded.levels), device),
         means=coded.means,
-        scales=coded.scales[coded.levels > 0],
+        scales=coded.scales.flatten().index_select(0, to_device(used, device)),
         unit=coded.unit,
         planes=coded.planes,
         counts=tuple(counts),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._util.arrays import to_device
 from ...kernels.received import attention_received
 from ..observation import Observation
 
@@ -29,6 +30,8 @@ KEPT = 8
 LONG = 512
 #: Largest number of attention weights at once.
 MAX_WEIGHTS = 2**22
+#: The same for a prompt that is not on the CPU, where every operation has to be started: 128 MiB, twice.
+MAX_WEIGHTS_ELSEWHERE = 2**25
 #: Number of a layer's key elements for each attention weight that is held at once.
 KEYS_PER_WEIGHT = 8
 #: Number of new queries, at most, that are one block whatever the number of keys is.
@@ -140,7 +143,7 @@ class ObservedQueries(NamedTuple):
     Attributes
     ----------
     queries : Tensor
-        ``(H_q, L, d)``.
+        ``(H_q, L, d)``. The others are where the places were, best on the CPU: sizes depend on them.
     weights : Tensor
         ``(L,)``: how much the attention of each counts; their sum is 1.
     spread : Tensor
@@ -169,7 +172,7 @@ def queries_of_row(over: Observation, row: int) -> ObservedQueries:
     share = counted[chosen]
     queries = over.queries[row]
     if len(chosen) < queries.shape[1]:
-        queries = queries.index_select(1, chosen)
+        queries = queries.index_select(1, to_device(chosen, queries.device))
     spread = spread[chosen]
     # Of a last turn of a few tokens, perhaps none is of that set.
     whole = (ranks[0, chosen] >= count[0] - LAST[0]) | (count[0] < LONG)
@@ -203,7 +206,7 @@ def attention_moments(
     queries : Tensor
         ``(H_q, L, d)``.
     weights : Tensor
-        ``(L,)``: how much each query counts.
+        ``(L,)``: how much each query counts; on the CPU, as `whole`.
     keys : Tensor
         ``(H, S, d)``.
     scaling, softcap : float
@@ -214,14 +217,17 @@ def attention_moments(
     heads, _, width = keys.shape
     grouped = queries.reshape(heads, -1, width)
     group = grouped.shape[1] // queries.shape[1]
-    share = (weights / group).to(keys.device, torch.float32).repeat(group)
+    share = (weights / group).float().repeat(group)
     if whole is not None:
         sampled = ~whole & (weights > 0)
         turn = sampled & (sampled.cumsum(0) % group == torch.arange(group, device=whole.device)[:, None])
-        asked = torch.nonzero((whole | turn).flatten())[:, 0].to(keys.device)
-        share = torch.where(whole.to(keys.device).repeat(group), share, share * group)[asked]
-        # Head by head: that copies whole queries, and not single numbers.
-        grouped = torch.stack([each.index_select(0, asked) for each in grouped])
-    # Logits, probabilities and their squares take less than the keys do.
-    most = min(keys.numel() // KEYS_PER_WEIGHT, MAX_WEIGHTS)
-    return attention_received(grouped, share, keys, scaling, softcap, most)
+        asked = torch.nonzero((whole | turn).flatten())[:, 0]
+        share = torch.where(whole.repeat(group), share, share * group)[asked]
+        if keys.device.type == "cpu":
+            # Head by head: that copies whole queries, and not single numbers.
+            grouped = torch.stack([each.index_select(0, asked) for each in grouped])
+        else:
+            grouped = grouped.index_select(1, to_device(asked, keys.device))
+    # On the CPU, logits, probabilities and their squares take less than the keys do.
+    most = min(keys.numel() // KEYS_PER_WEIGHT, MAX_WEIGHTS) if keys.device.type == "cpu" else MAX_WEIGHTS_ELSEWHERE
+    return attention_received(grouped, to_device(share, keys.device), keys, scaling, softcap, most)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..._util.arrays import to_device
 from .bitplanes import PER_BYTE, pack_bits, unpack_bits
 from .codes import Codes, fixed_bits
 
@@ -78,11 +79,9 @@ def class_of_tokens(scores: Tensor, sizes: Sequence[int]) -> Tensor:
 
     Among equal scores, the earlier token comes first.
     """
-    ranked = torch.repeat_interleave(
-        torch.arange(len(sizes), dtype=torch.uint8, device=scores.device),
-        torch.tensor(sizes, device=scores.device),
-        output_size=scores.shape[-1],
-    )
+    here = torch.device("cpu")
+    numbers = torch.arange(len(sizes), dtype=torch.uint8, device=here)
+    ranked = to_device(torch.repeat_interleave(numbers, torch.tensor(sizes, device=here)), scores.device)
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return torch.empty_like(order, dtype=torch.uint8).scatter_(-1, order, ranked.expand(order.shape))
 

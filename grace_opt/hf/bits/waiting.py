@@ -56,7 +56,7 @@ def waiting_codes(before: Codes | None, coordinates: Tensor, width: int) -> Code
         Bits of every number.
     """
     heads, count, channels = coordinates.shape
-    levels = torch.full((1, heads, channels), WIDTHS.index(width), dtype=torch.int64, device=coordinates.device)
+    levels = torch.full((1, heads, channels), WIDTHS.index(width), dtype=torch.int64, device="cpu")
     made = encode([Part(coordinates, levels, coordinates.abs().amax((1, 2)))], (count,))
     return made if before is None else stacked(before, made)
 
@@ -122,7 +122,7 @@ def settled(
             weight.gather(1, order),
             energy.double(),
             sizes,
-            share.to(tensor.device) * tensor[0].numel(),
+            share * tensor[0].numel(),
         )
         for tensor, weight, energy, share in zip(waiting, token_weights(first, second), energies, shares, strict=True)
     ]

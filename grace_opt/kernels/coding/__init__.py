@@ -38,7 +38,7 @@ def scaled_and_coded(
     means : Tensor (R,), float32
         Subtracted from the rows.
     widths : Tensor (C, R), uint8
-        Number of bits of each row in each class.
+        Number of bits of each row in each class; on the CPU, wherever the rows are, as sizes depend on them.
     counts : sequence of int
         Number of columns of each class.
     books : Codebooks

@@ -12,13 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._util.arrays import to_device
+
 #: Columns in a byte of a plane.
 PER_BYTE = 8
 #: Number of steps to a better scale, and how much of each is taken: whole ones go too far.
 FITTING_STEPS, PART = 3, 0.5
 #: Each more bit halves the rounding of most columns, and how far one may be beyond the largest level to cost as much.
 BEYOND = 1.3
-LARGEST = float(torch.finfo(torch.float16).max)
+LARGEST, SMALLEST = float(torch.finfo(torch.float16).max), float(torch.finfo(torch.float32).tiny)
 
 
 class Codebooks(NamedTuple):
@@ -42,13 +44,20 @@ class Codebooks(NamedTuple):
 def scaled_and_coded(
     rows: Tensor, means: Tensor, widths: Tensor, counts: Sequence[int], books: Codebooks
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """See `grace_opt.kernels.coding.scaled_and_coded`."""
-    scales, planes = [], []
-    for part, wide in zip(torch.split(rows, list(counts), 1), widths, strict=True):
-        centred = part - means[:, None]
-        scales.append(fitted(centred, wide, books))
-        planes.append(pack_codes(codes_of(centred, wide, scales[-1].float(), books), wide))
-    return torch.stack(scales), tuple(planes)
+    """See `grace_opt.kernels.coding.scaled_and_coded`.
+
+    In operations on all rows of a class, each with the edges of its own width: on a GPU every operation has to be
+    started.
+    """
+    there = to_device(widths.long(), rows.device)
+    edges, (above, levels, top) = books.edges[there], _upper(there, books)
+    scales, codes = [], []
+    for number, centred in enumerate(torch.split(rows - means[:, None], list(counts), 1)):
+        upper = above[number], levels[number], top[number]
+        scales.append(_fitted(centred, there[number], upper, books.even))
+        scaled = centred / positive(scales[-1].float())[:, None]
+        codes.append(torch.searchsorted(edges[number], scaled, out_int32=True).to(torch.uint8))
+    return torch.stack(scales), tuple(pack_classes(codes, widths))
 
 
 def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -62,21 +71,20 @@ def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tu
 
 def fitted(centred: Tensor, widths: Tensor, books: Codebooks) -> Tensor:
     """Return the scale of every row ``(R, n)``, float16; 0 where there are no bits."""
-    if not centred.shape[1]:
+    return _fitted(centred, widths.long(), _upper(widths.long(), books), books.even)
+
+
+def _fitted(centred: Tensor, widths: Tensor, upper: tuple[Tensor, Tensor, Tensor], even: int) -> Tensor:
+    """See `fitted`; `upper` is of these rows."""
+    (edges, levels, top), count = upper, centred.shape[1]
+    if not count:
         return torch.zeros(len(centred), dtype=torch.float16, device=centred.device)
-    scale = centred.double().square().mean(1).sqrt().float()
-    for bits, rows in _rows_by_width(widths, books):
-        sizes = centred[rows].abs()
-        largest = sizes.amax(1)
-        if bits == books.even:
-            scale[rows] = largest
-            continue
-        half = 2 ** (bits - 1)
-        upper = _edges(books, bits)[half:], books.levels[bits, half : 2 * half]
-        reach = float(upper[1][-1]) + BEYOND * sizes.shape[1] ** (1 / 3) / (1 << bits)
-        scale[rows] = torch.maximum(scale[rows], (largest.double() / reach).float())
-        for _ in range(FITTING_STEPS):
-            scale[rows] = _better_scale(sizes, scale[rows], *upper)
+    sizes = centred.abs()
+    largest, reach = sizes.amax(1), top + BEYOND * count ** (1 / 3) / (1 << widths)
+    scale = torch.maximum(centred.double().square().mean(1).sqrt().float(), (largest.double() / reach).float())
+    for _ in range(FITTING_STEPS):
+        scale = _better_scale(sizes, scale, edges, levels)
+    scale = torch.where(widths == even, largest, scale)
     return torch.where(widths > 0, scale, 0).clamp(max=LARGEST).to(torch.float16)
 
 
@@ -86,22 +94,13 @@ def _better_scale(sizes: Tensor, scale: Tensor, edges: Tensor, levels: Tensor) -
     A step of least squares in which every column counts by its squared error, so most of all what is far beyond the
     largest level: one key that is cut short can change a whole row of attention.
     """
-    codes = torch.searchsorted(edges * scale[:, None], sizes, out_int32=True)
-    numbers = levels[codes].double()
+    # Not zero, as edges may be infinite.
+    numbers = levels.gather(1, torch.searchsorted(edges * scale.clamp(min=SMALLEST)[:, None], sizes))
     errors = sizes - scale.double()[:, None] * numbers
-    weights = errors.square()
-    step = (weights * errors * numbers).sum(1) / (weights * numbers.square()).sum(1)
-    better = (scale + PART * step).float()
+    products = errors.square().mul_(numbers)
+    step = errors.mul_(products).sum(1) / numbers.mul_(products).sum(1)
+    better = torch.add(scale, step, alpha=PART).float()
     return torch.where(better > 0, better, scale)
-
-
-def codes_of(centred: Tensor, widths: Tensor, scale: Tensor, books: Codebooks) -> Tensor:
-    """Return the code of the nearest level for all of ``(R, n)``, uint8; 0 where there are no bits."""
-    codes = torch.zeros(centred.shape, dtype=torch.uint8, device=centred.device)
-    scaled = centred / positive(scale)[:, None]
-    for bits, rows in _rows_by_width(widths, books):
-        codes[rows] = torch.bucketize(scaled[rows], _edges(books, bits), out_int32=True).to(torch.uint8)
-    return codes
 
 
 def pack_bits(bits: Tensor) -> Tensor:
@@ -112,17 +111,25 @@ def pack_bits(bits: Tensor) -> Tensor:
     >>> pack_bits(torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, 1, 1])).tolist()
     [1, 3]
     """
-    spare = -bits.shape[-1] % PER_BYTE
-    whole = torch.nn.functional.pad(bits.to(torch.uint8), (0, spare))
+    spare, whole = -bits.shape[-1] % PER_BYTE, bits.to(torch.uint8)
+    if spare:
+        whole = torch.nn.functional.pad(whole, (0, spare))
     by_byte = whole.view(*bits.shape[:-1], whole.shape[-1] // PER_BYTE, PER_BYTE)
     packed: Tensor = (by_byte << places(bits.device)).sum(-1, dtype=torch.uint8)
     return packed
 
 
 def pack_codes(codes: Tensor, widths: Tensor) -> Tensor:
-    """Pack codes ``(R, n)`` uint8 of widths ``(R,)`` into planes ``(Σ widths, ⌈n/8⌉)`` uint8."""
-    owner, place = owners(widths, int(widths.sum()))
-    return pack_bits((codes[owner] >> place[:, None]) & 1)
+    """Pack codes ``(R, n)`` uint8 of widths ``(R,)``, on the CPU, into planes ``(Σ widths, ⌈n/8⌉)`` uint8."""
+    return pack_classes((codes,), widths[None])[0]
+
+
+def pack_classes(codes: Sequence[Tensor], widths: Tensor) -> list[Tensor]:
+    """Return what `pack_codes` does for the codes of each class, and a row of widths ``(C, R)``."""
+    sizes, device = widths.sum(1).tolist(), codes[0].device
+    owner, place = (to_device(each, device) for each in owners(widths.flatten(), sum(sizes)))
+    of_class = torch.split(owner % widths.shape[1], sizes), torch.split(place[:, None], sizes)
+    return [pack_bits((part[own] >> bit) & 1) for part, own, bit in zip(codes, *of_class, strict=True)]
 
 
 def owners(widths: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -138,13 +145,16 @@ def places(device: torch.device) -> Tensor:
     return torch.arange(PER_BYTE, dtype=torch.uint8, device=device)
 
 
-def _rows_by_width(widths: Tensor, books: Codebooks) -> list[tuple[int, Tensor]]:
-    found = ((bits, torch.nonzero(widths == bits)[:, 0]) for bits in range(1, len(books.levels)))
-    return [(bits, rows) for bits, rows in found if len(rows)]
+def _upper(widths: Tensor, books: Codebooks) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the edges ``(..., N - 1)`` and levels ``(..., N)`` above zero of rows of some widths ``(...)``, and their
+    largest levels ``(...)``, float64.
 
-
-def _edges(books: Codebooks, bits: int) -> Tensor:
-    return books.edges[bits, : 2**bits - 1]
+    N is the most that any width but `even` has, whose rows get too few: their scale is not fitted.
+    """
+    most = 2 ** (max(bits for bits in range(len(books.levels)) if bits != books.even) - 1)
+    place, wide = (1 << widths)[..., None] // 2 + torch.arange(most, device=widths.device), widths[..., None]
+    levels = books.levels.double()
+    return books.edges[wide, place[..., :-1]], levels[wide, place], levels[widths, (1 << widths) - 1]
 
 
 def positive(scale: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ class Coded(NamedTuple):
     Attributes
     ----------
     levels : Tensor (C, H, d), int64
+        On the CPU, wherever the others are.
     means : Tensor (H, d), float16
         In units of `unit`, as are the scales.
     scales : Tensor (C, H, d), float16

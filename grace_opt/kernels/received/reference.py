@@ -10,6 +10,8 @@ def attention_received(
     queries: Tensor, weights: Tensor, keys: Tensor, scaling: float, softcap: float | None, most: int
 ) -> tuple[Tensor, Tensor]:
     """See `grace_opt.kernels.received.attention_received`."""
+    if keys.device.type != "cpu":
+        return of_all_heads(queries, weights, keys, scaling, softcap, most)
     heads, length, _ = keys.shape
     first, second = (torch.zeros(heads, length, dtype=torch.float32, device=keys.device) for _ in range(2))
     step = max(most // length, 1)
@@ -23,3 +25,20 @@ def attention_received(
             first[head].addmv_(found.mT, share)
             second[head].addmv_(found.square_().mT, share)
     return first, second
+
+
+def of_all_heads(
+    queries: Tensor, weights: Tensor, keys: Tensor, scaling: float, softcap: float | None, most: int
+) -> tuple[Tensor, Tensor]:
+    """Return the same up to rounding, all heads at once: on a GPU every operation has to be started."""
+    heads, length, _ = keys.shape
+    first, second = (torch.zeros(heads, 1, length, dtype=torch.float32, device=keys.device) for _ in range(2))
+    transposed, step = keys.float().mT * scaling, max(most // (heads * length), 1)
+    for start in range(0, queries.shape[1], step):
+        logits = queries[:, start : start + step].float() @ transposed
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap).mul_(softcap)
+        found, share = torch.softmax(logits, dim=-1), weights[start : start + step].expand(heads, 1, -1)
+        first.baddbmm_(share, found)
+        second.baddbmm_(share, found.square_())
+    return first[:, 0], second[:, 0]
