@@ -44,6 +44,7 @@ COMMANDS = {
     "ruler": "python -m bench.ruler",
     "decode_cpu": "python -m bench.decode",
     "decode_bits": "python -m bench.decode_bits",
+    "decode_gpu": "python -m bench.decode_gpu",
     "hand_made": "python -m bench.hand_made",
     "first_call": "python -m bench.first_call",
     "efficiency": "python -m bench.efficiency",

@@ -106,7 +106,7 @@ def decoding(every: bool) -> None:
 
 
 def attend(dtype, d, length=1, mask=None, softcap=None, packing=None, values=None):
-    heads, kept, old, tail = 2, d * 2 // 5, 448, 33
+    heads, kept, old, tail = 2, d * 2 // 5, 7 * 256, 33
 
     def draw(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=dtype)

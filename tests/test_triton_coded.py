@@ -8,6 +8,7 @@ received by 1e-5. The wrong versions at the end show that this notices.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, replace
 from typing import Any
@@ -313,16 +314,16 @@ def test_the_table_is_made_once(generator, monkeypatch):
 
 def test_what_it_cannot_do_is_refused_with_a_reason(generator):
     case = draw(generator)
-    sequences = [case.stored[0].sequence]
+    sequences, zeros = [case.stored[0].sequence], functools.partial(torch.zeros, device=DEVICE)
     refused = {
         "float64": replace(case, query=case.query.double()),
         "float16, torch.float32": replace(case, tail_values=case.tail_values.half()),
-        "257 wide": replace(case, query=torch.zeros(1, 1, 1, 257), tail_keys=torch.zeros(1, 1, 5, 257)),
-        "264 query rows": replace(case, query=torch.zeros(1, 33, 8, 16)),
+        "257 wide": replace(case, query=zeros(1, 1, 1, 257), tail_keys=zeros(1, 1, 5, 257)),
+        "264 query rows": replace(case, query=zeros(1, 33, 8, 16)),
         "do not fit": replace(case, tail_values=case.tail_values[:, :, :3]),
-        r"17 wide|\(17, 16\)": replace(case, query=torch.zeros(1, 1, 1, 17), tail_keys=torch.zeros(1, 1, 5, 17)),
+        r"17 wide|\(17, 16\)": replace(case, query=zeros(1, 1, 1, 17), tail_keys=zeros(1, 1, 5, 17)),
         "gradients": replace(case, query=case.query.clone().requires_grad_()),
-        r"shape \(1, 1, 1, 4\)": replace(case, attention_mask=torch.ones(1, 1, 1, 4, dtype=torch.bool)),
+        r"shape \(1, 1, 1, 4\)": replace(case, attention_mask=zeros(1, 1, 1, 4).bool()),
         "move them to one device": replace(case, query=case.query.to("meta")),
     }
     for message, wrong in refused.items():
