@@ -337,6 +337,22 @@ def test_what_it_cannot_do_is_refused_with_a_reason(generator):
         empty.run()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ((2, 3, 1.25), "must be symmetric"),
+        ((3, 0, float("nan")), "must be symmetric"),
+        ((5, 7, 2000.0), "at most 1024"),
+    ],
+)
+def test_books_that_are_no_sums_of_signs_are_refused(wrong, message, generator):
+    case = draw(generator)
+    bits, code, level = wrong
+    case.stored[0].books[bits, code] = level
+    with pytest.raises(CacheError, match=message):
+        case.run()
+
+
 def test_no_sequence_gives_no_output(generator):
     case = draw(generator)
     nothing = {name: getattr(case, name)[:0] for name in ("query", "tail_keys", "tail_values")}

@@ -7,22 +7,19 @@ The parameters and the result are those of `grace_opt.kernels.coded.host.coded_a
 
 where :math:`q'` is the query in the coordinates of the keys. Small programs after one another:
 
-1. `turn_queries` multiplies the queries by the basis of the keys.
-2. `attend_coded_run`: the blocks of each head's tokens are divided into equal runs, those of coded tokens and those of
-   dense ones apart, and each run has a program for all query heads of its group. Blocks never span two units. Of coded
-   tokens, it stores the logits, which take far less room than keys would; of dense ones, it makes all of 3.
-3. `add_coded_values`: a program for each run of coded tokens and some channels of the values. Each run has its own
-   maximum, sum and products.
-4. `join_coded_runs` combines the runs; values of coded tokens are still in coordinates.
-5. `turn_values` multiplies these by the basis of the values, and adds those of the dense tokens.
-6. `receive` adds up the attention that the newest tokens receive, from their logits.
-
-Each byte of codes is read once for up to 32 query rows. What is read of coded tokens is read some channels at a time:
-registers suffice for heads of any width.
+1. `prepare` multiplies the queries by the basis of the keys and stores the weights of each unit's planes; other
+   programs of it make all of 2 and 3 for runs of dense tokens.
+2. `attend_codes`: the tokens of each unit are divided into equal pieces, and each has a program for up to 16 query
+   rows. Tensor cores multiply weights with signs, which are bits of a float16, and with numbers of more bits, which are
+   looked up. A piece has its own maximum, sum and sums of values, these in coordinates.
+3. `join_coded_runs` combines pieces and runs; values of coded tokens are still in coordinates.
+4. `turn_values` multiplies these by the basis of the values, and adds those of the dense tokens.
+5. `receive` adds up the attention that the newest tokens receive, from their logits.
 
 A column that a mask hides has the smallest float32 instead of minus infinity, as in
-:mod:`grace_opt.kernels.decode.gpu`. Sums are float32; in float16 and bfloat16, factors are rounded to the ten digits of
-tensor cores (TF32), means are not.
+:mod:`grace_opt.kernels.decode.gpu`. Sums are float32. In float16 and bfloat16, numbers of four bits and more are
+rounded to the eleven digits of float16, and dense keys and values to the ten of tensor cores (TF32); all else is exact
+to 22 digits.
 
 When: on a GPU, while decoding, if no gradients, dropout or attention weights are needed; `unsupported_reason` says why
 not. Nothing waits for the device, except to make the table of sequences that have changed; the division of work

@@ -75,6 +75,7 @@ class Batch(NamedTuple):
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that were made for it, by name."""
         named = {"pairs": self.pairs, "units": self.units, "slots": self.slots, "chunks": self.chunks}
+        named |= {f"pieces of {size}": tensor for size, tensor in self.cut.items()}
         return named | {f"copy{number}": tensor for number, tensor in enumerate(self.copies)}
 
 
