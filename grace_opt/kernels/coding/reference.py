@@ -127,8 +127,9 @@ def pack_codes(codes: Tensor, widths: Tensor) -> Tensor:
 def pack_classes(codes: Sequence[Tensor], widths: Tensor) -> list[Tensor]:
     """Return what `pack_codes` does for the codes of each class, and a row of widths ``(C, R)``."""
     sizes, device = widths.sum(1).tolist(), codes[0].device
-    owner, place = (to_device(each, device) for each in owners(widths.flatten(), sum(sizes)))
-    of_class = torch.split(owner % widths.shape[1], sizes), torch.split(place[:, None], sizes)
+    owner, place = owners(widths.flatten(), sum(sizes))
+    own_row = to_device(owner % widths.shape[1], device)
+    of_class = torch.split(own_row, sizes), torch.split(to_device(place[:, None], device), sizes)
     return [pack_bits((part[own] >> bit) & 1) for part, own, bit in zip(codes, *of_class, strict=True)]
 
 
