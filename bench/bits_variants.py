@@ -81,7 +81,7 @@ def _by_squares(*given: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 
 def _least_squares(sizes: Tensor, scale: Tensor, edges: Tensor, levels: Tensor) -> Tensor:
-    numbers = levels[torch.searchsorted(edges * scale[:, None], sizes)].double()
+    numbers = levels.gather(1, torch.searchsorted(edges * scale.clamp(min=reference.SMALLEST)[:, None], sizes))
     found = ((sizes * numbers).sum(1) / numbers.square().sum(1)).float()
     return torch.where(found > 0, found, scale)
 

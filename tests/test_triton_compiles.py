@@ -36,8 +36,7 @@ def test_every_kernel_compiles_and_fits():
     found = [json.loads(line) for line in done.stdout.splitlines()]
     expected = {"_gram_kernel", "_product_kernel", "_gather_kernel", "_greedy_kernel", "_swap_kernel"}
     expected |= {"attend_run", "join_runs"}
-    expected |= {"list_channels", "turn_queries", "attend_coded_run", "add_coded_values"}
-    expected |= {"join_coded_runs", "turn_values", "receive"}
+    expected |= {"list_channels", "prepare", "attend_codes", "join_coded_runs", "turn_values", "receive"}
     assert {entry["kernel"] for entry in found} == expected
     for entry in found:
         assert entry["shared"] <= SHARED, entry

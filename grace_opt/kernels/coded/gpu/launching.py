@@ -28,8 +28,8 @@ NEWEST_BLOCK = 64
 PROGRAMS = 512
 #: Fewest blocks in a run of dense tokens if there are several runs, and most runs per head.
 BLOCKS_PER_RUN, MAX_DENSE_RUNS = 4, 8
-#: Runs and pieces that are joined at once, and numbers of queries that are turned at once.
-JOINED, TURNED = 64, 32
+#: Runs and pieces that are joined at once, and numbers of a basis that are multiplied with queries at once.
+JOINED, TURNED = 64, 32 * 256
 
 
 def launch(
@@ -103,7 +103,7 @@ def launch(
         sums, products, heads, width, value_width, tail, newest, stored, batch.most, parts, coded, dense, dense_per_run,
         *factors, MASK=kind, SOFTCAP=softcap, PRECISION="ieee" if exact or other else "tf32",
         TURNING="ieee" if other else "tf32x3", ROW_BLOCK=row_block, DENSE_BLOCK=dense_block, WIDTH=block_width,
-        VALUE_WIDTH=value_block, SINK_TYPE=TYPES[batch.sink_type], R=at_once, SLOTS=slots, CHUNK=TURNED, **sizes,
+        VALUE_WIDTH=value_block, SINK_TYPE=TYPES[batch.sink_type], R=at_once, SLOTS=slots, CHUNK=max(16, min(32, TURNED // slots)), **sizes,
         num_warps=8, num_stages=1,
     )  # fmt: skip
     if coded:

@@ -63,7 +63,7 @@ def levels_of(books: Tensor) -> Levels:
 
 def _tables(books: Tensor) -> Levels:
     own = books.cpu().double()
-    used = torch.arange(256) < 2 ** torch.arange(9)[:, None]
+    used = torch.arange(256, device="cpu") < 2 ** torch.arange(9, device="cpu")[:, None]
     used[0] = used[7] = False
     own = own.where(used, 0.0)
     small = [own[bits, : 2**bits] for bits in (1, 2, 3)]
@@ -71,15 +71,16 @@ def _tables(books: Tensor) -> Levels:
         raise CacheError(
             f"codebooks of 1 to 3 bits must be symmetric, and numbers at most {LARGEST:g}, for the GPU's kernels"
         )
-    signs = torch.zeros(4, SIGNS.value, dtype=torch.float64)
+    signs = torch.zeros(4, SIGNS.value, dtype=torch.float64, device="cpu")
     signs[0, 0] = 1.0
     (_, one), (_, _, near, far), (*_, v4, v5, v6, v7) = (levels.tolist() for levels in small)
     signs[1, 0] = one
-    signs[2, :2] = torch.tensor([(far - near) / 2, (far + near) / 2])
+    signs[2, 0], signs[2, 1] = (far - near) / 2, (far + near) / 2
     # Of bits 0, 1 and 2, the lowest first, and of their product.
-    signs[3, :4] = torch.tensor([v7 - v6 + v5 - v4, v7 + v6 - v5 - v4, v7 + v6 + v5 + v4, v7 - v6 - v5 + v4]) / 4
+    signs[3, 0], signs[3, 1] = (v7 - v6 + v5 - v4) / 4, (v7 + v6 - v5 - v4) / 4
+    signs[3, 2], signs[3, 3] = (v7 + v6 + v5 + v4) / 4, (v7 - v6 - v5 + v4) / 4
     signs[:, MOST.value] = signs.abs().amax(1)
-    every = torch.zeros(2, BOOK.value, dtype=torch.float64)
+    every = torch.zeros(2, BOOK.value, dtype=torch.float64, device="cpu")
     for bits in (1, 2, 3, 4, 5, 6):
         every[0, 2**bits : 2 ** (bits + 1)] = own[bits, : 2**bits]
     every[1] = own[8]
