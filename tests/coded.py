@@ -17,10 +17,12 @@ Segments = tuple[tuple[int, ...], ...]
 
 
 def books_of(device: str = "cpu") -> Tensor:
-    """Numbers that codes stand for; codes that a width does not have are NaN."""
+    """Numbers that codes stand for, symmetric and only with 8 bits evenly spaced; codes that a width does not have are
+    NaN."""
     books = torch.full((9, 256), float("nan"))
     for width in WIDTHS[1:]:
-        books[width, : 2**width] = torch.linspace(-2, 2, 2**width)
+        levels = torch.linspace(-2, 2, 2**width)
+        books[width, : 2**width] = levels if width == 8 else levels * levels.abs().sqrt()
     return books.to(device)
 
 

@@ -381,9 +381,10 @@ def test_the_kernel_is_chosen_by_device(generator, monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole():
-    sequences = {"segments": ((17, 9),), "sinks": 2, "waiting": 2}, {"segments": (), "sinks": 20}
+    dense = ({"segments": (), "sinks": sinks} for sinks in (20, 3))
+    sequences = {"segments": ((17, 9),), "sinks": 2, "waiting": 2}, *dense
     generator = torch.Generator().manual_seed(6)
-    case = draw(generator, *sequences, group=2, length=2, d=20, d_v=18, scaling=0.3, runs=2)
+    case = draw(generator, *sequences, group=2, length=2, d=20, d_v=18, tail=70, scaling=0.1, runs=2)
     assert case.error(case.run()) <= 1
     return case
 
@@ -425,10 +426,10 @@ def whole():
 )  # fmt: skip
 def test_a_wrong_version_would_be_noticed(module, name, old, new, whole, monkeypatch, tmp_path):
     wrong = mutant(module, old, new, tmp_path)
+    for each in whole.stored:  # of the version before
+        each.sequence.table.on_device.clear()
     if name == "list_channels":
         monkeypatch.setattr(batch, name, wrong.list_channels)
-        for each in whole.stored:
-            each.sequence.table.on_device.clear()
     elif module in (numbers, weights):  # which other modules have imported
         inner = ("read_words", "transposed") if module is numbers else ("weigh_unit",)
         for each in inner:

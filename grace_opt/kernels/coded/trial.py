@@ -36,7 +36,8 @@ def _agrees(
     """Compare output and attention received of two heads, with every width."""
     books = torch.zeros(9, 256, dtype=torch.float32, device=device)
     for width in WIDTHS[1:]:
-        books[width, : 2**width] = torch.linspace(-2, 2, 2**width, device=device)
+        levels = torch.linspace(-2, 2, 2**width, device=device)
+        books[width, : 2**width] = levels if width == 8 else levels * levels.abs().sqrt()
     query, bases = draw(device, 1, 4, 2, 20), draw(device, 2, 2, 20, 20)
     sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)
     query, sinks, tails = query.to(dtype), sinks.to(dtype), tails.to(dtype)

@@ -103,8 +103,7 @@ def coded_attention(
     before
         As there; on any device.
     piece, runs : int or None
-        Tokens per piece of coded ones (128 or 256), and runs of dense ones per head, for measurements; None chooses
-        from the shapes.
+        Tokens per piece of coded ones (128 or 256), and runs of dense ones per head, for measurements; None chooses.
 
     Returns
     -------

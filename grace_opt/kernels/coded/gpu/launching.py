@@ -18,10 +18,8 @@ from .weights import weight_rows
 ROW_BLOCK, QUERY_NUMBERS, BLOCK_NUMBERS = 32, 4 * 1024, 4 * 1024
 #: Columns of a basis that are taken at once.
 CHUNK = 32
-#: Fewest and most query rows that a piece of coded tokens is read for at once, and the most numbers of its logits.
-FEWEST_ROWS, MOST_ROWS, LOGITS = 4, 16, 2048
-#: Fewest and most tokens of a piece.
-FEWEST, MOST = 128, 128
+#: Coded tokens of a piece, and the fewest and most query rows that it is read for at once.
+PIECE, FEWEST_ROWS, MOST_ROWS = 128, 4, 16
 #: Newest tokens of one program.
 NEWEST_BLOCK = 64
 #: Approximate number of programs to start: several for each multiprocessor of a large GPU.
@@ -69,8 +67,7 @@ def launch(
     row_block = max(16, min(padded(rows), ROW_BLOCK, QUERY_NUMBERS // widest))
     dense_block = max(16, min(64, BLOCK_NUMBERS // widest))
     at_once = max(FEWEST_ROWS, min(triton.next_power_of_2(rows), MOST_ROWS))
-    exact = query.dtype == torch.float32
-    piece = max(FEWEST, min(MOST, LOGITS // (4 if exact else 2) // at_once)) if piece is None else piece
+    exact, piece = query.dtype == torch.float32, PIECE if piece is None else piece
     parts, pieces, slots = triton.cdiv(rows, at_once), batch.pieces(piece), batch.slots.shape[2]
     coded = pieces.shape[1]
     dense_blocks = triton.cdiv(batch.sinks, dense_block) + triton.cdiv(tail, dense_block)
@@ -103,15 +100,14 @@ def launch(
         sums, products, heads, width, value_width, tail, newest, stored, batch.most, parts, coded, dense, dense_per_run,
         *factors, MASK=kind, SOFTCAP=softcap, PRECISION="ieee" if exact or other else "tf32",
         TURNING="ieee" if other else "tf32x3", ROW_BLOCK=row_block, DENSE_BLOCK=dense_block, WIDTH=block_width,
-        VALUE_WIDTH=value_block, SINK_TYPE=TYPES[batch.sink_type], R=at_once, SLOTS=slots, CHUNK=max(16, min(32, TURNED // slots)), **sizes,
-        num_warps=8, num_stages=1,
+        VALUE_WIDTH=value_block, SINK_TYPE=TYPES[batch.sink_type], R=at_once, SLOTS=slots,
+        CHUNK=max(16, min(32, TURNED // slots)), **sizes, num_warps=8, num_stages=1,
     )  # fmt: skip
     if coded:
         attend_codes[(pairs, coded, parts)](
             batch.pairs, batch.units, batch.slots, batch.chunks, weights, *constants, pieces, *levels, new_logits,
             largest, sums, products, heads, value_width, newest, every, coded, stored, factors[1], SOFTCAP=softcap,
-            EXACT=exact, ROWS=rows, R=at_once, T=piece, SLOTS=slots, VALUE_WIDTH=value_block,
-            ASSEMBLY=assembly,
+            EXACT=exact, ROWS=rows, R=at_once, T=piece, SLOTS=slots, VALUE_WIDTH=value_block, ASSEMBLY=assembly,
             num_warps=1 if at_once == FEWEST_ROWS else 4, num_stages=1,
         )  # fmt: skip
     join_coded_runs[(pairs, rows, triton.cdiv(value_width, CHUNK))](

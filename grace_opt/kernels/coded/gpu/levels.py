@@ -2,8 +2,7 @@
 
 Numbers of up to three bits are sums of signs times factors (`grace_opt.kernels.coded.gpu.weights`), which symmetric
 books allow: with two bits, and a and b above zero, ``(b - a) / 2`` times the low bit's sign and ``(a + b) / 2`` times
-the other's.
-Numbers of more bits are looked up, in two float16 tables that add up to them.
+the other's. Numbers of more bits are looked up, in two float16 tables that add up to them.
 """
 
 from __future__ import annotations
