@@ -128,30 +128,3 @@ def halves(words):
     low = words.to(tl.uint16).to(tl.float16, bitcast=True)
     high = (words >> 16).to(tl.uint16).to(tl.float16, bitcast=True)
     return tl.join(low, high)
-
-
-@triton.jit
-def swapped(a, b, mask: tl.constexpr, shift: tl.constexpr):
-    """Two words, after the bits of `a` at ``mask << shift`` and those of `b` at `mask` have changed places."""
-    change = ((a >> shift) ^ b) & mask
-    return a ^ (change << shift), b ^ change
-
-
-@triton.jit
-def transposed(p0, p1, p2, p3, p4, p5, p6, p7):
-    """Eight planes as words of codes, (.., 2, 2, 2) by the bits of i: byte n of word i is the code of token 8 n + i."""
-    p0, p4 = swapped(p0, p4, 0x0F0F0F0F, 4)
-    p1, p5 = swapped(p1, p5, 0x0F0F0F0F, 4)
-    p2, p6 = swapped(p2, p6, 0x0F0F0F0F, 4)
-    p3, p7 = swapped(p3, p7, 0x0F0F0F0F, 4)
-    p0, p2 = swapped(p0, p2, 0x33333333, 2)
-    p1, p3 = swapped(p1, p3, 0x33333333, 2)
-    p4, p6 = swapped(p4, p6, 0x33333333, 2)
-    p5, p7 = swapped(p5, p7, 0x33333333, 2)
-    p0, p1 = swapped(p0, p1, 0x55555555, 1)
-    p2, p3 = swapped(p2, p3, 0x55555555, 1)
-    p4, p5 = swapped(p4, p5, 0x55555555, 1)
-    p6, p7 = swapped(p6, p7, 0x55555555, 1)
-    low = tl.join(tl.join(p0, p1), tl.join(p2, p3))
-    high = tl.join(tl.join(p4, p5), tl.join(p6, p7))
-    return tl.join(low, high)
