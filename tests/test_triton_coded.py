@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -30,7 +31,10 @@ from grace_opt.kernels._shared import dispatch
 from grace_opt.kernels.coded import gpu
 from grace_opt.kernels.coded.gpu import attend, batch, coded, codes, joining, keys, launching, numbers, values, weights
 from grace_opt.kernels.coded.table import CodedSequence, table_of, units_of
-from tests import interpreter  # noqa: F401  (cheaper launches)
+from tests import (
+    children,
+    interpreter,  # noqa: F401  (cheaper launches)
+)
 from tests.coded import Coded, Segments
 from tests.mutants import mutant
 
@@ -300,6 +304,29 @@ def test_codes_of_the_library(generator):
     assert case.error(case.run()) <= 1
 
 
+def beside_a_guard() -> None:
+    """Bit planes of every width end where memory ends; in a fork, which reading one more word would kill."""
+    from tests.test_coded import at_the_end
+
+    generator = torch.Generator().manual_seed(7)
+    for count, level in product((1, 9, 64, 129), range(1, len(WIDTHS))):
+        coordinates = torch.randn(1, count, 16, generator=generator)
+        part = Part(coordinates, torch.full((1, 1, 16), level), coordinates.abs().amax((1, 2)))
+        made = encode([part], (count,)), encode([part], (count,))
+        case = draw(generator)
+        stored, own = case.stored[0], [codes.map(at_the_end) for codes in made]
+        stored.dense = made[0].decode().double(), made[1].decode().double()
+        stored.books, none = codebook(torch.device("cpu")), torch.zeros(1, 0, 16)
+        stored.sequence = CodedSequence(table_of([units_of(own[0], own[1], 1)], 1), none, none, None, None)
+        assert case.error(case.run()) <= 1, (count, level)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cuda" or sys.platform != "linux", reason="guards the CPU's pages by mprotect")
+def test_nothing_behind_the_codes_is_read():
+    children.run(beside_a_guard)
+
+
 @pytest.mark.slow
 def test_the_table_is_made_once(generator, monkeypatch):
     case = draw(generator, {"segments": ((5,),)}, {"segments": ((7,),)})
@@ -308,6 +335,10 @@ def test_the_table_is_made_once(generator, monkeypatch):
     for _ in range(2):
         assert case.error(case.run()) <= 1
     assert len(made) == 1
+    (kept,) = case.stored[0].sequence.table.on_device
+    counted = {tensor.data_ptr() for tensor in kept.tensors().values()}
+    tables = kept.pairs, kept.units, kept.slots, kept.chunks, *kept.copies, *kept.cut.values()
+    assert counted == {tensor.data_ptr() for tensor in tables}
     for order in ([0, 0], [1, 0], [1, 1], [0, 1]):
         other = replace(case, stored=[case.stored[number] for number in order])
         assert other.error(other.run()) <= 1

@@ -66,8 +66,14 @@ def check_same(found, expected):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"basis": "prompt", "bits": 6}, {"evict": "snapkv"}, {"bits": None, "total_bytes": 2**17}],
-    ids=["none", "prompt", "evict", "bytes"],
+    [
+        {},
+        {"basis": "prompt", "bits": 6},
+        {"evict": "snapkv"},
+        {"bits": None, "total_bytes": 2**17},
+        {"bits": None, "key_bits": 4, "value_bits": 2},
+    ],
+    ids=["none", "prompt", "evict", "bytes", "apart"],
 )
 @pytest.mark.parametrize("padding", [0, 75])
 def test_codes_are_those_of_the_cpu(settings, padding):

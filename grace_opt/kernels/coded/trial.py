@@ -23,7 +23,7 @@ def cpu() -> bool:
 
 
 def gpu(device: torch.device) -> bool:
-    """Compare Triton's kernels, to 1e-5 in float32 and 5e-3 in float16, where factors have ten digits."""
+    """Compare Triton's kernels, to 1e-5 in float32 and 5e-3 in float16, where factors are rounded."""
     from . import gpu as on_chip
 
     cases = ((torch.float32, 1e-5), (torch.float16, 5e-3))

@@ -89,9 +89,9 @@ def planes_of(slots):
 @triton.jit
 def read_slots(fields, slots):
     """Of what some slots list: whether there is a channel, which one, its bits, planes before its own, scale, mean."""
+    bits, planes = planes_of(slots)
     exists = slots >= 0
-    slots = tl.where(exists, slots, 0)
-    channels, bits, planes = slots & 255, (slots >> BITS_SHIFT) & 15, (slots >> PLANE_SHIFT) & 0x7FF
+    channels = tl.where(exists, slots & 255, 0)
     unit = tl.load(tl.load(fields + UNIT).to(tl.pointer_type(tl.float32)))
     scales = tl.load(fields + SCALES).to(tl.pointer_type(tl.float16)) + ((slots >> SCALE_SHIFT) & 255)
     means = tl.load(fields + MEANS).to(tl.pointer_type(tl.float16)) + channels
