@@ -61,7 +61,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two of pip in one environment would spoil it.
 .NOTPARALLEL:
 .PHONY: help install demo test test-fast test-deep test-matrix test-oldest resolve beside lint types contracts unit bench \
-	bench-check results install-size experiments docs format clean
+	bench-check results install-size wheel experiments docs format clean
 
 help: ## Show this list
 	@echo "Usage: make TARGET [VARIABLE=value]"
@@ -187,6 +187,9 @@ results: $(STAMP) ## Make every page of docs/results again, and say how long eac
 
 install-size: ## What `make demo` downloads and takes on the disk, in an environment of its own; asks the network
 	$(PYTHON) -m bench.install_size $(if $(PIP_FLAGS),--pip-flags="$(PIP_FLAGS)")
+
+wheel: $(STAMP) ## A wheel for a release, in dist/, with machine code for x86-64; some minutes, on Linux
+	$(BIN)/python -m bench.wheel
 
 bench-check: $(STAMP) ## Ratios against committed baselines, with margins; on demand, not in CI
 	$(BIN)/python -m bench.check $(CHECK_FLAGS)

@@ -3,8 +3,9 @@
 ``python -m bench.first_call`` writes docs/results/first_call.{json,md,png}. Each case is a process of its own that
 starts with an empty folder for compiled loops (Python's own compiled files are there), and a second one that finds what
 the first has left. Processes of this version take turns with those of an older commit (``--before``; ``--before ''``
-measures this one alone), which ``git archive`` extracts into a temporary folder. Seconds are counted from the start of
-the process, imports included, except where the case says otherwise.
+measures this one alone), which ``git archive`` extracts into a temporary folder, and with those of a wheel of this one
+(`bench.wheel`), which brings machine code; ``--no-wheel`` leaves it out. Seconds are counted from the start of the
+process, imports included, except where the case says otherwise.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,22 +27,28 @@ from typing import Any
 
 from rich.progress import track
 
+from bench import wheel
 from bench.provenance import require_clean
-from bench.report import BLUE, ORANGE, SKY, Page, add_options, bars, read_results, table, write_results
+from bench.report import BLUE, GREEN, ORANGE, Page, add_options, bars, read_results, table, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The last commit that compiled everything at once.
 BEFORE = "4364e2a"
 #: What a child prints to have the time taken.
 MARK = "first_call:"
-FIRST, BLOCK, LIMITED, STEP, PACKED, CODED = (
+FIRST, BLOCK, LIMITED, STEP, PACKED, CODED, LATER = (
     "README's first block, to its first output",
     "README's first block, `compare` included",
     "branch and bound, n = 64, `time_limit=1`",
     "first decoding step, pruned keys, 2,300 tokens, alone",
     "a prompt of 1,000 tokens coded with `bits=3`, alone",
     "first decoding step on codes, `bits=3`, 1,000 tokens, alone",
+    "a later decoding step on codes, `bits=3`, 1,000 tokens, alone",
 )
+CASES = FIRST, BLOCK, LIMITED, STEP, PACKED, CODED, LATER
+#: What is measured: an older commit, this one as it is checked out, and as it is installed from a wheel.
+WAS, NOW, WHEEL = "before", "now", "wheel"
+COLOURS = {WAS: ORANGE, NOW: BLUE, WHEEL: GREEN}
 _LIMITED = f"""
 import grace_opt
 from grace_opt.instances import generators
@@ -49,7 +57,7 @@ print("{MARK} {LIMITED}", flush=True)
 """
 #: Reads the prompt before the clock starts, and takes the time of one new token after the other.
 _STEPS = f"""
-import time, torch
+import statistics, time, torch
 from grace_opt.hf import attach
 from grace_opt.hf.models import load_pocket
 model, _ = load_pocket()
@@ -61,9 +69,12 @@ class Tokens:
         pass
 prompt = torch.randint(5, model.config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
 with torch.inference_mode(), attach(model, SETTINGS):
-    two = dict(max_new_tokens=2, min_new_tokens=2, streamer=Tokens())
-    model.generate(prompt, attention_mask=torch.ones_like(prompt), **two)
-print("{MARK} NAME took", seconds[-1] - seconds[-2], flush=True)
+    new = dict(max_new_tokens=42, min_new_tokens=42, streamer=Tokens())
+    model.generate(prompt, attention_mask=torch.ones_like(prompt), **new)
+first, *later = [end - began for began, end in zip(seconds[1:], seconds[2:])]
+print("{MARK} NAME took", first, flush=True)
+if "LATER":
+    print("{MARK} LATER took", statistics.median(later), flush=True)
 """
 #: Beside the same prompt on a dense cache, which is read first.
 _PACKED = f"""
@@ -96,13 +107,14 @@ def readme_block() -> str:
 def children() -> list[str]:
     """Return what each process runs."""
     pruned = steps(STEP, 2300, 'method="mies", ratio=0.6')
-    coded = steps(CODED, 1000, 'bits=3, basis="prompt"')
+    coded = steps(CODED, 1000, 'bits=3, basis="prompt"', LATER)
     return [readme_block() + f'\nprint("{MARK} {BLOCK}", flush=True)\n', _LIMITED, pruned, _PACKED, coded]
 
 
-def steps(name: str, tokens: int, settings: str) -> str:
-    """Return what takes the time of a first step, after a prompt that is read before."""
-    return _STEPS.replace("NAME", name).replace("TOKENS", str(tokens)).replace("SETTINGS", settings)
+def steps(name: str, tokens: int, settings: str, later: str = "") -> str:
+    """Return what takes the time of a first step, and of later ones, after a prompt that is read before."""
+    words = {"NAME": name, "TOKENS": str(tokens), "SETTINGS": settings, "LATER": later}
+    return re.sub("|".join(words), lambda found: words[found[0]], _STEPS)
 
 
 def run(code: str, library: Path, folder: Path) -> dict[str, float]:
@@ -129,21 +141,24 @@ def run(code: str, library: Path, folder: Path) -> dict[str, float]:
 
 
 @contextmanager
-def libraries(before: str) -> Iterator[dict[str, Path]]:
+def libraries(before: str, with_wheel: bool) -> Iterator[dict[str, Path]]:
     """Yield the folders of what is measured, by name."""
-    if not before:
-        yield {"now": ROOT}
-        return
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "archive", before], cwd=ROOT, check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
-        yield {"before": Path(folder), "now": ROOT}
+        found = {WAS: Path(folder, WAS), NOW: ROOT, WHEEL: Path(folder, WHEEL)}
+        if before:
+            found[WAS].mkdir()
+            archive = subprocess.run(["git", "archive", before], cwd=ROOT, check=True, capture_output=True).stdout
+            subprocess.run(["tar", "-x", "-C", found[WAS]], input=archive, check=True)
+        if with_wheel:
+            with zipfile.ZipFile(wheel.build(Path(folder))) as packed:
+                packed.extractall(found[WHEEL])
+        yield {name: place for name, place in found.items() if place.exists()}
 
 
-def measure(rounds: int, before: str) -> dict[str, dict[str, list[float]]]:
+def measure(rounds: int, before: str, with_wheel: bool) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of each round, by case and by library and folder, as in ``now, empty``."""
-    found: dict[str, dict[str, list[float]]] = {case: {} for case in (FIRST, BLOCK, LIMITED, STEP, PACKED, CODED)}
-    with libraries(before) as measured:
+    found: dict[str, dict[str, list[float]]] = {case: {} for case in CASES}
+    with libraries(before, with_wheel) as measured:
         codes = children()
         for turn in track(range(-1, rounds), description="rounds"):  # the first writes Python's own compiled files
             for code in codes:
@@ -163,27 +178,36 @@ def page(value: dict[str, Any]) -> Page:
     """Return what docs/results/first_call.md says of the numbers."""
     rows, before, load = value["seconds"], value["before"], value["load"]
     middle = {case: {name: statistics.median(each) for name, each in found.items()} for case, found in rows.items()}
-    block, step, coded = (middle[case]["now, empty"] for case in (BLOCK, STEP, CODED))
-    alike = [one for case, one in middle.items() if case != CODED]  # whose steps were not on codes before
+    block, step, packed, coded = (middle[case]["now, empty"] for case in (BLOCK, STEP, PACKED, CODED))
+    alike = [one for case, one in middle.items() if case not in (CODED, LATER)]  # whose steps were not on codes before
     slower = max(one["now, kept"] / one["before, kept"] for one in alike) if before else None
-    columns = [name for name in ("before, empty", "now, empty", "before, kept", "now, kept") if name in middle[BLOCK]]
+    columns = [
+        f"{name}, {state}" for state in ("empty", "kept") for name in COLOURS if f"{name}, {state}" in middle[BLOCK]
+    ]
     earlier = ""
     if before:
         was = [middle[case]["before, empty"] for case in (BLOCK, STEP)]
         earlier = f", where it took {was[0]:.1f} and {was[1]:.1f} before"
     busy = f"; the machine was busy (load {load:.0f}), so these numbers are too high" if (load or 0) > 2 else ""
+    brought = ""
+    if "wheel, empty" in columns:
+        step_of, *codes_of = (f"{middle[case]['wheel, empty']:.1f}" for case in (STEP, PACKED, CODED))
+        brought = (
+            f" From a wheel that brings machine code, a first decoding step takes {step_of} s, a first prompt in codes "
+            f"{codes_of[0]} and a first step on them {codes_of[1]}."
+        )
     compared = "" if slower is None else f" Once compiled, no other case is over {slower:.2f} times what it was before."
     return Page(
         title="The first call",
-        picture="Bars: seconds of each case where nothing is compiled yet, and where everything is",
-        draw=lambda figure: draw(figure, middle, columns),
+        picture="Bars: seconds of each case where nothing is compiled yet, as checked out and from a wheel",
+        draw=lambda figure: draw(figure, middle),
         asked="How long does the first call take on a machine where no loop is compiled yet?",
         found=f"The README's first block takes {block:.1f} s, and a first decoding step {step:.1f} s"
-        f"{earlier}; a first step on codes {coded:.1f} s.{compared}",
+        f"{earlier}; a first prompt in codes {packed:.1f} s and a first step on them {coded:.1f}.{brought}{compared}",
         sure=f"These are medians of {value['rounds']} rounds, all processes taking turns{busy}.",
         tables=[
             "Seconds, and the least and the most of all rounds. *Empty*: a folder without compiled loops; *kept*: the "
-            "next process.",
+            "next process. *Wheel*: installed from one that brings machine code for this kind of processor.",
             "",
             *table(
                 ["what", *columns],
@@ -191,7 +215,7 @@ def page(value: dict[str, Any]) -> Page:
                     [
                         case,
                         *(
-                            f"{middle[case][name]:.2f} ({min(found[name]):.2f}–{max(found[name]):.2f})"
+                            f"{_said(middle[case][name])} ({_said(min(found[name]))}–{_said(max(found[name]))})"
                             for name in columns
                         ),
                     ]
@@ -211,14 +235,18 @@ def page(value: dict[str, Any]) -> Page:
     )
 
 
-def draw(figure: Any, middle: dict[str, dict[str, float]], columns: list[str]) -> None:
-    """Draw a bar for each case and column."""
-    colours = {"before, empty": ORANGE, "now, empty": BLUE, "before, kept": ORANGE, "now, kept": SKY}
-    shown = [(case, name) for case in middle for name in columns]
-    values = [middle[case][name] for case, name in shown]
+def _said(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds >= 0.1 else f"{seconds:.4f}"
+
+
+def draw(figure: Any, middle: dict[str, dict[str, float]]) -> None:
+    """Draw a bar for each first call and library."""
+    cases = {case: found for case, found in middle.items() if case != LATER}
+    shown = [(case, name) for case, found in cases.items() for name in COLOURS if f"{name}, empty" in found]
+    values = [cases[case][f"{name}, empty"] for case, name in shown]
     axes = figure.subplots()
     names = [f"{case.replace('`', '')}: {name}" for case, name in shown]
-    bars(axes, names, values, [f"{seconds:.1f} s" for seconds in values], [colours[name] for _, name in shown])
+    bars(axes, names, values, [f"{seconds:.1f} s" for seconds in values], [COLOURS[name] for _, name in shown])
     axes.set_xlim(0, 1.15 * max(values))
     axes.set_xlabel("seconds")
 
@@ -228,6 +256,7 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default %(default)s)")
     parser.add_argument("--before", default=BEFORE, help="commit to compare with (default %(default)s); '' for none")
+    parser.add_argument("--no-wheel", action="store_true", help="build and measure no wheel")
     add_options(parser, "first_call")
     args = parser.parse_args(given)
     if args.report_only:
@@ -236,7 +265,7 @@ def main(given: list[str] | None = None) -> None:
         source = require_clean(args.allow_dirty)
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         value = {"provenance": source, "rounds": args.rounds, "before": args.before, "load": load}
-        value["seconds"] = measure(args.rounds, args.before)
+        value["seconds"] = measure(args.rounds, args.before, not args.no_wheel)
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty, measured=not args.report_only))
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from bench import first_call
-from bench.first_call import BLOCK, CODED, FIRST, LIMITED, MARK, PACKED, ROOT, STEP
+from bench.first_call import CASES, MARK, ROOT
 
 
 def test_the_readme_s_block_is_what_it_says() -> None:
@@ -34,15 +34,16 @@ def test_seconds_are_those_of_the_process_or_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", ["1234567", ""])
 def test_the_page(before: str) -> None:
-    names = [f"{name}, {state}" for state in ("empty", "kept") for name in (("before", "now") if before else ("now",))]
+    libraries = ("before", "now", "wheel") if before else ("now",)
+    names = [f"{name}, {state}" for state in ("empty", "kept") for name in libraries]
     seconds = {
         case: {name: [place + at, place + at + 1.0, place + at + 4.0] for at, name in enumerate(names)}
-        for place, case in enumerate((FIRST, BLOCK, LIMITED, STEP, PACKED, CODED))
+        for place, case in enumerate(CASES)
     }
     value: dict[str, Any] = {"seconds": seconds, "before": before, "load": 5.0, "rounds": 3}
     page = first_call.page(value)
     assert "busy (load 5)" in page.sure
-    assert ("before" in page.found) == bool(before)
+    assert ("before" in page.found) == ("wheel" in page.found) == bool(before)
     first_call.page(value | {"load": None})
     from matplotlib.figure import Figure
 

@@ -71,12 +71,14 @@ def test_no_kernel_imports_what_imports_it():
 
 
 def test_switches_and_machines_are_named(monkeypatch):
-    for name in ("GRACE_OPT_LLVM", "GRACE_OPT_OPENMP", "GRACE_OPT_TRITON", "GRACE_OPT_PLAIN"):
+    for name in ("GRACE_OPT_LLVM", "GRACE_OPT_OPENMP", "GRACE_OPT_TRITON", "GRACE_OPT_PLAIN", "GRACE_OPT_AHEAD"):
         monkeypatch.delenv(name, raising=False)
     plain = kernels.explain()
     assert choice(plain, "decode").code == choice(plain, "greedy").code == "compiled loop"
     assert choice(plain, "interaction").code == "torch"
     assert plain.switched_off == ()
+    assert plain.machine_code == "", "a checkout has no machine code"
+    assert "compiled ahead of time: nothing" in str(plain)
     assert plain.threads == torch.get_num_threads()
     monkeypatch.setenv("GRACE_OPT_LLVM", "0")
     monkeypatch.setenv("GRACE_OPT_OPENMP", "0")

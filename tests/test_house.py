@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import grace_opt
+from bench.wheel import source_in, wheel_of
 from grace_opt import registry
 from tests import rooms, starter
 
@@ -50,23 +51,8 @@ def tree() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a source distribution, and a wheel that was built from it."""
-    # A copy: setuptools leaves build/ and *.egg-info behind, and would ship a deleted file that is still in build/.
     work = tmp_path_factory.mktemp("house")
-    source = work / "source"
-    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("grace_opt", "solvers"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=skip)
-    for name in ("pyproject.toml", "setup.py", PROJECT["readme"], *PROJECT["license-files"]):
-        shutil.copy(ROOT / name, source / name)
-    build = "import sys; from setuptools import build_meta as b; getattr(b, 'build_' + sys.argv[1])(sys.argv[2])"
-    built = python(build, "sdist", str(work), cwd=source)
-    assert built.returncode == 0, built.stderr
-    (sdist,) = work.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(work / "unpacked", filter="data")
-    (unpacked,) = (work / "unpacked").iterdir()
-    built = python(build, "wheel", str(work), cwd=unpacked)
-    assert built.returncode == 0, built.stderr
+    wheel_of(source_in(work), work)
     return work
 
 

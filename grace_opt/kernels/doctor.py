@@ -138,6 +138,7 @@ def _lines(report: Report) -> list[str]:
         f"GPUs: {', '.join(sorted(devices)) or 'none, torch sees no CUDA device'}",
         f"threads: {found.threads}; decoding on the CPU in {found.decoding_threads}",
         f"compiled loops are kept in {found.cache.path}, {kept}",
+        f"compiled ahead of time: {found.ahead}",
         f"switched off: {', '.join(found.switched_off) or 'nothing'}",
         *(f"not installed: {name}, for {how}" for name, how in report.missing.items()),
         f"result: {tried}",

@@ -10,7 +10,7 @@ import torch
 
 from ._shared.dispatch import DEVICE_TYPE, unsupported_machine
 from ._shared.operation import Operation
-from ._shared.switches import LLVM, OPENMP, PLAIN, TRITON, is_off
+from ._shared.switches import AHEAD, LLVM, OPENMP, PLAIN, TRITON, is_off
 from ._shared.threads import no_team_reason
 from .operations import OPERATIONS
 
@@ -69,6 +69,9 @@ class Explanation:
     decoding_threads : str
         The threads in which decoding on the CPU runs.
     cache : CacheFolder
+    machine_code : str
+        The kind of processor whose machine code a wheel brought and this machine runs, such as ``"x86-64-v4"``; empty
+        if there is none, as in a checkout, and loops are compiled here.
     switched_off : tuple of str
         The switches that are off, as written in the environment.
     """
@@ -77,6 +80,7 @@ class Explanation:
     threads: int
     decoding_threads: str
     cache: CacheFolder
+    machine_code: str
     switched_off: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -88,9 +92,17 @@ class Explanation:
                 *lines,
                 f"threads: {self.threads}; decoding in {self.decoding_threads}",
                 f"compiled loops are kept in {self.cache.path}, which {kept}",
+                f"compiled ahead of time: {self.ahead}",
                 f"switched off: {', '.join(self.switched_off) or 'nothing'}",
             ]
         )
+
+    @property
+    def ahead(self) -> str:
+        """What of the cache's loops need not be compiled here, in words."""
+        if self.machine_code:
+            return f"loops of the cache, for {self.machine_code}"
+        return "nothing: no machine code for this processor was installed"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -129,7 +141,8 @@ def explain() -> Explanation:
         torch.get_num_threads(),
         "torch's own threads" if reason is None else f"threads of ours ({reason})",
         _cache_folder(),
-        tuple(f"{name}=0" for name in (TRITON, LLVM, OPENMP, PLAIN) if is_off(name)),
+        _machine_code(),
+        tuple(f"{name}=0" for name in (TRITON, LLVM, OPENMP, PLAIN, AHEAD) if is_off(name)),
     )
 
 
@@ -140,6 +153,13 @@ def _cache_folder() -> CacheFolder:
     if found is None:
         return CacheFolder(os.environ.get("NUMBA_CACHE_DIR") or "__pycache__ beside the modules", False)
     return CacheFolder(str(found), True)
+
+
+def _machine_code() -> str:
+    from ._shared.ahead import file_for_this_processor  # numba takes a while
+
+    file = file_for_this_processor()
+    return "" if file is None else file.stem
 
 
 def _on_cpu(operation: Operation) -> Choice:

@@ -23,6 +23,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
 
+from . import ahead
 from .compiling import compiling
 from .kept import cache_of
 from .limits import SMALL as SMALL
@@ -81,8 +82,9 @@ class CFunction:
     """
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
-        self._function, self._signature = function, signature
+        self.function, self._signature = function, signature
         self._compiled: Any = None
+        self._address = 0
 
     def __call__(self, at: int) -> None:
         """Call ``void f(void *at)``; other threads may use the interpreter meanwhile."""
@@ -94,19 +96,22 @@ class CFunction:
 
     @property
     def address(self) -> int:
-        """Where it is; compiles it, or loads it from disk, at first."""
-        if self._compiled is None:
-            self._compile()
-        return int(self._compiled.address)
+        """Where it is; loads it from a wheel's machine code or from disk, or compiles it, at first."""
+        if not self._address:
+            with global_compiler_lock:
+                self._address = self._address or ahead.address_of(self.function) or self.compiled().address
+        return self._address
 
-    def _compile(self) -> None:
+    def compiled(self) -> Any:
+        """Return what numba makes of it here, or has made earlier."""
         with global_compiler_lock:
             if self._compiled is None:
-                made: Any = CFunc(self._function, normalize_signature(self._signature), locals={}, options={})
-                made._cache = cache_of(self._function)
+                made: Any = CFunc(self.function, normalize_signature(self._signature), locals={}, options={})
+                made._cache = cache_of(self.function)
                 _timed(made._compiler)
                 made.compile()
                 self._compiled = made
+            return self._compiled
 
 
 def _off() -> bool:

@@ -50,8 +50,7 @@ class _Nowhere(NullCache):
 
 class _Files(CompileResultCacheImpl):
     def get_filename_base(self, fullname: str, abiflags: str) -> str:
-        own = Path(self.locator._py_file)
-        return f"{super().get_filename_base(fullname, abiflags)}-{_stamp(own)}"
+        return f"{super().get_filename_base(fullname, abiflags)}-{_stamp(Path(self.locator._py_file))}"
 
 
 class _Cache(FunctionCache):
@@ -93,6 +92,11 @@ def cache_of(function: Callable[..., Any]) -> Any:
         given = f"NUMBA_CACHE_DIR={folder}, " if folder else ""
         _say(f"neither {given}{beside} nor the user's cache folder can be written to")
         return _Nowhere()
+
+
+def stamp_of(function: Callable[..., Any]) -> str:
+    """Return what is another for every version of what a function may be compiled from."""
+    return _stamp(Path(inspect.getfile(function)))
 
 
 @cache

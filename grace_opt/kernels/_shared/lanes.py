@@ -22,9 +22,19 @@ _NUMBER, _COUNT = ir.FloatType(), ir.IntType(32)
 _VECTOR, _COUNTS = (ir.VectorType(kind, LANES) for kind in (_NUMBER, _COUNT))
 
 
-#: What processors that numba compiles for have, as its settings may limit it; lanes of their widest vectors.
+#: What processors that numba compiles for have, as its settings may limit it.
 FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
-WIDEST = 16 if "+avx512f" in FEATURES else LANES
+
+
+def decided(features):
+    """`WIDEST` and `TRANSPOSING` of a processor with some features: all that loops and their callers ask of one."""
+    wide = "+avx512f" in features
+    return (16 if wide else LANES), wide and {"+gfni", "+avx512vbmi"} <= features
+
+
+#: Lanes of the widest vectors, and whether there are the instructions that turn bit planes into codes: GFNI, and
+#: AVX-512's for single bytes.
+WIDEST, TRANSPOSING = decided(FEATURES)
 
 
 class Lanes(types.Type):

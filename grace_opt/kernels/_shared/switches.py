@@ -3,7 +3,8 @@
 ``GRACE_OPT_TRITON=0``: no GPU kernels. ``GRACE_OPT_LLVM=0``: no hand-written LLVM; plain loops or torch compute the
 same. ``GRACE_OPT_OPENMP=0``: compiled decoding, sums of attention and codes of heads run in our own threads instead of
 torch's. ``GRACE_OPT_PLAIN=0``: loops that are not compiled yet never run as plain Python, however little they have to
-do. Set them before the library is imported: they do not change a loop that is already loaded.
+do. ``GRACE_OPT_AHEAD=0``: machine code that a wheel brings is left alone, and loops are compiled here. Set them before
+the library is imported: they do not change a loop that is already loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 
 TRITON, LLVM, OPENMP = "GRACE_OPT_TRITON", "GRACE_OPT_LLVM", "GRACE_OPT_OPENMP"
-PLAIN = "GRACE_OPT_PLAIN"
+PLAIN, AHEAD = "GRACE_OPT_PLAIN", "GRACE_OPT_AHEAD"
 
 
 def is_off(switch: str) -> bool:

@@ -19,7 +19,7 @@ import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._share
 import numpy as np
 
 from ..._shared.jit import c_function, part
-from ..._shared.lanes import add_one, exp2, load, spread, store
+from ..._shared.lanes import TRANSPOSING, add_one, exp2, load, spread, store
 from ..._shared.memory import array_at, empty, start_of, zeros
 from ...decode.cpu import (
     LEAST,
@@ -37,7 +37,6 @@ from ...decode.cpu.values import add_values as add_dense_values
 from ...decode.forms import ADDITIVE, BOOL, CAUSAL
 from ..forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES, WIDTHS
 from .channels import copy_rest, part_of, sort_channels
-from .levels import TRANSPOSING
 from .octet_lists import make_octets
 from .products import BLOCK, BLOCK_STEP, VECTORS, no_sums_of_four, no_sums_of_three
 from .rows import add_products, add_rows, clear, scale_queries, share_out

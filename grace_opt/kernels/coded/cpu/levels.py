@@ -16,14 +16,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..._shared.lanes import FEATURES, WIDEST
+from ..._shared.lanes import TRANSPOSING, WIDEST
 
 _NUMBER, _WHOLE = ir.FloatType(), ir.IntType(32)
 _VECTOR, _WHOLES = ir.VectorType(_NUMBER, WIDEST), ir.VectorType(_WHOLE, WIDEST)
 #: Vectors of tokens that loops take at once: as many as leave registers for the numbers of each.
 VECTORS = 4 if WIDEST == 16 else 2
-#: Whether the processor has the instructions that turn planes into codes: GFNI, and AVX-512's for single bytes.
-TRANSPOSING = WIDEST == 16 and all(f"+{feature}" in FEATURES for feature in ("gfni", "avx512vbmi"))
 _BYTES = ir.VectorType(ir.IntType(8), 64)
 _BITS, _TRUTHS = ir.IntType(WIDEST), ir.VectorType(ir.IntType(1), WIDEST)
 #: Bytes of one plane that hold the bits of one vector's tokens.

@@ -1,0 +1,101 @@
+"""Machine code of C functions that was compiled ahead of time: a wheel brings it, and nothing has to be compiled.
+
+``python -m bench.wheel`` compiles every `c_function` for a few kinds of processors, and packs a file of machine code
+for each into `FOLDER`. `address_of` loads a function from the file for the richest kind that this processor is no less
+than. A checkout has no such files. When: `grace_opt.kernels._shared.jit` asks before it compiles. Why, and what else
+was thought of: docs/adr/0020-compiled-ahead-of-time.md.
+
+Nothing of a file is used unless numba's version and all sources of the kernels are those it was made from, and the
+bytes are those that were made. What is compiled here instead gives the same results, up to rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
+from llvmlite import binding
+from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys  # type: ignore[attr-defined]
+
+from .kept import stamp_of
+from .lanes import FEATURES, decided
+from .switches import AHEAD, is_off
+
+FOLDER = Path(__file__).parents[2] / "data" / "machine_code"
+#: Entries of a file's metadata; others are a function's name, and its stamp, its symbol and the hash of its code.
+TRIPLE, NEEDED = "triple", "features"
+
+
+def address_of(function: Callable[..., Any]) -> int:
+    """Return where the compiled function is, or 0 if it has to be compiled; the caller has numba's lock."""
+    file = file_for_this_processor()
+    return 0 if file is None else _load(file, function)
+
+
+@cache
+def file_for_this_processor() -> Path | None:
+    """Return the file whose functions can run here, or None."""
+    fitting = []
+    for file in () if is_off(AHEAD) else sorted(FOLDER.glob("*.safetensors")):
+        said = _metadata(file)
+        needed = frozenset(said.get(NEEDED, "nothing known").split(","))
+        if said.get(TRIPLE) == triple() and needed <= FEATURES and decided(needed) == decided(FEATURES):
+            fitting.append((len(needed), file))
+    return max(fitting)[1] if fitting else None
+
+
+def triple() -> str:
+    """Return what LLVM calls this kind of machine and system."""
+    return str(cpu_target.target_context.codegen().magic_tuple()[0])
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name in a file."""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def said_of(function: Callable[..., Any], symbol: str, code: bytes) -> str:
+    """Return what a file says of a function: what it was made from, its symbol, and what its bytes are."""
+    return f"{stamp_of(function)} {symbol} {hashlib.sha256(code).hexdigest()}"
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "numpy") as opened:
+            return dict(opened.metadata() or {})
+    except (SafetensorError, OSError):  # damaged, or not ours to read
+        return {}
+
+
+def _load(file: Path, function: Callable[..., Any]) -> int:
+    from safetensors import SafetensorError, safe_open
+
+    name = name_of(function)
+    said = _metadata(file).get(name, "")
+    symbol = said.partition(" ")[2].partition(" ")[0]
+    try:
+        with safe_open(file, "numpy") as opened:
+            code = opened.get_tensor(name).tobytes()
+    except (SafetensorError, OSError):
+        return 0
+    if said != said_of(function, symbol, code):
+        return 0
+    engine = _engine()
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return int(engine.get_function_address(symbol))
+
+
+@cache
+def _engine() -> Any:
+    """What gives machine code an address, with numba's runtime for it to call."""
+    rtsys.initialize(cpu_target.target_context)
+    machine = binding.Target.from_default_triple().create_target_machine()
+    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
