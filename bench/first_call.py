@@ -191,7 +191,7 @@ def page(value: dict[str, Any]) -> Page:
     busy = f"; the machine was busy (load {load:.0f}), so these numbers are too high" if (load or 0) > 2 else ""
     brought = ""
     if "wheel, empty" in columns:
-        step_of, *codes_of = (f"{middle[case]['wheel, empty']:.1f}" for case in (STEP, PACKED, CODED))
+        step_of, *codes_of = (f"{middle[case]['wheel, empty']:.2f}" for case in (STEP, PACKED, CODED))
         brought = (
             f" From a wheel that brings machine code, a first decoding step takes {step_of} s, a first prompt in codes "
             f"{codes_of[0]} and a first step on them {codes_of[1]}."

@@ -3,19 +3,23 @@
 Here the CPU plays the GPU: ``DEVICE_TYPE`` is set to it and Triton's interpreter does the rest.
 """
 
+import time
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from grace_opt import MaskProvider, interaction_matrix, solve
+from grace_opt._util.quiet import quietly as quiet_block
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError
 from grace_opt.hf.masking import kept_channels
 from grace_opt.hf.pruned_attention import pruned_attention
 from grace_opt.hf.storage import Compressed
-from grace_opt.kernels._shared import dispatch
+from grace_opt.kernels._shared import compiling, dispatch
+from grace_opt.kernels._shared.operation import Triton
 from grace_opt.kernels.gather import gather_channels
 from grace_opt.kernels.greedy import KERNEL as MIES
 from grace_opt.kernels.operations import OPERATIONS
@@ -178,6 +182,22 @@ def test_an_old_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GeForce GTX 1080")
     with pytest.warns(UserWarning, match=r"GeForce GTX 1080 has compute capability 6.1, and Triton needs 8.0"):
         assert not dispatch.use_triton(MIES, torch.device("cuda", 0))
+
+
+@pytest.mark.slow
+def test_a_line_says_that_kernels_are_compiled(monkeypatch, capsys):
+    """Once, whatever the number of kernels; and none where that takes no time, or progress=False asks for none."""
+    monkeypatch.setattr(dispatch, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(compiling, "SECONDS_BEFORE_LINE", 0.2)
+    monkeypatch.setattr(dispatch, "KERNELS", compiling.Announced(compiling.GPU_LINE))
+    said = []
+    for name, seconds, quiet in (("a", 0.0, False), ("b", 0.3, True), ("c", 0.3, False), ("d", 0.3, False)):
+        slow = Triton(name, "always", lambda device, seconds=seconds: time.sleep(seconds) is None)
+        with quiet_block() if quiet else nullcontext():
+            assert dispatch.use_triton(slow, CPU)
+            assert dispatch.use_triton(slow, CPU)
+        said.append(capsys.readouterr().err)
+    assert said == ["", "", f"{compiling.GPU_LINE}\n", ""]
 
 
 def test_a_kernel_is_not_tried_while_a_graph_is_captured(monkeypatch):

@@ -254,8 +254,7 @@ def test_what_only_loops_call_can_be_called_alone() -> None:
 @pytest.mark.slow
 def test_one_line_where_compiling_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(compiling, "SECONDS_BEFORE_LINE", 0.05)
-    monkeypatch.setattr(compiling, "_spent", 0.0)
-    monkeypatch.setattr(compiling, "_said", False)
+    monkeypatch.setattr(compiling, "LOOPS", compiling.Announced(compiling.LINE))
     with compiling.compiling():
         pass
     time.sleep(0.1)
@@ -274,8 +273,7 @@ def test_one_line_where_compiling_takes_long(monkeypatch: pytest.MonkeyPatch, ca
 @pytest.mark.slow
 def test_many_short_ones_are_long_together(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(compiling, "SECONDS_BEFORE_LINE", 0.2)
-    monkeypatch.setattr(compiling, "_spent", 0.0)
-    monkeypatch.setattr(compiling, "_said", False)
+    monkeypatch.setattr(compiling, "LOOPS", compiling.Announced(compiling.LINE))
     for _ in range(5):
         with compiling.compiling():
             time.sleep(0.1)

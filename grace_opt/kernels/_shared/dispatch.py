@@ -18,6 +18,7 @@ import warnings
 import torch
 
 from ..._util.optional import pip_install
+from .compiling import KERNELS
 from .operation import Triton
 from .switches import TRITON, is_off
 
@@ -80,7 +81,7 @@ def unsupported_machine(device: torch.device) -> str | None:
 
 def _tried(kernel: Triton, device: torch.device) -> bool:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), KERNELS.block():
             agrees = kernel.trial(device)
     except Exception as error:  # a compiler or driver may raise anything; the reference needs neither
         return _refused(kernel, f"its trial on {device} failed ({type(error).__name__}: {error})")
