@@ -83,7 +83,7 @@ def atomic_write(path: str | os.PathLike[str], error: type[GraceError] = FileErr
             with suppress(OSError):  # a read-only file system refuses this too; report the first error
                 name.unlink()
         if isinstance(failure, OSError) and not isinstance(failure, GraceError):
-            raise error(f"cannot write {os.fspath(path)}: {os_error_advice(failure)}") from failure
+            raise error(f"cannot write {os.fspath(path) or repr('')}: {os_error_advice(failure)}") from failure
         raise
 
 

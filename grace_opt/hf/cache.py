@@ -12,6 +12,7 @@ Source: GRACE (arXiv 2604.16983), Algorithm 1; the layout of ThinK (arXiv 2407.2
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import weakref
@@ -24,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from .._util.parameters import integer
+from .._util.parameters import integer, shown
 from ..attention.masks import ChannelMask
 from ..attention.provider import MaskProvider
 from ..errors import CacheError, CalibrationError, GraceError, OptionError
@@ -109,6 +110,8 @@ class PrunedKeyCache(Cache):
         if not isinstance(model, PreTrainedConfig):
             model = unwrap_model(model, "PrunedKeyCache")
         text = text_config(model, "PrunedKeyCache")
+        if not isinstance(offloading, bool):
+            raise OptionError(f"offloading={shown(offloading)}: write True or False")
         if offloading and not torch.cuda.is_available():
             raise CacheError(
                 "offloading=True needs CUDA, because transformers moves the layers in CUDA streams, and this machine "
@@ -419,6 +422,22 @@ class PrunedKeyCache(Cache):
         except CacheError as error:
             raise CacheError(f"{path}: {error}") from error
         return cache
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled, by `torch.save` too: what is pickled belongs to one version of everything."""
+        raise CacheError(
+            "a cache is not pickled; write cache.save(FILE), and PrunedKeyCache.load(FILE, model) where it is needed"
+        )
+
+    def __copy__(self) -> PrunedKeyCache:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> PrunedKeyCache:
+        made = copies[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, copies))
+        return made
 
     def _basis_digest(self) -> str | None:
         """Return the digest of the calibrated basis; None if there is none."""

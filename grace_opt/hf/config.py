@@ -274,7 +274,7 @@ class PruningConfig:
         """
         _check_kind("pruning", values, Mapping, "the dict that to_dict gives")
         known = [f.name for f in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(str(name) for name in set(values) - set(known))
         if unknown:
             raise OptionError(f"a pruning configuration has no {', '.join(unknown)}; it has {', '.join(known)}")
         # All fields, so that values at their defaults are none that were given.

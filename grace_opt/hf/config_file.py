@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .._util.files import path_text, write_file
+from .._util.parameters import shown
 from ..attention.masks import is_fingerprint
 from ..errors import OptionError
 from .arguments import unwrap_model
@@ -62,7 +63,7 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
     except (OSError, ValueError, RecursionError) as error:
         why = f"there is no such file ({error.strerror})" if isinstance(error, OSError) else f"it is not JSON: {error}"
         raise OptionError(
-            f"the settings in {name} cannot be read: {why}; grace-opt tune MODEL writes such files"
+            f"the settings in {shown(name)} cannot be read: {why}; grace-opt tune MODEL writes such files"
         ) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise OptionError(

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer
 
 from .._util.arrays import without_autocast
+from .._util.parameters import integer
 from ..errors import CacheError, OptionError
 from ._compat import crop_is_relative
 from .bits.code_prompt import MIN_TOKENS
@@ -385,6 +386,7 @@ class PrunedKeyLayer(DynamicLayer):
             Negative: remove that many tokens. Zero or positive: as in the installed transformers. Old versions read it
             as the length to keep; in newer ones zero removes nothing and positive numbers are refused.
         """
+        tokens_to_remove = integer("tokens_to_remove", tokens_to_remove)
         self.settle()
         length = self.get_seq_length()
         if tokens_to_remove >= 0 and _CROP_IS_RELATIVE:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import io
+import pickle
 import warnings
 
 import pytest
@@ -11,7 +14,18 @@ from transformers import DynamicCache
 
 from grace_opt.attention.masks import ChannelMask
 from grace_opt.errors import CacheError, MaskError, OptionError
-from grace_opt.hf import H2O, PrunedKeyCache, PyramidKV, Quantization, SnapKV, StreamingLLM, _compat, attach, calibrate
+from grace_opt.hf import (
+    H2O,
+    PrunedKeyCache,
+    PruningConfig,
+    PyramidKV,
+    Quantization,
+    SnapKV,
+    StreamingLLM,
+    _compat,
+    attach,
+    calibrate,
+)
 from grace_opt.hf.observation import Observation
 
 quantises = pytest.mark.skipif(importlib.util.find_spec("optimum") is None, reason="optimum-quanto is not installed")
@@ -221,3 +235,40 @@ def test_a_prompt_that_is_too_short_names_the_setting_that_is_the_cause(settings
         torch.no_grad(),
     ):
         tiny()(prompt[:1, :length], past_key_values=cache)
+
+
+def test_values_of_wrong_kinds_are_named(tiny, prune, prompt, tmp_path):
+    model = tiny()
+    cache = prune(model)
+    with torch.no_grad():
+        model(prompt, past_key_values=cache)
+    with pytest.raises(OptionError, match="tokens_to_remove='x': give an integer"):
+        cache.crop("x")
+    with pytest.raises(CacheError, match=r"cannot write '': "):
+        cache.save("")
+    with pytest.raises(OptionError, match="offloading='yes': write True or False"):
+        PrunedKeyCache(model, offloading="yes")
+    with pytest.raises(OptionError, match="has no 1; it has method"):
+        PruningConfig.from_dict({1: 2})
+    with pytest.raises(OptionError, match=r"the settings in '\{.{90,120}\.\.\. cannot be read") as raised:
+        PruningConfig.from_json(PruningConfig().to_json())
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, lambda cache: torch.save(cache, io.BytesIO())])
+def test_a_cache_is_not_pickled_but_copied(write, tiny, prune, prompt, continuation):
+    """transformers' way to use a prompt twice: a deep copy of its cache."""
+    model = tiny()
+    cache = prune(model)
+    with torch.no_grad():
+        model(prompt, past_key_values=cache)
+        with pytest.raises(CacheError, match=r"is not pickled; write cache\.save\(FILE\), and PrunedKeyCache\.load"):
+            write(cache)
+        twice, same = copy.deepcopy(cache), copy.copy(cache)
+        assert same.layers is cache.layers
+        expected = model(continuation, past_key_values=twice).logits
+        assert (twice.get_seq_length(), cache.get_seq_length()) == (
+            prompt.shape[1] + continuation.shape[1],
+            prompt.shape[1],
+        )
+        assert torch.equal(model(continuation, past_key_values=cache).logits, expected)
