@@ -39,7 +39,7 @@ def write(file: Path, features: str, names: frozenset[str] = frozenset()) -> Non
     for one in c_functions():
         name = ahead.name_of(one.function)
         if not names or name in names:
-            made = one.compiled()
+            made = one.compile()  # what numba has kept on disk has no code to be read
             code = made._library._get_compiled_object()
             codes[name] = np.frombuffer(code, np.uint8)
             said[name] = ahead.said_of(one.function, made.native_name, code)

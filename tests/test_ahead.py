@@ -49,11 +49,20 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     ahead._engine.cache_clear()
 
 
-@pytest.fixture
-def file(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One function's machine code for this processor."""
-    machine_code.write(found := folder / "here.safetensors", HERE, frozenset([NAME]))
+    found = tmp_path_factory.mktemp("made") / "here.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead, "FOLDER", found.parent)
+        machine_code.write(found, HERE, frozenset([NAME]))
     return found
+
+
+@pytest.fixture
+def file(made: Path, folder: Path) -> Path:
+    """The same where it is looked for."""
+    return Path(shutil.copy(made, folder))
 
 
 @pytest.mark.slow
@@ -72,9 +81,9 @@ def test_nothing_is_compiled_where_machine_code_fits(file: Path, tmp_path: Path)
         assert bool(kept) == bool(settings), "what was brought was compiled, or what was compiled is not kept"
 
 
-def test_it_is_found_and_nothing_without_it(folder: Path) -> None:
+def test_it_is_found_and_nothing_without_it(made: Path, folder: Path) -> None:
     assert ahead.address_of(function.function) == 0
-    machine_code.write(folder / "here.safetensors", HERE, frozenset([NAME]))
+    shutil.copy(made, folder)
     assert ahead.address_of(function.function) == 0, "it is looked for once"
     ahead.file_for_this_processor.cache_clear()
     assert ahead.address_of(function.function) != 0
@@ -164,7 +173,7 @@ def test_every_c_function_is_compiled_ahead() -> None:
     names = [ahead.name_of(one.function) for one in machine_code.c_functions()]
     assert len(names) == len(set(names))
     assert NAME in names
-    in_c = {"coded", "few_coded", "decode", "heads", "reading", "received"}
+    in_c = {"coded", "coding", "few_coded", "decode", "heads", "reading", "received", "steps"}
     assert {name.split(".")[2] for name in names} == in_c <= {one.name for one in operations.OPERATIONS}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -255,3 +256,37 @@ def test_a_kernel_is_tried_once_whichever_thread_comes_first(monkeypatch):
         answers = list(pool.map(lambda _: dispatch.use_triton(KERNEL, torch.device("cpu")), range(8)))
     assert answers == [True] * 8
     assert tried == ["exchanges"]
+
+
+def test_what_a_c_function_is_told_lives_as_long_as_its_call() -> None:
+    arrays, seen = [np.zeros(3), np.zeros((2, 2), np.float32)], []
+
+    def read(at: int) -> None:
+        others = [np.full(5, -1, np.int64) for _ in range(1000)]  # would lie where the table was, were it gone
+        seen.append((ctypes.c_int64 * len(others[0])).from_address(at)[:])
+
+    kernel_threads.call_with(read, arrays, (7, 8, 9))
+    assert seen == [[*(array.ctypes.data for array in arrays), 7, 8, 9]]
+
+
+CODES_IN_THREADS = """
+import sys, threading
+from grace_opt.kernels.coding import trial as coding
+from grace_opt.kernels.steps import trial as steps
+sys.setswitchinterval(1e-6)
+agree = []
+def work():
+    for _ in range(40):
+        agree.append(coding.cpu() and steps.cpu())
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(agree), all(agree))
+"""
+
+
+@pytest.mark.slow
+def test_codes_and_steps_in_threads_are_those_of_one() -> None:
+    """In a process of its own, which memory that is no longer ours would end."""
+    done = starter.python(CODES_IN_THREADS, dict(os.environ, PYTHONPATH=str(ROOT)), ROOT)
+    assert (done.returncode, done.stdout.strip()) == (0, "320 True"), done.stderr

@@ -106,12 +106,17 @@ class CFunction:
         """Return what numba makes of it here, or has made earlier."""
         with global_compiler_lock:
             if self._compiled is None:
-                made: Any = CFunc(self.function, normalize_signature(self._signature), locals={}, options={})
-                made._cache = cache_of(self.function)
-                _timed(made._compiler)
-                made.compile()
-                self._compiled = made
+                self._compiled = self.compile(cache_of(self.function))
             return self._compiled
+
+    def compile(self, cache: Any = None) -> Any:
+        """Return what numba makes of it now, unless the cache has it."""
+        made: Any = CFunc(self.function, normalize_signature(self._signature), locals={}, options={})
+        if cache is not None:
+            made._cache = cache
+        _timed(made._compiler)
+        made.compile()
+        return made
 
 
 def _off() -> bool:

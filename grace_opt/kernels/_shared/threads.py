@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
@@ -62,6 +62,12 @@ def always() -> bool:
 def worth_one_pass(W: Tensor) -> bool:
     """Return whether a compiled loop reads W: torch finishes smaller ones before numba would be imported."""
     return W.device.type == "cpu" and W.dtype in (torch.float32, torch.float64) and enough_steps(W.numel())
+
+
+def call_with(function: Callable[[int], None], arrays: Sequence[npt.NDArray[Any]], sizes: Sequence[int]) -> None:
+    """Call a `c_function` with a table of the addresses of contiguous arrays, and of sizes."""
+    table = np.array([*(array.ctypes.data for array in arrays), *sizes], np.int64)
+    function(table.ctypes.data)  # in an expression, the table would be gone before the call
 
 
 def split_batch(kernel: Callable[..., None], arrays: tuple[npt.NDArray[Any], ...], alone: bool = False) -> None:

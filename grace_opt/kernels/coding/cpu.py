@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._shared.jit import jit, part
-from .._shared.memory import empty, view, zeros
+from .._shared.jit import c_function, jit, part
+from .._shared.memory import array_at, empty, view, zeros
+from .._shared.threads import call_with
 from .reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, positive
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
@@ -28,12 +29,14 @@ def scaled_and_coded(
     means_array, sizes = means.contiguous().numpy(), np.array(counts, dtype=np.int64)
     levels, edges = books.levels.numpy(), books.edges.numpy()
     found = np.zeros(wide.shape, dtype=np.float32)
-    fit(given, means_array, wide, sizes, levels, edges, books.even, found)
+    arrays = given, means_array, wide, sizes, levels, edges, found
+    call_with(fit_at, arrays, (*given.shape, len(sizes), *levels.shape, edges.shape[1], books.even))
     scales = torch.from_numpy(found).clamp_(max=LARGEST).to(torch.float16)
     numbers = wide.sum(1, dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(numbers * -(-sizes // PER_BYTE))])
     every = np.empty(starts[-1], dtype=np.uint8)
-    code(given, means_array, wide, sizes, edges, scales.float().numpy(), every)
+    arrays = given, means_array, wide, sizes, edges, scales.float().numpy(), every
+    call_with(code_at, arrays, (*given.shape, len(sizes), *edges.shape, len(every)))
     planes = (
         torch.from_numpy(every[starts[c] : starts[c + 1]].reshape(numbers[c], -(-size // PER_BYTE)))
         for c, size in enumerate(counts)
@@ -46,7 +49,8 @@ def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tu
     heads, width, _ = rows.shape
     large, squares = np.zeros(heads, np.int32), np.zeros((heads, len(counts), width))
     sizes = np.array(counts, dtype=np.int64)
-    sum_squares(rows.contiguous().numpy(), weights.contiguous().numpy(), sizes, large, squares)
+    arrays = rows.contiguous().numpy(), weights.contiguous().numpy(), sizes, large, squares
+    call_with(sum_squares_at, arrays, (*rows.shape, len(sizes)))
     found = torch.from_numpy(large.view(np.float32))
     return found, torch.from_numpy(squares).div_(positive(found).double().square()[:, None, None])
 
@@ -81,7 +85,7 @@ def largest_bits(row):
     return found
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def sum_squares(rows, weights, counts, large, squares):
     """Fill the bits of the largest number of each head (H,), and the sums (H, C, d)."""
     for h in range(rows.shape[0]):
@@ -165,7 +169,7 @@ def longest_of(counts):
     return longest
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def fit(rows, means, widths, counts, levels, edges, even, scales):
     """Fill the scales (C, R) of rows that have bits."""
     longest, bits_of_scales = longest_of(counts), view(scales, np.int32)
@@ -193,7 +197,7 @@ def fit(rows, means, widths, counts, levels, edges, even, scales):
             first += count
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def code(rows, means, widths, counts, edges, scales, planes):
     """Fill the planes of all classes, one class after the other."""
     longest = longest_of(counts)
@@ -217,3 +221,61 @@ def code(rows, means, widths, counts, edges, scales, planes):
                         planes[at + i] = (((eights[i] >> np.uint64(p)) & ONES) * TOGETHER) >> np.uint64(56)
                     at += size
         first += count
+
+
+# As Python calls them: with the addresses of the arrays, and their sizes.
+
+
+@c_function("void(intp)")
+def sum_squares_at(data):
+    """`sum_squares`."""
+    given = array_at(data, (9,), np.int64)
+    heads, width, columns, classes = given[5], given[6], given[7], given[8]
+    sum_squares(
+        array_at(given[0], (heads, width, columns), np.float32),
+        array_at(given[1], (heads, columns), np.float32),
+        array_at(given[2], (classes,), np.int64),
+        array_at(given[3], (heads,), np.int32),
+        array_at(given[4], (heads, classes, width), np.float64),
+    )
+
+
+@c_function("void(intp)")
+def fit_at(data):
+    """`fit`."""
+    given = array_at(data, (14,), np.int64)
+    rows, columns, classes, widest, numbers, between, even = (
+        given[7],
+        given[8],
+        given[9],
+        given[10],
+        given[11],
+        given[12],
+        given[13],
+    )
+    fit(
+        array_at(given[0], (rows, columns), np.float32),
+        array_at(given[1], (rows,), np.float32),
+        array_at(given[2], (classes, rows), np.uint8),
+        array_at(given[3], (classes,), np.int64),
+        array_at(given[4], (widest, numbers), np.float32),
+        array_at(given[5], (widest, between), np.float32),
+        even,
+        array_at(given[6], (classes, rows), np.float32),
+    )
+
+
+@c_function("void(intp)")
+def code_at(data):
+    """`code`."""
+    given = array_at(data, (13,), np.int64)
+    rows, columns, classes, widest, between, size = given[7], given[8], given[9], given[10], given[11], given[12]
+    code(
+        array_at(given[0], (rows, columns), np.float32),
+        array_at(given[1], (rows,), np.float32),
+        array_at(given[2], (classes, rows), np.uint8),
+        array_at(given[3], (classes,), np.int64),
+        array_at(given[4], (widest, between), np.float32),
+        array_at(given[5], (classes, rows), np.float32),
+        array_at(given[6], (size,), np.uint8),
+    )

@@ -10,15 +10,11 @@ from .._shared.lanes import WIDEST, add_one, load_one, transpose_widest
 from .._shared.memory import array_at, empty, start_of, view, zeros
 from .._shared.products import BYTES, ROWS, TILE, multiply
 from .._shared.whole import sorted_places
-from ..coding import cpu as coding
-from ..coding.cpu import largest_bits, mean, weighted
+from ..coding.cpu import code, fit, largest_bits, mean, weighted
 from ..coding.reference import LARGEST
-from ..steps import cpu as steps
+from ..steps.cpu import hulls, spend
 from . import forms
 
-code, fit, hulls, spend = (
-    part(each.py_func, error_model="numpy") for each in (coding.code, coding.fit, steps.hulls, steps.spend)
-)
 #: Below, float16 has fewer digits: a multiple of its smallest number.
 LEAST_NORMAL = np.float32(2.0**-14)
 #: Adding this to a smaller number, and taking it away, rounds to a multiple of float16's smallest number.

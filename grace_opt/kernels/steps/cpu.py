@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .._shared.jit import jit
-from .._shared.memory import empty
-from .._shared.threads import ALONE_BELOW, split_batch
+from .._shared.jit import c_function, part
+from .._shared.memory import array_at, empty
+from .._shared.threads import ALONE_BELOW, call_with, split_batch
 from .._shared.whole import sorted_places
 from .reference import LARGEST_SLOPE, SMALLEST_SLOPE
 
@@ -16,9 +19,14 @@ from .reference import LARGEST_SLOPE, SMALLEST_SLOPE
 def lower_hulls(losses: Tensor, costs: Tensor, admissible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """See `grace_opt.kernels.steps.lower_hulls`; the batch is shared among threads."""
     batch, groups, count = losses.shape
-    given = [tensor.contiguous().numpy() for tensor in (losses, costs, admissible)]
+    given = [tensor.contiguous().numpy() for tensor in (losses, costs, admissible.to(torch.uint8))]
     found = [np.zeros((batch, groups, count), np.int64), *(np.zeros((batch, groups, count - 1)) for _ in range(2))]
-    split_batch(hulls, (*given, *found), alone=losses.numel() < ALONE_BELOW)
+    sizes = groups, count
+
+    def fill(*arrays: npt.NDArray[Any]) -> None:
+        call_with(hulls_at, arrays, (len(arrays[0]), *sizes))
+
+    split_batch(fill, (*given, *found), alone=losses.numel() < ALONE_BELOW)
     levels, cost, slope = (torch.from_numpy(array) for array in found)
     return levels, cost, slope
 
@@ -34,14 +42,18 @@ def within_budget(
 ) -> tuple[Tensor, Tensor]:
     """See `grace_opt.kernels.steps.within_budget`; the batch is shared among threads."""
     order = hull_slope.flatten(1).sort(dim=-1, descending=True, stable=True).indices
-    tensors = losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order
+    tensors = losses, costs, admissible.to(torch.uint8), limits, hull_levels, hull_cost, hull_slope, order
     given = [tensor.contiguous().numpy() for tensor in tensors]
-    levels, price = np.zeros(losses.shape[:2], np.int64), np.zeros(len(losses))
-    split_batch(spend, (*given, levels, price), alone=losses.numel() < ALONE_BELOW)
+    levels, price, sizes = np.zeros(losses.shape[:2], np.int64), np.zeros(len(losses)), losses.shape[1:]
+
+    def fill(*arrays: npt.NDArray[Any]) -> None:
+        call_with(spend_at, arrays, (len(arrays[0]), *sizes))
+
+    split_batch(fill, (*given, levels, price), alone=losses.numel() < ALONE_BELOW)
     return torch.from_numpy(levels), torch.from_numpy(price)
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def hulls(losses, costs, admissible, levels, added, slopes):
     """Fill `levels` (B, n, L), `added` and `slopes` (B, n, L - 1)."""
     count = losses.shape[2]
@@ -77,7 +89,7 @@ def hulls(losses, costs, admissible, levels, added, slopes):
                 levels[b, i, s + 1] = level
 
 
-@jit(error_model="numpy")
+@part(error_model="numpy")
 def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order, levels, price):
     """Fill `levels` (B, n) and `price` (B,); `order` (B, n S) has the steps, the steepest first."""
     groups, count = losses.shape[1], losses.shape[2]
@@ -130,3 +142,41 @@ def spend(losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope,
                 chosen[i], moved = proposed[i], True
             if not moved:
                 break
+
+
+# As Python calls them: with the addresses of the arrays, and their sizes.
+
+
+@c_function("void(intp)")
+def hulls_at(data):
+    """`hulls`."""
+    given = array_at(data, (9,), np.int64)
+    batch, groups, count = given[6], given[7], given[8]
+    hulls(
+        array_at(given[0], (batch, groups, count), np.float64),
+        array_at(given[1], (batch, groups, count), np.float64),
+        array_at(given[2], (batch, groups, count), np.uint8),
+        array_at(given[3], (batch, groups, count), np.int64),
+        array_at(given[4], (batch, groups, count - 1), np.float64),
+        array_at(given[5], (batch, groups, count - 1), np.float64),
+    )
+
+
+@c_function("void(intp)")
+def spend_at(data):
+    """`spend`."""
+    given = array_at(data, (13,), np.int64)
+    batch, groups, count = given[10], given[11], given[12]
+    steps = count - 1
+    spend(
+        array_at(given[0], (batch, groups, count), np.float64),
+        array_at(given[1], (batch, groups, count), np.float64),
+        array_at(given[2], (batch, groups, count), np.uint8),
+        array_at(given[3], (batch,), np.float64),
+        array_at(given[4], (batch, groups, count), np.int64),
+        array_at(given[5], (batch, groups, steps), np.float64),
+        array_at(given[6], (batch, groups, steps), np.float64),
+        array_at(given[7], (batch, groups * steps), np.int64),
+        array_at(given[8], (batch, groups), np.int64),
+        array_at(given[9], (batch,), np.float64),
+    )
