@@ -35,7 +35,7 @@ def write(file: Path, features: str, names: frozenset[str] = frozenset()) -> Non
     """Compile all functions, or those of some names, for the features that numba was told of."""
     if file.parent.resolve() != ahead.FOLDER.resolve():
         raise SystemExit(f"the library that is compiled is in {ahead.FOLDER.parents[1]}, and {file} is elsewhere")
-    codes, said = {}, {ahead.TRIPLE: ahead.triple(), ahead.NEEDED: features}
+    codes, said = {}, {ahead.NEEDED: features, **ahead.made_here()}
     for one in c_functions():
         name = ahead.name_of(one.function)
         if not names or name in names:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
+import numba  # before its modules, as in `grace_opt.kernels._shared.jit`
 from llvmlite import binding
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys  # type: ignore[attr-defined]
@@ -28,7 +28,7 @@ from .switches import AHEAD, is_off
 
 FOLDER = Path(__file__).parents[2] / "data" / "machine_code"
 #: Entries of a file's metadata; others are a function's name, and its stamp, its symbol and the hash of its code.
-TRIPLE, NEEDED = "triple", "features"
+TRIPLE, NEEDED, NUMBA = "triple", "features", "numba"
 
 
 def address_of(function: Callable[..., Any]) -> int:
@@ -40,18 +40,18 @@ def address_of(function: Callable[..., Any]) -> int:
 @cache
 def file_for_this_processor() -> Path | None:
     """Return the file whose functions can run here, or None."""
-    fitting = []
+    fitting, here = [], made_here()
     for file in () if is_off(AHEAD) else sorted(FOLDER.glob("*.safetensors")):
         said = _metadata(file)
         needed = frozenset(said.get(NEEDED, "nothing known").split(","))
-        if said.get(TRIPLE) == triple() and needed <= FEATURES and decided(needed) == decided(FEATURES):
+        if here.items() <= said.items() and needed <= FEATURES and decided(needed) == decided(FEATURES):
             fitting.append((len(needed), file))
     return max(fitting)[1] if fitting else None
 
 
-def triple() -> str:
-    """Return what LLVM calls this kind of machine and system."""
-    return str(cpu_target.target_context.codegen().magic_tuple()[0])
+def made_here() -> dict[str, str]:
+    """Return what a file says that is made here, and needs of a file that is used: the system, and numba's version."""
+    return {TRIPLE: cpu_target.target_context.codegen().magic_tuple()[0], NUMBA: numba.__version__}
 
 
 def name_of(function: Callable[..., Any]) -> str:
