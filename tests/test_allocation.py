@@ -603,3 +603,22 @@ def test_it_shows_itself():
     assert "gap" in repr(allocate(losses, [0, 2, 4], 4))
     assert repr(allocate([losses] * 2, [0, 2, 4], 4)) == "<Allocation of 2 instances by lagrangian: 2 OPTIMAL>"
     assert grace_opt.allocate is allocate
+
+
+def test_compiled_steps_take_numbers_of_any_type() -> None:
+    """They are told addresses, so what lies there has to be of their types: limits in float32, strided losses."""
+    from grace_opt.kernels.steps import cpu
+
+    rng = np.random.default_rng(0)
+    losses = torch.from_numpy(np.sort(rng.random((2, 7, 5)))).flip(-1)
+    costs, may = torch.arange(5.0, dtype=torch.float64).expand(2, 7, 5), torch.ones(2, 7, 5, dtype=torch.bool)
+    hulls = steps.reference.lower_hulls(losses, costs, may)
+    limits = torch.tensor([9.0, 14.0], dtype=torch.float64)
+    expected = *hulls, *steps.reference.within_budget(losses, costs, may, limits, *hulls)
+    strided = losses.mT.contiguous().mT
+    found = (
+        *cpu.lower_hulls(strided, costs.float(), may),
+        *cpu.within_budget(strided, costs.float(), may, limits.float(), *hulls),
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)

@@ -64,6 +64,11 @@ def worth_one_pass(W: Tensor) -> bool:
     return W.device.type == "cpu" and W.dtype in (torch.float32, torch.float64) and enough_steps(W.numel())
 
 
+def array_of(tensor: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
+    """Return a tensor's numbers as a contiguous array of the type that a `c_function` takes them for."""
+    return np.asarray(tensor.to(dtype).contiguous().numpy())
+
+
 def call_with(function: Callable[[int], None], arrays: Sequence[npt.NDArray[Any]], sizes: Sequence[int]) -> None:
     """Call a `c_function` with a table of the addresses of contiguous arrays, and of sizes."""
     table = np.array([*(array.ctypes.data for array in arrays), *sizes], np.int64)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._shared.jit import c_function, jit, part
 from .._shared.memory import array_at, empty, view, zeros
-from .._shared.threads import call_with
+from .._shared.threads import array_of, call_with
 from .reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, positive
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
@@ -25,9 +25,10 @@ def scaled_and_coded(
     rows: Tensor, means: Tensor, widths: Tensor, counts: Sequence[int], books: Codebooks
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """See `grace_opt.kernels.coding.scaled_and_coded`."""
-    given, wide = rows.contiguous().numpy(), widths.contiguous().numpy()
-    means_array, sizes = means.contiguous().numpy(), np.array(counts, dtype=np.int64)
-    levels, edges = books.levels.numpy(), books.edges.numpy()
+    given, means_array, levels, edges = (
+        array_of(tensor, torch.float32) for tensor in (rows, means, books.levels, books.edges)
+    )
+    wide, sizes = array_of(widths, torch.uint8), np.array(counts, dtype=np.int64)
     found = np.zeros(wide.shape, dtype=np.float32)
     arrays = given, means_array, wide, sizes, levels, edges, found
     call_with(fit_at, arrays, (*given.shape, len(sizes), *levels.shape, edges.shape[1], books.even))
@@ -35,7 +36,7 @@ def scaled_and_coded(
     numbers = wide.sum(1, dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(numbers * -(-sizes // PER_BYTE))])
     every = np.empty(starts[-1], dtype=np.uint8)
-    arrays = given, means_array, wide, sizes, edges, scales.float().numpy(), every
+    arrays = given, means_array, wide, sizes, edges, array_of(scales, torch.float32), every
     call_with(code_at, arrays, (*given.shape, len(sizes), *edges.shape, len(every)))
     planes = (
         torch.from_numpy(every[starts[c] : starts[c + 1]].reshape(numbers[c], -(-size // PER_BYTE)))
@@ -49,7 +50,7 @@ def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tu
     heads, width, _ = rows.shape
     large, squares = np.zeros(heads, np.int32), np.zeros((heads, len(counts), width))
     sizes = np.array(counts, dtype=np.int64)
-    arrays = rows.contiguous().numpy(), weights.contiguous().numpy(), sizes, large, squares
+    arrays = array_of(rows, torch.float32), array_of(weights, torch.float32), sizes, large, squares
     call_with(sum_squares_at, arrays, (*rows.shape, len(sizes)))
     found = torch.from_numpy(large.view(np.float32))
     return found, torch.from_numpy(squares).div_(positive(found).double().square()[:, None, None])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._shared.jit import c_function, part
 from .._shared.memory import array_at, empty
-from .._shared.threads import ALONE_BELOW, call_with, split_batch
+from .._shared.threads import ALONE_BELOW, array_of, call_with, split_batch
 from .._shared.whole import sorted_places
 from .reference import LARGEST_SLOPE, SMALLEST_SLOPE
 
@@ -19,7 +19,8 @@ from .reference import LARGEST_SLOPE, SMALLEST_SLOPE
 def lower_hulls(losses: Tensor, costs: Tensor, admissible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """See `grace_opt.kernels.steps.lower_hulls`; the batch is shared among threads."""
     batch, groups, count = losses.shape
-    given = [tensor.contiguous().numpy() for tensor in (losses, costs, admissible.to(torch.uint8))]
+    kinds = torch.float64, torch.float64, torch.uint8
+    given = [array_of(tensor, kind) for tensor, kind in zip((losses, costs, admissible), kinds, strict=True)]
     found = [np.zeros((batch, groups, count), np.int64), *(np.zeros((batch, groups, count - 1)) for _ in range(2))]
     sizes = groups, count
 
@@ -42,8 +43,10 @@ def within_budget(
 ) -> tuple[Tensor, Tensor]:
     """See `grace_opt.kernels.steps.within_budget`; the batch is shared among threads."""
     order = hull_slope.flatten(1).sort(dim=-1, descending=True, stable=True).indices
-    tensors = losses, costs, admissible.to(torch.uint8), limits, hull_levels, hull_cost, hull_slope, order
-    given = [tensor.contiguous().numpy() for tensor in tensors]
+    number, whole = torch.float64, torch.int64
+    tensors = losses, costs, admissible, limits, hull_levels, hull_cost, hull_slope, order
+    kinds = number, number, torch.uint8, number, whole, number, number, whole
+    given = [array_of(tensor, kind) for tensor, kind in zip(tensors, kinds, strict=True)]
     levels, price, sizes = np.zeros(losses.shape[:2], np.int64), np.zeros(len(losses)), losses.shape[1:]
 
     def fill(*arrays: npt.NDArray[Any]) -> None:
