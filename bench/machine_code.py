@@ -42,7 +42,7 @@ def write(file: Path, features: str, names: frozenset[str] = frozenset()) -> Non
             made = one.compile()  # what numba has kept on disk has no code to be read
             code = made._library._get_compiled_object()
             codes[name] = np.frombuffer(code, np.uint8)
-            said[name] = ahead.said_of(one.function, made.native_name, code)
+            said[name] = ahead.said_of(made.native_name, code)
     save_file(codes, file, said)
     file.chmod(0o644)  # safetensors writes files for their owner alone
 

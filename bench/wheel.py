@@ -75,7 +75,10 @@ def wheel_of(source: Path, out: Path) -> Path:
 
 def build(out: Path, kinds: Iterable[str] = tuple(KINDS), names: Sequence[str] = ()) -> Path:
     """Build a wheel with machine code, and return it."""
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"cannot write to {out} ({error.strerror}): give another folder") from None
     kinds = list(kinds)
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(os.cpu_count()) as pool:
         source = source_in(Path(work))

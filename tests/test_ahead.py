@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from bench import machine_code, wheel
+from grace_opt import kernels
 from grace_opt.kernels import operations
 from grace_opt.kernels._shared import ahead, kept, lanes
 from grace_opt.kernels.received.cpu import add_received_at as function
@@ -93,17 +94,11 @@ def other(**said: str) -> Callable[[dict[str, str]], None]:
     return lambda found: found.update(said)
 
 
-def other_entry(found: dict[str, str]) -> None:
-    """As if made from other sources."""
-    found[NAME] = "0" + found[NAME]
-
-
 #: What a file's metadata may say besides.
 OTHERS = {
-    "other sources": other_entry,
+    "other sources": other(sources="0123"),
     "nothing of it": lambda found: found.pop(NAME),
     "no symbol": other(**{NAME: "0123"}),
-    "another numba": other(numba="0.60.0"),
     "another system": other(triple="x86_64-apple-darwin"),
     "a richer processor": other(features=f"{HERE},+of-tomorrow"),
     "no features": lambda found: found.pop("features"),
@@ -157,6 +152,19 @@ def test_a_damaged_file_is_not_used(file: Path, damage: Callable[[Path], None], 
 def test_changed_sources_are_compiled(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "_stamp", lambda own: "another")
     assert ahead.address_of(function.function) == 0
+    assert kernels.explain().machine_code == "", "doctor says what is not so"
+
+
+@pytest.mark.parametrize(
+    ("switches", "why"), [({}, "no machine code for this"), ({"GRACE_OPT_AHEAD": "0"}, "nothing: GRACE_OPT_AHEAD=0")]
+)
+def test_what_is_said_where_there_is_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, switches: dict[str, str], why: str
+) -> None:
+    monkeypatch.delenv("GRACE_OPT_AHEAD", raising=False)
+    for name, value in switches.items():
+        monkeypatch.setenv(name, value)
+    assert why in kernels.explain().ahead
 
 
 def test_the_richest_that_fits_is_taken(folder: Path) -> None:
@@ -201,13 +209,17 @@ def test_a_wheel_brings_machine_code(tmp_path: Path) -> None:
         assert opened.get_tensor(NAME).tobytes()[:4] == b"\x7fELF"
     assert said[ahead.NEEDED].split(",") == [f"+{feature}" for feature in wheel.V3.split()]
     code = load_file(tmp_path / file)[NAME].tobytes()
-    symbol = said[NAME].split(" ")[1]
-    assert said[NAME] == ahead.said_of(function.function, symbol, code), "it was made from other sources"
+    assert said[NAME] == ahead.said_of(said[NAME].split(" ")[0], code)
+    assert ahead.made_here().items() <= said.items(), "it was made from other sources"
 
 
 def test_other_sources_than_those_of_the_wheel_are_not_compiled(tmp_path: Path) -> None:
     """Where there are none, Python finds a library that is installed."""
     with pytest.raises(SystemExit, match="is elsewhere"):
         machine_code.write(tmp_path / "here.safetensors", HERE)
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(SystemExit, match=r"cannot write to .*: give another folder"):
+            wheel.main(["-o", str(wrong)])
     with pytest.raises(SystemExit, match="planted"):
         wheel._run([sys.executable, "-c", "raise ValueError('planted')"], tmp_path)

@@ -102,7 +102,9 @@ class Explanation:
         """What of the cache's loops need not be compiled here, in words."""
         if self.machine_code:
             return f"loops of the cache, for {self.machine_code}"
-        return "nothing: no machine code for this processor was installed"
+        if f"{AHEAD}=0" in self.switched_off:
+            return f"nothing: {AHEAD}=0"
+        return "nothing: no machine code for this processor and version of numba is installed (a checkout has none)"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -5,8 +5,9 @@ for each into `FOLDER`. `address_of` loads a function from the file for the rich
 than. A checkout has no such files. When: `grace_opt.kernels._shared.jit` asks before it compiles. Why, and what else
 was thought of: docs/adr/0020-compiled-ahead-of-time.md.
 
-Nothing of a file is used unless numba's version and all sources of the kernels are those it was made from, and the
-bytes are those that were made. What is compiled here instead gives the same results, up to rounding.
+Nothing of a file is used unless numba's version, the switch for hand-made LLVM and all sources of the kernels are those
+it was made from, and the bytes are those that were made. What is compiled here instead gives the same results, up to
+rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba  # before its modules, as in `grace_opt.kernels._shared.jit`
+import numba  # noqa: F401 - before its modules, as in `grace_opt.kernels._shared.jit`
 from llvmlite import binding
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys  # type: ignore[attr-defined]
@@ -27,8 +28,8 @@ from .lanes import FEATURES, decided
 from .switches import AHEAD, is_off
 
 FOLDER = Path(__file__).parents[2] / "data" / "machine_code"
-#: Entries of a file's metadata; others are a function's name, and its stamp, its symbol and the hash of its code.
-TRIPLE, NEEDED, NUMBA = "triple", "features", "numba"
+#: Entries of a file's metadata; others are a function's name, and its symbol and the hash of its code.
+TRIPLE, NEEDED, SOURCES = "triple", "features", "sources"
 
 
 def address_of(function: Callable[..., Any]) -> int:
@@ -50,8 +51,8 @@ def file_for_this_processor() -> Path | None:
 
 
 def made_here() -> dict[str, str]:
-    """Return what a file says that is made here, and needs of a file that is used: the system, and numba's version."""
-    return {TRIPLE: cpu_target.target_context.codegen().magic_tuple()[0], NUMBA: numba.__version__}
+    """Return what a file that is made here says, and one that is used has to say: the system, and its sources."""
+    return {TRIPLE: cpu_target.target_context.codegen().magic_tuple()[0], SOURCES: stamp_of(made_here)}
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -59,9 +60,9 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def said_of(function: Callable[..., Any], symbol: str, code: bytes) -> str:
-    """Return what a file says of a function: what it was made from, its symbol, and what its bytes are."""
-    return f"{stamp_of(function)} {symbol} {hashlib.sha256(code).hexdigest()}"
+def said_of(symbol: str, code: bytes) -> str:
+    """Return what a file says of a function: its symbol, and what its bytes are."""
+    return f"{symbol} {hashlib.sha256(code).hexdigest()}"
 
 
 def _metadata(file: Path) -> dict[str, str]:
@@ -79,13 +80,13 @@ def _load(file: Path, function: Callable[..., Any]) -> int:
 
     name = name_of(function)
     said = _metadata(file).get(name, "")
-    symbol = said.partition(" ")[2].partition(" ")[0]
+    symbol = said.partition(" ")[0]
     try:
         with safe_open(file, "numpy") as opened:
             code = opened.get_tensor(name).tobytes()
     except (SafetensorError, OSError):
         return 0
-    if said != said_of(function, symbol, code):
+    if said != said_of(symbol, code):
         return 0
     engine = _engine()
     engine.add_object_file(binding.ObjectFileRef.from_data(code))

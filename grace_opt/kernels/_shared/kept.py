@@ -95,7 +95,7 @@ def cache_of(function: Callable[..., Any]) -> Any:
 
 
 def stamp_of(function: Callable[..., Any]) -> str:
-    """Return what is another for every version of what a function may be compiled from."""
+    """Return what is another for every version of what a kernel's function may be compiled from."""
     return _stamp(Path(inspect.getfile(function)))
 
 
