@@ -62,6 +62,7 @@ def compile_into(source: Path, kind: str, names: Sequence[str] = ()) -> Path:
             "NUMBA_CACHE_DIR": empty,
             "NUMBA_CPU_NAME": "x86-64",
             "NUMBA_CPU_FEATURES": features,
+            "GRACE_OPT_LLVM": "1",  # what is made without would never be used
         }
         program = Path(__file__).with_name("machine_code.py")
         _run([sys.executable, "-P", str(program), str(file), features, *names], source, env)

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from bench import machine_code, wheel
 from grace_opt import kernels
 from grace_opt.kernels import operations
-from grace_opt.kernels._shared import ahead, kept, lanes
+from grace_opt.kernels._shared import ahead, lanes
 from grace_opt.kernels.received.cpu import add_received_at as function
 from tests import starter
 
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_not_used(file: Path, damage: Callable[[Path], None], 
 
 
 def test_changed_sources_are_compiled(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_stamp", lambda own: "another")
+    monkeypatch.setattr(ahead, "stamp_of_sources", lambda: "another")
     assert ahead.address_of(function.function) == 0
     assert kernels.explain().machine_code == "", "doctor says what is not so"
 

@@ -23,7 +23,7 @@ from llvmlite import binding
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys  # type: ignore[attr-defined]
 
-from .kept import stamp_of
+from .kept import stamp_of_sources
 from .lanes import FEATURES, decided
 from .switches import AHEAD, is_off
 
@@ -41,18 +41,18 @@ def address_of(function: Callable[..., Any]) -> int:
 @cache
 def file_for_this_processor() -> Path | None:
     """Return the file whose functions can run here, or None."""
-    fitting, here = [], made_here()
+    fitting = []
     for file in () if is_off(AHEAD) else sorted(FOLDER.glob("*.safetensors")):
         said = _metadata(file)
         needed = frozenset(said.get(NEEDED, "nothing known").split(","))
-        if here.items() <= said.items() and needed <= FEATURES and decided(needed) == decided(FEATURES):
+        if made_here().items() <= said.items() and needed <= FEATURES and decided(needed) == decided(FEATURES):
             fitting.append((len(needed), file))
     return max(fitting)[1] if fitting else None
 
 
 def made_here() -> dict[str, str]:
     """Return what a file that is made here says, and one that is used has to say: the system, and its sources."""
-    return {TRIPLE: cpu_target.target_context.codegen().magic_tuple()[0], SOURCES: stamp_of(made_here)}
+    return {TRIPLE: cpu_target.target_context.codegen().magic_tuple()[0], SOURCES: stamp_of_sources()}
 
 
 def name_of(function: Callable[..., Any]) -> str:

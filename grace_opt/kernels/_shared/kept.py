@@ -94,18 +94,21 @@ def cache_of(function: Callable[..., Any]) -> Any:
         return _Nowhere()
 
 
-def stamp_of(function: Callable[..., Any]) -> str:
-    """Return what is another for every version of what a kernel's function may be compiled from."""
-    return _stamp(Path(inspect.getfile(function)))
+@cache
+def stamp_of_sources() -> str:
+    """Return a hash of numba's version, the switch and the sources of all kernels."""
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return _hash([f"{numba.__version__} {is_off(LLVM)}".encode(), *(file.read_bytes() for file in sources)])
 
 
 @cache
 def _stamp(own: Path) -> str:
-    """Return a hash of numba's version, the switch, the sources of all kernels and the function's own file."""
-    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
-    versions = f"{numba.__version__} {is_off(LLVM)}".encode()
-    texts = [versions, *(file.read_bytes() for file in (own, *sources))]
-    return hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()[:12]
+    """Return a hash of the same, and of the function's own file."""
+    return _hash([own.read_bytes(), stamp_of_sources().encode()])[:12]
+
+
+def _hash(texts: list[bytes]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()
 
 
 def _say(why: str) -> None:

@@ -245,23 +245,15 @@ def sum_squares_at(data):
 def fit_at(data):
     """`fit`."""
     given = array_at(data, (14,), np.int64)
-    rows, columns, classes, widest, numbers, between, even = (
-        given[7],
-        given[8],
-        given[9],
-        given[10],
-        given[11],
-        given[12],
-        given[13],
-    )
+    rows, columns, classes, widest = given[7], given[8], given[9], given[10]
     fit(
         array_at(given[0], (rows, columns), np.float32),
         array_at(given[1], (rows,), np.float32),
         array_at(given[2], (classes, rows), np.uint8),
         array_at(given[3], (classes,), np.int64),
-        array_at(given[4], (widest, numbers), np.float32),
-        array_at(given[5], (widest, between), np.float32),
-        even,
+        array_at(given[4], (widest, given[11]), np.float32),
+        array_at(given[5], (widest, given[12]), np.float32),
+        given[13],
         array_at(given[6], (classes, rows), np.float32),
     )
 
