@@ -23,6 +23,8 @@ from packaging.utils import canonicalize_name
 import grace_opt
 from bench.wheel import source_in, wheel_of
 from grace_opt import registry
+from grace_opt._util import optional
+from grace_opt._util.optional import pip_install
 from tests import rooms, starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,6 +242,14 @@ def test_the_demo_installs_what_the_demo_needs(dry_run: Callable[..., str]) -> N
     needed = {"grace-opt[hf]", "matplotlib>=3.9", "optimum-quanto>=0.2.7"}
     assert set(extras["demo"]) == needed, "is that for the demo, or for bench, docs, dev?"
     assert {Requirement(r).name for r in extras["hf"]} == {"transformers", "accelerate", "gguf"}
+
+
+def test_what_installs_more_is_said_for_a_checkout_and_for_a_wheel(monkeypatch, tmp_path) -> None:
+    assert pip_install("quant") == 'pip install ".[quant]" in the checkout of grace_opt'
+    assert pip_install() == "pip install . in the checkout of grace_opt"
+    monkeypatch.setattr(optional, "PROJECT_FILE", tmp_path / "pyproject.toml")
+    said = pip_install("quant")
+    assert said.endswith('in the checkout of grace_opt, or pip install "FILE.whl[quant]" if it came as a wheel')
 
 
 def test_tests_add_to_the_demo_and_the_demo_takes_nothing_back(dry_run: Callable[..., str]) -> None:

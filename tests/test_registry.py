@@ -73,6 +73,8 @@ def test_entry_points_are_loaded_on_first_use(forget, monkeypatch, tmp_path):
 def test_a_taken_name_and_loose_options(forget):
     with pytest.raises(grace_opt.OptionError, match="registered already"):
         grace_opt.register("mies")(lambda p, o, r: None)
+    with pytest.raises(grace_opt.OptionError, match=r"'loose' is 3: decorate a function"):
+        grace_opt.register("loose")(3)
 
     class Loose:
         pass

@@ -104,6 +104,18 @@ def test_a_relaxation_is_convex_below_f_and_its_bound_below_the_optimum(drawn, n
     assert q - r.bound <= 1e-5 * (abs(q) + abs(sub.constant) + np.abs(r.H).sum()) + 2 * r.rounding + margin(sub, r)
 
 
+def test_a_small_relaxation_that_takes_many_steps_is_solved():
+    pairs = [-0.05850433, -0.06723994, 0.045311, 0.04688155, -0.21167204, -0.76431099, 0.1023491, 0.21507097]
+    W = np.zeros((5, 5))
+    W[np.triu_indices(5, 1)] = [*pairs, -0.01031556, -0.38560438]
+    W += W.T + np.diag([0.22821011, 0.71749312, 0.11641794, 1.05345726, 0.37236472])
+    sub = part_of(W, 1)
+    r = solve_relaxation(sub)
+    q = relaxed_value(sub, r, r.x)
+    assert 0 <= q - r.bound <= 2e-6 * q
+    assert r.bound <= optimum(sub)
+
+
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(subproblems(), st.sampled_from(sorted(RELAXATIONS)), st.data())

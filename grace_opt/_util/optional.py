@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 from ..errors import MissingLibraryError
+
+#: In a checkout, where grace_opt is installed from; missing beside an installed wheel.
+PROJECT_FILE = Path(__file__).parent.parent.parent / "pyproject.toml"
 
 
 def require(module: str, extra: str, purpose: str) -> Any:
@@ -57,5 +61,7 @@ def pip_install(extra: str = "") -> str:
     >>> print(pip_install("quant"))
     pip install ".[quant]" in the checkout of grace_opt
     """
-    what = f'".[{extra}]"' if extra else "."
-    return f"pip install {what} in the checkout of grace_opt"
+    wanted = f"[{extra}]" if extra else ""
+    what = f'".{wanted}"' if extra else "."
+    found = f"pip install {what} in the checkout of grace_opt"
+    return found if PROJECT_FILE.is_file() else f'{found}, or pip install "FILE.whl{wanted}" if it came as a wheel'

@@ -28,8 +28,9 @@ from .subproblem import Array, Subproblem
 
 #: With more vertices than this, a single relaxation takes minutes and gigabytes.
 LARGEST_RELAXED = 2000
-#: Relative accuracy of the relaxations' solutions; number of steps allowed per vertex.
-RTOL, STEPS_PER_VERTEX = 1e-6, 100
+#: Relative accuracy of the relaxations' solutions; number of steps allowed per vertex, or in all if that is more: few
+#: vertices may need many. Gradients are computed anew after `STEPS_PER_VERTEX` m steps or fewer.
+RTOL, STEPS_PER_VERTEX, STEPS_ALLOWED = 1e-6, 100, 10_000
 #: Maximum number of sweeps per round of the ascent; share of the gap that a round must close to start another.
 SWEEPS, WORTH_ANOTHER_ROUND = 6, 0.02
 #: The diagonal has converged if a sweep changes no entry by more than this, in its own scale.
@@ -101,9 +102,10 @@ def solve_relaxation(
     repair(start, float(sub.k))
     c = linear_term(sub, A, F)
     gradient, ordered = np.empty(m), np.empty(m)
-    best, before, slice_ = -np.inf, np.inf, max(1, STEPS_SLICE // m)
-    for done in range(0, STEPS_PER_VERTEX * m, slice_):
-        steps = min(slice_, STEPS_PER_VERTEX * m - done)
+    best, before, slice_ = -np.inf, np.inf, min(max(1, STEPS_SLICE // m), STEPS_PER_VERTEX * m)
+    allowed = max(STEPS_PER_VERTEX * m, STEPS_ALLOWED)
+    for done in range(0, allowed, slice_):
+        steps = min(slice_, allowed - done)
         bound, last, value = minimise(A, c, sub.k, start, gradient, ordered, np.inf, rtol, steps)
         best = max(best, bound)
         if value - last <= rtol * abs(value) or value >= before or (run is not None and run.expired()):

@@ -17,7 +17,7 @@ from ..comparison.json_values import to_json_text
 from ..errors import GraceError, SolverError
 
 EXIT_CODES = (
-    "Exit codes: 0 answered; 1 the output cannot be written; 2 bad input or options, or too little memory; 3 a limit "
+    "Exit codes: 0 answered; 1 stdout cannot be written; 2 bad input or options, or too little memory; 3 a limit "
     "stopped a method, and the best answer is not proved optimal; 4 a method refused or failed; 130 Ctrl-C. With 3, 4 "
     "and 130, the results so far are printed first."
 )

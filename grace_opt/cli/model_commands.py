@@ -19,7 +19,7 @@ from .model_files import load, read_text
 from .tables import print_demo, print_tune
 
 TUNE_EXIT_CODES = (
-    "Exit codes: 0 a setting keeps what was asked for; 1 the output cannot be written; 2 bad input or options, or too "
+    "Exit codes: 0 a setting keeps what was asked for; 1 stdout cannot be written; 2 bad input or options, or too "
     "little memory; 3 the time limit stopped it, or no setting keeps what was asked for (the closest is shown); 4 "
     "nothing could be measured; 130 Ctrl-C. With 3 and 130, what was measured is printed and written first."
 )
@@ -48,7 +48,7 @@ def demo(
     The model reads a long text with passwords in it. Dense and smaller caches are compared by bits, bytes, next-token
     distributions as the text goes on, and passwords found; ways to choose channels by f and its certified gap.
     """
-    with errors_as_exit_codes():
+    with errors_as_exit_codes(), new_folder(out):  # now, not after minutes
         for module in ("matplotlib", "optimum.quanto"):  # now, not when int4 begins or the picture is drawn
             require(module, "demo", "the demo")
         try:
@@ -85,8 +85,7 @@ def demo(
                 pruning=settings,
                 advance=lambda step: progress.update(bar, advance=1, description=step),
             )
-    print_demo(console, report)  # first: writing the files may fail
-    with errors_as_exit_codes(), new_folder(out):
+        print_demo(console, report)  # first: writing the files may fail
         to_json_text(report.to_dict(), out / "demo.json")
         save_demo(report, out / "demo.png")
     written = escape_path(f"wrote {out / 'demo.json'} and {out / 'demo.png'}", sys.stdout)

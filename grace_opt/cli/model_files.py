@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .._util.files import TEXT
 from ..errors import OptionError
 
 
@@ -29,7 +30,11 @@ def load(name: str) -> tuple[Any, Any]:
 
 def read_text(path: Path) -> str:
     """Return a text, or raise OptionError."""
+    if path.is_dir():  # an empty name is the folder that one is in
+        raise OptionError(
+            f"--text {path} is a folder; give a text file in UTF-8, and --text again for each further one."
+        )
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding=TEXT)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
         raise OptionError(f"--text {path} cannot be read: {error}; give a text file in UTF-8.") from None

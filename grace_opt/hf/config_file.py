@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .._util.files import path_text, write_file
+from .._util.files import TEXT, path_text, write_file
 from .._util.parameters import shown
 from ..attention.masks import is_fingerprint
 from ..errors import OptionError
@@ -59,7 +59,7 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
     """
     name = path_text(path)
     try:
-        content = json.loads(Path(name).read_text(encoding="utf-8"))
+        content = json.loads(Path(name).read_text(encoding=TEXT))
     except (OSError, ValueError, RecursionError) as error:
         why = f"there is no such file ({error.strerror})" if isinstance(error, OSError) else f"it is not JSON: {error}"
         raise OptionError(

@@ -205,8 +205,8 @@ def register(
     Raises
     ------
     OptionError
-        If the name is taken by another function, `options` is not a frozen dataclass with a default for each field, or
-        `requires` is a text.
+        If the name is taken by another function, what is decorated is none, `options` is not a frozen dataclass with a
+        default for each field, or `requires` is a text.
 
     Examples
     --------
@@ -236,6 +236,8 @@ def register(
         raise OptionError(f"requires={requires!r} of {name!r}: give a tuple, requires=({requires!r},).")
 
     def add(solver: Solver) -> Solver:
+        if not callable(solver):
+            raise OptionError(f"method {name!r} is {shown(solver)}: decorate a function of (problem, options, run).")
         taken = _REGISTRY.get(name)
         if taken and (taken.solver.__module__, taken.solver.__qualname__) != (solver.__module__, solver.__qualname__):
             raise OptionError(

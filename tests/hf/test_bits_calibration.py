@@ -546,6 +546,7 @@ def test_the_command_line_writes_a_file(tmp_path):
         (str(POCKET_FOLDER), "-o", tmp_path / "missing" / "b.safetensors"),
         ("pocket", "--text", tmp_path / "none.txt", "-o", out),
         ("pocket", "--text", tmp_path / "latin.txt", "-o", out),
+        ("pocket", "--text", "", "-o", out),
         (tmp_path / "no model", "-o", out),
     ):
         failed = run(*wrong)

@@ -303,7 +303,9 @@ class TestShrinking:
 
 class TestRows:
     @pytest.mark.slow
-    def test_are_repeated_selected_and_re_ordered(self, model, ids, more):
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_are_repeated_selected_and_re_ordered(self, model, ids, more, dtype):
+        model = model.to(dtype)
         cache = full(model, ids, tail_block=16)
         feed(model, cache, more[:, :20])
         before = decoded(cache)
@@ -315,8 +317,12 @@ class TestRows:
             assert torch.equal(found, expected[rows])
         other = full(model, ids, tail_block=16)
         feed(model, other, more[:, :20])
+        same = copy.deepcopy(other)
+        same.batch_select_indices(rows)
         found = feed(model, cache, more[rows, 20:36])
-        torch.testing.assert_close(found, feed(model, other, more[:, 20:36])[rows])
+        assert torch.equal(found, feed(model, same, more[rows, 20:36]))
+        if dtype == torch.float64:  # a float32 model itself gives three rows other numbers than two, by up to 2e-5
+            torch.testing.assert_close(found, feed(model, other, more[:, 20:36])[rows])
         assert cache.layers[0].compressed.waiting == 2 * 16, "one block before, one after"
 
     @pytest.mark.slow

@@ -45,6 +45,8 @@ def test_a_file_that_is_none_says_why(tmp_path) -> None:
     with pytest.raises(OptionError, match="there is no such file"):
         PruningConfig.from_json(path)
     whole = json.loads(PruningConfig().to_json(path))
+    path.write_text(path.read_text(), encoding="utf-8-sig")  # as some editors do
+    assert PruningConfig.from_json(path) == PruningConfig()
     for text, message in (
         (path.read_text()[:-9], "it is not JSON"),
         ("[1]", "no file of cache settings"),

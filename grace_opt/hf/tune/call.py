@@ -26,7 +26,7 @@ from ...sweep import Cell, Failure, read_cell, run_sweep
 from ...sweep.measure import cpu_name
 from ..arguments import require_model
 from ..bits.at_hand import basis_for
-from ..bits.settings import CALIBRATED
+from ..bits.settings import CALIBRATED, NO_BASIS, OF_PROMPT
 from ..masking import fingerprint
 from ..texts import texts_by_name
 from .candidates import BITS, Candidate, default_candidates
@@ -139,7 +139,7 @@ def tune(
     pieces = _windows(model, tokenizer, texts, prompts, count, tokens, later, seed)
     shortest = min(one.context.shape[1] for one in pieces)
     if candidates is None:
-        candidates = default_candidates(shortest, bits=BITS if bits is None else bits, basis=os.fspath(basis))
+        candidates = default_candidates(shortest, bits=BITS if bits is None else bits, basis=_as_setting(basis))
     elif bits is not None:
         raise OptionError("candidates already says what is measured; leave out bits")
     if len(by_name := {one.name: one for one in candidates}) < len(candidates) or not by_name:
@@ -215,6 +215,12 @@ def _windows(
     if wrong := [name for name, text in texts.items() if not isinstance(text, str)]:
         raise OptionError(f"{wrong[0]} is a {type(texts[wrong[0]]).__name__}: give texts as strings")
     return windows_of_texts(texts, tokenizer, count=count, tokens=tokens, later=later, seed=seed, limit=limit)
+
+
+def _as_setting(basis: str | os.PathLike[str]) -> str:
+    """Return the basis as a setting that means the same in every folder: what `tune` recommends is used elsewhere."""
+    name = os.fspath(basis)
+    return name if name in (CALIBRATED, OF_PROMPT, NO_BASIS) else os.path.abspath(name)
 
 
 def _basis(
