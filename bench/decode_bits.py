@@ -206,6 +206,28 @@ def best_dense(times: Mapping[str, Sequence[float]]) -> str:
     return min((name for name in times if name != OURS), key=lambda name: statistics.median(times[name]))
 
 
+def summary(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what other machines' pages say of these numbers."""
+    steps = {
+        str(cell["tokens"]): {
+            DENSE: ratio(cell["ms"], OURS, DENSE),
+            NOTHING: ratio(cell["ms"], NOTHING, DENSE),
+            PEER: ratio(cell["ms"], OURS, PEER),
+        }
+        for cell in value["steps"]
+    }
+    times = value["layers"][-1]["ms"]
+    return {"provenance": value["provenance"], "steps": steps, "layer": ratio(times, best_dense(times), OURS)}
+
+
+def elsewhere(out: Path, cpu: str) -> list[dict[str, Any]]:
+    """Return the summaries of other machines in the results that are about to be replaced, and of these results."""
+    if not out.with_name(out.name + ".json").exists():
+        return []
+    before = read_results(out)
+    return [one for one in (*before.get("elsewhere", []), summary(before)) if one["provenance"]["cpu"] != cpu]
+
+
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
     steps, layers, rate = value["steps"], value["layers"], value["copy_bandwidth"]
@@ -237,7 +259,16 @@ def page(value: dict[str, Any]) -> Page:
                 f"{cell['dense_bytes'] / cell['bytes']:.1f}",
             ]
         )
-    last, most = steps[-1], layers[-1]
+    last, most, others = steps[-1], layers[-1], value.get("elsewhere", [])
+    machines = [
+        [
+            ", ".join(one["provenance"][name] for name in ("cpu", "date", "commit")),
+            *(f"{share:.2f}" for shares in one["steps"].values() for share in shares.values()),
+            f"{one['layer']:.1f}",
+        ]
+        for one in (summary(value), *others)
+    ]
+    head = [f"{cell['tokens']:,}: {what}" for cell in steps for what in ("/ dense", "no tokens / dense", f"/ {PEER}")]
     return Page(
         title="Steps on 2.25 bits",
         picture="Bars: time of a whole decoding step as a share of the dense cache's, by cache, after two passages",
@@ -253,7 +284,12 @@ def page(value: dict[str, Any]) -> Page:
         "fastest dense one.",
         sure=f"These are medians of {value['rounds']} rounds on one machine with {value['threads']} threads, in "
         f"float32, all caches taking turns of {value['turn']} steps, of which the last is timed. Reading the weights "
-        "takes most of a short step, whatever the cache is.",
+        "takes most of a short step, whatever the cache is."
+        + "".join(
+            f" On {one['provenance']['cpu']}, the step after {last['tokens']:,} took "
+            f"{one['steps'][str(last['tokens'])][DENSE]:.2f} of the dense cache's time."
+            for one in others
+        ),
         tables=[
             *table(
                 ["tokens", "cache", "step, ms", "/ dense", f"{OURS} / this", "cache, MB", "floor, ms"],
@@ -278,7 +314,17 @@ def page(value: dict[str, Any]) -> Page:
                     "copy (reading alone can be faster). The one layer's codes are of normal numbers with decaying "
                     "spread in a random basis. Bytes of the one layer are those of codes.",
                 ],
-            )
+            ),
+            (
+                "This machine and others",
+                [
+                    f"Steps with `bits={BITS:g}`, and with no tokens to read, as shares of others' time; the last "
+                    f"column says how many times as fast one layer is at {most['tokens']:,} tokens. Other machines "
+                    "had the commits that stand with them.",
+                    "",
+                    *table(["machine, date, commit", *head, "one layer"], machines),
+                ],
+            ),
         ],
     )
 
@@ -343,6 +389,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "steps": steps,
         "dense_bytes": {str(tokens): width * tokens for tokens in PASSAGES},
         "peak": reading(model, ids, file),
+        "elsewhere": elsewhere(args.out, source["cpu"]),
     }
     print(write_results(args.out, value, page, allow_dirty=args.allow_dirty))
 

@@ -38,6 +38,7 @@ DEFAULT_COMPARE_SECONDS = 10.0
 Certify = bool | Literal["fast", "tight"]
 
 
+@np.errstate(under="ignore")  # whatever the caller has set
 def solve(
     W: Any,
     k: Any = None,
@@ -179,6 +180,7 @@ def solve(
         return _finish(reduction, answer)
 
 
+@np.errstate(under="ignore")  # whatever the caller has set
 def compare(
     W: Any,
     k: Any = None,

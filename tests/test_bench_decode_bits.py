@@ -11,6 +11,7 @@ from bench import decode_bits
 from bench.cost_model import MODELS
 from bench.decode import SLOW, dense_contenders
 from bench.decode_bits import BEFORE, COPIES, DENSE, NOTHING, OURS, PEER
+from bench.report import RESULTS, read_results, write_results
 from grace_opt.hf import calibrate_basis
 from grace_opt.hf.models import load_pocket
 
@@ -58,3 +59,23 @@ def test_wrong_numbers_are_not_timed():
         decode_bits.check((old, query, keys, values))
     decode_bits.check((replace(old, rows=(replace(row),)), query, keys, values))
     assert torch.is_tensor(keys)
+
+
+def test_the_page_says_what_other_machines_took(tmp_path, monkeypatch):
+    value = read_results(RESULTS / "decode_bits")
+    out = tmp_path / "decode_bits"
+    assert decode_bits.elsewhere(out, "this one") == []
+    here = value["provenance"]["cpu"]
+    write_results(out, {**value, "elsewhere": []}, decode_bits.page)
+    (other,) = found = decode_bits.elsewhere(out, "this one")
+    assert other["provenance"]["cpu"] == here
+    assert decode_bits.elsewhere(out, here) == []
+    moved = {**value, "elsewhere": found, "provenance": {**value["provenance"], "cpu": "this one"}}
+    text = write_results(out, moved, decode_bits.page)
+    last = value["steps"][-1]
+    share = decode_bits.ratio(last["ms"], OURS, DENSE)
+    assert f"On {here}, the step after {last['tokens']:,} took {share:.2f} of the dense cache's time." in text
+    rows = [line for line in text.splitlines() if line.startswith((f"| {here}, ", "| this one, "))]
+    assert [row.split("|")[2:] for row in rows[:1]] == [row.split("|")[2:] for row in rows[1:]]
+    assert [one["provenance"]["cpu"] for one in decode_bits.elsewhere(out, here)] == ["this one"]
+    assert [one["provenance"]["cpu"] for one in decode_bits.elsewhere(out, "a third")] == [here, "this one"]

@@ -408,3 +408,17 @@ def test_a_certificate_is_computed_once_after_the_method_with_its_answer(monkeyp
     assert len(asked) == 1
     assert (both[0].lower_bound == np.minimum(both[2].lower_bound, both[0].objective)).all()
     assert (asked[0][1].numpy() == both.best.mask).all() or (both.best.objective == both[2].objective).all()
+
+
+@pytest.mark.parametrize("name", [name for name in bounds.__all__ if name.endswith("_bound") and name != "form_bound"])
+def test_what_is_no_flattened_batch_is_refused_by_name(name):
+    with pytest.raises(ProblemError, match=rf"{name} takes a flattened batch.*shape \(2, 3\): write {name}\(problem.fl"):
+        getattr(bounds, name)(problem=Problem.of(np.broadcast_to(np.eye(4), (2, 3, 4, 4)), 2))
+
+
+@pytest.mark.parametrize("method", ["annealing", "sdp", "mies"])
+def test_numbers_may_vanish_whatever_the_caller_has_set_for_numpy(method):
+    W = np.diag(10.0 ** np.linspace(-300, 300, 8)) + np.outer([1e-300] * 8, [1.0] * 8)
+    with np.errstate(all="raise"):
+        solution = solve(W, 3, method, certify="tight", time_limit=5)
+    assert solution.indices.tolist() == [0, 1, 2]

@@ -25,6 +25,7 @@ from .sums import exact_sum
 METHODS = ("lagrangian", "exact")
 
 
+@np.errstate(under="ignore")  # whatever the caller has set
 def allocate(
     losses: Any,
     costs: Any,

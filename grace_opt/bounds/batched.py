@@ -29,6 +29,7 @@ from ..problem import Problem
 from ..run import Run
 from .convexity import EIGENVALUE_MARGIN
 from .forms import as_matrix
+from .of_batch import of_batch
 
 #: Number of entries that `row_bound` and `entry_bound` hold at a time.
 ROW_BLOCK = 1 << 22
@@ -44,6 +45,7 @@ _EPS = torch.finfo(torch.float64).eps
 _NotConverged: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
+@of_batch
 def entry_bound(problem: Problem) -> Tensor:
     r"""Lower bound from single entries: the k least vertex weights, plus k(k - 1) times the least off-diagonal entry.
 
@@ -83,6 +85,7 @@ def entry_bound(problem: Problem) -> Tensor:
     return chosen.sum(-1) + pairs - SUM_MARGIN * (n + 1) * _EPS * size
 
 
+@of_batch
 def row_bound(problem: Problem) -> Tensor:
     r"""Lower bound from each row's least entries: every chosen vertex has k - 1 chosen neighbours.
 
@@ -155,6 +158,7 @@ def in_chunks(bound: Callable[[Problem], Tensor], problem: Problem) -> Tensor:
     return torch.cat(map_in_threads(lambda rows: bound(problem.instances(rows)), chunks))
 
 
+@of_batch
 def eigenvalue_bound(problem: Problem) -> Tensor:
     r"""Lower bound from the least eigenvalue of W on the space orthogonal to the all-ones vector.
 
@@ -211,6 +215,7 @@ def eigenvalue_bound(problem: Problem) -> Tensor:
     return scale * torch.maximum(plain, projected)
 
 
+@of_batch
 def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 400, rtol: float = 1e-3) -> Tensor:
     r"""Lower bound from the convex quadratic relaxation, by pairwise (SMO) steps that can stop at any time.
 

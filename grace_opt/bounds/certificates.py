@@ -25,6 +25,7 @@ from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, i
 from .convexity import CHOLESKY_FROM, convex_shift
 from .factored import CLOSING, factored_bound
 from .incumbents import checked_incumbent
+from .of_batch import of_batch
 from .qcr import seconds_to_relax
 from .sparse import seconds_to_bound, sparse_bound
 from .tight import FAST, FIXING_RTOL, fast_bound, tight_bound
@@ -46,6 +47,7 @@ LARGEST_AS_TENSOR = {"fast": 2000, "tight": 5000}
 COPIES = 6
 
 
+@of_batch
 def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None, run: Run | None = None) -> Tensor:
     """A certified lower bound per instance, the best that a level affords.
 

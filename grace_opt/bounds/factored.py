@@ -27,6 +27,7 @@ from ..kernels.columns.source import EPS
 from ..problem import Factored, Problem
 from ..problem.factors import Term
 from .forms import in_form
+from .of_batch import of_batch
 
 #: Most gradient steps, and power steps for v.
 STEPS, POWER_STEPS = 200, 12
@@ -40,6 +41,7 @@ HALF = math.nextafter(math.sqrt(0.5), 1.0)
 TRIED, NARROWED = 16, 12
 
 
+@of_batch
 def factored_bound(problem: Problem, expired: Callable[[], bool] = lambda: False) -> Tensor:
     """The best bound of this file for every instance of a flattened batch, (B,) float64.
 

@@ -35,6 +35,7 @@ from .dnn import dnn_relaxation, seconds_per_dnn_step
 from .fixing import reduce_by_fixing
 from .forms import as_matrix
 from .incumbents import checked_incumbent
+from .of_batch import of_batch
 from .qcr import LARGEST_RELAXED, qcr_relaxation, seconds_to_relax, solve_relaxation, with_diagonal
 from .subproblem import Array, Subproblem, objective_step
 
@@ -69,6 +70,7 @@ FAST = Effort(shifted=128, probed=160, paired=48, gap_left=0.01, steps=20)
 TIGHT = Effort(shifted=LARGEST_RELAXED, probed=LARGEST_RELAXED, paired=LARGEST_RELAXED, gap_left=0.01, steps=60)
 
 
+@of_batch
 def plain_bound(problem: Problem) -> Tensor:
     """Lower bound from the plain convex relaxation, solved to the end, with the best of four simple diagonals.
 
@@ -89,6 +91,7 @@ def plain_bound(problem: Problem) -> Tensor:
     return bound_each(problem, None, lambda sub, value: _best_plain(sub))
 
 
+@of_batch
 def qcr_bound(problem: Problem) -> Tensor:
     r"""Lower bound from the best diagonal shift that coordinate ascent finds (QCR-CD).
 
@@ -123,6 +126,7 @@ def qcr_bound(problem: Problem) -> Tensor:
     return bound_each(problem, None, lambda sub, value: max(_best_plain(sub), qcr_relaxation(sub, value).bound))
 
 
+@of_batch
 def dnn_bound(problem: Problem) -> Tensor:
     """Lower bound from the doubly nonnegative relaxation with products of pairs (DNN + RLT), by a first-order method.
 
@@ -143,6 +147,7 @@ def dnn_bound(problem: Problem) -> Tensor:
     return bound_each(problem, None, lambda sub, value: dnn_relaxation(sub, value)[0].bound)
 
 
+@of_batch
 def tight_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) -> Tensor:
     """Lower bound after fixing what a known choice rules out, by QCR-CD and, if a gap is left, DNN + RLT.
 
@@ -174,6 +179,7 @@ def tight_bound(problem: Problem, incumbent: Any = None, run: Run | None = None)
     return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, (FAST, TIGHT), run))
 
 
+@of_batch
 def fast_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) -> Tensor:
     """`tight_bound`, but repeating steps of O(n³) many times only if fixing leaves about 100 vertices or fewer.
 

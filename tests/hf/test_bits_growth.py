@@ -305,7 +305,7 @@ class TestRows:
     @pytest.mark.slow
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_are_repeated_selected_and_re_ordered(self, model, ids, more, dtype):
-        model = model.to(dtype)
+        model = copy.deepcopy(model).to(dtype)
         cache = full(model, ids, tail_block=16)
         feed(model, cache, more[:, :20])
         before = decoded(cache)
@@ -416,7 +416,7 @@ class TestHalfPrecision:
                 layer.self_attn.v_proj.bias[3] -= 9e3
                 layer.self_attn.q_proj.weight *= 1e-3
                 layer.self_attn.q_proj.bias *= 1e-3
-        model = model.to(dtype)
+        model = copy.deepcopy(model).to(dtype)
         cache = full(model, ids, bits=3, tail_block=16)
         assert feed(model, cache, more[:, :20]).isfinite().all()
         assert cache.layers[0].compressed.waiting == 16

@@ -1,0 +1,45 @@
+"""`of_batch`: what every public bound does first. It refuses a problem that is no flattened batch, by name, and lets
+numbers below the smallest become 0, as numpy does by default, whatever the caller has set.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import ProblemError
+from ..problem import Problem
+
+Rest = ParamSpec("Rest")
+
+
+def of_batch(bound: Callable[Concatenate[Problem, Rest], Tensor]) -> Callable[Concatenate[Problem, Rest], Tensor]:
+    """Decorate a function that bounds each instance of a flattened batch.
+
+    Examples
+    --------
+    >>> from grace_opt.bounds import row_bound
+    >>> problem = Problem.of([[4.0, 1.0], [1.0, 3.0]], 1)
+    >>> row_bound(problem)
+    Traceback (most recent call last):
+    grace_opt.errors.ProblemError: row_bound takes a flattened batch, ... shape (): write row_bound(problem.flatten()).
+    >>> row_bound(problem.flatten())
+    tensor([3.], dtype=torch.float64)
+    """
+
+    @functools.wraps(bound)
+    def checked(problem: Problem, *given: Rest.args, **named: Rest.kwargs) -> Tensor:
+        if problem.k.dim() != 1:
+            name, shape = bound.__name__, tuple(problem.k.shape)
+            raise ProblemError(
+                f"{name} takes a flattened batch, and this problem has the batch shape {shape}: write "
+                f"{name}(problem.flatten())."
+            )
+        with np.errstate(under="ignore"):
+            return bound(problem, *given, **named)
+
+    return checked  # type: ignore[return-value]  # its first parameter keeps its name
