@@ -27,7 +27,7 @@ def of_batch(bound: Callable[Concatenate[Problem, Rest], Tensor]) -> Callable[Co
     >>> row_bound(problem)
     Traceback (most recent call last):
     grace_opt.errors.ProblemError: row_bound takes a flattened batch, ... shape (): write row_bound(problem.flatten()).
-    >>> row_bound(problem.flatten())
+    >>> row_bound(problem.flatten()).round(decimals=6)
     tensor([3.], dtype=torch.float64)
     """
 
