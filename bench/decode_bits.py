@@ -331,7 +331,7 @@ def page(value: dict[str, Any]) -> Page:
 
 def _draw(figure: Figure, steps: Sequence[Mapping[str, Any]]) -> None:
     axes = figure.subplots()
-    names = list(steps[0]["ms"])
+    names = [name for name in steps[0]["ms"] if name != COPIES]  # whose bars would hide the others'
     for number, cell in enumerate(steps):
         for place, name in enumerate(names):
             x = number * (len(names) + 1) + place
