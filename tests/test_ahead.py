@@ -147,6 +147,7 @@ def test_a_damaged_file_is_not_used(file: Path, damage: Callable[[Path], None], 
         assert ahead.file_for_this_processor() == file
     damage(file)
     assert ahead.address_of(function.function) == 0
+    assert kernels.explain().machine_code == "", "doctor says what is not so"
 
 
 def test_changed_sources_are_compiled(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

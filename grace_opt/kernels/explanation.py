@@ -104,7 +104,10 @@ class Explanation:
             return f"loops of the cache, for {self.machine_code}"
         if f"{AHEAD}=0" in self.switched_off:
             return f"nothing: {AHEAD}=0"
-        return "nothing: no machine code for this processor and version of numba is installed (a checkout has none)"
+        return (
+            "nothing: no machine code for this processor and version of numba is installed, or it is damaged "
+            "(a checkout has none)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -158,10 +161,10 @@ def _cache_folder() -> CacheFolder:
 
 
 def _machine_code() -> str:
-    from ._shared.ahead import file_for_this_processor  # numba takes a while
+    from ._shared.ahead import file_for_this_processor, is_whole  # numba takes a while
 
     file = file_for_this_processor()
-    return "" if file is None else file.stem
+    return file.stem if file is not None and is_whole(file) else ""
 
 
 def _on_cpu(operation: Operation) -> Choice:

@@ -75,20 +75,31 @@ def _metadata(file: Path) -> dict[str, str]:
         return {}
 
 
-def _load(file: Path, function: Callable[..., Any]) -> int:
+def is_whole(file: Path) -> bool:
+    """Return whether the bytes of all functions are those that were made."""
+    names = set(_metadata(file)) - {TRIPLE, NEEDED, SOURCES}
+    return bool(names) and all(_read(file, name) is not None for name in names)
+
+
+def _read(file: Path, name: str) -> tuple[str, bytes] | None:
+    """Return a function's symbol and its code, or None if that is not what was made."""
     from safetensors import SafetensorError, safe_open
 
-    name = name_of(function)
     said = _metadata(file).get(name, "")
     symbol = said.partition(" ")[0]
     try:
         with safe_open(file, "numpy") as opened:
             code = opened.get_tensor(name).tobytes()
     except (SafetensorError, OSError):
+        return None
+    return (symbol, code) if said == said_of(symbol, code) else None
+
+
+def _load(file: Path, function: Callable[..., Any]) -> int:
+    found = _read(file, name_of(function))
+    if found is None:
         return 0
-    if said != said_of(symbol, code):
-        return 0
-    engine = _engine()
+    (symbol, code), engine = found, _engine()
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return int(engine.get_function_address(symbol))
