@@ -412,10 +412,11 @@ def test_a_certificate_is_computed_once_after_the_method_with_its_answer(monkeyp
 
 @pytest.mark.parametrize("name", [name for name in bounds.__all__ if name.endswith("_bound") and name != "form_bound"])
 def test_what_is_no_flattened_batch_is_refused_by_name(name):
-    with pytest.raises(
-        ProblemError, match=rf"{name} takes a flattened batch.*shape \(2, 3\): write {name}\(problem.fl"
-    ):
-        getattr(bounds, name)(problem=Problem.of(np.broadcast_to(np.eye(4), (2, 3, 4, 4)), 2))
+    bound, problem = getattr(bounds, name), Problem.of(np.broadcast_to(np.eye(4), (2, 3, 4, 4)), 2)
+    with pytest.raises(ProblemError, match=rf"{name} takes a flattened batch.*\(2, 3\): write {name}\(problem.flatten"):
+        bound(problem=problem)
+    with pytest.raises(ProblemError, match=rf"{name} takes a Problem, not a ndarray: write {name}\(Problem.of"):
+        bound(np.eye(4))
 
 
 @pytest.mark.parametrize("method", ["annealing", "sdp", "mies"])

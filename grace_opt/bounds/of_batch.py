@@ -1,5 +1,7 @@
-"""`of_batch`: what every public bound does first. It refuses a problem that is no flattened batch, by name, and lets
-numbers below the smallest become 0, as numpy does by default, whatever the caller has set.
+"""`of_batch`: what every public bound does first.
+
+It refuses what is no problem, or no flattened batch, by name. And it lets numbers below the smallest become 0, as numpy
+does by default, whatever the caller has set.
 """
 
 from __future__ import annotations
@@ -33,10 +35,13 @@ def of_batch(bound: Callable[Concatenate[Problem, Rest], Tensor]) -> Callable[Co
 
     @functools.wraps(bound)
     def checked(problem: Problem, *given: Rest.args, **named: Rest.kwargs) -> Tensor:
+        name = bound.__name__
+        if not isinstance(problem, Problem):
+            kind = type(problem).__name__
+            raise ProblemError(f"{name} takes a Problem, not a {kind}: write {name}(Problem.of(W, k).flatten()).")
         if problem.k.dim() != 1:
-            name, shape = bound.__name__, tuple(problem.k.shape)
             raise ProblemError(
-                f"{name} takes a flattened batch, and this problem has the batch shape {shape}: write "
+                f"{name} takes a flattened batch, and this problem has the batch shape {tuple(problem.k.shape)}: write "
                 f"{name}(problem.flatten())."
             )
         with np.errstate(under="ignore"):

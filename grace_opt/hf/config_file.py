@@ -61,7 +61,8 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
     try:
         content = json.loads(Path(name).read_text(encoding=TEXT))
     except (OSError, ValueError, RecursionError) as error:
-        why = f"there is no such file ({error.strerror})" if isinstance(error, OSError) else f"it is not JSON: {error}"
+        missing = "there is no such file" if isinstance(error, FileNotFoundError) else "it cannot be opened"
+        why = f"{missing} ({error.strerror})" if isinstance(error, OSError) else f"it is not JSON: {error}"
         raise OptionError(
             f"the settings in {shown(name)} cannot be read: {why}; grace-opt tune MODEL writes such files"
         ) from None

@@ -44,6 +44,8 @@ def test_a_file_that_is_none_says_why(tmp_path) -> None:
     path = tmp_path / "cache.json"
     with pytest.raises(OptionError, match="there is no such file"):
         PruningConfig.from_json(path)
+    with pytest.raises(OptionError, match="it cannot be opened"):
+        PruningConfig.from_json(tmp_path)
     whole = json.loads(PruningConfig().to_json(path))
     path.write_text(path.read_text(), encoding="utf-8-sig")  # as some editors do
     assert PruningConfig.from_json(path) == PruningConfig()
