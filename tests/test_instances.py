@@ -99,9 +99,12 @@ def test_broken_files(tmp_path, name):
 
 
 def test_pickles_are_refused(tmp_path):
-    np.save(tmp_path / "p.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(ProblemError, match="cannot be read"):
-        instances.read(tmp_path / "p.npy")
+    objects = np.array([{}], dtype=object)
+    np.save(tmp_path / "p.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "p.npz", W=objects)
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProblemError, match="holds Python objects, which are not loaded: save W as numbers"):
+            instances.read(path)
 
 
 def test_dimacs_is_the_complement(tmp_path):

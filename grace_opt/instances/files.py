@@ -143,6 +143,8 @@ def read(path: str | os.PathLike[str]) -> Instance:
     except MemoryError as error:
         raise ProblemError(f"{path} holds W of a shape that does not fit into memory: {error}.") from error
     except Exception as error:  # every library raises other errors for broken files; all mean the same to the user
+        if "Object arrays" in str(error):
+            raise ProblemError(f"{path} holds Python objects, which are not loaded: save W as numbers.") from error
         # For a file that is not an array, numpy advises loading it unsafely; we do not repeat that.
         why = "" if "pickle" in str(error) else f": {error}"
         raise ProblemError(f"{path} cannot be read as {suffix} (truncated, or another format?){why}") from error
