@@ -61,7 +61,7 @@ def test_wrong_numbers_are_not_timed():
     assert torch.is_tensor(keys)
 
 
-def test_the_page_says_what_other_machines_took(tmp_path, monkeypatch):
+def test_the_page_says_what_other_machines_took(tmp_path):
     value = read_results(RESULTS / "decode_bits")
     out = tmp_path / "decode_bits"
     assert decode_bits.elsewhere(out, "this one") == []
