@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from fractions import Fraction
 
 import numpy as np
@@ -17,6 +18,7 @@ from grace_opt.bounds import batched, convexity
 from grace_opt.bounds import tight as tight_bounds
 from grace_opt.bounds.tight import bound_each
 from grace_opt.instances import generators
+from grace_opt.run import Run
 from grace_opt.testing import KINDS, batches, instance, instances
 from tests import oracle
 
@@ -410,9 +412,15 @@ def test_a_certificate_is_computed_once_after_the_method_with_its_answer(monkeyp
     assert (asked[0][1].numpy() == both.best.mask).all() or (both.best.objective == both[2].objective).all()
 
 
-@pytest.mark.parametrize("name", [name for name in bounds.__all__ if name.endswith("_bound") and name != "form_bound"])
+#: Bounds that read W as a matrix.
+NAMED = [name for name in bounds.__all__ if name.endswith("_bound") and name not in ("form_bound", "factored_bound")]
+OTHERS = ["certificate", "factored_bound", "form_bound", "row_bound_in_time", "seconds_to_certify"]
+
+
+@pytest.mark.parametrize("name", [*NAMED, *OTHERS, "sparse.degree_bound", "sparse.load_bound", "sparse.plane_bound"])
 def test_what_is_no_flattened_batch_is_refused_by_name(name):
-    bound, problem = getattr(bounds, name), Problem.of(np.broadcast_to(np.eye(4), (2, 3, 4, 4)), 2)
+    bound, problem = operator.attrgetter(name)(bounds), Problem.of(np.broadcast_to(np.eye(4), (2, 3, 4, 4)), 2)
+    name = name.split(".")[-1]
     with pytest.raises(ProblemError, match=rf"{name} takes a flattened batch.*\(2, 3\): write {name}\(problem.flatten"):
         bound(problem=problem)
     with pytest.raises(ProblemError, match=rf"{name} takes a Problem, not a ndarray: write {name}\(Problem.of"):
@@ -425,3 +433,61 @@ def test_numbers_may_vanish_whatever_the_caller_has_set_for_numpy(method):
     with np.errstate(all="raise"):
         solution = solve(W, 3, method, certify="tight", time_limit=5)
     assert solution.indices.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name not in ("row_bound", "entry_bound")])
+@pytest.mark.parametrize("semidefinite", [True, False])
+def test_bounds_of_weights_that_no_scale_suits(name, semidefinite):
+    A, v = np.random.default_rng(0).normal(size=(8, 8)), 10.0 ** np.linspace(-150, 150, 8)
+    W = np.outer(v, v) * (A @ A.T if semidefinite else A + A.T)
+    problem = Problem.of(W, 4).flatten()
+    bound = float(getattr(bounds, name)(problem))
+    assert -np.inf < bound <= oracle.optimum(W, 4, [])
+    if name in ("plain_bound", "qcr_bound", "dnn_bound", "fast_bound", "tight_bound"):
+        assert bound >= max(float(cheap(problem)) for cheap in (bounds.row_bound, bounds.eigenvalue_bound))
+        assert bound >= float(bounds.continuous_bound(problem))
+
+
+WRONG = {
+    "run=5": lambda p: bounds.certificate(p, run=5),
+    "run=3": lambda p: bounds.fast_bound(p, None, 3),
+    "run=None": lambda p: bounds.row_bound_in_time(p, None),
+    "steps=1.5": lambda p: bounds.continuous_bound(p, steps=1.5),
+    "steps=-1": lambda p: bounds.continuous_bound(p, steps=-1),
+    "rtol='a'": lambda p: bounds.continuous_bound(p, rtol="a"),
+    "rtol=nan": lambda p: bounds.continuous_bound(p, rtol=float("nan")),
+    "shift=3": lambda p: bounds.continuous_bound(p, shift=3),
+    "level='loose'": lambda p: bounds.seconds_to_certify(p, "loose"),
+    "rounds=1.5": lambda p: bounds.sparse.load_bound(p, rounds=1.5),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_options_are_refused_by_name(wrong):
+    with pytest.raises(OptionError, match=f"^{wrong}: give "):
+        WRONG[wrong](Problem.of(np.eye(4), 2).flatten())
+
+
+@pytest.mark.parametrize("name", ["form_bound", "degree_bound", "load_bound", "plane_bound"])
+def test_bounds_of_one_form_name_the_form_they_read(name):
+    problem, form = Problem.of(np.eye(4), 2).flatten(), "factored" if name == "form_bound" else "sparse"
+    given = (Run(),) if name == "form_bound" else ()
+    with pytest.raises(ProblemError, match=f"{name} reads W in its {form} form, and it is a Tensor"):
+        (getattr(bounds, name, None) or getattr(bounds.sparse, name))(problem, *given)
+
+
+def test_bounds_of_matrices_name_themselves_for_factors():
+    problem = Problem.of(grace_opt.Factored.product(np.eye(4), np.eye(4)), 2).flatten()
+    for name in NAMED:
+        with pytest.raises(ProblemError, match=f"^{name} reads W as a matrix"):
+            getattr(bounds, name)(problem)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_where_one_choice_is_left_it_is_known(k):
+    known = bounds.fixed_vertices(np.eye(4) + 1.0, k, protected=[3])
+    assert known.inside.tolist() == [k == 3] * 3 + [False]
+    assert (known.outside == ~known.inside).all()
+    assert known.lower_bound == pytest.approx(known.objective)
+    with pytest.raises(OptionError, match=r"shape \(5,\): give bool masks of shape \(4,\)"):
+        bounds.fixed_vertices(np.eye(4), 2, incumbent=np.zeros(5, bool))

@@ -104,6 +104,41 @@ def test_what_a_method_requires(forget):
         solve(torch.eye(3), 1, "needs_part")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"requires": [3]}, r"requires=\[3\]: give a tuple of names"),
+        ({"requires": ("",)}, "requires=.*give a tuple of names"),
+        ({"forms": "sparse"}, r"forms='sparse': give a tuple, forms=\('sparse',\)"),
+        ({"forms": ("foo",)}, "forms='foo': give 'sparse' or 'factored'"),
+        ({"guarantee": 7}, "guarantee=7: give a text"),
+        ({"exact": "yes"}, "exact='yes': give True or False"),
+        ({"batched": None}, "batched=None: give True or False"),
+    ],
+)
+def test_what_register_is_told_is_checked(forget, wrong, said):
+    with pytest.raises(grace_opt.OptionError, match=said):
+        grace_opt.register("mistaken", **wrong)
+    grace_opt.register("right", requires=["torch"], forms=["sparse"])(lambda p, o, r: None)
+    assert (registry.get("right").requires, registry.get("right").forms) == (("torch",), ("sparse",))
+
+
+@pytest.mark.parametrize("function", [lambda problem, options: None, lambda p, o, r, more: None, lambda *, p: None])
+def test_a_function_of_other_arguments_is_refused(forget, function):
+    with pytest.raises(grace_opt.OptionError, match=r"decorate a function of \(problem, options, run\)"):
+        grace_opt.register("mistaken")(function)
+    for right in (lambda *given: None, lambda p, o, r, more=1: None):
+        grace_opt.register("right")(right)
+        grace_opt.registry.unregister("right")
+
+
+@pytest.mark.parametrize("named", [("zz",), "zz", None])
+def test_statistics_that_are_values_of_f_are_among_the_statistics(forget, named):
+    grace_opt.register("named", batched=True)(lambda p, o, r: Result(p.candidates, objective_stats=named))
+    with pytest.raises(grace_opt.SolverError, match="give a tuple of names that are in stats"):
+        solve(torch.eye(3), 3, "named")
+
+
 def test_options_with_a_default_factory_are_not_changed():
     @dataclasses.dataclass(frozen=True)
     class Listed:

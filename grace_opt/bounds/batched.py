@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from .._util.arrays import NEGLIGIBLE, least_eigenvalue
-from ..errors import OptionError, ProblemError
+from .._util.parameters import choice, integer, number
+from ..errors import ProblemError
 from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
@@ -37,6 +38,8 @@ ROW_BLOCK = 1 << 22
 ROW_SECONDS, ENTRY_SECONDS = 6e-8, 4e-9
 #: torch shares work on more entries than this among its threads; waking them takes longer than a small instance does.
 ALONE = 1 << 15
+#: Up to this many vertices `eigenvalue_bound` is cheap, and it beats a relaxation if W is nearly of rank one.
+LARGEST_EIGEN = 500
 #: A bound that takes no longer than this (seconds) is computed even when time is up.
 AT_ONCE = 0.05
 #: Sums of n products are off by at most this times n·eps·Σ|terms|.
@@ -139,6 +142,7 @@ def _least(rows: Tensor, count: int) -> Tensor:
     return rows.topk(count, largest=False).values
 
 
+@of_batch
 def row_bound_in_time(problem: Problem, run: Run) -> Tensor:
     """`row_bound` if the time limit allows it, else `entry_bound`, else -inf."""
     problem = as_matrix(problem, "row_bound_in_time")
@@ -242,6 +246,8 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
     ------
     ProblemError
         With ``shift="none"``, if W is not positive semidefinite.
+    OptionError
+        If `shift`, `steps` or `rtol` is none of these.
 
     Notes
     -----
@@ -254,8 +260,8 @@ def continuous_bound(problem: Problem, *, shift: str = "scaled", steps: int = 40
     >>> round(float(continuous_bound(p)), 6)
     2.0
     """
-    if shift not in ("scaled", "uniform", "none"):
-        raise OptionError(f"shift={shift!r}: give 'scaled', 'uniform' or 'none'.")
+    choice("shift", shift, ("scaled", "uniform", "none"))
+    steps, rtol = integer("steps", steps, at_least=0), number("rtol", rtol, at_least=0)
     problem = as_matrix(problem, "continuous_bound")
     W, alive, scale = _candidate_matrix(problem)
     d, possible = _diagonal_shift(W, alive, shift)

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from .. import objective
 from .._util.memory import free_memory
-from ..errors import OptionError
+from .._util.parameters import choice
 from ..kernels.columns.source import ColumnWeights
-from ..problem import Problem, SparseWeights
+from ..problem import Factored, Problem, SparseWeights
 from ..run import Run
-from .batched import AT_ONCE, ROW_SECONDS, continuous_bound, eigenvalue_bound, in_chunks, row_bound_in_time
+from .batched import AT_ONCE, LARGEST_EIGEN, ROW_SECONDS, eigenvalue_bound, in_chunks, row_bound_in_time
 from .convexity import CHOLESKY_FROM, convex_shift
 from .factored import CLOSING, factored_bound
+from .forms import in_form
 from .incumbents import checked_incumbent
 from .of_batch import of_batch
 from .qcr import seconds_to_relax
@@ -39,8 +40,6 @@ SECONDS_PER_CUBE, RELAXATIONS, TO_START = {"fast": 3e-8, "tight": 1.3e-7}, 6, 0.
 PRODUCTS = 60
 #: If the first bound usually takes longer than this (seconds), its time shows how busy the machine is.
 LONG_ENOUGH = 0.01
-#: Up to this many vertices `eigenvalue_bound` is cheap, and it beats a relaxation if W is nearly of rank one.
-LARGEST_EIGEN = 500
 #: Up to this many vertices sparse W is also bounded as a tensor.
 LARGEST_AS_TENSOR = {"fast": 2000, "tight": 5000}
 #: Number of n² float64 matrices that a relaxation needs besides W.
@@ -81,8 +80,7 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
     >>> round(float(certificate(p)), 6)  # the optimum is 5
     5.0
     """
-    if level not in LEVELS:
-        raise OptionError(f"level={level!r}: give one of {', '.join(map(repr, LEVELS))}.")
+    choice("level", level, LEVELS)
     run = Run() if run is None else run
     if isinstance(problem.weights, SparseWeights):
         return _of_edges(problem, level, incumbent, run)
@@ -103,10 +101,9 @@ def certificate(problem: Problem, level: str = "fast", *, incumbent: Any = None,
         relaxed = fast_bound if level == "fast" else tight_bound
         found = relaxed(problem.instances(rows), masks[rows], run)
         best[rows] = torch.maximum(best[rows], found)
-        too_far_apart = rows[found == -torch.inf]  # weights that no scale suits
-        for left, bound in ((_open(best, value), eigenvalue_bound), (too_far_apart, continuous_bound)):
-            if len(left) and problem.n <= LARGEST_EIGEN and run.has_time(2 * seconds_to_relax(problem.n) * len(left)):
-                best[left] = torch.maximum(best[left], in_chunks(bound, problem.instances(left)))
+        left = _open(best, value)
+        if len(left) and problem.n <= LARGEST_EIGEN and run.has_time(2 * seconds_to_relax(problem.n) * len(left)):
+            best[left] = torch.maximum(best[left], in_chunks(eigenvalue_bound, problem.instances(left)))
     return best
 
 
@@ -139,6 +136,7 @@ def _of_columns(problem: Problem, level: str, incumbent: Any, run: Run) -> Tenso
     return best
 
 
+@of_batch
 def form_bound(problem: Problem, run: Run) -> Tensor:
     """What the certificate for W that is given by its columns has beside that of W as a tensor, (B,) float64.
 
@@ -156,8 +154,7 @@ def form_bound(problem: Problem, run: Run) -> Tensor:
     >>> round(float(form_bound(Problem.of(W, 2).flatten(), Run())), 6)
     9.0
     """
-    weights = problem.W
-    assert isinstance(weights, ColumnWeights)
+    weights = in_form(problem, Factored, "form_bound")
     seconds = weights.product_seconds()
     each = CLOSING * seconds / max(1, len(problem.k))
     least = time.monotonic() + (AT_ONCE if PRODUCTS * seconds <= AT_ONCE and not run.stopped else 0.0)
@@ -179,8 +176,10 @@ def prepare() -> None:
     convex_shift(np.diag(np.arange(float(CHOLESKY_FROM))))
 
 
+@of_batch
 def seconds_to_certify(problem: Problem, level: str = "fast") -> float:
     """Approximate seconds that a certificate takes, which a method with a time limit leaves for it."""
+    choice("level", level, LEVELS)
     if isinstance(problem.weights, SparseWeights):
         tensor = _seconds_as_tensor(problem, level) if problem.n <= LARGEST_AS_TENSOR[level] else 0.0
         return TO_START + seconds_to_bound(problem, level) + tensor

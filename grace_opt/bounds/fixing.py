@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .._util.array_like import as_tensor
 from ..errors import OptionError
 from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import OPTIMALITY_RTOL, rounding
 from .forms import as_matrix
-from .incumbents import checked_incumbent
+from .incumbents import checked_incumbent, local_optimum
 from .qcr import (
     LARGEST_RELAXED,
     RTOL,
@@ -120,8 +119,8 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: A
     if problem.batch_shape:
         raise OptionError(f"W is a batch of shape {problem.batch_shape}: call fixed_vertices once per instance.")
     problem = as_matrix(problem, "fixed_vertices")
-    known = None if incumbent is None else as_tensor(incumbent, "incumbent")[None]
-    mask = checked_incumbent(problem.flatten(), known)[0].cpu().numpy()
+    known = local_optimum(problem.flatten())[0] if incumbent is None else checked_incumbent(problem, incumbent)
+    mask = known.cpu().numpy()
     W64 = problem.W.detach().to("cpu").double().numpy()
     objective = math.fsum(W64[np.ix_(mask, mask)].ravel().tolist())
     sub, scale = Subproblem.of(problem, mask)
@@ -132,7 +131,10 @@ def fixed_vertices(W: Any, k: Any = None, *, protected: Any = None, incumbent: A
     tie = (OPTIMALITY_RTOL * abs(objective) + float(rounding(problem, torch.from_numpy(mask)))) / scale
     ((left, bound),) = map_in_threads(lambda part: reduce_by_fixing(part, objective / scale, -tie), [sub])
     inside[left.chosen] = True
-    outside |= ~inside & ~np.isin(np.arange(problem.n), left.vertices)
+    inside[left.vertices] |= left.k == left.m
+    possible = inside.copy()
+    possible[left.vertices] |= left.k > 0
+    outside |= ~possible
     return Fixing(inside, outside, objective, min(bound * scale, objective))
 
 

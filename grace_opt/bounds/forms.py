@@ -33,8 +33,9 @@ def as_matrix(problem: Problem, name: str) -> Problem:
 def in_form(problem: Problem, form: type[Form], name: str) -> Form:
     """Return W in the form that the bound of this name reads; raises ProblemError if it is in another."""
     if not isinstance(problem.W, form):
+        made = " (of few vertices or many edges, W is made dense)" if form is SparseWeights else ""
         raise ProblemError(
-            f"{name} reads W in its {form.form} form, and it is a {type(problem.W).__name__}: use "
+            f"{name} reads W in its {form.form} form, and it is a {type(problem.W).__name__}{made}: use "
             "grace_opt.bounds.certificate, which takes every form."
         )
     return problem.W

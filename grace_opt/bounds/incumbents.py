@@ -21,7 +21,7 @@ from ..problem import Problem
 
 
 def checked_incumbent(problem: Problem, incumbent: Any) -> Tensor:
-    """The incumbent's masks (B, n), checked; those of `local_optimum` if it is None.
+    """The incumbent's masks, checked; those of `local_optimum` if it is None, which needs a flattened batch.
 
     Raises
     ------

@@ -1,25 +1,28 @@
 """`of_batch`: what every public bound does first.
 
-It refuses what is no problem, or no flattened batch, by name. And it lets numbers below the smallest become 0, as numpy
-does by default, whatever the caller has set.
+It refuses by name what is no problem, no flattened batch, or no `Run`. And it lets numbers below the smallest become 0,
+as numpy does by default, whatever the caller has set.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from torch import Tensor
 
-from ..errors import ProblemError
+from .._util.parameters import shown
+from ..errors import OptionError, ProblemError
 from ..problem import Problem
+from ..run import Run
 
 Rest = ParamSpec("Rest")
+Found = TypeVar("Found")
 
 
-def of_batch(bound: Callable[Concatenate[Problem, Rest], Tensor]) -> Callable[Concatenate[Problem, Rest], Tensor]:
+def of_batch(bound: Callable[Concatenate[Problem, Rest], Found]) -> Callable[Concatenate[Problem, Rest], Found]:
     """Decorate a function that bounds each instance of a flattened batch.
 
     Examples
@@ -32,10 +35,11 @@ def of_batch(bound: Callable[Concatenate[Problem, Rest], Tensor]) -> Callable[Co
     >>> row_bound(problem.flatten()).round(decimals=6)
     tensor([3.], dtype=torch.float64)
     """
+    name, signature = bound.__name__, inspect.signature(bound)
+    run = signature.parameters.get("run")
 
     @functools.wraps(bound)
-    def checked(problem: Problem, *given: Rest.args, **named: Rest.kwargs) -> Tensor:
-        name = bound.__name__
+    def checked(problem: Problem, *given: Rest.args, **named: Rest.kwargs) -> Found:
         if not isinstance(problem, Problem):
             kind = type(problem).__name__
             raise ProblemError(f"{name} takes a Problem, not a {kind}: write {name}(Problem.of(W, k).flatten()).")
@@ -44,6 +48,10 @@ def of_batch(bound: Callable[Concatenate[Problem, Rest], Tensor]) -> Callable[Co
                 f"{name} takes a flattened batch, and this problem has the batch shape {tuple(problem.k.shape)}: write "
                 f"{name}(problem.flatten())."
             )
+        if run is not None:
+            its = signature.bind(problem, *given, **named).arguments.get("run", run.default)
+            if not isinstance(its, Run) and its is not run.default:
+                raise OptionError(f"run={shown(its)}: give a grace_opt.run.Run, such as Run() for one without limits.")
         with np.errstate(under="ignore"):
             return bound(problem, *given, **named)
 

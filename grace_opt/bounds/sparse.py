@@ -24,11 +24,13 @@ import torch
 from torch import Tensor
 
 from .._util.memory import free_memory
+from .._util.parameters import integer
 from ..kernels.sparse.forms import Graph
 from ..problem import Problem, SparseWeights
 from ..run import Run
 from .convexity import convex_shift
 from .forms import in_form
+from .of_batch import of_batch
 
 #: Approximate seconds per stored entry of W: of `degree_bound`, and of one round of `load_bound`.
 DEGREE_SECONDS, ROUND_SECONDS = 2e-8, 3e-8
@@ -43,6 +45,7 @@ PLANE_PENALTY = 10.0
 _EPS = float(np.finfo(np.float64).eps)
 
 
+@of_batch
 def degree_bound(problem: Problem) -> Tensor:
     """The k least sums of a vertex with its k - 1 least entries.
 
@@ -74,6 +77,7 @@ def degree_bound(problem: Problem) -> Tensor:
     return _bound(cost, k)
 
 
+@of_batch
 def load_bound(problem: Problem, run: Run | None = None, *, rounds: int = ROUNDS["fast"]) -> Tensor:
     """Minus the k heaviest loads, after edges were divided between their ends.
 
@@ -103,7 +107,7 @@ def load_bound(problem: Problem, run: Run | None = None, *, rounds: int = ROUNDS
     """
     from ..kernels.sparse.cpu import loads
 
-    run = Run() if run is None else run
+    run, rounds = Run() if run is None else run, integer("rounds", rounds, at_least=0)
     graph, free, k = _parts(problem, "load_bound")
     shares, load = np.empty(loads.count_shared(graph, free)), np.empty(len(free))
     loads.begin(graph, free, shares, load)
@@ -119,6 +123,7 @@ def load_bound(problem: Problem, run: Run | None = None, *, rounds: int = ROUNDS
     return _bound(-load, k)
 
 
+@of_batch
 def plane_bound(problem: Problem, run: Run | None = None) -> Tensor:
     """The convex relaxation on the plane ``sum x = k``, with W shifted by its least eigenvalue there.
 

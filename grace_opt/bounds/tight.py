@@ -30,6 +30,7 @@ from ..parallel import map_in_threads
 from ..problem import Problem
 from ..run import Run
 from ..solution import STEP_MARGIN
+from .batched import LARGEST_EIGEN, continuous_bound, eigenvalue_bound, row_bound
 from .convexity import is_semidefinite, made_convex, semidefinite_bound, start_diagonals
 from .dnn import dnn_relaxation, seconds_per_dnn_step
 from .fixing import reduce_by_fixing
@@ -79,7 +80,8 @@ def plain_bound(problem: Problem) -> Tensor:
     Notes
     -----
     O(n³) for the shift (one factorisation for a few hundred vertices or more), O(n) per pairwise step. With all four
-    diagonals it is at least `continuous_bound` and `eigenvalue_bound`, up to a relative 1e-6.
+    diagonals it is at least `continuous_bound` and `eigenvalue_bound`, up to a relative 1e-6. Where weights are so far
+    apart that no scale suits them all, it is the best of these two and `row_bound`, and so are the bounds below.
 
     Examples
     --------
@@ -88,6 +90,7 @@ def plain_bound(problem: Problem) -> Tensor:
     >>> round(float(plain_bound(p)), 6)
     2.0
     """
+    problem = as_matrix(problem, "plain_bound")
     return bound_each(problem, None, lambda sub, value: _best_plain(sub))
 
 
@@ -122,7 +125,7 @@ def qcr_bound(problem: Problem) -> Tensor:
     >>> round(float(qcr_bound(p)), 4)  # the optimum is 4
     4.0
     """
-    _refuse_large(problem)
+    problem = _small_matrix(problem, "qcr_bound")
     return bound_each(problem, None, lambda sub, value: max(_best_plain(sub), qcr_relaxation(sub, value).bound))
 
 
@@ -143,7 +146,7 @@ def dnn_bound(problem: Problem) -> Tensor:
     >>> bool(1.99 < dnn_bound(p) <= 2)  # the optimum is 2
     True
     """
-    _refuse_large(problem)
+    problem = _small_matrix(problem, "dnn_bound")
     return bound_each(problem, None, lambda sub, value: dnn_relaxation(sub, value)[0].bound)
 
 
@@ -176,7 +179,8 @@ def tight_bound(problem: Problem, incumbent: Any = None, run: Run | None = None)
     >>> round(float(tight_bound(p)), 6)  # the optimum is 5
     5.0
     """
-    return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, (FAST, TIGHT), run))
+    problem = as_matrix(problem, "tight_bound")
+    return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, (FAST, TIGHT), run), run)
 
 
 @of_batch
@@ -192,10 +196,13 @@ def fast_bound(problem: Problem, incumbent: Any = None, run: Run | None = None) 
     >>> round(float(fast_bound(p)), 6)  # the optimum is 5
     5.0
     """
-    return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, (FAST,), run))
+    problem = as_matrix(problem, "fast_bound")
+    return bound_each(problem, incumbent, lambda sub, value: _after_fixing(sub, value, (FAST,), run), run)
 
 
-def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, float], float]) -> Tensor:
+def bound_each(
+    problem: Problem, incumbent: Any, bound: Callable[[Subproblem, float], float], run: Run | None = None
+) -> Tensor:
     """`bound(sub, value)` for every instance, in W's units and raised to whole steps; f if nothing is left to decide.
 
     Parameters
@@ -207,13 +214,13 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
     bound : callable
         Called with the candidates' part of W, scaled, if there is something to decide; a result above `value` is cut
         to it.
+    run : Run, optional
+        Bounds of weights that no scale suits are skipped if they do not fit into its time.
 
     Returns
     -------
     Tensor, shape (B,), float64
-        -inf if weights are too far apart for float64.
     """
-    problem = as_matrix(problem, "this bound")
     masks = checked_incumbent(problem, incumbent)
     values = objective.evaluate(problem.W, masks).tolist()
 
@@ -221,7 +228,7 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
         instance = problem.instance(b)
         sub, scale = Subproblem.of(instance, masks[b].cpu().numpy())
         if sub is None:
-            return -math.inf
+            return min(float(values[b]), _without_scale(instance.flatten(), run))
         if sub.decided:
             return float(values[b])
         value = float(values[b]) / scale
@@ -233,6 +240,15 @@ def bound_each(problem: Problem, incumbent: Any, bound: Callable[[Subproblem, fl
         return float(found * scale)
 
     return torch.tensor(map_in_threads(one, range(len(values))), dtype=torch.float64, device=problem.W.device)
+
+
+def _without_scale(problem: Problem, run: Run | None) -> float:
+    """The best bound of one instance by functions that need no scale, or whose margins cover the weights it loses."""
+    bounds = [row_bound]
+    if run is None or (problem.n <= LARGEST_EIGEN and run.has_time(2 * seconds_to_relax(problem.n))):
+        bounds += [eigenvalue_bound, continuous_bound]
+    found = [float(bound(problem)) for bound in bounds]
+    return max((one for one in found if math.isfinite(one)), default=-math.inf)  # else sums are beyond float64
 
 
 def _after_fixing(sub: Subproblem, value: float, efforts: Sequence[Effort], run: Run | None) -> float:
@@ -295,9 +311,10 @@ def _others(sub: Subproblem, first: Array, others: list[Array], run: Run) -> flo
     return best
 
 
-def _refuse_large(problem: Problem) -> None:
+def _small_matrix(problem: Problem, name: str) -> Problem:
     if problem.n > LARGEST_RELAXED:
         raise SolverError(
-            f"n = {problem.n} is beyond {LARGEST_RELAXED}, for which this bound takes O(n³) time many times over: use "
+            f"n = {problem.n} is beyond {LARGEST_RELAXED}, for which {name} takes O(n³) time many times over: use "
             "certify='fast' or grace_opt.bounds.fast_bound, which take it once."
         )
+    return as_matrix(problem, name)

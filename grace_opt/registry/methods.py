@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +23,11 @@ import torch
 from .. import objective
 from .._util.names import did_you_mean
 from .._util.optional import pip_install
-from .._util.parameters import plain, shown
+from .._util.parameters import choice, flag, plain, shown
 from ..errors import OptionError, UnknownSolverError
 from ..kernels._shared.threads import always_compiled
 from ..kernels.columns.source import ColumnWeights
-from ..problem import Problem, SparseWeights, Weights
+from ..problem import Factored, Problem, SparseWeights, Weights
 from ..run import Run
 from ..solution import Result
 from .pieces import in_pieces
@@ -205,8 +206,8 @@ def register(
     Raises
     ------
     OptionError
-        If the name is taken by another function, what is decorated is none, `options` is not a frozen dataclass with a
-        default for each field, or `requires` is a text.
+        If the name is taken by another function, what is decorated is none of three arguments, `options` is not a
+        frozen dataclass with a default for each field, or another parameter is not what `SolverSpec` says.
 
     Examples
     --------
@@ -232,11 +233,16 @@ def register(
     for field in dataclasses.fields(options):
         if field.init and field.default is field.default_factory is dataclasses.MISSING:
             raise OptionError(f"option {field.name!r} of {name!r} has no default: every option needs one.")
-    if isinstance(requires, str):
-        raise OptionError(f"requires={requires!r} of {name!r}: give a tuple, requires=({requires!r},).")
+    flags = {"exact": exact, "batched": batched, "compiled": compiled, "searches": searches}
+    exact, batched, compiled, searches = (flag(key, value) for key, value in flags.items())
+    requires, forms = _names("requires", requires), _names("forms", forms)
+    for form in forms:
+        choice("forms", form, (SparseWeights.form, Factored.form))
+    if not isinstance(guarantee, str):
+        raise OptionError(f"guarantee={shown(guarantee)}: give a text, what the method guarantees, in one line.")
 
     def add(solver: Solver) -> Solver:
-        if not callable(solver):
+        if not callable(solver) or not _takes_three(solver):
             raise OptionError(f"method {name!r} is {shown(solver)}: decorate a function of (problem, options, run).")
         taken = _REGISTRY.get(name)
         if taken and (taken.solver.__module__, taken.solver.__qualname__) != (solver.__module__, solver.__qualname__):
@@ -249,6 +255,25 @@ def register(
         return solver
 
     return add
+
+
+def _names(name: str, given: Any) -> tuple[str, ...]:
+    """The names as a tuple; OptionError if they are a text, or not all texts."""
+    if isinstance(given, str):
+        raise OptionError(f"{name}={given!r}: give a tuple, {name}=({given!r},).")
+    if not isinstance(given, tuple | list) or not all(isinstance(one, str) and one for one in given):
+        raise OptionError(f"{name}={shown(given)}: give a tuple of names.")
+    return tuple(given)
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin, which does not say what it takes
+        pass
+    return True
 
 
 def unregister(name: str) -> None:

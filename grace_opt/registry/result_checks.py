@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import objective
 from .._util.array_like import as_tensor
+from .._util.parameters import shown
 from ..errors import ProblemError, SolverError
 from ..problem import Problem
 from ..solution import Result
@@ -47,6 +48,9 @@ def checked_result(result: Any, problem: Problem, name: str) -> Result:
                 f"{name} returned the statistic {key!r} as a tensor of shape {tuple(value.shape)}: give one entry per "
                 f"instance, {(*size, '...')}, or plain numbers."
             )
+    named = result.objective_stats
+    if not isinstance(named, tuple) or any(key not in result.stats for key in named):
+        raise SolverError(f"{name} returned objective_stats={shown(named)}: give a tuple of names that are in stats.")
     return replace(
         result,
         lower_bound=_per_instance(result.lower_bound, torch.float64, problem, f"{name}: Result.lower_bound"),
