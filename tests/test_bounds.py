@@ -427,11 +427,11 @@ def test_what_is_no_flattened_batch_is_refused_by_name(name):
         bound(np.eye(4))
 
 
-@pytest.mark.parametrize("method", ["annealing", "sdp", "mies"])
-def test_numbers_may_vanish_whatever_the_caller_has_set_for_numpy(method):
+@pytest.mark.parametrize(("method", "options"), [("annealing", {"sweeps": 20}), ("sdp", {})])
+def test_numbers_may_vanish_whatever_the_caller_has_set_for_numpy(method, options):
     W = np.diag(10.0 ** np.linspace(-300, 300, 8)) + np.outer([1e-300] * 8, [1.0] * 8)
     with np.errstate(all="raise"):
-        solution = solve(W, 3, method, certify="tight", time_limit=5)
+        solution = solve(W, 3, method, certify="tight", **options)
     assert solution.indices.tolist() == [0, 1, 2]
 
 
@@ -441,7 +441,8 @@ def test_bounds_of_weights_that_no_scale_suits(name, semidefinite):
     A, v = np.random.default_rng(0).normal(size=(8, 8)), 10.0 ** np.linspace(-150, 150, 8)
     W = np.outer(v, v) * (A @ A.T if semidefinite else A + A.T)
     problem = Problem.of(W, 4).flatten()
-    bound = float(getattr(bounds, name)(problem))
+    with np.errstate(all="raise"):
+        bound = float(getattr(bounds, name)(problem))
     assert -np.inf < bound <= oracle.optimum(W, 4, [])
     if name in ("plain_bound", "qcr_bound", "dnn_bound", "fast_bound", "tight_bound"):
         assert bound >= max(float(cheap(problem)) for cheap in (bounds.row_bound, bounds.eigenvalue_bound))

@@ -413,6 +413,14 @@ def test_layers_are_measured_for_evictions_with_one_budget(run, tmp_path, name, 
     assert words in " ".join(refused.output.split())
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_text_is_named(run, tmp_path, text):
+    (tmp_path / "empty.txt").write_text(text)
+    refused = run("basis", "pocket", "--text", tmp_path / "empty.txt", "-o", tmp_path / "b.safetensors")
+    assert refused.exit_code == 2
+    assert "empty.txt is empty; leave it out" in refused.output.replace("\n", " ")
+
+
 @pytest.mark.parametrize("command", ["basis", "export", "layers"])
 def test_files_of_tensors_are_named_so(run, tmp_path, command):
     for name, words in {"st.bin": "only .safetensors", "st": "only .safetensors", ".": "is a folder"}.items():

@@ -161,6 +161,8 @@ def test_folders_that_cannot_be(name: str, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(FileError, match=r"^cannot make the folder [^\[]*\.$"), files.new_folder(tmp_path / name):
         pytest.fail("there is no such folder")
+    with pytest.raises(FileError, match="file: it is a file"), files.new_folder(tmp_path / "file"):
+        pytest.fail("a file is no folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "loop"]
 
 

@@ -73,6 +73,7 @@ BROKEN = {
     "zero-based.clq": (b"p edge 3 2\ne 0 1\ne 1 2\n", r"looks 0-based.*vertex 0"),
     "twice.dat": (CLUSTER.replace("\n2 3", "\n2 1").encode(), "pair [12] [12] appears twice"),
     "half.dat": (CLUSTER.replace("\n2 3", "\n2.5 3").encode(), "two different.*'2.5 3'"),
+    "two.dat": (CLUSTER.replace("\n2 3", "\n23").encode(), "line 3 is '23 0.5': the k-cluster lines are 'i j weight'"),
     "big k.dat": (CLUSTER.replace("4 2 3", "4 5 3").encode(), "0 <= k <= n"),
     "nan.txt": (MDP.replace("2.5", "nan").encode(), "edge 2 holds a value that is not finite"),
     "words.txt": (MDP.replace("2.5", "abc").encode(), "cannot be read"),
@@ -96,6 +97,13 @@ def test_broken_files(tmp_path, name):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ProblemError, match=message):
         instances.read(tmp_path / name)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ProblemError, match="it is a folder; readable are"):
+        instances.read(tmp_path)
+    with pytest.raises(ProblemError, match="cannot write to a folder"):
+        instances.write(tmp_path, np.eye(2))
 
 
 def test_pickles_are_refused(tmp_path):

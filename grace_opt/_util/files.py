@@ -105,6 +105,8 @@ def make_folder(path: Path, error: type[GraceError]) -> list[Path]:
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as failure:
+        raise error(f"cannot make the folder {path}: it is a file. Choose another place.") from failure
     except OSError as failure:
         raise error(f"cannot make the folder {path}: {os_error_advice(failure)}") from failure
     except ValueError:

@@ -35,6 +35,9 @@ def read_text(path: Path) -> str:
             f"--text {path} is a folder; give a text file in UTF-8, and --text again for each further one."
         )
     try:
-        return path.read_text(encoding=TEXT)
+        text = path.read_text(encoding=TEXT)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the name
         raise OptionError(f"--text {path} cannot be read: {error}; give a text file in UTF-8.") from None
+    if not text.strip():
+        raise OptionError(f"--text {path} is empty; leave it out, or give another file.")
+    return text

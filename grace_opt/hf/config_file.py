@@ -64,7 +64,8 @@ def read_settings(path: str | os.PathLike[str], model: PreTrainedModel | PreTrai
         missing = "there is no such file" if isinstance(error, FileNotFoundError) else "it cannot be opened"
         why = f"{missing} ({error.strerror})" if isinstance(error, OSError) else f"it is not JSON: {error}"
         raise OptionError(
-            f"the settings in {shown(name)} cannot be read: {why}; grace-opt tune MODEL writes such files"
+            f"the settings in {shown(name)} cannot be read: {why}; PruningConfig.to_json and grace-opt tune "
+            "write such files"
         ) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise OptionError(

@@ -7,6 +7,7 @@ with grace_opt.
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from ..errors import GraceError
 POCKET_FOLDER = Path(__file__).parent.parent / "data" / "pocket"
 #: Its basis for caches of a few bits, which `python -m bench.pocket.basis` makes from documents of its own grammar.
 POCKET_BASIS = POCKET_FOLDER / "basis.safetensors"
+#: Most characters of another library's error that a message quotes.
+MOST_QUOTED = 300
 
 
 class ModelError(GraceError, OSError):
@@ -76,9 +79,8 @@ def load_model(where: str) -> tuple[PreTrainedModel, Any]:
     except MemoryError:
         raise
     except Exception as error:  # a damaged file ends in whatever error the library raises that reads this kind of file
-        said = str(error).split("\n")[0]
         raise ModelError(
             f"cannot load a model from {where!r}: give a Hub id, a folder with config.json, or a .gguf file. "
-            f"transformers said: {type(error).__name__}: {said}"
+            f"transformers said: {type(error).__name__}: {shorten(str(error), MOST_QUOTED, placeholder=' ...')}"
         ) from error
     return model.eval(), tokenizer

@@ -128,7 +128,8 @@ def read(path: str | os.PathLike[str]) -> Instance:
     suffix = suffix_of(path)
     reader = _READERS.get(suffix)
     if reader is None:
-        raise ProblemError(f"{path}: unknown kind {suffix!r}; readable are {READABLE}.")
+        kind = "it is a folder" if path.is_dir() else f"unknown kind {suffix!r}"
+        raise ProblemError(f"{path}: {kind}; readable are {READABLE}.")
     try:
         if not path.is_file():
             if path.exists():  # a folder, a pipe that would block, a device without end
@@ -206,7 +207,8 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
         _whole(path, k)
     suffix = suffix_of(path)
     if suffix not in SUFFIXES:
-        raise ProblemError(f"{path}: cannot write {suffix!r}; write {READABLE}.")
+        what = "to a folder" if path.is_dir() else repr(suffix)
+        raise ProblemError(f"{path}: cannot write {what}; write {READABLE}.")
     marks = {".csv": ",", ".tsv": "\t"}
     if labels is not None and suffix not in marks:
         raise ProblemError(f"{path}: {suffix} cannot store labels; write .csv.")

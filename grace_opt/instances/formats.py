@@ -40,7 +40,8 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
     ProblemError
         If lines are missing, a pair is repeated, or vertices do not exist or are numbered from the wrong start.
     """
-    rows = [line.split() for line in read_lines(path, ProblemError) if line.strip()]
+    numbered = [(at, line.split()) for at, line in enumerate(read_lines(path, ProblemError), 1) if line.strip()]
+    rows = [row for _, row in numbered]
     if len(rows[0]) not in (2, 3) or not all(map(is_integer_text, rows[0])):
         raise ProblemError(f"{path}: the first line must be 'n k m' (k-cluster) or 'n m' (MDPLIB).")
     header = [int(v) for v in rows[0]]
@@ -50,8 +51,11 @@ def read_pairs(path: Path) -> tuple[Array, int, str]:
     expected = header[2] if is_cluster else n * (n - 1) // 2
     if n < 1 or not 0 <= k <= n or expected < 0:
         raise ProblemError(f"{path}: the {source} header {' '.join(rows[0])!r} needs n >= 1 and 0 <= k <= n.")
-    whole = [row for row in rows[1:] if len(row) == 3]
-    if len(whole) != expected or len(rows) - 1 != expected:
+    for at, row in numbered[1:]:
+        if len(row) != 3:
+            raise ProblemError(f"{path}: line {at} is {' '.join(row)[:40]!r}: the {source} lines are 'i j weight'.")
+    whole = rows[1:]
+    if len(whole) != expected:
         few = "truncated?" if len(whole) < expected else "more than it says."
         raise ProblemError(
             f"{path}: the {source} header promises {expected} lines 'i j weight', found {len(whole)}: {few}"

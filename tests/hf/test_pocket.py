@@ -201,6 +201,11 @@ def test_damaged_files_of_a_model(name, change, tmp_path):
         load_model(str(tmp_path / "model"))
 
 
+def test_errors_of_several_lines_are_quoted_in_one(tmp_path):
+    with pytest.raises(ModelError, match=r"backend tokenizer from one of: [^\n]"):
+        load_model(str(tmp_path))
+
+
 def test_a_captured_head_is_an_instance_for_the_command_line(tmp_path):
     model, _ = pocket()
     _, ids = needle_ids(200, 0.5, 0)
