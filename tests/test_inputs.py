@@ -226,7 +226,7 @@ def test_integers_are_symmetric_exactly_also_beside_a_large_one(form):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 class TestSymmetry:
-    """Each instance is judged by its own largest entry, in numpy's, torch's and the compiled passes alike."""
+    """Each pair is judged by the largest entries of its vertices, in numpy's, torch's and the compiled passes alike."""
 
     @pytest.fixture(autouse=True)
     def _passes(self, compiled, monkeypatch):
@@ -236,12 +236,28 @@ class TestSymmetry:
         W = torch.zeros(2, 2, 9, 9, dtype=dtype)
         W[0] = W[1, 1] = 1e12 if dtype != torch.float16 else 6e4
         W[1, 0, 3, 1] = 1e-6
-        small = rf"W\[1, 0, 1, 3\] - W\[1, 0, 3, 1\]\| = {float(W[1, 0, 3, 1]):.3g}.*of the instance"
+        small = rf"W\[1, 0, 1, 3\] - W\[1, 0, 3, 1\]\| = {float(W[1, 0, 3, 1]):.3g}, allowed"
         for form in (W, W.numpy() if dtype != torch.bfloat16 else W.tolist()):
             with pytest.raises(ProblemError, match=small):
                 solve(form, 1)
         with pytest.raises(ProblemError, match="not symmetric"):
             solve(W[1, 0], 1)
+
+    def test_a_giant_elsewhere_excuses_nothing(self, dtype):
+        W = torch.eye(9, dtype=dtype)
+        W[8, 8] = torch.finfo(dtype).max / 2000
+        W[0, 1], W[1, 0] = 1, 2
+        batch = torch.stack([W.mT.maximum(W), W])
+        for form, at in ((W, ""), (batch, "1, ")):
+            pair = rf"W\[{at}0, 1\] - W\[{at}1, 0\]\| = 1, allowed .*rounding units of the two vertices"
+            with pytest.raises(ProblemError, match=pair):
+                solve(form, 1)
+        scale = torch.linspace(-3, 3, 9).exp2().to(dtype)  # vertices of several sizes, entries that round
+        W = (scale[:, None] * scale) * 0.3
+        W[2, 6] *= 1 + 4 * torch.finfo(dtype).eps
+        made = Problem.of(W, 3).W
+        assert torch.equal(made, made.mT)
+        assert made[2, 6] == (W[2, 6].double() + W[6, 2].double()).div(2).to(made.dtype)
 
     def test_denormal_triangles(self, dtype):
         least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # one unit of the denormal numbers

@@ -21,6 +21,10 @@ from .exact_integers import MAX_EXACT_INTEGER, too_large_error
 from .frames import Labels, check_names, from_frame, is_frame
 from .memory import refuse_beyond_memory
 
+#: W_ij and W_ji may differ by this many rounding units of W's dtype, relative to √(m_i m_j), m_i being the largest size
+#: in row and column i: products of vectors of both vertices round so, and a giant elsewhere excuses nothing.
+SYMMETRY_EPS = 16
+
 
 def with_labels(W: Any) -> tuple[Any, Labels | None]:
     """Return the matrix of a graph or a DataFrame with the names of its vertices; anything else as it is, with None.
@@ -69,6 +73,21 @@ def place_of(at: Sequence[int], labels: Sequence[Any] | None) -> str:
     """
     names = "" if labels is None else f" (row {labels[at[-2]]!r}, column {labels[at[-1]]!r})"
     return f"W{list(at)}{names}"
+
+
+def asymmetric(
+    at: Sequence[int], difference: float, allowed: float | None, labels: Sequence[Any] | None
+) -> ProblemError:
+    """Return the error for two entries of W that should be equal; `allowed` is None for integers."""
+    *batch, i, j = at
+    names = "" if labels is None else f" ({labels[i]!r} and {labels[j]!r})"
+    limit = "0, as these are integers"
+    if allowed is not None:
+        limit = f"{allowed:.3g} ({SYMMETRY_EPS} rounding units of the two vertices' largest weights)"
+    return ProblemError(
+        f"W is not symmetric: |W{[*batch, i, j]} - W{[*batch, j, i]}| = {difference:.3g}{names}, allowed {limit}. If "
+        "you mean the symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
+    )
 
 
 def from_condensed(distances: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from .._util.array_like import as_tensor
 from .._util.arrays import Backend, backend_of, to_float_tensor, to_floats, working_dtype
 from .._util.inputs import check_enough_candidates, k_per_instance
-from .._util.matrices import checked_labels, from_condensed, place_of, with_labels
+from .._util.matrices import SYMMETRY_EPS, asymmetric, checked_labels, from_condensed, place_of, with_labels
 from .._util.names import refuse_unknown
 from .._util.sparse_rows import from_torch, rounding_of
 from .._util.vertices import vertex_mask
@@ -29,8 +29,8 @@ from .sparse import SparseWeights, symmetric_part
 
 #: Sparse W stays sparse from this number of vertices on, if at most this share of its entries is stored.
 SPARSE_FROM, SPARSE_SHARE = 1000, 0.1
-#: W may be asymmetric by this many rounding units of its dtype, relative to max |W| of the instance.
-SYMMETRY_EPS = 16
+#: Number of entries that are compared with their mirror images at a time.
+SYMMETRY_BLOCK = 1 << 22
 OF_SOLVE = "maximize= and required= belong to solve and compare: solve(Problem.of(W, k), required=[...])."
 
 
@@ -78,11 +78,12 @@ class Problem:
         Parameters
         ----------
         W : array_like (..., n, n), sparse matrix of scipy or torch, DataFrame, networkx graph, Factored, or distances
-            Each instance is symmetric to ``16 eps(dtype) max|W|``, integers exactly. The rows and columns of a
-            DataFrame have equal labels; a list of DataFrames with the same labels in the same order is a batch. For a
-            graph, the node attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute ``weight`` becomes
-            ``2 W_ij`` (default 1); f is then the weight of the induced subgraph. A vector is the upper triangle without
-            the diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
+            Each instance is symmetric, integers exactly, others to ``16 eps(dtype) sqrt(m_i m_j)``, with ``m_i`` the
+            largest ``|W_ij|`` of vertex i. The rows and columns of a DataFrame have equal labels; a list of DataFrames
+            with the same labels in the same order is a batch. For a graph, the node attribute ``weight`` becomes
+            ``W_ii`` (default 0) and the edge attribute ``weight`` becomes ``2 W_ij`` (default 1); f is then the weight
+            of the induced subgraph. A vector is the upper triangle without the diagonal, row by row, as scipy's
+            ``pdist`` returns it; the diagonal is 0.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
@@ -267,6 +268,24 @@ def _mean(tensor: Tensor) -> Tensor:
     return torch.where(total.isfinite(), total / 2, tensor / 2 + tensor.mT / 2)
 
 
+def _refuse_asymmetric(W: Tensor, labels: tuple[Any, ...] | None, eps: float) -> None:
+    """Raise ProblemError where W and its transpose differ by more than rounding; some rows at a time."""
+    n = W.shape[-1]
+    sizes = torch.stack([W.amax(-1), -W.amin(-1), W.amax(-2), -W.amin(-2)]).amax(0)
+    roots = sizes.to(torch.float64).sqrt()
+    block = max(1, SYMMETRY_BLOCK * n // W.numel())
+    for first in range(0, n, block):
+        these = slice(first, first + block)
+        apart = (W[..., these, :].to(torch.float64) - W[..., these].mT.to(torch.float64)).abs()
+        # Divide rather than multiply: products may underflow. Where nothing is allowed, 0 / 0 is no excess.
+        skew = apart / (SYMMETRY_EPS * eps) / roots[..., these, None] > roots[..., None, :]
+        if bool(skew.any()):
+            *at, row, j = skew.nonzero()[0].tolist()
+            i, difference = first + row, float(apart[(*at, row, j)])
+            allowed = SYMMETRY_EPS * eps * float(roots[(*at, i)] * roots[(*at, j)])
+            raise asymmetric([*at, i, j], difference, allowed if eps else None, labels)
+
+
 def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float | None) -> Tensor:
     """W, checked and made exactly symmetric; in float64 if sums would leave the range of float32."""
     n, eps = W.shape[-1], torch.finfo(W.dtype).eps if rounding is None else rounding
@@ -277,19 +296,8 @@ def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float 
             f"{place_of(where, labels)} is {W[tuple(where)].item()}: every weight must be finite. To forbid a vertex, "
             "use protected=."
         )
-    # Divide rather than multiply: the product with max |W| may underflow; dividing by a power of two is exact.
-    skew = worst / (SYMMETRY_EPS * eps) > largest
-    if bool(skew.any()):
-        at = tuple(skew.nonzero()[0].tolist())
-        wide, whose = W[at].to(torch.float64), " of the instance" if at else ""
-        i, j = ((wide - wide.mT).abs() == worst[at].to(W.device)).nonzero()[0].tolist()
-        allowed = f"{SYMMETRY_EPS * eps * float(largest[at]):.3g} ({SYMMETRY_EPS} eps max|W|{whose})"
-        raise ProblemError(
-            f"W is not symmetric: |W{[*at, i, j]} - W{[*at, j, i]}| = {float(worst[at]):.3g}"
-            f"{'' if labels is None else f' ({labels[i]!r} and {labels[j]!r})'}, allowed "
-            f"{allowed if eps else '0, as these are integers'}. "
-            "If you mean the symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
-        )
+    if bool(worst.any()):
+        _refuse_asymmetric(W, labels, eps)
     if bool((largest > torch.finfo(torch.float64).max / 8 / n**2).any()):
         size = float(largest.max())
         raise ProblemError(

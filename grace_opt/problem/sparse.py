@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .._util.array_like import wrong_dtype_error
+from .._util.matrices import SYMMETRY_EPS, asymmetric
 from .._util.sparse_rows import by_rows, refuse_too_large, rounding_of
 from ..errors import ProblemError
 from ..kernels.objective import CANCELLED
@@ -240,15 +241,15 @@ def _symmetric(edges: Edges, nodes: npt.NDArray[np.float64], eps: float) -> Edge
     other.sort_indices()
     same = np.array_equal(edges.indptr, other.indptr) and np.array_equal(edges.indices, other.indices)
     if not (same and np.array_equal(edges.data, other.data)):
-        skew = (edges - other).tocoo()
-        worst = int(np.abs(skew.data).argmax())
-        if not eps or abs(skew.data[worst]) / (16 * eps) > largest:
-            i, j = int(skew.coords[0][worst]), int(skew.coords[1][worst])
-            allowed = f"{16 * eps * largest:.3g} (16 eps max|W|)" if eps else "0, as these are integers"
-            raise ProblemError(
-                f"W is not symmetric: |W[{i}, {j}] - W[{j}, {i}]| = {abs(skew.data[worst]):.3g}, allowed {allowed}. "
-                "If you mean the symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
-            )
+        skew, sizes = (edges - other).tocoo(), np.abs(nodes)
+        for part in (edges, other):
+            sizes = np.maximum(sizes, abs(part).max(axis=1).toarray().ravel())
+        roots, (i, j) = np.sqrt(sizes), skew.coords
+        with np.errstate(all="ignore"):  # of integers, nothing is allowed: x / 0 is infinite, and 0 / 0 no excess
+            wrong = np.flatnonzero(np.abs(skew.data) / (SYMMETRY_EPS * eps) / roots[i] > roots[j])
+        if len(wrong):
+            v, w, difference = int(i[wrong[0]]), int(j[wrong[0]]), float(abs(skew.data[wrong[0]]))
+            raise asymmetric([v, w], difference, SYMMETRY_EPS * eps * roots[v] * roots[w] if eps else None, None)
         edges = type(edges)(edges / 2 + other / 2)
         edges.sort_indices()
     if largest > np.finfo(np.float64).max / 8 / n**2:
