@@ -26,7 +26,7 @@ from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
 from .kernels._shared.limits import SMALL
 from .kernels.columns.source import ColumnWeights
-from .problem import Problem, Reduction
+from .problem import Problem, Reduction, SparseWeights
 from .registry import MethodOptions, SolverSpec
 from .registry.result_checks import bound_within_rounding
 from .run import Progress, Run, checked_seed
@@ -448,7 +448,7 @@ def _prepare(spec: SolverSpec, level: str | None, problem: Problem) -> None:
     """Have everything compiled before a time limit starts to run."""
     spec.prepare(problem.W.dtype, problem.weights)
     if level is not None or spec.compiled:
-        bounds.prepare()
+        bounds.prepare(sparse=isinstance(problem.weights, SparseWeights))
 
 
 def _shaped(value: Any, shape: tuple[int, ...], export: Callable[[Tensor], Any]) -> Any:

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from grace_opt import Status, bounds, solve
 from grace_opt.bounds import convexity, fixing, qcr
@@ -220,3 +221,17 @@ def test_a_search_leaves_time_for_the_certificate():
     assert Run().leaving(5.0).deadline == np.inf
     sol = solve(hard(60), 30, "tabu", certify=True, time_limit=0.5)
     assert sol.gap < 0.5
+
+
+def test_what_only_sparse_weights_need_is_compiled_before_the_time_starts_for_them_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr("grace_opt.bounds.certificates.sparse_bound", lambda *given: asked.append(given))
+    bounds.prepare.cache_clear()
+    solve(hard(20), 5, "tabu", time_limit=10, iterations=10)
+    assert not asked
+    sparse = scipy.sparse.random_array((1000, 1000), density=0.002, rng=0)
+    monkeypatch.setattr("grace_opt.api._answer", lambda *given: 1 / 0)  # what follows is not asked here
+    with pytest.raises(ZeroDivisionError):
+        solve(sparse + sparse.T, 5, "mies", time_limit=10, certify=True)
+    assert len(asked) == 1
+    bounds.prepare.cache_clear()

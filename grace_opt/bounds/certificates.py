@@ -167,13 +167,14 @@ def _open(bound: Tensor, value: Tensor) -> Tensor:
 
 
 @cache
-def prepare() -> None:
-    """Import and compile everything that certificates need, before a time limit starts."""
+def prepare(sparse: bool = False) -> None:
+    """Import and compile everything that certificates of tensors need, and of sparse W, before a time limit starts."""
     place = torch.arange(24.0, dtype=torch.float64, device="cpu")
     small = Problem.of(torch.cos(7 * place[:, None] * place)[None], 12)  # no bound settles it: every part runs
     certificate(small, "tight")
-    sparse_bound(replace(small, W=cast(Tensor, SparseWeights.small())), Run(), "fast")
     convex_shift(np.diag(np.arange(float(CHOLESKY_FROM))))
+    if sparse:
+        sparse_bound(replace(small, W=cast(Tensor, SparseWeights.small())), Run(), "fast")
 
 
 @of_batch
