@@ -33,13 +33,14 @@ EXTRAS := demo,quant,gpu,lm-eval,bench,docs,dev
 OLDEST := .venv-oldest
 PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 # Files of tests/hf that do not run a second time, as what they test sees nothing of transformers: packed bits, codes,
-# their budgets, files and refusals, codes of which few are read, threads, scores of tokens and the checks of damaged files
-# are ours, or belong to libraries of which both environments have one version (a file's way into a model and back is in
-# test_saving, read= in test_reading, bits in every family and way of generating in test_matrix). Nor do kernels run in Triton's interpreter again: the compiled ones get the same tensors. What
-# the versions differ in (caches, masks, generate, the choice of attention, chunks, candidates, compiling, device maps,
-# pipelines) runs in both.
+# their budgets, shares, files and refusals, steps on codes and codes of other devices, codes of which few are read,
+# threads, scores of tokens and the checks of damaged files are ours, or belong to libraries of which both environments
+# have one version (a file's way into a model and back is in test_saving, read= in test_reading, bits in every family and
+# way of generating in test_matrix). Nor do kernels run in Triton's interpreter again: the compiled ones get the same
+# tensors. What the versions differ in (caches, masks, generate, the choice of attention, chunks, candidates, compiling,
+# device maps, pipelines) runs in both.
 ONCE := quantization eviction_scores tampering threads reading_bits bits_bad_input bits_budget bits_classes bits_codes \
-	bits_heads bits_saving
+	bits_heads bits_saving bits_elsewhere bits_in_place bits_sensitivity
 # What of constraints.txt does not go with it; constraints-oldest.txt has these, and what is needed besides.
 NEWER := transformers|huggingface_hub|tokenizers|pandas
 OLDEST_WANTS := ".[hf,kvpress,quant]" pytest pytest-benchmark pytest-xdist hypothesis
@@ -128,16 +129,17 @@ resolve: $(UV) ## Whether the pinned versions can be installed from the plain in
 		{ echo "make: the above cannot be installed with Python $$version" >&2; exit 1; }; \
 	done
 
-# Types, docs and the second environment need one core, and are made beside the tests; what they say follows the tests'
-# words. After the tests, as both of its processes would wait for both of theirs: those with the oldest transformers.
-test: lint contracts ## Everything that CI checks: lint, types, import contracts, tests, docs
+# All but lint is made beside the tests, which often wait for something; what it says follows the tests' words. The tests
+# with the oldest transformers get half as many processes as there are cores.
+test: lint ## Everything that CI checks: lint, types, import contracts, tests, docs
 	@said=$$(mktemp); $(MAKE) --no-print-directory --keep-going beside >"$$said" 2>&1 & beside=$$!; \
 		trap 'kill $$beside; rm -f "$$said"; exit 130' INT TERM; \
 		$(MAKE) --no-print-directory unit; unit=$$?; \
 		wait $$beside; beside=$$?; cat "$$said"; rm -f "$$said"; [ $$unit = 0 ] && [ $$beside = 0 ]
-	@$(MAKE) --no-print-directory test-oldest
 
-beside: types docs $(OLDEST)/.installed
+beside: contracts types docs
+	@$(MAKE) --no-print-directory test-oldest \
+		PYTEST_WORKERS=$$($(BIN)/python -c 'import os; print(((os.cpu_count() or 2) + 1) // 2)')
 
 test-fast: $(STAMP) ## While editing, under a minute and a half: lint, and all tests but those marked slow
 	@$(MAKE) --no-print-directory lint
