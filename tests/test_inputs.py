@@ -249,7 +249,7 @@ class TestSymmetry:
         W[0, 1], W[1, 0] = 1, 2
         batch = torch.stack([W.mT.maximum(W), W])
         for form, at in ((W, ""), (batch, "1, ")):
-            pair = rf"W\[{at}0, 1\] - W\[{at}1, 0\]\| = 1, allowed .*rounding units of the two vertices"
+            pair = rf"W\[{at}0, 1\] - W\[{at}1, 0\]\| = 1, allowed .*rounding, by the two vertices"
             with pytest.raises(ProblemError, match=pair):
                 solve(form, 1)
         scale = torch.linspace(-3, 3, 9).exp2().to(dtype)  # vertices of several sizes, entries that round

@@ -283,7 +283,7 @@ def test_integers_are_symmetric_exactly():
     with pytest.raises(ProblemError, match=r"W\[3, 4\] - W\[4, 3\]\| = 7, allowed 0, as these are integers"):
         Problem.of(W, 3)
     W = W.astype(np.float64)  # a giant elsewhere excuses nothing
-    with pytest.raises(ProblemError, match=r"W\[3, 4\] - W\[4, 3\]\| = 7, allowed .*of the two vertices"):
+    with pytest.raises(ProblemError, match=r"W\[3, 4\] - W\[4, 3\]\| = 7, allowed .*by the two vertices"):
         Problem.of(W, 3)
     W[4, 3] = 10 * (1 + 4 * np.finfo(float).eps)
     edges = Problem.of(W, 3).weights.edges

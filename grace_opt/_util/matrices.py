@@ -21,9 +21,10 @@ from .exact_integers import MAX_EXACT_INTEGER, too_large_error
 from .frames import Labels, check_names, from_frame, is_frame
 from .memory import refuse_beyond_memory
 
-#: W_ij and W_ji may differ by this many rounding units of W's dtype, relative to √(m_i m_j), m_i being the largest size
-#: in row and column i: products of vectors of both vertices round so, and a giant elsewhere excuses nothing.
-SYMMETRY_EPS = 16
+#: W_ij and W_ji may differ by so many rounding units of W's dtype, relative to √(m_i m_j), m_i being the largest size
+#: in row and column i: sums of products of both vertices' numbers round so, and a giant elsewhere excuses nothing. Of
+#: half precision fewer, as sums are rounded to it at the end.
+SYMMETRY_UNITS, HALF_UNITS, HALF_EPS = 256, 16, 2.0**-12
 
 
 def with_labels(W: Any) -> tuple[Any, Labels | None]:
@@ -75,6 +76,17 @@ def place_of(at: Sequence[int], labels: Sequence[Any] | None) -> str:
     return f"W{list(at)}{names}"
 
 
+def symmetry_rtol(eps: float) -> float:
+    """Return by how much W_ij and W_ji may differ, relative to √(m_i m_j), for this eps; 0 for that of integers, 0.
+
+    Examples
+    --------
+    >>> symmetry_rtol(2.0**-52) * 2**52, symmetry_rtol(2.0**-7) * 2**7, symmetry_rtol(0.0)
+    (256.0, 16.0, 0.0)
+    """
+    return eps * (HALF_UNITS if eps > HALF_EPS else SYMMETRY_UNITS)
+
+
 def asymmetric(
     at: Sequence[int], difference: float, allowed: float | None, labels: Sequence[Any] | None
 ) -> ProblemError:
@@ -83,7 +95,7 @@ def asymmetric(
     names = "" if labels is None else f" ({labels[i]!r} and {labels[j]!r})"
     limit = "0, as these are integers"
     if allowed is not None:
-        limit = f"{allowed:.3g} ({SYMMETRY_EPS} rounding units of the two vertices' largest weights)"
+        limit = f"{allowed:.3g} (rounding, by the two vertices' largest weights)"
     return ProblemError(
         f"W is not symmetric: |W{[*batch, i, j]} - W{[*batch, j, i]}| = {difference:.3g}{names}, allowed {limit}. If "
         "you mean the symmetric part, pass grace_opt.symmetrize(W); on the command line, --symmetrize."
