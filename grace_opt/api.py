@@ -20,7 +20,7 @@ from . import bounds, objective, registry
 from ._util.array_like import as_tensor
 from ._util.arrays import count_true
 from ._util.names import arguments_of, refuse_unknown
-from ._util.parameters import number, plain, shown
+from ._util.parameters import flag, number, plain, shown
 from ._util.progress import progress_bar
 from .comparison import Comparison, ComparisonError
 from .errors import GraceError, OptionError, ProblemError, UnknownSolverError
@@ -438,6 +438,7 @@ def _finish(reduction: Reduction, answer: _Answer) -> Solution:
 
 def _reduced(W: Any, k: Any, protected: Any, required: Any, maximize: Any, check: bool) -> Reduction:
     """The problem as given, checked, and the one that solvers get."""
+    flag("check", check)
     if isinstance(W, Problem) and (k is not None or protected is not None):
         raise OptionError("W is a Problem, which holds k and protected already: leave k= and protected= out.")
     given = W if isinstance(W, Problem) else Problem.of(W, _given(k), protected=protected, check=check)

@@ -622,3 +622,14 @@ def test_compiled_steps_take_numbers_of_any_type() -> None:
     )
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("tail", [1e-30, -1e-30, 1.0])
+def test_every_point_of_a_path_can_be_afforded_at_its_own_budget(tail):
+    """Pairs of numbers do not hold what decides on which side of a tie a cost lies."""
+    losses, costs = [[1.0, 0.0]] * 3, [[2.0, 2.0**53 + 2], [0.0, 1.0], [0.0, abs(tail)]]
+    path = allocate(losses, costs, 1e300, path=True).path
+    for point, budget in enumerate(path.budgets):
+        levels = path.levels(point)
+        assert math.fsum(cost[level] for cost, level in zip(costs, levels, strict=True)) <= budget
+        assert allocate(losses, costs, budget).objective <= path.objectives[point]

@@ -178,7 +178,7 @@ def test_two_processes_at_once_and_files_that_took_each_others_names(
 import sys, numpy as np
 from grace_opt.kernels.objective.cpu import objective
 f, W, mask = np.zeros(1), np.arange(9).reshape(1, 3, 3), np.ones((1, 3), bool)
-objective(W.astype(sys.argv[1]), mask, f, f.copy())
+objective(W.astype(sys.argv[1]), mask, f, f.copy(), f.copy())
 print(f[0])
 """
     codes = [code.replace("sys.argv[1]", repr(name)) for name in ("float32", "float64")]

@@ -146,7 +146,7 @@ def spoil_values(original):
         ("coding", "cpu.scaled_and_coded", after(lambda found: (found[0], [plane ^ 1 for plane in found[1]]))),
         ("exchange", "cpu.improve", spoil_mask),
         ("extremes", "cpu.extremes_of", after(lambda found: found._replace(asymmetry=found.asymmetry * 0))),
-        ("objective", "cpu.sums", after(lambda found: (found[0] * 1.0001, found[1]))),
+        ("objective", "cpu.sums", after(lambda found: found._replace(value=found.value * 1.0001))),
         ("indices", "cpu.indices_from_mask", after(lambda found: found.flip(-1))),
         ("heads", "host.code_heads", after(lambda found: [found[0]._replace(levels=found[0].levels ^ 1)])),
         ("received", "host.attention_received", after(lambda found: (found[0], found[1] * 1.001))),

@@ -325,6 +325,8 @@ def test_equal_instances_are_equal_gzipped_files(tmp_path):
 
 
 TABLES = {
+    "corner.csv": ("0..5,2,3\n2,7,1\n3,1,9\n", "'0..5' in the first row is no number.*leave its corner, '0..5', blank"),
+    "typos.csv": ("5,2..0,3\n2..0,7,1\n3,1,9\n", "'2..0' in the first row is no number.*leave its corner, '5', blank"),
     "rows.csv": ("a,b\n1,2\n2,3\n3,4\n", "3 rows after the first one, which was taken for names because of 'a'"),
     "other names.csv": (",a,b\nb,1,2\na,2,3\n", "row 1 is called 'b' and column 1 'a'"),
     "twice.csv": ("a,a\n1,2\n2,3\n", "column 1 and column 2 are both called 'a'"),

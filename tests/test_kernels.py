@@ -1,6 +1,7 @@
 """Kernels against their torch references: the same choices bit for bit."""
 
 import itertools
+import math
 import os
 import signal
 import time
@@ -176,6 +177,16 @@ class TestPasses:
         found = objective.evaluate(W, mask)
         assert found.shape == (3, 2)
         torch.testing.assert_close(found, torch.einsum("abi,abij,abj->ab", x, W.double(), x), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("start", [0, 10**12])
+    def test_objective_is_rounded_once(self, start, monkeypatch):
+        """Pairs of numbers do not hold what decides on which side of a tie the sum lies."""
+        monkeypatch.setattr(threads, "COMPILE_FROM", start)
+        for tail in (1e-30, -1e-30, 1e-300, -(2.0**-60), 0.0):
+            for terms in ([2.0**53 + 2, 1.0, tail], [2.0**53, 1.0, tail], [2.0**53, -0.5, tail], [1.0, 2.0**-54, tail]):
+                W = torch.diag(torch.tensor(terms, dtype=torch.float64)).expand(2, 3, 3)
+                found = objective.evaluate(W, torch.ones(2, 3, dtype=torch.bool))
+                assert found.tolist() == [math.fsum(terms)] * 2
 
     def test_a_forked_process_has_threads_of_its_own(self):
         """The pool's threads do not survive a fork; the child must not wait for them."""

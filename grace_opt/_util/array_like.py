@@ -163,7 +163,8 @@ def _from_numpy(array: np.ndarray[Any, Any], name: str, wanted: str) -> Tensor:
     if array.dtype.kind not in "iufb":
         raise wrong_dtype_error(name, array.dtype, wanted)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        array = array.astype(np.float64)  # longdouble
+        with np.errstate(over="ignore"):  # infinite entries are named by whoever wants finite ones
+            array = array.astype(np.float64)  # longdouble
     # Torch shares memory, has no negative strides, and warns about read-only arrays; nothing writes to the input.
     shared = array.flags.writeable and array.flags.c_contiguous
     return torch.from_numpy(array if shared else array.copy())

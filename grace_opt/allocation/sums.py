@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.objective import CANCELLED
-from ..kernels.objective.reference import paired_sums
+from ..kernels.objective.reference import is_doubtful, rounded_sum
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -24,17 +22,8 @@ def exact_sum(terms: Tensor) -> Tensor:
     """
     if terms.shape[-1] == 0:
         return terms.new_zeros(terms.shape[:-1])
-    if terms.device.type == "cpu":
-        high, low = (torch.from_numpy(np.asarray(part)) for part in paired_sums(terms.numpy(), np.zeros))
-    else:
-        high, low = paired_sums(terms, terms.new_zeros)
-    value = high + low
-    # If nearly everything cancels, pairs cannot hold the rest; nor can they tell on which side of a tie the sum lies.
-    rest = (low - (value - high)).abs()
-    digit = value.abs().nextafter(torch.full_like(value, math.inf)) - value.abs()
-    tie = torch.stack([(rest - share * digit).abs() <= 2.0**-20 * digit for share in (0.5, 0.25)]).any(0)
-    cancelled = value.abs() < CANCELLED * terms.abs().sum(-1)
-    doubtful = (tie | cancelled).flatten().nonzero().flatten().tolist()
+    value, rest = rounded_sum(terms)
+    doubtful = is_doubtful(value, rest, terms.abs().sum(-1)).flatten().nonzero().flatten().tolist()
     if doubtful:
         value, rows = value.clone(), terms.reshape(-1, terms.shape[-1])
         flat = value.view(-1)
@@ -54,4 +43,9 @@ def running_sums(terms: Tensor) -> Tensor:
     total = terms.cumsum(-1)
     before = torch.nn.functional.pad(total[..., :-1], (1, 0))
     part = total - before
-    return total + ((before - (total - part)) + (terms - part)).cumsum(-1)
+    low = ((before - (total - part)) + (terms - part)).cumsum(-1)
+    value = total + low
+    # Not `is_doubtful`, after which every such sum would be made anew: of two numbers as near, the larger.
+    above = value.nextafter(torch.full_like(value, math.inf))
+    half = (above - value) / 2
+    return torch.where((low - (value - total) == half) & (half > 0), above, value)

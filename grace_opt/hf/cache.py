@@ -487,7 +487,8 @@ def _check_readable(layer: Any, implementation: str) -> None:
     others = implementation in ("sdpa", "eager", "flex_attention") or "flash" in implementation
     if others and isinstance(layer, PrunedKeyLayer) and layer.needs_our_attention:
         raise CacheError(
-            f'this cache is pruned, and the model\'s attention is "{implementation}", which cannot read it; write '
+            f'this cache is pruned, and the attention of the model that it was made for is "{implementation}", which '
+            "cannot read it; for another copy of the model, save it and load it with that one; for this one, write "
             'model.set_attn_implementation("grace_sdpa") ("grace_eager" for models that need eager attention), or '
             "continue inside `with grace_opt.hf.attach(model):`"
         )

@@ -391,9 +391,10 @@ class PrunedKeyLayer(DynamicLayer):
         length = self.get_seq_length()
         if tokens_to_remove >= 0 and _CROP_IS_RELATIVE:
             if tokens_to_remove > 0:
+                kept = f", or crop({tokens_to_remove - length}) to keep that many" if tokens_to_remove < length else ""
                 raise OptionError(
-                    f"crop({tokens_to_remove}) is ambiguous; write crop(-{tokens_to_remove}) to remove that many "
-                    f"tokens, or crop({min(tokens_to_remove - length, 0)}) to keep that many"
+                    f"crop({tokens_to_remove}) of {length} tokens is ambiguous; write crop(-{tokens_to_remove}) to "
+                    f"remove that many{kept}"
                 )
             return
         keep = length + tokens_to_remove if tokens_to_remove < 0 else tokens_to_remove

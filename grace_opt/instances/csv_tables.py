@@ -106,6 +106,12 @@ def _names(what: str, head: list[str], rows: list[list[str]]) -> tuple[str, ...]
     if not named and {len(row) for row in rows} != {n}:
         raise ProblemError(f"{what}some rows have a name in front, others have none.")
     names = head[1:] if named and len(head) == n + 1 else head  # R leaves out the corner
+    if len(names) < len(head) and re.match(r"[-+.]?\d", head[0]):
+        wrong = next((cell for cell in head if not is_number_text(cell)), head[0])
+        raise ProblemError(
+            f"{what}{wrong[:40]!r} in the first row is no number. If it is a row of names, leave its corner, "
+            f"{head[0][:40]!r}, blank."
+        )
     if len(names) != n:
         raise ProblemError(f"{what}{len(names)} names in the first row, and {n} rows after it: W is square.")
     for at, row in enumerate(rows if named else ()):

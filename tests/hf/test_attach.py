@@ -388,7 +388,7 @@ def test_going_on_without_our_attention_is_named_before_it_fails(new, tiny, prom
     with attach(model, **WINDOWS) as attached:
         model.generate(prompt, max_new_tokens=2, do_sample=False)
     with (
-        pytest.raises(CacheError, match=r'this cache is pruned, and the model\'s attention is "sdpa"'),
+        pytest.raises(CacheError, match=r'the attention of the model that it was made for is "sdpa"'),
         torch.no_grad(),
     ):
         model(continuation[:, :new], past_key_values=attached.cache)

@@ -168,7 +168,7 @@ def test_crop_as_the_installed_transformers_means_it(tiny, prune, prompt, contin
     if _compat.crop_is_relative():
         cache.crop(0)
         assert cache.get_seq_length() == 40
-        with pytest.raises(OptionError, match=r"write crop\(-15\) to remove that many tokens, or crop\(-25\) to keep"):
+        with pytest.raises(OptionError, match=r"write crop\(-15\) to remove that many, or crop\(-25\) to keep"):
             cache.crop(15)
         cache.crop(-25)
     else:

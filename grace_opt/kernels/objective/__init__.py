@@ -13,9 +13,8 @@ from .._shared.operation import Compiled, Operation, trial_of
 from .._shared.threads import COMPILE_FROM, worth_one_pass
 from ..weights import Weights
 from . import reference
-
-#: If f is a smaller share of the sum of absolute weights than this, it is summed again without any rounding.
-CANCELLED = 2.0**-36
+from .reference import CANCELLED as CANCELLED
+from .reference import Sums
 
 OPERATION = Operation(
     "objective",
@@ -25,12 +24,12 @@ OPERATION = Operation(
 
 
 def objective(W: Tensor | Weights, mask: Tensor) -> Tensor:
-    """Return f in float64, (...), exact to the last digit; mask (..., n) selects rows of W."""
+    """Return f, rounded once to float64, (...); mask (..., n) selects rows of W."""
     if isinstance(W, Weights):
         return W.objective(mask)
-    value, size = _sums(W, mask)
-    doubtful = (value.abs() < CANCELLED * size).flatten().nonzero().flatten().tolist()
-    if doubtful:  # too much has cancelled for pairs of numbers to hold the rest
+    found = _sums(W, mask)
+    value, doubtful = found.value, reference.is_doubtful(*found).flatten().nonzero().flatten().tolist()
+    if doubtful:
         value = value.clone()
         matrices, masks, flat = W.reshape(-1, *W.shape[-2:]), mask.reshape(-1, mask.shape[-1]), value.view(-1)
         for b in doubtful:
@@ -42,10 +41,10 @@ def magnitude(W: Tensor | Weights, mask: Tensor) -> Tensor:
     """Return the sum of |W_ij| over the chosen vertices, float64, (...): rounding of f is relative to it."""
     if isinstance(W, Weights):
         return W.magnitude(mask)
-    return _sums(W, mask)[1]
+    return _sums(W, mask).size
 
 
-def _sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _sums(W: Tensor, mask: Tensor) -> Sums:
     """Return f by sums in pairs, and the sum of |W_ij| over the chosen vertices."""
     if worth_one_pass(W):
         from .cpu import sums

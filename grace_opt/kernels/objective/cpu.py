@@ -11,19 +11,20 @@ from torch import Tensor
 
 from .._shared.jit import jit
 from .._shared.threads import split_batch
+from .reference import Sums
 
 
-def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def sums(W: Tensor, mask: Tensor) -> Sums:
     """As `reference.sums`, with the batch shared among threads."""
     arrays = W.reshape(-1, *W.shape[-2:]).contiguous().numpy()
-    value, size = np.zeros(len(arrays)), np.zeros(len(arrays))
-    split_batch(objective, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), value, size))
-    return torch.from_numpy(value).reshape(W.shape[:-2]), torch.from_numpy(size).reshape(W.shape[:-2])
+    found = tuple(np.zeros(len(arrays)) for _ in Sums._fields)
+    split_batch(objective, (arrays, mask.reshape(-1, mask.shape[-1]).contiguous().numpy(), *found))
+    return Sums(*(torch.from_numpy(each).reshape(W.shape[:-2]) for each in found))
 
 
 @jit
-def objective(W, mask, value, size):
-    """Compute f by compensated sums, about 32 digits relative to `size`, the sum of |W_ij|.
+def objective(W, mask, value, rest, size):
+    """Compute f and what its rounding left by compensated sums, 32 digits relative to `size`, the sum of |W_ij|.
 
     Sums run down the columns to make the inner loop a vector loop (Knuth's exact addition: Ogita, Rump & Oishi, 2005).
     """
@@ -50,3 +51,4 @@ def objective(W, mask, value, size):
                 total = after
                 size[b] += sizes[j]
         value[b] = total + lost
+        rest[b] = lost - (value[b] - total)

@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+#: If a sum is a smaller share of the sum of absolute values than this, it is summed again without any rounding.
+CANCELLED = 2.0**-36
 
-def sums(W: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return f by sums in pairs, and the sum of |W_ij| over the chosen vertices; both (...), float64."""
+
+class Sums(NamedTuple):
+    """f of every choice, (...), float64; what its rounding left; and the sum of |W_ij| over the chosen vertices."""
+
+    value: Tensor
+    rest: Tensor
+    size: Tensor
+
+
+def sums(W: Tensor, mask: Tensor) -> Sums:
+    """Return f by sums in pairs, and the sum of |W_ij| over the chosen vertices."""
     both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
     terms = torch.where(both, W.to(torch.float64), 0.0).flatten(-2)
-    if W.device.type == "cpu":
-        return torch.from_numpy(np.asarray(paired_sum(terms.numpy(), np.zeros))), terms.abs().sum(-1)
-    return paired_sum(terms, terms.new_zeros), terms.abs().sum(-1)
+    return Sums(*rounded_sum(terms), terms.abs().sum(-1))
 
 
-def paired_sum(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> Any:
-    """Sum over the last dimension by adding halves, keeping the rounding errors separately (TwoSum)."""
-    high, low = paired_sums(terms, zeros)
-    return high + low
+def rounded_sum(terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum over the last dimension, and by how much the sum in pairs exceeds it."""
+    if terms.device.type == "cpu":
+        high, low = (torch.from_numpy(np.asarray(part)) for part in paired_sums(terms.numpy(), np.zeros))
+    else:
+        high, low = paired_sums(terms, terms.new_zeros)
+    value = high + low
+    return value, low - (value - high)
+
+
+def is_doubtful(value: Tensor, rest: Tensor, size: Tensor) -> Tensor:
+    """Whether pairs of numbers cannot say what the sum is rounded to.
+
+    Nearly everything has cancelled, so that they do not hold the rest; or the sum lies next to the middle of two
+    numbers, and what they do not hold decides on which side.
+    """
+    rest = rest.abs()
+    digit = value.abs().nextafter(torch.full_like(value, math.inf)) - value.abs()
+    tie = torch.stack([(rest - share * digit).abs() <= 2.0**-20 * digit for share in (0.5, 0.25)]).any(0)
+    return tie | (value.abs() < CANCELLED * size)
 
 
 def paired_sums(terms: Any, zeros: Callable[[tuple[int, ...]], Any]) -> tuple[Any, Any]:
-    """Return the sum over the last dimension by adding halves, and the sum of the rounding errors."""
+    """Return the sum over the last dimension by adding halves, and the sum of the rounding errors (TwoSum)."""
     *batch, count = terms.shape
     width = 1 << max(count - 1, 0).bit_length()
     high, low = zeros((*batch, width)), zeros((*batch, width))
