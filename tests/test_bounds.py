@@ -436,10 +436,12 @@ def test_numbers_may_vanish_whatever_the_caller_has_set_for_numpy(method, option
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name not in ("row_bound", "entry_bound")])
-@pytest.mark.parametrize("semidefinite", [True, False])
-def test_bounds_of_weights_that_no_scale_suits(name, semidefinite):
+@pytest.mark.parametrize("kind", ["semidefinite", "indefinite", "one tiny vertex"])
+def test_bounds_of_weights_that_no_scale_suits(name, kind):
     A, v = np.random.default_rng(0).normal(size=(8, 8)), 10.0 ** np.linspace(-150, 150, 8)
-    W = np.outer(v, v) * (A @ A.T if semidefinite else A + A.T)
+    if kind == "one tiny vertex":
+        v = np.array([1e-300, *[1.0] * 7])
+    W = np.outer(v, v) * (A + A.T if kind == "indefinite" else A @ A.T)
     problem = Problem.of(W, 4).flatten()
     with np.errstate(all="raise"):
         bound = float(getattr(bounds, name)(problem))

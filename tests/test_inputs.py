@@ -252,6 +252,10 @@ class TestSymmetry:
             pair = rf"W\[{at}0, 1\] - W\[{at}1, 0\]\| = 1, allowed .*rounding, by the two vertices"
             with pytest.raises(ProblemError, match=pair):
                 solve(form, 1)
+        W = torch.ones(9, 9, dtype=dtype)
+        W[0, 1] += 32 * torch.finfo(dtype).eps  # of the largest weight, half of it is allowed
+        with pytest.raises(ProblemError, match="not symmetric"):
+            solve(W, 1)
         scale = torch.linspace(-3, 3, 9).exp2().to(dtype)  # vertices of several sizes, entries that round
         W = (scale[:, None] * scale) * 0.3
         W[2, 6] *= 1 + 4 * torch.finfo(dtype).eps

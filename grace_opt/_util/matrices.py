@@ -23,8 +23,8 @@ from .memory import refuse_beyond_memory
 
 #: W_ij and W_ji may differ by so many rounding units of W's dtype, relative to √(m_i m_j), m_i being the largest size
 #: in row and column i: sums of products of both vertices' numbers round so, and a giant elsewhere excuses nothing. Of
-#: half precision fewer, as sums are rounded to it at the end.
-SYMMETRY_UNITS, HALF_UNITS, HALF_EPS = 256, 16, 2.0**-12
+#: half precision fewer, as sums are rounded to it at the end. And by no more than these of the largest of all.
+SYMMETRY_UNITS, HALF_UNITS, HALF_EPS, UNITS_OF_LARGEST = 256, 16, 2.0**-12, 16
 
 
 def with_labels(W: Any) -> tuple[Any, Labels | None]:
@@ -88,13 +88,15 @@ def symmetry_rtol(eps: float) -> float:
 
 
 def asymmetric(
-    at: Sequence[int], difference: float, allowed: float | None, labels: Sequence[Any] | None
+    at: Sequence[int], difference: float, eps: float, sizes: tuple[float, float, float], labels: Sequence[Any] | None
 ) -> ProblemError:
-    """Return the error for two entries of W that should be equal; `allowed` is None for integers."""
+    """Return the error for two entries of W that should be equal; `sizes` are the roots of both, and the largest."""
     *batch, i, j = at
     names = "" if labels is None else f" ({labels[i]!r} and {labels[j]!r})"
     limit = "0, as these are integers"
-    if allowed is not None:
+    if eps:
+        one, other, largest = sizes
+        allowed = min(symmetry_rtol(eps) * one * other, UNITS_OF_LARGEST * eps * largest)
         limit = f"{allowed:.3g} (rounding, by the two vertices' largest weights)"
     return ProblemError(
         f"W is not symmetric: |W{[*batch, i, j]} - W{[*batch, j, i]}| = {difference:.3g}{names}, allowed {limit}. If "

@@ -18,7 +18,15 @@ from torch import Tensor
 from .._util.array_like import as_tensor
 from .._util.arrays import Backend, backend_of, to_float_tensor, to_floats, working_dtype
 from .._util.inputs import check_enough_candidates, k_per_instance
-from .._util.matrices import asymmetric, checked_labels, from_condensed, place_of, symmetry_rtol, with_labels
+from .._util.matrices import (
+    UNITS_OF_LARGEST,
+    asymmetric,
+    checked_labels,
+    from_condensed,
+    place_of,
+    symmetry_rtol,
+    with_labels,
+)
 from .._util.names import refuse_unknown
 from .._util.sparse_rows import from_torch, rounding_of
 from .._util.vertices import vertex_mask
@@ -79,11 +87,11 @@ class Problem:
         ----------
         W : array_like (..., n, n), sparse matrix of scipy or torch, DataFrame, networkx graph, Factored, or distances
             Each instance is symmetric, integers exactly, others to ``256 eps(dtype) sqrt(m_i m_j)`` (half precision: 16
-            eps), with ``m_i`` the largest ``|W_ij|`` of vertex i. The rows and columns of a DataFrame have equal
-            labels; a list of DataFrames with the same labels in the same order is a batch. For a graph, the node
-            attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute ``weight`` becomes ``2 W_ij``
-            (default 1); f is then the weight of the induced subgraph. A vector is the upper triangle without the
-            diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
+            eps) and ``16 eps max|W|``, with ``m_i`` the largest ``|W_ij|`` of vertex i. The rows and columns of a
+            DataFrame have equal labels; a list of DataFrames with the same labels in the same order is a batch. For a
+            graph, the node attribute ``weight`` becomes ``W_ii`` (default 0) and the edge attribute ``weight`` becomes
+            ``2 W_ij`` (default 1); f is then the weight of the induced subgraph. A vector is the upper triangle without
+            the diagonal, row by row, as scipy's ``pdist`` returns it; the diagonal is 0.
         k : int or int array broadcastable to (...)
             0 <= k <= number of unprotected vertices.
         protected : array_like, optional
@@ -270,20 +278,22 @@ def _mean(tensor: Tensor) -> Tensor:
 
 def _refuse_asymmetric(W: Tensor, labels: tuple[Any, ...] | None, eps: float) -> None:
     """Raise ProblemError where W and its transpose differ by more than rounding; some rows at a time."""
-    n, rtol = W.shape[-1], symmetry_rtol(eps)
+    n = W.shape[-1]
     sizes = torch.stack([W.amax(-1), -W.amin(-1), W.amax(-2), -W.amin(-2)]).amax(0)
     roots = sizes.to(torch.float64).sqrt()
+    largest = sizes.to(torch.float64).amax(-1)
     block = max(1, SYMMETRY_BLOCK * n // W.numel())
     for first in range(0, n, block):
         these = slice(first, first + block)
         apart = (W[..., these, :].to(torch.float64) - W[..., these].mT.to(torch.float64)).abs()
         # Divide rather than multiply: products may underflow. Where nothing is allowed, 0 / 0 is no excess.
-        skew = apart / rtol / roots[..., these, None] > roots[..., None, :]
+        skew = apart / symmetry_rtol(eps) / roots[..., these, None] > roots[..., None, :]
+        skew |= apart / (UNITS_OF_LARGEST * eps) > largest[..., None, None]
         if bool(skew.any()):
             *at, row, j = skew.nonzero()[0].tolist()
             i, difference = first + row, float(apart[(*at, row, j)])
-            allowed = rtol * float(roots[(*at, i)] * roots[(*at, j)])
-            raise asymmetric([*at, i, j], difference, allowed if eps else None, labels)
+            of_both = float(roots[(*at, i)]), float(roots[(*at, j)])
+            raise asymmetric([*at, i, j], difference, eps, (*of_both, float(largest[tuple(at)])), labels)
 
 
 def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float | None) -> Tensor:

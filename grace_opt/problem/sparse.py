@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._util.array_like import wrong_dtype_error
-from .._util.matrices import asymmetric, symmetry_rtol
+from .._util.matrices import UNITS_OF_LARGEST, asymmetric, symmetry_rtol
 from .._util.sparse_rows import by_rows, refuse_too_large, rounding_of
 from ..errors import ProblemError
 from ..kernels.objective import CANCELLED
@@ -245,12 +245,13 @@ def _symmetric(edges: Edges, nodes: npt.NDArray[np.float64], eps: float) -> Edge
         for part in (edges, other):
             sizes = np.maximum(sizes, abs(part).max(axis=1).toarray().ravel())
         roots, (i, j) = np.sqrt(sizes), skew.coords
-        rtol = symmetry_rtol(eps)
+        apart = np.abs(skew.data)
         with np.errstate(all="ignore"):  # of integers, nothing is allowed: x / 0 is infinite, and 0 / 0 no excess
-            wrong = np.flatnonzero(np.abs(skew.data) / rtol / roots[i] > roots[j])
+            beyond = apart / (UNITS_OF_LARGEST * eps) > largest
+            wrong = np.flatnonzero(beyond | (apart / symmetry_rtol(eps) / roots[i] > roots[j]))
         if len(wrong):
-            v, w, difference = int(i[wrong[0]]), int(j[wrong[0]]), float(abs(skew.data[wrong[0]]))
-            raise asymmetric([v, w], difference, rtol * roots[v] * roots[w] if eps else None, None)
+            v, w, difference = int(i[wrong[0]]), int(j[wrong[0]]), float(apart[wrong[0]])
+            raise asymmetric([v, w], difference, eps, (float(roots[v]), float(roots[w]), largest), None)
         edges = type(edges)(edges / 2 + other / 2)
         edges.sort_indices()
     if largest > np.finfo(np.float64).max / 8 / n**2:
