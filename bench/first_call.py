@@ -191,10 +191,11 @@ def page(value: dict[str, Any]) -> Page:
     busy = f"; the machine was busy (load {load:.0f}), so these numbers are too high" if (load or 0) > 2 else ""
     brought = ""
     if "wheel, empty" in columns:
-        step_of, *codes_of = (f"{middle[case]['wheel, empty']:.2f}" for case in (STEP, PACKED, CODED))
+        limited, *others = (f"{middle[case]['wheel, empty']:.2f}" for case in (LIMITED, STEP, PACKED, CODED))
         brought = (
-            f" From a wheel that brings machine code, a first decoding step takes {step_of} s, a first prompt in codes "
-            f"{codes_of[0]} and a first step on them {codes_of[1]}."
+            f" From a wheel that brings machine code, a branch and bound takes {limited} s (as checked out "
+            f"{middle[LIMITED]['now, empty']:.2f}), a first decoding step {others[0]}, a first prompt in codes "
+            f"{others[1]} and a first step on them {others[2]}."
         )
     compared = "" if slower is None else f" Once compiled, no other case is over {slower:.2f} times what it was before."
     return Page(

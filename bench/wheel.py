@@ -1,8 +1,8 @@
 """Build a wheel that brings compiled loops: ``python -m bench.wheel``, or ``make wheel``.
 
-Every function that runs the cache's loops is compiled for the kinds of processors in `KINDS`, from the very sources
-that are packed, so that a first call on such a processor compiles none of them. The wheel installs everywhere: other
-machines compile what they need, as a checkout does. Building takes Linux on x86-64 and some minutes.
+Every loop is compiled for the kinds of processors in `KINDS`, from the very sources that are packed, so that a first
+call on such a processor compiles none of them. The wheel installs everywhere: other machines compile what they need, as
+a checkout does. Building takes Linux on x86-64 and some minutes.
 
 When: a release, and the benchmark of the first call (`bench.first_call`).
 """

@@ -185,8 +185,9 @@ class _Search:
         from grace_opt.kernels.tabu import cpu as compiled
 
         if not len(self.top):
-            self.top = compiled.row_maxima(self.W)
-            self.heavy, self.grain = compiled.scales(self.W)
+            self.top, self.heavy = np.empty((2, len(self.free)))
+            compiled.row_maxima(self.W, self.top)
+            self.grain = compiled.scales(self.W, self.heavy)
             value, self.values[3] = compiled.fill_sums(self.W, self.x, self.sums)
             self.values[:3] = value
         m, before = len(self.free), self.values[1]

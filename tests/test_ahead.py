@@ -19,6 +19,7 @@ from bench import machine_code, wheel
 from grace_opt import kernels
 from grace_opt.kernels import operations
 from grace_opt.kernels._shared import ahead, lanes
+from grace_opt.kernels._shared.operation import Compiled
 from grace_opt.kernels.received.cpu import add_received_at as function
 from tests import starter
 
@@ -83,11 +84,11 @@ def test_nothing_is_compiled_where_machine_code_fits(file: Path, tmp_path: Path)
 
 
 def test_it_is_found_and_nothing_without_it(made: Path, folder: Path) -> None:
-    assert ahead.address_of(function.function) == 0
+    assert ahead.address_of(NAME) == 0
     shutil.copy(made, folder)
-    assert ahead.address_of(function.function) == 0, "it is looked for once"
+    assert ahead.address_of(NAME) == 0, "it is looked for once"
     ahead.file_for_this_processor.cache_clear()
-    assert ahead.address_of(function.function) != 0
+    assert ahead.address_of(NAME) != 0
 
 
 def other(**said: str) -> Callable[[dict[str, str]], None]:
@@ -111,7 +112,7 @@ def test_what_does_not_fit_is_not_used(file: Path, name: str) -> None:
         said = opened.metadata()
     OTHERS[name](said)
     save_file(load_file(file), file, said)
-    assert ahead.address_of(function.function) == 0
+    assert ahead.address_of(NAME) == 0
 
 
 def test_other_vectors_than_what_calls_the_loops_counts_on_are_not_used(file: Path) -> None:
@@ -122,7 +123,7 @@ def test_other_vectors_than_what_calls_the_loops_counts_on_are_not_used(file: Pa
     with safe_open(file, "numpy") as opened:
         said = opened.metadata() | {ahead.NEEDED: "+sse2"}
     save_file(load_file(file), file, said)
-    assert ahead.address_of(function.function) == 0
+    assert ahead.address_of(NAME) == 0
 
 
 def cut(file: Path) -> None:
@@ -146,13 +147,13 @@ def test_a_damaged_file_is_not_used(file: Path, damage: Callable[[Path], None], 
     if when != "before":
         assert ahead.file_for_this_processor() == file
     damage(file)
-    assert ahead.address_of(function.function) == 0
+    assert ahead.address_of(NAME) == 0
     assert kernels.explain().machine_code == "", "doctor says what is not so"
 
 
 def test_changed_sources_are_compiled(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "stamp_of_sources", lambda: "another")
-    assert ahead.address_of(function.function) == 0
+    assert ahead.address_of(NAME) == 0
     assert kernels.explain().machine_code == "", "doctor says what is not so"
 
 
@@ -179,12 +180,12 @@ def test_the_richest_that_fits_is_taken(folder: Path) -> None:
 
 
 def test_every_c_function_is_compiled_ahead() -> None:
-    """Those whose loops a first prompt and a first step wait for, once each, and none for a GPU."""
-    names = [ahead.name_of(one.function) for one in machine_code.c_functions()]
+    """Those of every operation, once each, and none for a GPU."""
+    names = [name for name, _ in machine_code.c_functions()]
     assert len(names) == len(set(names))
     assert NAME in names
-    in_c = {"coded", "coding", "few_coded", "decode", "heads", "reading", "received", "steps"}
-    assert {name.split(".")[2] for name in names} == in_c <= {one.name for one in operations.OPERATIONS}
+    compiled = {one.name for one in operations.OPERATIONS if isinstance(one.cpu, Compiled)}
+    assert {name.split(".")[2] for name in names} == compiled
 
 
 def test_kinds_differ_in_what_loops_ask_of_a_processor() -> None:

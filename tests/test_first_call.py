@@ -63,7 +63,9 @@ def tabu_run(loops: Callable[[Any], Any], W: Any, seed: int) -> list[Any]:
     k, rng = n // 2, np.array([seed + 1], np.uint64)
     x = np.arange(n) < k
     W = np.maximum(W, W.T)
-    top, (heavy, grain) = loops(tabu.row_maxima)(W), loops(tabu.scales)(W)
+    top, heavy = np.empty((2, n))
+    loops(tabu.row_maxima)(W, top)
+    grain = loops(tabu.scales)(W, heavy)
     sums, until, best, values = np.empty(n), np.zeros(n, np.int64), x.copy(), np.full(4, np.inf)
     value, values[3] = loops(tabu.fill_sums)(W, x, sums)
     values[:3] = value

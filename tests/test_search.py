@@ -63,7 +63,8 @@ def test_the_best_exchange_is_the_best_of_all_pairs(drawn):
         if (until[i] <= now and until[j] <= now) or change < wish:
             changes[int(i), int(j)] = change
     n = len(W)
-    arguments = (W, W.diagonal().copy(), compiled.row_maxima(W), x, W @ x, np.empty((4, n)), until.astype(np.int64))
+    compiled.row_maxima(W, top := np.empty(n))
+    arguments = (W, W.diagonal().copy(), top, x, W @ x, np.empty((4, n)), until.astype(np.int64))
     rng = np.array([seed + 1], np.uint64)
     change, i, j = compiled.best_exchange(*arguments, now, wish, rng)
     if not changes:
@@ -83,7 +84,8 @@ def test_the_best_exchange_of_real_weights():
         x = np.random.default_rng(seed).permutation(20) < 8
         best = oracle.best_swap(W, np.flatnonzero(x).tolist())
         until, rng = np.zeros(20, np.int64), np.array([1], np.uint64)
-        arguments = (W, W.diagonal().copy(), compiled.row_maxima(W), x, W @ x, np.empty((4, 20)), until)
+        compiled.row_maxima(W, top := np.empty(20))
+        arguments = (W, W.diagonal().copy(), top, x, W @ x, np.empty((4, 20)), until)
         change, _, _ = compiled.best_exchange(*arguments, 0, -np.inf, rng)
         assert min(change, 0.0) == pytest.approx(best, abs=1e-10 * np.abs(W).sum())
 
@@ -97,7 +99,9 @@ def test_the_state_of_a_search_stays_true(drawn, budget, patience, tenure, seed)
         return
     x = np.random.default_rng(seed).permutation(n) < k
     sums, until, values, best = np.empty(n), np.zeros(n, np.int64), np.empty(4), x.copy()
-    top, (heavy, grain) = compiled.row_maxima(W), compiled.scales(W)
+    top, heavy = np.empty((2, n))
+    compiled.row_maxima(W, top)
+    grain = compiled.scales(W, heavy)
     first, values[3] = compiled.fill_sums(W, x, sums)
     values[:3] = first
     elites, elite_values, state = np.zeros((4, n), bool), np.zeros(4), np.zeros(4, np.int64)

@@ -99,9 +99,9 @@ class Explanation:
 
     @property
     def ahead(self) -> str:
-        """What of the cache's loops need not be compiled here, in words."""
+        """Which loops need not be compiled here, in words."""
         if self.machine_code:
-            return f"loops of the cache, for {self.machine_code}"
+            return f"all loops, for {self.machine_code}"
         if f"{AHEAD}=0" in self.switched_off:
             return f"nothing: {AHEAD}=0"
         return (

@@ -1,9 +1,9 @@
 """Machine code of C functions that was compiled ahead of time: a wheel brings it, and nothing has to be compiled.
 
-``python -m bench.wheel`` compiles every `c_function` for a few kinds of processors, and packs a file of machine code
-for each into `FOLDER`. `address_of` loads a function from the file for the richest kind that this processor is no less
-than. A checkout has no such files. When: `grace_opt.kernels._shared.jit` asks before it compiles. Why, and what else
-was thought of: docs/adr/0020-compiled-ahead-of-time.md.
+``python -m bench.wheel`` compiles every `c_function`, and one for each loop of `jit`, for a few kinds of processors,
+and packs a file of machine code for each into `FOLDER`. `address_of` loads a function from the file for the richest
+kind that this processor is no less than. A checkout has no such files. When: `grace_opt.kernels._shared.jit` asks
+before it compiles. Why, and what else was thought of: docs/adr/0020-compiled-ahead-of-time.md.
 
 Nothing of a file is used unless numba's version, the switch for hand-made LLVM and all sources of the kernels are those
 it was made from, and the bytes are those that were made. What is compiled here instead gives the same results, up to
@@ -32,10 +32,10 @@ FOLDER = Path(__file__).parents[2] / "data" / "machine_code"
 TRIPLE, NEEDED, SOURCES = "triple", "features", "sources"
 
 
-def address_of(function: Callable[..., Any]) -> int:
+def address_of(name: str) -> int:
     """Return where the compiled function is, or 0 if it has to be compiled; the caller has numba's lock."""
     file = file_for_this_processor()
-    return 0 if file is None else _load(file, function)
+    return 0 if file is None else _load(file, name)
 
 
 @cache
@@ -95,8 +95,8 @@ def _read(file: Path, name: str) -> tuple[str, bytes] | None:
     return (symbol, code) if said == said_of(symbol, code) else None
 
 
-def _load(file: Path, function: Callable[..., Any]) -> int:
-    found = _read(file, name_of(function))
+def _load(file: Path, name: str) -> int:
+    found = _read(file, name)
     if found is None:
         return 0
     (symbol, code), engine = found, _engine()

@@ -10,7 +10,7 @@ When: every compiled loop, ``@jit`` or ``@jit(fastmath=...)``; ``@part`` for fun
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
 
 from . import ahead
+from .brought import BroughtLoop
 from .compiling import compiling
 from .kept import cache_of
 from .limits import SMALL as SMALL
@@ -37,22 +38,26 @@ PLAIN_SECONDS = 0.2
 _LOOP = {"nopython": True, "nogil": True, "no_cfunc_wrapper": True}
 
 
-def jit(function: Callable[..., Any] | None = None, *, small: int = 0, **options: Any) -> Any:
+def jit(
+    function: Callable[..., Any] | None = None, *, ahead: Sequence[Any] = (), small: int = 0, **options: Any
+) -> Any:
     """Compile a function that releases the interpreter; keep it on disk if possible.
 
     Parameters
     ----------
     function : callable
+    ahead : sequence of numba signatures
+        Those for which a wheel brings machine code (`grace_opt.kernels._shared.brought`).
     small : int
         If its first array has no more entries than this (`SMALL`, or none), and its numbers are float64, Python itself
-        may run it, until that has taken `PLAIN_SECONDS`, unless compiled code is on disk. Only for loops that give the
-        same results then, bit for bit: without ``fastmath``.
+        may run it, until that has taken `PLAIN_SECONDS`, unless a wheel brings it or compiled code is on disk. Only for
+        loops that give the same results then, bit for bit: without ``fastmath``.
     **options
         Those of ``numba.njit``.
     """
     if function is None:
-        return lambda later: jit(later, small=small, **options)
-    return function if _off() else _Loop(function, options, small)
+        return lambda later: jit(later, ahead=ahead, small=small, **options)
+    return function if _off() else Loop(function, options, ahead, small)
 
 
 def part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -99,7 +104,8 @@ class CFunction:
         """Where it is; loads it from a wheel's machine code or from disk, or compiles it, at first."""
         if not self._address:
             with global_compiler_lock:
-                self._address = self._address or ahead.address_of(self.function) or self.compiled().address
+                name = ahead.name_of(self.function)
+                self._address = self._address or ahead.address_of(name) or self.compiled().address
         return self._address
 
     def compiled(self) -> Any:
@@ -135,18 +141,25 @@ def _timed(made: Any) -> None:
     made._compile_core = compile_and_say
 
 
-class _Loop(CPUDispatcher):
+class Loop(CPUDispatcher):
     """What `jit` returns."""
 
     _compiler: Any
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any], small: int) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: dict[str, Any], signatures: Sequence[Any], small: int
+    ) -> None:
         super().__init__(function, targetoptions=_LOOP | options)
+        self.options = options
+        self.brought = [BroughtLoop(function, each, place) for place, each in enumerate(signatures)]
         self._cache, self._small, self._plain_seconds = cache_of(function), small, 0.0
         _timed(self._compiler)
 
     def _compile_for_args(self, *arguments: Any, **named: Any) -> Any:
-        """Return what runs; called if no compiled code that was loaded or made so far fits the arguments."""
+        """Return what runs; called if nothing that was compiled here, now or earlier, takes such arguments."""
+        for one in self.brought:
+            if (call := one.prepared(arguments)) is not None:
+                return call
         may = self._small and self._plain_seconds < PLAIN_SECONDS and not always() and not is_off(PLAIN)
         if may and self._is_little(arguments):
             return self._run_plainly

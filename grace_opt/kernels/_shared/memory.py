@@ -26,7 +26,7 @@ def _bytes_of(context, kind):
     return context.get_abi_sizeof(context.get_data_type(kind.dtype))
 
 
-def _array(context, builder, kind, lengths, data, meminfo=None):
+def array_value(context, builder, kind, lengths, data, meminfo=None):
     """The array of a type that begins where `data` points to; `meminfo` owns the memory, or nobody does."""
     size = context.get_constant(types.intp, _bytes_of(context, kind))
     strides = [size]
@@ -45,7 +45,7 @@ def array_at(typing_context, address, shape, kind):
 
     def generate(context, builder, signature, arguments):
         data = builder.inttoptr(arguments[0], context.get_data_type(kind.dtype).as_pointer())
-        return _array(context, builder, found, cgutils.unpack_tuple(builder, arguments[1], found.ndim), data)
+        return array_value(context, builder, found, cgutils.unpack_tuple(builder, arguments[1], found.ndim), data)
 
     return found(types.intp, shape, kind), generate
 
@@ -79,7 +79,7 @@ def _making(value):
             data = context.nrt.meminfo_data(builder, memory)
             if value is not None:
                 cgutils.memset(builder, data, size, value)
-            return _array(context, builder, made, lengths, data, memory)
+            return array_value(context, builder, made, lengths, data, memory)
 
         return made(shape, kind), generate
 
@@ -102,7 +102,7 @@ def view(typing_context, array, kind):
         *lengths, last = cgutils.unpack_tuple(builder, given.shape, array.ndim)
         before, after = (context.get_constant(types.intp, _bytes_of(context, each)) for each in (array, seen))
         last = builder.sdiv(builder.mul(last, before), after)
-        found = _array(context, builder, seen, [*lengths, last], given.data, given.meminfo)
+        found = array_value(context, builder, seen, [*lengths, last], given.data, given.meminfo)
         context.nrt.incref(builder, seen, found)
         return found
 

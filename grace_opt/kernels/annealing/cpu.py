@@ -9,11 +9,11 @@ Kirkpatrick, Gelatt & Vecchi, Science 220 (1983).
 from __future__ import annotations
 
 import numpy as np
-from numba import uint64
+from numba import b1, f8, i4, i8, u8, uint64
 
 from .._shared.jit import jit, part
-from ..sparse.cpu.kept import BEST, NOW, keep, note_moved
-from ..sparse.cpu.sums import DWARFS, moved, objective, weight_of
+from ..sparse.cpu.kept import BEST, KEPT, NOW, keep, note_moved
+from ..sparse.cpu.sums import DWARFS, GRAPH, moved, objective, weight_of
 from ..tabu.cpu import fill_sums
 
 #: An exponential random number is almost never larger than this; and proposals between two temperatures.
@@ -37,7 +37,7 @@ def draw(rng, bound):
     return min(int(random(rng) * bound), bound - 1)
 
 
-@jit
+@jit(ahead=[i8(GRAPH, f8[::1], f8, b1[::1], f8[::1], i4[::1], i8, KEPT, f8[::1], u8[::1], f8, f8, i8)])
 def anneal_sparse(g, top, grain, x, cost, order, k, best, values, rng, hot, cold, steps):
     """Make `steps` proposals, at temperatures from `hot` to `cold`; return how many exchanges were made.
 
@@ -78,7 +78,7 @@ def anneal_sparse(g, top, grain, x, cost, order, k, best, values, rng, hot, cold
     return made
 
 
-@jit
+@jit(ahead=[i8(f8[:, ::1], f8, b1[::1], f8[::1], i4[::1], i8, KEPT, f8[::1], u8[::1], f8, f8, i8)])
 def anneal_dense(W, grain, x, sums, order, k, best, values, rng, hot, cold, steps):
     """As `anneal_sparse`; `sums` (n,) holds W x."""
     n, made, T = len(x), 0, hot

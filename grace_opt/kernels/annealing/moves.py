@@ -44,7 +44,7 @@ class DenseMoves:
     def _prepare(self) -> None:
         from ..tabu.cpu import scales
 
-        self.grain = float(scales(self.W)[1])
+        self.grain = float(scales(self.W, np.empty(len(self.W))))
 
     def refresh(self) -> None:
         """Sum everything afresh, and put the vertices in order."""

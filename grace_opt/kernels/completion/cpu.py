@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import f4, f8, i8, void
 from torch import Tensor
 
 from .._shared.jit import jit
@@ -22,7 +23,7 @@ def completions(W: Tensor, owner: Tensor, scores: Tensor, need: Tensor, width: i
     return torch.from_numpy(order), torch.from_numpy(cost)
 
 
-@jit
+@jit(ahead=[void(f[:, :, ::1], i8[::1], f[:, ::1], i8[::1], i8[:, ::1], f8[::1]) for f in (f4, f8)])
 def complete(W, owner, scores, need, order, cost):
     """Fill `order` and `cost`; `scores` is scratch. See `grace_opt.kernels.completion.completions`."""
     n = W.shape[-1]

@@ -7,13 +7,14 @@ Algorithm R; Ogita, Rump & Oishi (2005) for sums in pairs.
 from __future__ import annotations
 
 import numpy as np
+from numba import b1, f8, i8, types
 
 from .._shared.jit import SMALL, jit, part
 
 _EPS = float(np.finfo(np.float64).eps)
 
 
-@jit(small=SMALL)
+@jit(ahead=[types.Tuple((i8, b1))(f8[:, ::1], i8[::1], i8[::1], f8[::1], i8)], small=SMALL)
 def advance(W, c, best, best_value, budget):
     """Visit up to `budget` subsets from `c` on; return how many, and whether these were the last.
 

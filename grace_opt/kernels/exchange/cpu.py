@@ -11,13 +11,14 @@ Source: Ghosh (1996), and any work on maximum diversity.
 from __future__ import annotations
 
 import numpy as np
+from numba import b1, f4, f8, i8, void
 
 from .._shared.inner import least_exchange
 from .._shared.jit import SMALL, jit, part
 from .rounding import REFRESH
 
 
-@jit(small=SMALL)
+@jit(ahead=[void(i8, f8, f[:, :, ::1], b1[:, ::1], b1[:, ::1], i8[::1]) for f in (f4, f8)], small=SMALL)
 def improve(steps, tolerance, W, mask, candidates, done):
     """Make up to `steps` exchanges per instance, in `mask`; `done` counts them, and does not change at a local optimum.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import b1, f4, f8, void
 from torch import Tensor
 
 from .._shared.inner import SIDE, differ, largest_bits
@@ -32,7 +33,7 @@ def largest_row(W):
     return W[row]
 
 
-@jit
+@jit(ahead=[void(f[:, :, ::1], b1[::1], f8[::1], f8[::1]) for f in (f4, f8)])
 def extremes(W, finite, largest, asymmetry):
     """Compute per instance whether W is finite, and if so max |W_ij| and max |W_ij - W_ji| (in float64)."""
     n = W.shape[1]

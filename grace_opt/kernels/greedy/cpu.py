@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import b1, f4, f8, i8, void
 from torch import Tensor
 
 from .._shared.inner import add_twice, ask_for, first_place, least
@@ -36,7 +37,12 @@ def greedy_order(
     return torch.from_numpy(order), torch.from_numpy(mask), torch.from_numpy(rise)
 
 
-@jit
+@jit(
+    ahead=[
+        void(f[:, :, ::1], given[:, ::1], b1[:, ::1], i8[::1], i8[:, ::1], b1[:, ::1], f8[::1])
+        for f, given in ((f4, f4), (f4, f8), (f8, f8))
+    ]
+)
 def greedy(W, given, candidates, k, order, mask, rise):
     """Fill `order`, `mask` (which is False), and `rise` with the sum of the scores taken.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import b1, i8, void
 from torch import Tensor
 
 from .._shared.jit import jit
@@ -16,7 +17,7 @@ def indices_from_mask(mask: Tensor, width: int) -> Tensor:
     return torch.from_numpy(found)
 
 
-@jit
+@jit(ahead=[void(b1[:, ::1], i8[:, ::1])])
 def indices(mask, found):
     """Write the True positions of every row of `mask`, in order; the rest of `found` is not touched."""
     size, n = mask.shape

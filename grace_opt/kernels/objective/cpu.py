@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import b1, f4, f8, void
 from torch import Tensor
 
 from .._shared.jit import jit
@@ -22,7 +23,7 @@ def sums(W: Tensor, mask: Tensor) -> Sums:
     return Sums(*(torch.from_numpy(each).reshape(W.shape[:-2]) for each in found))
 
 
-@jit
+@jit(ahead=[void(f[:, :, ::1], b1[:, ::1], f8[::1], f8[::1], f8[::1]) for f in (f4, f8)])
 def objective(W, mask, value, rest, size):
     """Compute f and what its rounding left by compensated sums, 32 digits relative to `size`, the sum of |W_ij|.
 

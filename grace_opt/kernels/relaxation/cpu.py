@@ -8,12 +8,13 @@ bound, but always a valid one. Sources: Platt (1998); Frank & Wolfe (1956) for t
 from __future__ import annotations
 
 import numpy as np
+from numba import f8, i1, i8, types, void
 
 from .._shared.jit import SMALL, jit, part
 from .._shared.whole import copy, largest, sort, total
 
 
-@jit(small=SMALL)
+@jit(ahead=[void(f8[::1], f8)], small=SMALL)
 def repair(x, k):
     """Move x into the box and onto the plane ``sum x = k``, in place."""
     m = x.shape[0]
@@ -30,7 +31,7 @@ def repair(x, k):
             x[p] += share * (1.0 - x[p])
 
 
-@jit(small=SMALL)
+@jit(ahead=[types.Tuple((f8, f8, f8))(f8[:, ::1], f8[::1], i8, f8[::1], f8[::1], f8[::1], f8, f8, i8)], small=SMALL)
 def minimise(A, c, k, x, g, ordered, target, rtol, steps):
     """Improve x in place until the dual value reaches `target`, cannot reach it, or the relaxation is solved.
 
@@ -124,7 +125,7 @@ def restricted(A, c, k, v, inside, B, b, y, x):
     return rest, (A[v, v] + c[v] if inside else 0.0)
 
 
-@jit(small=SMALL)
+@jit(ahead=[i8(f8[:, ::1], f8[::1], i8, f8[::1], f8, f8, i8, i1[::1], i8, i8)], small=SMALL)
 def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
     """Fix each vertex from `first` to `last` against its value in x, and test whether the dual value reaches `target`.
 
@@ -153,7 +154,7 @@ def probe(A, c, k, x, target, rtol, steps, verdict, first, last):
     return decided
 
 
-@jit(small=SMALL)
+@jit(ahead=[f8(f8[:, ::1], f8[::1])], small=SMALL)
 def add_sizes(A, sums):
     """Add the sums of |A|'s columns to `sums`, in place; returns the largest entry of |A|."""
     m = A.shape[0]
@@ -168,7 +169,7 @@ def add_sizes(A, sums):
     return largest(most) if m else 0.0
 
 
-@jit(small=SMALL, error_model="numpy")
+@jit(ahead=[types.Tuple((f8, f8))(f8[:, ::1], f8[::1], f8[::1], f8[:, ::1])], small=SMALL, error_model="numpy")
 def scaled_form(W, a, scale, C):
     """Fill C with ``W + Diag a``, rows and columns divided by `scale`.
 
@@ -188,7 +189,7 @@ def scaled_form(W, a, scale, C):
     return np.sqrt(total(squares)), largest(sums)
 
 
-@jit(small=SMALL)
+@jit(ahead=[void(f8[:, ::1], f8[::1], f8)], small=SMALL)
 def add_square(C, u, weight):
     """Add ``weight u uᵀ`` to C, in place."""
     m = C.shape[0]

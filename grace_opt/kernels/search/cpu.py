@@ -10,6 +10,7 @@ the relaxation from the parent's x, bound, fix by reduced costs; repeat while ve
 from __future__ import annotations
 
 import numpy as np
+from numba import b1, f8, i1, i8, types
 
 from .._shared.jit import SMALL, jit, part
 from .._shared.whole import copy
@@ -82,7 +83,15 @@ def leaf(W, status, C, const, chosen):
     return np.inf, False
 
 
-@jit(small=SMALL)
+@jit(
+    ahead=[
+        types.Tuple((i8, f8, i8, f8))(
+            f8[:, ::1], f8[:, ::1], f8[:, ::1], f8[:, ::1], i1[:, ::1], f8[:, ::1], f8[:, ::1], f8[:, ::1], f8[:, ::1],
+            f8[::1], i8, f8, b1[::1], f8, f8[::1], i8,
+        )
+    ],
+    small=SMALL,
+)  # fmt: skip
 def search(W, A, F, H, status, X, C, E, consts, bounds, top, best, best_x, slack, weight, budget):
     """Process the stack for at most `budget` nodes, or until a better set is found.
 

@@ -8,10 +8,12 @@ exactly, keeping the inverse; u makes directions that leave the plane ``sum x = 
 
 from __future__ import annotations
 
+from numba import f8, i8
+
 from .._shared.jit import jit
 
 
-@jit(fastmath={"nsz", "reassoc", "contract"})
+@jit(ahead=[f8(f8[:, ::1], f8[::1], f8[::1], f8, i8, i8)], fastmath={"nsz", "reassoc", "contract"})
 def ascend(B, a, w, mu, first, last):
     """Sweep over a from `first` to `last`, in place, and update B, the inverse of the shifted matrix.
 

@@ -9,7 +9,7 @@ Palubeckis (2007, iterated tabu); Zhou, Hao & Duval (2017, OBMA) for the memetic
 from __future__ import annotations
 
 import numpy as np
-from numba import uint64
+from numba import b1, f8, i8, types, u8, uint64, void
 
 from .._shared.jit import SMALL, jit, part
 from .._shared.whole import copy, equal
@@ -31,7 +31,7 @@ def draw(rng, bound):
     return int(((x * uint64(0x2545F4914F6CDD1D)) >> uint64(33)) % uint64(bound))
 
 
-@jit(small=SMALL)
+@jit(ahead=[types.Tuple((f8, f8))(f8[:, ::1], b1[::1], f8[::1])], small=SMALL)
 def fill_sums(W, x, g):
     """Set g = W x; return f(x) and the sum of |W_ij| over x, by compensated sums."""
     n = W.shape[0]
@@ -59,37 +59,35 @@ def fill_sums(W, x, g):
     return total + lost, size
 
 
-@jit(small=SMALL)
-def row_maxima(W):
-    """Return the largest off-diagonal entry of each row."""
+@jit(ahead=[void(f8[:, ::1], f8[::1])], small=SMALL)
+def row_maxima(W, top):
+    """Set the largest off-diagonal entry of each row."""
     n = W.shape[0]
-    top = np.empty(n)
     for i in range(n):
         top[i] = -np.inf
         for j in range(n):
             if j != i and W[i, j] > top[i]:
                 top[i] = W[i, j]
-    return top
 
 
-@jit(small=SMALL)
-def scales(W):
-    """Return the largest |W_ij| of each row, and the smallest nonzero one of all (infinite if all are 0).
+@jit(ahead=[f8(f8[:, ::1], f8[::1])], small=SMALL)
+def scales(W, heavy):
+    """Set the largest |W_ij| of each row; return the smallest nonzero one of all (infinite if all are 0).
 
     Compares the bits, which are ordered like the numbers: integers compare in vectors, and 0 - 1 is the largest.
     """
     bits, sign = W.view(np.uint64), uint64(2**63 - 1)
-    heavy, grain = np.empty(W.shape[0], np.uint64), uint64(2**64 - 1)
+    largest, grain = heavy.view(np.uint64), uint64(2**64 - 1)
     for i in range(W.shape[0]):
         row, most, least = bits[i], uint64(0), uint64(2**64 - 1)
         for j in range(len(row)):
             size = row[j] & sign
             most, least = max(most, size), min(least, size - uint64(1))
-        heavy[i], grain = most, min(grain, least)
+        largest[i], grain = most, min(grain, least)
     one = np.empty(1, np.uint64)
     one[0] = grain + uint64(1)
     smallest = one.view(np.float64)[0]
-    return heavy.view(np.float64), smallest if smallest > 0.0 else np.inf
+    return smallest if smallest > 0.0 else np.inf
 
 
 @part
@@ -165,7 +163,15 @@ def best_exchange(W, weight, top, x, g, prices, until, now, wish, rng):
     return best, bi, bj
 
 
-@jit(small=SMALL)
+@jit(
+    ahead=[
+        void(
+            f8[:, ::1], f8[::1], f8[::1], f8, i8, b1[::1], f8[::1], i8[::1], b1[::1], f8[::1], b1[:, ::1], f8[::1],
+            i8[::1], u8[::1], i8, i8, i8,
+        )
+    ],
+    small=SMALL,
+)  # fmt: skip
 def run(
     W, top, heavy, grain, k, x, g, until, best_x, values, elites, elite_values, state, rng, budget, patience, tenure
 ):

@@ -16,12 +16,14 @@ def cpu() -> bool:
     W = small_instance()
     n = len(W)
     x, sums, until = np.arange(n) < K, np.empty(n), np.zeros(n, np.int64)
-    heavy, grain = compiled.scales(W)
+    top, heavy = np.empty((2, n))
+    compiled.row_maxima(W, top)
+    grain = compiled.scales(W, heavy)
     values = np.full(4, np.inf)
     value, values[3] = compiled.fill_sums(W, x, sums)
     values[:3] = value
     best, elites = x.copy(), np.zeros((8, n), np.bool_)
     state, random = np.zeros(4, np.int64), np.ones(1, np.uint64)
-    fixed = W, compiled.row_maxima(W), heavy, grain, K
+    fixed = W, top, heavy, grain, K
     compiled.run(*fixed, x, sums, until, best, values, elites, np.zeros(8), state, random, ITERATIONS, 100, 1)
     return bool(values[1] == W[np.ix_(best, best)].sum() == least_of_all(W, K) and best.sum() == K)

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import f8, types
 
 from ..._shared.jit import part
-from .heap import Heap, arrange, change, new_heap, push, put, take_out
+from .heap import HEAP, Heap, arrange, change, new_heap, push, put, take_out
 
 
 class Crossing(NamedTuple):
@@ -23,6 +24,10 @@ class Crossing(NamedTuple):
 
     heap: Heap
     bound: Any
+
+
+#: numba's type of one.
+CROSSING = types.NamedTuple((HEAP, f8[::1]), Crossing)
 
 
 def new_crossing(rank: Any, n: int, most: float) -> Crossing:

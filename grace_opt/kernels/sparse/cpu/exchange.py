@@ -13,15 +13,16 @@ is made only if it improves f whatever the rounding (`grace_opt.kernels.exchange
 from __future__ import annotations
 
 import numpy as np
+from numba import b1, f8, i8
 
 from ..._shared.jit import jit, part
 from ...exchange.rounding import REFRESH
-from .crossing import along_edge, begin, entered, gone, key_of, note_key
-from .heap import arrange, change, push, put, take_out
-from .sums import weight_of
+from .crossing import CROSSING, along_edge, begin, entered, gone, key_of, note_key
+from .heap import HEAP, arrange, change, push, put, take_out
+from .sums import GRAPH, weight_of
 
 
-@jit
+@jit(ahead=[f8(GRAPH, f8[::1])])
 def largest(g, top):
     """Set each row's largest edge weight, at least 0; return the largest of all."""
     most = 0.0
@@ -82,7 +83,7 @@ def partner(g, v, key, heap, best, stack):
     return best, found
 
 
-@jit
+@jit(ahead=[i8(GRAPH, f8, b1[::1], f8[::1], f8[::1], i8[::1], HEAP, HEAP, CROSSING, i8)])
 def improve(g, tolerance, x, cost, size, age, leave, enter, crossing, steps):
     """Make up to `steps` exchanges in `x`; return how many. Fewer: it is a local optimum.
 

@@ -7,10 +7,12 @@ is float64. Loops run from one step to another, so that a limit can end them bet
 from __future__ import annotations
 
 import numpy as np
+from numba import b1, f8, i8, types, void
 
 from ..._shared.inner import ask_for
 from ..._shared.jit import jit, part
-from .heap import arrange, change, put, take_out
+from .heap import HEAP, arrange, change, put, take_out
+from .sums import GRAPH
 
 #: If a sum has shrunk by this factor, only a few digits of it are right: it is summed again.
 DWARFING_RATIO = 2.0**36
@@ -25,7 +27,7 @@ def ask_for_neighbours(g, heap, vertex):
         ask_for(heap.keys, max(heap.place[g.indices[p]], 0))
 
 
-@jit
+@jit(ahead=[void(GRAPH, b1[::1], HEAP)])
 def begin_add(g, free, heap):
     """Fill an empty heap with the scores of MIES's first step."""
     for v in range(len(free)):
@@ -34,7 +36,7 @@ def begin_add(g, free, heap):
     arrange(heap)
 
 
-@jit
+@jit(ahead=[f8(GRAPH, HEAP, i8[::1], i8, i8, f8)])
 def add(g, heap, taken, first, last, rise):
     """Fill `taken` from `first` to `last` with the vertices that MIES takes, in order; return `rise` plus scores."""
     for step in range(first, last):
@@ -50,7 +52,7 @@ def add(g, heap, taken, first, last, rise):
     return rise
 
 
-@jit
+@jit(ahead=[types.Tuple((f8, b1))(GRAPH, b1[::1], HEAP, f8[::1], f8[::1])])
 def begin_drop(g, free, heap, held, rest):
     """Fill an empty heap with drop-greedy's first scores; return the least weight, and whether some may be dwarfed.
 
@@ -71,7 +73,7 @@ def begin_drop(g, free, heap, held, rest):
     return grain, most / DWARFING_RATIO > grain  # else no sum can shrink that far
 
 
-@jit
+@jit(ahead=[void(GRAPH, HEAP, f8[::1], f8[::1], f8, b1, i8[::1], i8, i8)])
 def drop(g, heap, held, rest, grain, dwarfed, dropped, first, last):
     """Fill `dropped` from `first` to `last` with the vertices that drop-greedy drops, in order."""
     for step in range(first, last):
@@ -108,7 +110,7 @@ def _leaving(g, place, vertex, held, rest):
     return own - 2.0 * total
 
 
-@jit
+@jit(ahead=[void(GRAPH, i8[::1], f8[::1])])
 def path(g, taken, found):
     """Fill `found` (len(taken) + 1,) with f of the first vertices of an order, for every length."""
     sums = np.zeros(len(g.nodes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import f8, i4, i8, types
 
 from ..._shared.jit import part
 
@@ -25,6 +26,10 @@ class Heap(NamedTuple):
     place: Any
     rank: Any
     held: Any
+
+
+#: numba's type of one.
+HEAP = types.NamedTuple((f8[::1], i4[::1], i4[::1], i4[::1], i8[::1]), Heap)
 
 
 def new_heap(place: Any, rank: Any) -> Heap:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import b1, f8, i4, i8, types, void
 
 from ..._shared.jit import jit, part
 from ..._shared.whole import copy
-from .sums import objective
+from .sums import GRAPH, objective
 
 #: Rows of the values of a search: f of x, of the best set, of the best set of this run, of the best set summed exactly.
 NOW, BEST, RUN, SURE = 0, 1, 2, 3
@@ -24,6 +25,10 @@ class Kept(NamedTuple):
     x: Any
     moved: Any
     count: Any
+
+
+#: numba's type of one.
+KEPT = types.NamedTuple((b1[::1], i4[::1], i8[::1]), Kept)
 
 
 def new_kept(x: Any) -> Kept:
@@ -57,7 +62,7 @@ def note_all(kept):
     kept.count[0] = len(kept.moved) + 1
 
 
-@jit
+@jit(ahead=[void(GRAPH, KEPT, b1[::1], f8[::1])])
 def settle(g, best, sure, values):
     """Sum f of the best set; keep it as the sure one if it is better, else go back to the sure one."""
     if values[BEST] == values[SURE]:

@@ -10,15 +10,17 @@ heaviest loads for every k at once: loads are a point of a base polytope, whose 
 from __future__ import annotations
 
 import numpy as np
+from numba import b1, f8, i8, void
 
 from ..._shared.jit import jit
 from ..._shared.whole import sort
+from .sums import GRAPH
 
 #: A sum of m terms is off by at most this times (m + 2)·eps·Σ|terms|; half would do.
 MARGIN, EPS = 2.0, 2.0**-52
 
 
-@jit
+@jit(ahead=[void(GRAPH, b1[::1], i8, f8[::1])])
 def rows(g, free, k, cost):
     """Set the cost of each candidate to its weight and its k - 1 least entries, rounded downwards; inf for others."""
     candidates, widest = 0, 0
@@ -51,7 +53,7 @@ def rows(g, free, k, cost):
         cost[v] = total - MARGIN * (count + 2) * EPS * size
 
 
-@jit
+@jit(ahead=[i8(GRAPH, b1[::1])])
 def count_shared(g, free):
     """Return the number of edges of negative weight between candidates."""
     count = 0
@@ -62,7 +64,7 @@ def count_shared(g, free):
     return count
 
 
-@jit
+@jit(ahead=[void(GRAPH, b1[::1], f8[::1], f8[::1])])
 def begin(g, free, shares, load):
     """Give half of each edge to either end. `shares` has what the lower end of each edge gets, in order."""
     for v in range(len(free)):
@@ -79,7 +81,7 @@ def begin(g, free, shares, load):
                     at += 1
 
 
-@jit
+@jit(ahead=[void(GRAPH, b1[::1], f8[::1], f8[::1])])
 def balance(g, free, shares, load):
     """Equalise the loads of each edge's ends, as far as its weight goes, one edge after the other."""
     at = 0
@@ -99,7 +101,7 @@ def balance(g, free, shares, load):
         load[v] = own
 
 
-@jit
+@jit(ahead=[void(GRAPH, b1[::1], f8[::1], f8[::1])])
 def sum_loads(g, free, shares, load):
     """Sum every candidate's load from the shares, rounded upwards; -inf for others."""
     n = len(free)

@@ -7,14 +7,18 @@ A cost c says both what entering adds, c, and what leaving does, -c: an exchange
 from __future__ import annotations
 
 import numpy as np
+from numba import b1, f8, i4, i8, types, void
 
 from ..._shared.jit import jit, part
+from ..forms import Graph
 
+#: numba's type of a graph.
+GRAPH = types.NamedTuple((i8[::1], i4[::1], f8[::1], f8[::1]), Graph)
 #: A weight that leaves spoils a cost that is smaller by this factor: the cost is summed again.
 DWARFS = 2.0**36
 
 
-@jit
+@jit(ahead=[types.Tuple((f8, f8))(GRAPH, b1[::1])])
 def objective(g, mask):
     """Return f, about 32 digits relative to the sum of \\|W_ij\\| over the choice, and that sum."""
     total, lost, size = 0.0, 0.0, 0.0
@@ -36,7 +40,7 @@ def objective(g, mask):
     return total + lost, size
 
 
-@jit
+@jit(ahead=[f8(GRAPH)])
 def least_weight(g):
     """Return the least absolute weight that is not 0; infinite if there is none."""
     least = np.inf
@@ -47,7 +51,7 @@ def least_weight(g):
     return least
 
 
-@jit
+@jit(ahead=[void(GRAPH, b1[::1], f8[::1])])
 def fill_costs(g, x, cost):
     """Set every vertex's cost."""
     for v in range(len(x)):

@@ -8,17 +8,18 @@ are tabu wait in a third heap until their time is up; an exchange with them is m
 from __future__ import annotations
 
 import numpy as np
+from numba import b1, f8, i8, u8, void
 
 from ..._shared.jit import jit, part
 from ...tabu.cpu import CLOCK, RESTARTS, SLACK, STALE, draw, keep_elite, restart
-from .crossing import begin, entered, gone, key_of, note_key
+from .crossing import CROSSING, begin, entered, gone, key_of, note_key
 from .exchange import best_exchange, partner
-from .heap import arrange, change, push, put, take_out
-from .kept import BEST, NOW, RUN, keep, note_all, note_moved, settle
-from .sums import DWARFS, cost_of, moved, objective, weight_of
+from .heap import HEAP, arrange, change, push, put, take_out
+from .kept import BEST, KEPT, NOW, RUN, keep, note_all, note_moved, settle
+from .sums import DWARFS, GRAPH, cost_of, moved, objective, weight_of
 
 
-@jit
+@jit(ahead=[f8(GRAPH, b1[::1], f8[::1], HEAP, HEAP, HEAP, CROSSING, f8[::1], u8[::1])])
 def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
     """Sum every cost and f of x, draw ranks, and fill the heaps; return the size of f's sum."""
     n = len(x)
@@ -42,7 +43,14 @@ def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
     return size
 
 
-@jit
+@jit(
+    ahead=[
+        void(
+            GRAPH, f8[::1], f8, f8, i8, b1[::1], f8[::1], i8[::1], HEAP, HEAP, HEAP, CROSSING, KEPT, b1[::1], KEPT,
+            f8[::1], f8[::1], b1[:, ::1], f8[::1], i8[::1], u8[::1], i8, i8, i8, i8,
+        )
+    ]
+)  # fmt: skip
 def run(
     g, top, most, grain, k, x, cost, until, leave, enter, blocked, crossing, best, sure, own, values, sizes,
     elites, elite_values, state, rng, budget, patience, tenure, refresh,
