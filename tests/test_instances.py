@@ -1,6 +1,7 @@
 """Instance files: round trips, the literature's text formats, and what is wrong with a broken one."""
 
 import gzip
+import re
 
 import numpy as np
 import pandas as pd
@@ -243,6 +244,38 @@ def test_tensors_of_any_kind_are_written(tmp_path):
         assert instances.read(tmp_path / "w.npz").W.tolist() == [[1, 0], [0, 1]]
     with pytest.raises(ProblemError, match=r"W has dtype complex64: give real numbers"):
         instances.write(tmp_path / "w.npz", torch.eye(2).to(torch.complex64))
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin", "/dev/fd/0"])
+def test_pipes_are_not_read(name):
+    with pytest.raises(ProblemError, match=r"its name has no ending.*Pipes are not read: save what they bring"):
+        instances.read(name)
+
+
+def test_a_name_without_an_ending(tmp_path):
+    with pytest.raises(ProblemError, match=r"w: its name has no ending, which says the kind; readable are .*\.$"):
+        instances.read(tmp_path / "w")
+    with pytest.raises(ProblemError, match=r"w: cannot write a file without an ending, which says the kind"):
+        instances.write(tmp_path / "w", np.eye(2))
+    with pytest.raises(ProblemError, match=r"cannot write '\.pdf'"):
+        instances.write(tmp_path / "w.pdf", np.eye(2))
+
+
+def test_numbers_that_are_read_as_others_are_explained(tmp_path):
+    """A file has 1e400, and the error said inf."""
+    for name in ("w.csv", "w.mtx"):
+        instances.write(tmp_path / name, [[1.0, 7.0], [7.0, 1.0]])
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(re.sub(r"\b7(\.0)?\b", "1e400", text))
+        with pytest.raises(ProblemError, match=r"W\[.*\] is inf \(as any number beyond 1\.8e308 is\): every"):
+            solve(instances.read(tmp_path / name).W, 1)
+    with pytest.raises(ProblemError, match=r"is nan: every weight"):
+        solve([[1.0, np.nan], [np.nan, 1.0]], 1)
+    (tmp_path / "w.csv").write_text(f"0,{2**53 + 1}\n{2**53 + 1},0\n")
+    with pytest.raises(ProblemError, match=rf"give floats: W\.astype\(float\), or in a file {2**53 + 1}\.0\.$"):
+        solve(instances.read(tmp_path / "w.csv").W, 1)
+    (tmp_path / "w.csv").write_text(f"0,{2**53 + 1}.0\n{2**53 + 1}.0,0\n")
+    assert solve(instances.read(tmp_path / "w.csv").W, 2).objective == 2**54
 
 
 @pytest.mark.parametrize("path", [None, 5, ["w.npy"]])

@@ -14,5 +14,6 @@ def too_large_error(name: str, worst: int, wanted: str = "") -> ProblemError:
         return ProblemError(f"{name} holds the integer {worst}: give {wanted}.")
     return ProblemError(
         f"{name} holds the integer {worst}, beyond 2**53 = {MAX_EXACT_INTEGER}, where float64 stops being exact: "
-        "divide by a common factor, or convert to float64 yourself if rounding is fine."
+        "divide by a common factor or, if rounding is fine, give floats: W.astype(float), or in a file "
+        f"{worst}.0."
     )

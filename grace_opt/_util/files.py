@@ -36,6 +36,11 @@ STREAM_PATHS = ("/dev/std", "/dev/fd/", "/proc/")
 NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Return whether a name stands for a stream that the shell has opened."""
+    return os.path.abspath(path).startswith(STREAM_PATHS)
+
+
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], error: type[GraceError] = FileError) -> Iterator[Path]:
     """Yield an empty temporary file next to `path`, with its suffix; it becomes `path` if the block succeeds.
@@ -277,7 +282,7 @@ def _target(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
             hint = "; ~ is not expanded here, write Path(...).expanduser()" if text.startswith("~") else ""
             raise OSError(errno.ENOENT, f"there is no folder {target.parent}{hint}") from None
         return target, None
-    if not stat.S_ISREG(found.st_mode) or os.path.abspath(text).startswith(STREAM_PATHS):
+    if not stat.S_ISREG(found.st_mode) or is_stream(text):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
         raise OSError(errno.EINVAL, f"it is {kind}, which a file cannot replace; give the name of a file")
     os.close(os.open(target, os.O_WRONLY))  # raises if it may not be written

@@ -200,3 +200,9 @@ def _weight(data: Any, default: float, where: str) -> float:
     if not math.isfinite(weight):
         raise ProblemError(f"the weight of {where} is {value!r}: every weight must be finite, as a float64 too.")
     return weight
+
+
+def not_finite_error(where: str, value: float) -> ProblemError:
+    """Return the error for a weight that is not finite; a file's 1e400 is read as infinite."""
+    beyond = " (as any number beyond 1.8e308 is)" if math.isinf(value) else ""
+    return ProblemError(f"{where} is {value}{beyond}: every weight must be finite. To forbid a vertex, use protected=.")

@@ -142,7 +142,7 @@ def pruning_function(base_name: str) -> AttentionFunction:
         if layer.plan.config.read is not None:
             _refuse_unsupported(module, kwargs, "leave out read=")
         elif layer.plan.config.fused and layer.plan.bits is None:
-            _refuse_unsupported(module, kwargs, "write PrunedKeyCache(..., fused=False)")
+            _refuse_unsupported(module, kwargs, "write fused=False among the settings of PrunedKeyCache() or attach()")
         if old is not None:
             return _decoded(base_name, module, query, key, value, attention_mask, layer, old, kwargs)
         attended = base_function(base_name, module)(module, query, key, value, attention_mask, **kwargs)

@@ -204,6 +204,8 @@ class PruningConfig:
                 f"tail_block={self.tail_block} is not a multiple of group_size={group}, in which keys are stored; "
                 f"write tail_block={-(-self.tail_block // group) * group}"
             )
+        if self.options.get("path") is True:
+            raise OptionError("path=True is for solve(): a cache has one number of channels to keep; leave path out")
         try:
             self.provider(0)  # report unknown methods and options now, not after a long prompt
         except OptionError as error:

@@ -259,11 +259,11 @@ class PrunedKeyLayer(DynamicLayer):
     def _announce_short(self, length: int) -> None:
         if self.plan.announces and not self._announced:
             self._announced = True
-            config = self.plan.config
+            config, tokens = self.plan.config, "1 token" if length == 1 else f"{length} tokens"
             recent, first = config.recent_window, config.sink_tokens
             if self.plan.bits is not None:
                 warnings.warn(
-                    f"the prompt has {length} tokens{' left' if self.plan.config.evict else ''} and stays dense: bits "
+                    f"the prompt has {tokens}{' left' if self.plan.config.evict else ''} and stays dense: bits "
                     f"are given from {recent + first + MIN_TOKENS} tokens on (sink_tokens={first}, "
                     f"recent_window={recent} and {MIN_TOKENS} more)"
                     if length < recent + first + MIN_TOKENS
@@ -283,7 +283,7 @@ class PrunedKeyLayer(DynamicLayer):
             advice = " or ".join(name for name, alone in causes.items() if alone) or "recent_window and sink_tokens"
             missed = "nothing is pruned; to prune" if config.read is None else "every token is read; to read few of"
             warnings.warn(
-                f"the prompt has {length} tokens and the last recent_window={config.recent_window}{sinks} stay dense"
+                f"the prompt has {tokens} and the last recent_window={config.recent_window}{sinks} stay dense"
                 f"{groups}, so {missed} prompts this short, write a smaller {advice}",
                 UserWarning,
                 stacklevel=2,

@@ -128,8 +128,10 @@ def read(path: str | os.PathLike[str]) -> Instance:
     suffix = suffix_of(path)
     reader = _READERS.get(suffix)
     if reader is None:
-        kind = "it is a folder" if path.is_dir() else f"unknown kind {suffix!r}"
-        raise ProblemError(f"{path}: {kind}; readable are {READABLE}.")
+        kind = f"unknown kind {suffix!r}" if suffix else "its name has no ending, which says the kind"
+        kind = "it is a folder" if path.is_dir() else kind
+        pipe = " Pipes are not read: save what they bring." if path.name == "-" or files.is_stream(path) else ""
+        raise ProblemError(f"{path}: {kind}; readable are {READABLE}.{pipe}")
     try:
         if not path.is_file():
             if path.exists():  # a folder, a pipe that would block, a device without end
@@ -207,7 +209,8 @@ def write(path: str | os.PathLike[str], W: Any, k: Any = None, *, labels: Any = 
         _whole(path, k)
     suffix = suffix_of(path)
     if suffix not in SUFFIXES:
-        what = "to a folder" if path.is_dir() else repr(suffix)
+        what = repr(suffix) if suffix else "a file without an ending, which says the kind"
+        what = "to a folder" if path.is_dir() else what
         raise ProblemError(f"{path}: cannot write {what}; write {READABLE}.")
     marks = {".csv": ",", ".tsv": "\t"}
     if labels is not None and suffix not in marks:

@@ -23,6 +23,7 @@ from .._util.matrices import (
     asymmetric,
     checked_labels,
     from_condensed,
+    not_finite_error,
     place_of,
     symmetry_rtol,
     with_labels,
@@ -302,10 +303,7 @@ def _checked_weights(W: Tensor, labels: tuple[Any, ...] | None, rounding: float 
     finite, largest, worst = extremes(W)
     if not bool(finite.all()):
         where = [int(i) for i in (~torch.isfinite(W)).nonzero()[0]]
-        raise ProblemError(
-            f"{place_of(where, labels)} is {W[tuple(where)].item()}: every weight must be finite. To forbid a vertex, "
-            "use protected=."
-        )
+        raise not_finite_error(place_of(where, labels), float(W[tuple(where)]))
     if bool(worst.any()):
         _refuse_asymmetric(W, labels, eps)
     if bool((largest > torch.finfo(torch.float64).max / 8 / n**2).any()):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._util.array_like import wrong_dtype_error
-from .._util.matrices import UNITS_OF_LARGEST, asymmetric, symmetry_rtol
+from .._util.matrices import UNITS_OF_LARGEST, asymmetric, not_finite_error, symmetry_rtol
 from .._util.sparse_rows import by_rows, refuse_too_large, rounding_of
 from ..errors import ProblemError
 from ..kernels.objective import CANCELLED
@@ -218,9 +218,7 @@ def _check_finite(whole: Edges) -> None:
     if not np.isfinite(whole.data).all():
         at = int(np.flatnonzero(~np.isfinite(whole.data))[0])
         i, j = int(np.searchsorted(whole.indptr, at, "right")) - 1, int(whole.indices[at])
-        raise ProblemError(
-            f"W[{i}, {j}] is {whole.data[at]}: every weight must be finite. To forbid a vertex, use protected=."
-        )
+        raise not_finite_error(f"W[{i}, {j}]", float(whole.data[at]))
 
 
 def _without_diagonal(whole: Edges) -> Edges:

@@ -40,7 +40,8 @@ class Shown(Protocol):
 def table_of(result: Shown) -> FittingTable:
     """Return the table."""
     counted = max((row.windows for row in result.rows), default=0)
-    table = FittingTable(title=f"smaller caches, compared with the dense one on {counted} windows")
+    windows = "1 window" if counted == 1 else f"{counted} windows"
+    table = FittingTable(title=f"smaller caches, compared with the dense one on {windows}")
     table.add_column("setting", min_width=16)
     for name in ("bits", "bytes", "KL", "same", "ΔNLL", "facts", "time"):
         table.add_column(name, justify="right")
