@@ -412,6 +412,19 @@ def test_sums_are_exact_where_they_cancel():
             assert float(weights.objective(mask)) == oracle.objective(W, S)
 
 
+@given(st.data())
+def test_f_next_to_the_middle_of_two_numbers_is_rounded_as_the_exact_sum(data):
+    """Digits that pairs of numbers do not hold decide on which side it lies."""
+    big = data.draw(st.sampled_from([2.0**53, 2.0**53 + 2, -(2.0**53), 2.0**53 + 6]))
+    half = data.draw(st.sampled_from([1.0, -1.0, 0.5, -0.5, 3.0]))
+    tail = data.draw(st.sampled_from([1e-30, -1e-30, 1e-300, -(2.0**-60), 5e-324]))
+    nodes = data.draw(st.permutations([big, half, 0.0, 0.0]))
+    W = np.diag(nodes)
+    W[0, 3] = W[3, 0] = tail
+    weights, _ = SparseWeights.of(sp.csr_array(W))
+    assert float(weights.objective(torch.ones(4, dtype=torch.bool))) == math.fsum([*nodes, tail, tail])
+
+
 @pytest.mark.slow
 def test_a_graph_of_networkx_keeps_its_names():
     nx = pytest.importorskip("networkx")

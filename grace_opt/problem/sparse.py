@@ -19,7 +19,7 @@ from .._util.array_like import wrong_dtype_error
 from .._util.matrices import UNITS_OF_LARGEST, asymmetric, not_finite_error, symmetry_rtol
 from .._util.sparse_rows import by_rows, refuse_too_large, rounding_of
 from ..errors import ProblemError
-from ..kernels.objective import CANCELLED
+from ..kernels.objective import is_doubtful
 from ..kernels.sparse.forms import Graph
 from ..kernels.weights import Weights
 
@@ -145,22 +145,23 @@ class SparseWeights(Weights):
 
     def magnitude(self, mask: Tensor) -> Tensor:
         """Return the sum of |W_ij| over the chosen vertices."""
-        return self._each(mask, lambda one: self._sums(one)[1])
+        return self._each(mask, lambda one: self._sums(one)[2])
 
-    def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    def _sums(self, mask: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
+        """f, what its rounding left, and the sum of absolute weights."""
         from ..kernels.sparse.cpu.sums import objective
 
         last, *known = self._known.get("sums", (None,))
         if last is None or not np.array_equal(last, mask):
             known = [float(each) for each in objective(self.graph(), mask)]
             self._known["sums"] = (mask.copy(), *known)
-        value, size = known
-        return value, size
+        value, rest, size = known
+        return value, rest, size
 
     def _exact(self, mask: npt.NDArray[np.bool_]) -> float:
-        value, size = self._sums(mask)
-        if abs(value) >= CANCELLED * size:
-            return value
+        found = self._sums(mask)
+        if not is_doubtful(*torch.tensor(found, dtype=torch.float64, device="cpu")):
+            return found[0]
         inside = mask.nonzero()[0]
         return math.fsum([*self.edges[inside][:, inside].data.tolist(), *self.nodes.numpy()[inside].tolist()])
 

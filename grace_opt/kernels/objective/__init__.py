@@ -13,8 +13,8 @@ from .._shared.operation import Compiled, Operation, trial_of
 from .._shared.threads import COMPILE_FROM, worth_one_pass
 from ..weights import Weights
 from . import reference
-from .reference import CANCELLED as CANCELLED
 from .reference import Sums
+from .reference import is_doubtful as is_doubtful
 
 OPERATION = Operation(
     "objective",
@@ -28,7 +28,7 @@ def objective(W: Tensor | Weights, mask: Tensor) -> Tensor:
     if isinstance(W, Weights):
         return W.objective(mask)
     found = _sums(W, mask)
-    value, doubtful = found.value, reference.is_doubtful(*found).flatten().nonzero().flatten().tolist()
+    value, doubtful = found.value, is_doubtful(*found).flatten().nonzero().flatten().tolist()
     if doubtful:
         value = value.clone()
         matrices, masks, flat = W.reshape(-1, *W.shape[-2:]), mask.reshape(-1, mask.shape[-1]), value.view(-1)

@@ -18,9 +18,9 @@ GRAPH = types.NamedTuple((i8[::1], i4[::1], f8[::1], f8[::1]), Graph)
 DWARFS = 2.0**36
 
 
-@jit(ahead=[types.Tuple((f8, f8))(GRAPH, b1[::1])])
+@jit(ahead=[types.Tuple((f8, f8, f8))(GRAPH, b1[::1])])
 def objective(g, mask):
-    """Return f, about 32 digits relative to the sum of \\|W_ij\\| over the choice, and that sum."""
+    """Return f, what its rounding left, and the sum of \\|W_ij\\| over the choice, to which 32 digits are relative."""
     total, lost, size = 0.0, 0.0, 0.0
     for i in range(len(mask)):
         if mask[i]:
@@ -37,7 +37,8 @@ def objective(g, mask):
                     back = after - total
                     lost += (total - (after - back)) + (more - back)
                     total = after
-    return total + lost, size
+    value = total + lost
+    return value, lost - (value - total), size
 
 
 @jit(ahead=[f8(GRAPH)])

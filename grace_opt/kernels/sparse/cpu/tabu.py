@@ -39,7 +39,7 @@ def start(g, x, cost, leave, enter, blocked, crossing, values, rng):
     arrange(enter)
     if len(crossing.bound) > 0:
         begin(g, crossing, x, leave, enter)
-    values[NOW], size = objective(g, x)
+    values[NOW], _, size = objective(g, x)
     return size
 
 
@@ -93,7 +93,7 @@ def run(
             push(blocked, j, until[j])
             values[NOW] += step
             if abs(step) > DWARFS * max(abs(values[NOW]), grain):
-                values[NOW], sizes[0] = objective(g, x)
+                values[NOW], _, sizes[0] = objective(g, x)
         if values[NOW] < values[RUN] - slack:
             values[RUN] = values[NOW]
             keep(own, x)
@@ -115,7 +115,7 @@ def run(
         elif now % refresh == 0:
             _note_best(x, best, values, slack)
             settle(g, best, sure, values)
-            values[NOW], sizes[0] = objective(g, x)
+            values[NOW], _, sizes[0] = objective(g, x)
             for v in range(len(x)):
                 cost[v] = cost_of(g, x, v)
                 if leave.place[v] >= 0:
