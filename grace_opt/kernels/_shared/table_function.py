@@ -78,8 +78,6 @@ def _value(context: Any, builder: Any, kind: Any, entries: Any) -> Any:
         return array_value(context, builder, kind, lengths, data)
     if kind == types.float64:
         return builder.bitcast(entry, context.get_value_type(kind))
-    if kind == types.boolean:  # a byte, and seven that say nothing
-        entry = builder.and_(entry, context.get_constant(types.intp, 1))
     return context.cast(builder, entry, types.intp, kind)
 
 
