@@ -32,8 +32,9 @@ from grace_opt.run import Run
 from grace_opt.solution import Result
 from grace_opt.starts import starting_masks
 
-#: The hottest temperature accepts this share of random exchanges; less if there are fewer sweeps than this.
-ACCEPTED, FULL_SWEEPS = 0.02, 200
+#: The hottest temperature accepts this share of random exchanges; less if there are fewer sweeps than this. More, up to
+#: the last, if there are more proposals than sweeps ask for, as W is small: one high step may hide its optimum.
+ACCEPTED, FULL_SWEEPS, MOST_ACCEPTED = 0.02, 200, 0.1
 #: How many exchanges it is measured on, and how much colder it is at the end.
 SAMPLE, COOLING = 4096, 10.0
 #: Each round has so many times the sweeps of the one before; least number of proposals of a round.
@@ -58,8 +59,8 @@ class AnnealingOptions:
     sweeps : int
         Proposals per vertex in the first round.
     restarts : int or None
-        Rounds after the first, each with 4 times the sweeps of the one before; None: none, or as many as fit into the
-        time limit, the last of them slowed down to fill it.
+        Rounds after the first, each with 4 times the sweeps of the one before; None: none (one for small W), or as
+        many as fit into the time limit, the last of them slowed down to fill it.
     hot, cold : float or None
         First and last temperature, in units of f. None: measured (see the page of the method), and a tenth of `hot`.
     """
@@ -151,7 +152,9 @@ class _Search:
         if self.ended:
             self._settle()
             rounds = self.options.restarts
-            self.done = rounds == self.round or (rounds is None and not self.run.limited)
+            if rounds is None and not self.run.limited:
+                rounds = int(self._is_small)
+            self.done = rounds == self.round
 
     def _begin_round(self, now: float) -> None:
         self.round += 1
@@ -172,6 +175,11 @@ class _Search:
         """Whether there will be no time for another round after this one."""
         rest = (self.total - self.spent_here) * self.pace
         return bool(now + rest + self._proposals(self.round + 1) * self.pace > self.until)
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether sweeps ask for fewer proposals than there are."""
+        return self.options.sweeps * self.size < LEAST
 
     def _sweeps(self, round_: int) -> int:
         """Proposals per vertex of a round."""
@@ -194,7 +202,8 @@ class _Search:
     def _set_temperatures(self, sweeps: float) -> None:
         """The hottest and the coldest temperature of this round."""
         given = self.options
-        share = ACCEPTED * min(1.0, max(sweeps, 1) / FULL_SWEEPS)
+        spare = self.total / (self._sweeps(self.round) * self.size)
+        share = min(ACCEPTED * min(1.0, max(sweeps, 1) / FULL_SWEEPS) * spare, MOST_ACCEPTED)
         self.hot = temperature_accepting(self.moves.changes(SAMPLE), share) if given.hot is None else given.hot
         self.cold = self.hot / COOLING if given.cold is None else given.cold
         self.hot = max(self.hot, self.cold)

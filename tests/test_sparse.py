@@ -18,6 +18,7 @@ from grace_opt import ProblemError, Status, bounds, instances, solve
 from grace_opt.bounds.sparse import degree_bound, load_bound, plane_bound
 from grace_opt.cli.app import app
 from grace_opt.instances import generators
+from grace_opt.kernels.annealing.moves import DenseMoves, SparseMoves
 from grace_opt.kernels.annealing.trial import cpu as annealing_trial
 from grace_opt.kernels.sparse.cpu import heap as heaps
 from grace_opt.kernels.sparse.exchange import Exchanges
@@ -337,6 +338,36 @@ def test_annealing_finds_what_greedy_methods_do_not():
     problem = Problem.of(random_graph(5000, seed=0), 500)
     greedy, annealed = (float(solve(problem, method=name).objective) for name in ("drop_greedy", "annealing"))
     assert annealed < 1.04 * greedy < 0
+
+
+def test_annealing_of_few_vertices_finds_the_optimum():
+    """Edges between exchanged vertices were left out of what temperatures are measured on; some were never left."""
+    first = -np.array([[2.0, 2, 2, 1, 3], [2, 3, 2, 3, 1], [2, 2, 3, 3, 3], [1, 3, 3, 1, 1], [3, 1, 3, 1, 3]])
+    found = [(first, 3)]
+    for seed in (*range(60), 766, 813, 877):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(4, 10))
+        k = int(rng.integers(1, n))
+        W = rng.integers(-3, 4, (n, n)) * (rng.random((n, n)) < rng.choice([0.3, 0.7, 1]))
+        W = np.triu(-abs(W) if seed % 3 == 0 else W).astype(float)
+        found.append((W + np.triu(W, 1).T, k))
+    for W, k in found:
+        best = oracle.optimum(W, k, [])
+        for seed in range(3):
+            assert float(solve(W, k, "annealing", seed=seed).objective) == best
+            assert float(solve(problem_of(W, k), method="annealing", seed=seed).objective) == best
+
+
+def test_temperatures_are_measured_on_whole_exchanges():
+    made = random_graph(40)
+    W, x = made.toarray(), np.arange(40) < 15
+    f = oracle.objective(W, np.flatnonzero(x))
+    possible = {oracle.objective(W, {*np.flatnonzero(x)} - {i} | {j}) - f for i in range(15) for j in range(15, 40)}
+    graph = SparseWeights.of(made)[0].graph()
+    for moves in (DenseMoves(W, x, np.ones(1, np.uint64)), SparseMoves(graph, x, np.ones(1, np.uint64))):
+        changes = moves.changes(4096)
+        assert len({*changes.round(9)}) > 100
+        assert np.abs(np.subtract.outer(changes, sorted(possible))).min(1).max() < 1e-9
 
 
 def test_dense_annealing_is_as_good_as_tabu():

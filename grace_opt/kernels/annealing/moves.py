@@ -58,15 +58,18 @@ class DenseMoves:
         self.values[0] = fill_sums(self.W, self.x, self.sums)[0]
 
     def changes(self, count: int) -> Floats:
-        """Return by how much f would change by random exchanges, edges between their two vertices aside."""
+        """Return by how much f would change by random exchanges."""
         rng = np.random.default_rng(int(self.random[0]))
-        out, into = rng.integers(0, self.k, count), rng.integers(self.k, self.n, count)
+        out, into = self.order[rng.integers(0, self.k, count)], self.order[rng.integers(self.k, self.n, count)]
         entering, leaving = self._costs()
-        return np.asarray(entering[self.order[into]] - leaving[self.order[out]])
+        return np.asarray(entering[into] - leaving[out] - 2.0 * self._weights(out, into))
 
     def _costs(self) -> tuple[Floats, Floats]:
         diagonal = self.W.diagonal()
         return diagonal + 2 * self.sums, 2 * self.sums - diagonal
+
+    def _weights(self, first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> Floats:
+        return np.asarray(self.W[first, second])
 
     def anneal(self, hot: float, cold: float, proposals: int) -> int:
         """Make this many proposals, at temperatures from `hot` to `cold`; return how many exchanges were made."""
@@ -96,6 +99,12 @@ class SparseMoves(DenseMoves):
 
     def _costs(self) -> tuple[Floats, Floats]:
         return self.sums, self.sums
+
+    def _weights(self, first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> Floats:
+        from ..sparse.cpu.sums import fill_weights
+
+        fill_weights(self.W, first, second, found := np.empty(len(first)))
+        return found
 
     def anneal(self, hot: float, cold: float, proposals: int) -> int:
         """Make this many proposals, at temperatures from `hot` to `cold`; return how many exchanges were made."""

@@ -90,6 +90,13 @@ def weight_of(g, i, j):
     return g.data[low] if low < g.indptr[i + 1] and g.indices[low] == j else 0.0
 
 
+@jit(ahead=[void(GRAPH, i4[::1], i4[::1], f8[::1])])
+def fill_weights(g, first, second, found):
+    """Set the weights of pairs of vertices."""
+    for p in range(len(found)):
+        found[p] = weight_of(g, first[p], second[p])
+
+
 @part
 def moved(g, x, v, cost, weight, grain):
     """Return the cost of v after a neighbour was added (weight > 0 or < 0) or taken away (its negative)."""
