@@ -85,9 +85,15 @@ def exhaustive(problem: Problem, options: ExhaustiveOptions, run: Run) -> Result
         limit[b] = not finished
         visited += seen
     # Sets that differ by less than the error of the sums may have been treated as equal.
-    untold = PAIR_SUM_ERROR * objective.magnitude(problem.W, mask)
-    bound = torch.where(limit, -torch.inf, objective.evaluate(problem.W, mask) - untold)
+    untold = (PAIR_SUM_ERROR * objective.magnitude(problem.W, mask)).tolist()
+    least = [_less(W[m][:, m], by) for W, m, by in zip(problem.W, mask, untold, strict=True)]
+    bound = torch.where(limit, -torch.inf, torch.tensor(least, dtype=torch.float64, device=limit.device))
     return Result(mask, lower_bound=bound, limit=limit, stats={"subsets": visited})
+
+
+def _less(chosen: torch.Tensor, by: float) -> float:
+    """f of a set less a number, rounded once: f itself may lie so near to the middle that the next one is below."""
+    return math.fsum([*chosen.double().flatten().tolist(), -by])
 
 
 def _refusal(n: int, k: int, count: int, allowed: int) -> str:

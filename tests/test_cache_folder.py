@@ -12,14 +12,17 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from unittest import mock
 
 import numba
 import pytest
 
+from grace_opt.kernels._shared import kept as keeping
 from tests import children, starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -198,3 +201,15 @@ def test_every_loop_that_is_kept_is_kept_in_one_way() -> None:
         for file in (ROOT / folder).rglob("*.py"):
             text = file.read_text(encoding="utf-8")
             assert not re.search(r"(njit|cfunc|jit)\([^)]*cache\s*=", text), file
+
+
+def test_what_nobody_compiles_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that a wheel brings are never compiled, and need no folder."""
+    monkeypatch.setattr(keeping, "_said", False)
+    monkeypatch.setattr(keeping, "_Cache", mock.Mock(side_effect=RuntimeError))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache = keeping.cache_of(test_what_nobody_compiles_warns_of_nothing)
+        assert not cache.is_on_disk()
+    with pytest.warns(RuntimeWarning, match="compiled loops cannot be kept: neither .* can be written to"):
+        cache.save_overload(None, None)

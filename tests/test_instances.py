@@ -274,6 +274,10 @@ def test_numbers_that_are_read_as_others_are_explained(tmp_path):
     (tmp_path / "w.csv").write_text(f"0,{2**53 + 1}\n{2**53 + 1},0\n")
     with pytest.raises(ProblemError, match=rf"give floats: W\.astype\(float\), or in a file {2**53 + 1}\.0\.$"):
         solve(instances.read(tmp_path / "w.csv").W, 1)
+    for name, text in (("w.csv", f"0,{2**64 + 1}\n{2**64 + 1},0\n"), ("w.txt", f"2 1\n0 1 {2**64 + 1}\n")):
+        (tmp_path / name).write_text(text)  # no integers of 64 bits, and once rounded without a word
+        with pytest.raises(ProblemError, match=rf"{name} holds the integer {2**64 + 1}, beyond 2\*\*53"):
+            instances.read(tmp_path / name)
     (tmp_path / "w.csv").write_text(f"0,{2**53 + 1}.0\n{2**53 + 1}.0,0\n")
     assert solve(instances.read(tmp_path / "w.csv").W, 2).objective == 2**54
 

@@ -78,6 +78,19 @@ def test_exhaustive_is_exact_at_any_scale(n, seed, decades, positive):
     assert oracle.objective(W, np.flatnonzero(sol.mask)) == pytest.approx(best, rel=2**-51, abs=0)
 
 
+def test_exhaustive_s_bound_holds_next_to_ties():
+    """Sums of 32 digits are equal, and f, rounded once, is not: the bound was above what another method found."""
+    t, M = 2.0**-60, 2.0**53
+    W = [[0.5, M, M, 0.25, -t], [M, t, M, t, M + 2], [M, M, 0.5, M + 2, t], [0.25, t, M + 2, M, 0.25]]
+    W = np.array([*W, [-t, M + 2, t, 0.25, -M]])
+    found, other = solve(W, 2, "exhaustive"), solve(W, 2, "mies")
+    best = oracle.optimum(W, 2)
+    assert float(found.lower_bound) <= best <= float(other.objective)
+    assert float(found.lower_bound) >= np.nextafter(best, -np.inf)
+    tie = np.diag([0.5, 0.25, 0.5, 0.25])
+    assert float(solve(tie, 2, "exhaustive").lower_bound) == 0.5, "elsewhere it is f"
+
+
 @pytest.mark.parametrize("start", [[0], [1]])
 @pytest.mark.parametrize("size", [10**9, 10**11, 10**13, 2**52 - 2, 2**53 - 1])
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])

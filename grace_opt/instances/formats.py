@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._util.exact_integers import too_large_error
 from .._util.files import read_lines
 from ..errors import ProblemError
 
@@ -149,12 +150,13 @@ def is_number_text(text: str) -> bool:
 
 
 def parse_numbers(path: Path, texts: list[str], place: Callable[[int], str] = lambda at: "") -> Array:
-    """Return int64 (or uint64) if all texts are 64-bit integers, which float64 would round; else `parse_floats`."""
+    """Return int64 (or uint64) if all texts are integers, which float64 would round; else `parse_floats`."""
     if all(map(is_integer_text, texts)):
         whole = list(map(int, texts))
         for kind in (np.int64, np.uint64):
             if not whole or (min(whole) >= np.iinfo(kind).min and max(whole) <= np.iinfo(kind).max):
                 return np.array(whole, dtype=kind)
+        raise too_large_error(str(path), max(whole, key=abs))
     return parse_floats(path, texts, place)
 
 

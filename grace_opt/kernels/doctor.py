@@ -130,6 +130,7 @@ def _lines(report: Report) -> list[str]:
     kept = "which can be written to"
     if not found.cache.writable:
         kept = "which cannot be written to: each process compiles anew; set NUMBA_CACHE_DIR to a folder that can be"
+        kept = "which cannot be written to, and need not be" if found.machine_code else kept
     devices = {choice.device for choice in found.choices if choice.device != "cpu" and choice.code}
     tried = "broken:" if report.problems else "all trials agree with their references" if report.trials else "not tried"
     return [

@@ -76,7 +76,7 @@ class TestShortPrompt:
     def test_stays_dense_and_says_so_once(self, length, tiny, prune, prompt, generate):
         model = tiny()
         cache = prune(model)
-        with pytest.warns(UserWarning, match=f"the prompt has {length} tokens and the last recent_window=8") as found:
+        with pytest.warns(UserWarning, match=f"the prompt has {length} tokens? and the last recent_window=8") as found:
             tokens = generate(model, cache, prompt[:, :length])
         assert len(found) == 1
         dense = generate(model, DynamicCache(config=model.config), prompt[:, :length])

@@ -194,7 +194,8 @@ def _warn_not_kept(why: str) -> None:
     if not _WARNED.is_set():
         _WARNED.set()
         warnings.warn(
-            f"calibrated bases are kept in memory only: {why} Set HF_ASSETS_CACHE to a folder that can be written.",
+            f"calibrated bases are kept in memory only, so each process makes its own: {why} Here, set the environment "
+            "variable HF_ASSETS_CACHE to a folder that can be written to.",
             stacklevel=2,
         )
 

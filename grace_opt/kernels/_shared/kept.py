@@ -43,9 +43,17 @@ def cache_folder() -> Path | None:
 
 
 class _Nowhere(NullCache):
+    """No folder can be written to, which is said once something was compiled."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
     def is_on_disk(self) -> bool:
         """Return False."""
         return False
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        _say(self._why)
 
 
 class _Files(CompileResultCacheImpl):
@@ -90,8 +98,7 @@ def cache_of(function: Callable[..., Any]) -> Any:
         beside = Path(inspect.getfile(function)).parent / "__pycache__"
         folder = getattr(config, "CACHE_DIR", "")
         given = f"NUMBA_CACHE_DIR={folder}, " if folder else ""
-        _say(f"neither {given}{beside} nor the user's cache folder can be written to")
-        return _Nowhere()
+        return _Nowhere(f"neither {given}{beside} nor the user's cache folder can be written to")
 
 
 @cache
