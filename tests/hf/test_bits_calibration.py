@@ -503,7 +503,7 @@ def test_without_a_folder_it_is_kept_in_memory_with_one_warning(cache_folder, mo
     monkeypatch.setattr(at_hand, "cached_assets_path", refuse)
     monkeypatch.setattr(at_hand, "_WARNED", threading.Event())
     model, other = load_pocket()[0], load_pocket()[0]
-    with pytest.warns(UserWarning, match="in memory only: Permission denied"):
+    with pytest.warns(UserWarning, match="each process makes its own: Permission denied"):
         assert basis_for(model) is basis_for(model)
     assert len(calls) == 1
     basis_for(other)  # pytest turns a second warning into an error
