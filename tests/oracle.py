@@ -358,3 +358,20 @@ def received_attention(queries, weights, keys, scaling, softcap, whole):
                 first[h] += weight / len(asked) * p
                 second[h] += weight / len(asked) * p**2
     return first, second
+
+
+def read_of_trellis(codes):
+    """Codes of a trellis as they are read, one bit longer: Marcellin and Fischer (1990), Ungerboeck's eight states."""
+
+    def last(t):
+        return codes[t] & 1 if t >= 0 else 0
+
+    own = range(len(codes))
+    return [last(t - 1) + 2 * (last(t) ^ last(t - 2) ^ last(t - 3)) + codes[t] // 2 * 4 for t in own]
+
+
+def least_of_trellis(row, levels, bits):
+    """The least sum of squared errors of all codes of a trellis, by trying all of them."""
+    every = itertools.product(range(2**bits), repeat=len(row))
+    errors = ([(x - levels[code]) ** 2 for x, code in zip(row, read_of_trellis(c), strict=True)] for c in every)
+    return min(math.fsum(each) for each in errors)

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.bits.codebooks import WIDTHS, codebook
+from grace_opt.hf.bits.codebooks import EVEN_WIDTH, WIDTHS, codebook, trellis_codebook
 from grace_opt.hf.bits.codes import Codes, Part, encode, stacked
 from grace_opt.kernels._shared.switches import OPENMP
 from grace_opt.kernels.coded import CodedSequence, forms, host
 from grace_opt.kernels.coded.table import COLUMNS, runs, table_of, units_of
 from tests import children
 
-BOOKS = codebook(torch.device("cpu"))
+BOOKS, TRELLIS_BOOKS = codebook(torch.device("cpu")), trellis_codebook(torch.device("cpu"))
 
 
 @dataclass
@@ -74,6 +74,7 @@ class Case:
     softcap: float | None = None
     causal: bool = True
     before: Tensor | None = None
+    trellis: bool = False
 
     def run(self) -> tuple[Tensor, Tensor]:
         waits = max(each.waits for each in self.sequences)
@@ -82,8 +83,8 @@ class Case:
         newest = waits + self.tails[0].shape[2]
         host.room_for(1).numpy().fill(np.nan)  # which shows where anything is read that was written before this call
         return host.coded_attention(
-            *(self.query, stored, *self.tails, BOOKS, newest, dense_newest),
-            *(self.mask, None, self.softcap, self.causal, self.before),
+            *(self.query, stored, *self.tails, TRELLIS_BOOKS if self.trellis else BOOKS, newest, dense_newest),
+            *(self.mask, None, self.softcap, self.causal, self.before, self.trellis),
         )
 
     def expected(self) -> tuple[Tensor, Tensor]:
@@ -129,12 +130,14 @@ class Case:
         return max(float("inf") if each.isnan() else float(each) for each in errors)
 
 
-def codes_of(counts: list[int], heads: int, width: int, levels: list[int], scale: float = 1.0) -> Codes:
+def codes_of(
+    counts: list[int], heads: int, width: int, levels: list[int], scale: float = 1.0, trellis: bool = False
+) -> Codes:
     """Codes of random numbers with the given widths, repeated over classes, heads and channels."""
     x = torch.randn(heads, sum(counts), width) * scale
     choice = torch.tensor(levels).repeat(-(-len(counts) * heads * width // len(levels)))
     chosen = choice[: len(counts) * heads * width].view(len(counts), heads, width)
-    return encode([Part(x, chosen, x.abs().amax((1, 2)))], counts)
+    return encode([Part(x, chosen, x.abs().amax((1, 2)))], counts, trellis)
 
 
 LEVELS = st.lists(st.integers(0, len(WIDTHS) - 1), min_size=1, max_size=9)
@@ -149,16 +152,19 @@ def cases(draw) -> Case:
     length, tail = draw(st.integers(1, 4)), draw(st.integers(0, 20))
     tail += length
     scale = draw(st.sampled_from([1.0, 1e-6, 1e6]))
-    sequences, blocks = [], draw(st.integers(0, 3))
+    sequences, blocks, trellis = [], draw(st.integers(0, 3)), draw(st.booleans())
     for _ in range(batch):
         segments, waiting = [], None
         for _ in range(draw(st.integers(0, 2))):
             counts = draw(COUNTS)
-            keys = codes_of(counts, heads, width, draw(LEVELS))
-            segments.append((keys, codes_of(counts, heads, value_width, draw(LEVELS), scale)))
+            keys = codes_of(counts, heads, width, draw(LEVELS), 1.0, trellis)
+            segments.append((keys, codes_of(counts, heads, value_width, draw(LEVELS), scale, trellis)))
         if segments and blocks:  # those without codes keep tokens dense that wait in others
             made = [
-                (codes_of([8], heads, width, [draw(st.integers(1, 7))]), codes_of([8], heads, value_width, [4], scale))
+                (
+                    codes_of([8], heads, width, [draw(st.integers(1, 7))], 1.0, trellis),
+                    codes_of([8], heads, value_width, [4], scale, trellis),
+                )
                 for _ in range(blocks)
             ]
             waiting = made[0]
@@ -183,7 +189,7 @@ def cases(draw) -> Case:
         newest = max(each.waits for each in sequences) + tail
         before = torch.rand(batch, heads, 3, draw(st.integers(0, newest)))
         before = before.mT.contiguous().mT if draw(st.booleans()) else before
-    return Case(query, sequences, tails, mask, draw(st.sampled_from([None, 3.0])), kind == "causal", before)
+    return Case(query, sequences, tails, mask, draw(st.sampled_from([None, 3.0])), kind == "causal", before, trellis)
 
 
 @pytest.mark.slow
@@ -193,38 +199,41 @@ def test_is_attention_over_the_numbers(case):
     assert case.error() <= 1
 
 
-def one_case(count: int = 2500, threads: int = 1) -> Case:
+def one_case(count: int = 2500, trellis: bool = False) -> Case:
     """A sequence with all widths, several items, and a tail."""
     torch.manual_seed(count)
-    segment = [codes_of([count // 10, 0, count - count // 10], 2, 24, list(range(8))) for _ in range(2)]
+    sizes = [count // 10, 0, count - count // 10]
+    segment = [codes_of(sizes, 2, 24, list(range(8)), 1.0, trellis) for _ in range(2)]
     bases = torch.randn(2, 24, 24) / 5, torch.randn(2, 24, 24) / 5
     sinks, tails = torch.randn(2, 2, 4, 24), torch.randn(2, 1, 2, 33, 24)
     sequence = Sequence([(segment[0], segment[1])], None, (sinks[0], sinks[1]), bases)
-    return Case(torch.randn(1, 6, 1, 24), [sequence], (tails[0], tails[1]))
+    return Case(torch.randn(1, 6, 1, 24), [sequence], (tails[0], tails[1]), trellis=trellis)
 
 
+@pytest.mark.parametrize("trellis", [False, True])
 @pytest.mark.parametrize("width", WIDTHS[1:])
-def test_each_width_alone(width):
+def test_each_width_alone(width, trellis):
     level, counts = WIDTHS.index(width), [40, 33]
-    keys, values = codes_of(counts, 2, 16, [level]), codes_of(counts, 2, 16, [level])
+    keys, values = (codes_of(counts, 2, 16, [level], 1.0, trellis) for _ in range(2))
     sinks, tails = torch.randn(2, 2, 0, 16), torch.randn(2, 1, 2, 5, 16)
     sequence = Sequence([(keys, values)], None, (sinks[0], sinks[1]), (None, None))
-    case = Case(torch.randn(1, 2, 1, 16), [sequence], (tails[0], tails[1]))
+    case = Case(torch.randn(1, 2, 1, 16), [sequence], (tails[0], tails[1]), trellis=trellis)
     assert case.error() <= 1
 
 
+@pytest.mark.parametrize("trellis", [False, True])
 @pytest.mark.parametrize("group", [3, 4])
 @pytest.mark.parametrize("levels", [[1], [1, 2, 2], [3, 4, 3], [0, 1, 2, 3, 4, 5, 6, 7], [5, 6, 7]])
-def test_wide_heads(group, levels):
+def test_wide_heads(group, levels, trellis):
     """More channels than are read together, in several units and runs; odd numbers of them of each width."""
     torch.manual_seed(group)
-    segment = [codes_of([70, 300, 900], 1, width, levels) for width in (201, 133)]
+    segment = [codes_of([70, 300, 900], 1, width, levels, 1.0, trellis) for width in (201, 133)]
     sinks, tails = (torch.randn(1, 2, width) for width in (201, 133)), (torch.randn(1, 1, 5, w) for w in (201, 133))
     sequence = Sequence([(segment[0], segment[1])], None, tuple(sinks), (None, None))
-    assert Case(torch.randn(1, group, 1, 201), [sequence], tuple(tails)).error() <= 1
+    assert Case(torch.randn(1, group, 1, 201), [sequence], tuple(tails), trellis=trellis).error() <= 1
 
 
-@pytest.mark.parametrize("width", [3, 4, 5, 6, 8])
+@pytest.mark.parametrize("width", [3, 4, 5, 6, 7, 8])
 def test_processors_that_cannot_transpose_bits_read_the_same_numbers(width):
     """Other tests read these widths as this processor does best."""
     import numba
@@ -243,16 +252,17 @@ def test_processors_that_cannot_transpose_bits_read_the_same_numbers(width):
     planes = (planes << torch.arange(8)).sum(-1).to(torch.uint8)
     queries, out = torch.zeros(4, products.BLOCK), torch.zeros(4, products.BLOCK)
     queries[:, 0] = torch.tensor([1.0, 2, 3, 4])
-    row = 4 * products.BLOCK
-    read(planes.data_ptr(), planes.shape[1], BOOKS[width].data_ptr(), queries.data_ptr(), out.data_ptr(), row)
-    torch.testing.assert_close(out, queries[:, :1] * BOOKS[width, codes])
+    row, book = 4 * products.BLOCK, (TRELLIS_BOOKS if width < EVEN_WIDTH else BOOKS)[width]
+    read(planes.data_ptr(), planes.shape[1], book.data_ptr(), queries.data_ptr(), out.data_ptr(), row)
+    torch.testing.assert_close(out, queries[:, :1] * book[codes])
 
 
+@pytest.mark.parametrize("trellis", [False, True])
 @pytest.mark.parametrize("team", [True, False])
-def test_threads_change_no_bit(team, monkeypatch):
+def test_threads_change_no_bit(team, trellis, monkeypatch):
     if not team:
         monkeypatch.setenv(OPENMP, "0")
-    case, before = one_case(12_000), torch.get_num_threads()
+    case, before = one_case(12_000, trellis), torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3):
@@ -292,8 +302,9 @@ def test_views_are_read_as_they_lie():
     assert torch.equal(case.run()[0], expected)
 
 
-def test_codes_at_odd_addresses():
-    case = one_case(601)
+@pytest.mark.parametrize("trellis", [False, True])
+def test_codes_at_odd_addresses(trellis):
+    case = one_case(601, trellis)
     expected, _ = case.run()
 
     def moved(tensor: Tensor) -> Tensor:
@@ -344,6 +355,7 @@ def guarded(processor: str | None, lanes: int, folder: str) -> None:
         assert test_coded.beside_a_guard(count) <= 1, count
         test_few_coded.beside_a_guard(test_coded.at_the_end, count)
     assert test_coded.one_case(900).error() <= 1
+    assert test_coded.one_case(900, trellis=True).error() <= 1
     if processor is not None:  # other loops that make arrays as these do
         from grace_opt.kernels import heads, received
 
@@ -368,9 +380,11 @@ def beside_a_guard(count: int) -> float:
     torch.manual_seed(count)
     counts, found = [count], []
     for levels in ([3, 0, 1], [7], [0, 0, 2]):
-        made = tuple(codes_of(counts, 1, 5, levels).map(at_the_end) for _ in range(2))
-        sequence = Sequence([made], None, (torch.randn(1, 0, 5), torch.randn(1, 0, 5)), (None, None))
-        found.append(Case(torch.randn(1, 1, 1, 5), [sequence], tuple(torch.randn(2, 1, 1, 2, 5))).error())
+        for trellis in (False, True):
+            made = tuple(codes_of(counts, 1, 5, levels, 1.0, trellis).map(at_the_end) for _ in range(2))
+            sequence = Sequence([made], None, (torch.randn(1, 0, 5), torch.randn(1, 0, 5)), (None, None))
+            tails = tuple(torch.randn(2, 1, 1, 2, 5))
+            found.append(Case(torch.randn(1, 1, 1, 5), [sequence], tails, trellis=trellis).error())
     return max(found)
 
 

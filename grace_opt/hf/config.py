@@ -101,6 +101,9 @@ class PruningConfig:
     basis : str or path
         With ``bits``: "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and
         counted), "none", or a file that ``grace-opt basis`` wrote.
+    trellis : bool
+        With ``bits``: code the numbers of a channel together, by a trellis, rather than one by one. Less error in the
+        same bytes, for more time while a prompt is coded.
     read : TopTokens or str, optional
         Read few of the old tokens in each step, with a bound on the attention of the others; "pages", "channels" and
         "sampling" stand for the ways with their defaults. Sets ``sink_tokens`` to 4 unless it is given. With channels,
@@ -142,6 +145,7 @@ class PruningConfig:
     value_bits: float | None = None
     total_bytes: int | None = None
     basis: str | os.PathLike[str] = CALIBRATED
+    trellis: bool = False
     read: TopTokens | None = None  # a name is replaced by what it stands for
 
     def __post_init__(self) -> None:
@@ -365,6 +369,11 @@ def _check_read(config: PruningConfig) -> None:
             'read=TopTokens(by="sampling") hashes keys as they are stored, and with bits= they are codes; write '
             'by="pages" or by="channels", or leave out one of the two settings'
         )
+    if config.trellis:
+        raise OptionError(
+            "read= finds tokens by the high bits of their codes, and with trellis=True every code depends on those "
+            "before it; leave out one of the two settings"
+        )
     if config.fused is False:
         raise OptionError("read= needs fused=True: other attention functions read every token; leave out fused=False")
     if config.quantize is not None and config.quantize.keys is not None and read.by == CHANNELS:
@@ -379,6 +388,7 @@ _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("method", str, 'a name, for instance "grace"; the share to prune is another argument, ratio='),
     ("weight", str, 'a name, for instance "frobenius"'),
     ("fused", bool, "True or False"),
+    ("trellis", bool, "True or False"),
     ("quantize", Quantization | None, 'a Quantization, for instance Quantization(keys=4), or a name such as "int4"'),
 )
 

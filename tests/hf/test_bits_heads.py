@@ -1,5 +1,7 @@
 """Whole heads coded by the compiled loop: the codes of the steps that it replaces, up to rounding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -68,6 +70,20 @@ def test_heads_beyond_float16_have_a_unit(factor, monkeypatch):
     assert found[0].decode().isfinite().all()
 
 
+@pytest.mark.parametrize("mean", [0.3, 2.0, 7.0])
+def test_codes_of_a_trellis_are_as_good_as_those_of_the_steps(mean, monkeypatch):
+    """Rounding of a coordinate may change all codes after it, but not what they lose."""
+    parts = [replace(stored(433, (3, 64), mean, 1), trellis=True)]
+    (found,), (expected,) = both(parts, monkeypatch)
+    assert found.trellis
+    assert expected.trellis
+    assert torch.equal(found.widths(), expected.widths())
+    assert found.nbytes == expected.nbytes
+    exact = parts[0].tensor.gather(1, parts[0].order[..., None].expand_as(parts[0].tensor)) @ parts[0].encode
+    errors = [(each.decode() - exact).square().sum((1, 2)) for each in (found, expected)]
+    torch.testing.assert_close(*errors, rtol=0.01, atol=0)
+
+
 def test_equal_tokens_are_coded(monkeypatch):
     part = stored(200, (2, 16), 2.0, 4)
     part.tensor[:] = part.tensor[:, :1]
@@ -80,7 +96,7 @@ def test_equal_tokens_are_coded(monkeypatch):
 def test_a_head_is_coded_as_it_is_alone():
     """Ranks of a tensor-parallel model have some of the heads each."""
     part = stored(500, (4, 32), 2.0, 5)
-    half = StoredHeads(*(each if n == 5 else each[2:] for n, each in enumerate(vars(part).values())))
+    half = replace(part, **{name: each[2:] for name, each in vars(part).items() if isinstance(each, torch.Tensor)})
     with always_compiled():
         (whole,), (alone,) = code_heads([part]), code_heads([half])
     assert torch.equal(whole.decode()[2:], alone.decode())

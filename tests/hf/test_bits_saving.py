@@ -41,6 +41,7 @@ KINDS = {
     "sliding and full": ({}, 124, 0, MIXED),
     "a dense layer": ({"dense_layers": 1}, 124, 0, {}),
     "empty": ({}, 0, 0, {}),
+    "a trellis": ({"trellis": True}, 150, 13, {}),
     "in few bytes": ({"bits": None, "total_bytes": 60_000}, 124, 0, {}),
 }
 

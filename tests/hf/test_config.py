@@ -53,7 +53,7 @@ BASES = st.sampled_from(["calibrated", "prompt", "none", "b.safetensors"])
 MEANS = st.floats(0, 16, exclude_min=True)
 #: What gives every channel its number of bits, instead of a method and a size.
 GIVEN_BITS = st.one_of(
-    st.fixed_dictionaries({"bits": MEANS, "basis": BASES}),
+    st.fixed_dictionaries({"bits": MEANS, "basis": BASES}, optional={"trellis": st.booleans()}),
     st.fixed_dictionaries({"key_bits": MEANS, "value_bits": MEANS, "basis": BASES}),
     st.fixed_dictionaries({"total_bytes": st.integers(1, 10**12), "basis": BASES}),
 )
@@ -112,7 +112,7 @@ class TestRoundTrip:
 
     def test_covers_every_field(self):
         drawn = {*SETTINGS, "method", "options", "ratio", "kept_channels", "weight"}  # one weight exists
-        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis", "read"}
+        drawn |= {"bits", "key_bits", "value_bits", "total_bytes", "basis", "trellis", "read"}
         assert drawn == {f.name for f in dataclasses.fields(PruningConfig)} == set(PruningConfig().to_dict())
 
     def test_missing_names_have_their_defaults(self):

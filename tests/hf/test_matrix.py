@@ -15,6 +15,7 @@ import torch
 from bench.pages_of_tests import adapter_matrix
 from bench.provenance import require_clean
 from bench.report import RESULTS, write_results
+from tests.hf import matrix_bits
 from tests.hf.conftest import reads_in_chunks
 from tests.hf.matrix import BFLOAT16_RTOL, FAMILIES, IN_FULL, MODES, cell, model_of
 from tests.hf.matrix_bits import coded_cell
@@ -74,6 +75,13 @@ def test_cell_with_bits(family, mode):
     if family not in REFUSED:
         assert found == "pass"
     check_refusal(family, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "chunked prefill"])
+def test_cell_of_a_trellis(mode, monkeypatch):
+    monkeypatch.setitem(matrix_bits.SETTINGS, "trellis", True)
+    assert coded_cell("Llama", mode) == "pass"
 
 
 def check_refusal(family, found):

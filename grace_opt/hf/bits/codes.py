@@ -5,7 +5,8 @@ bits for channels that have any, and one bit plane per bit (:mod:`grace_opt.hf.b
 of their classes; attention does not mind, and :mod:`grace_opt.hf.bits.segment` knows which token is where.
 
 Source: Lloyd–Max quantisation, with scales for the least sum of errors to the fourth (`grace_opt.kernels.coding`);
-classes and widths are chosen by `allocate`.
+classes and widths are chosen by `allocate`. Codes of a trellis depend on each other, and are read as one bit more
+(:mod:`grace_opt.kernels.coding.trellis`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from ..._util.arrays import to_device
 from ...kernels.coding import scaled_and_coded
+from ...kernels.coding.trellis import as_read
 from ...kernels.heads import Coded
 from .bitplanes import pack_bits, unpack_bits, unpack_classes
-from .codebooks import WIDTHS, codebook, codebooks
+from .codebooks import EVEN_WIDTH, WIDTHS, codebook, codebooks, trellis_codebook
 
 #: Bits of an index into `WIDTHS`.
 LEVEL_BITS = 3
@@ -53,6 +55,8 @@ class Codes:
         The codes of each class, ``(Σ widths, ⌈n_c/8⌉)`` uint8.
     counts : tuple of int
         Number of tokens of each class.
+    trellis : bool
+        Whether the codes are those of a trellis (:mod:`grace_opt.kernels.coding.trellis`).
     """
 
     levels: Tensor
@@ -61,9 +65,15 @@ class Codes:
     unit: Tensor
     planes: tuple[Tensor, ...]
     counts: tuple[int, ...]
+    trellis: bool = False
 
     def __post_init__(self) -> None:
         codebook(self.means.device)  # made now, as torch.compile cannot trace how
+
+    @property
+    def book(self) -> Tensor:
+        """The numbers that codes stand for, as they are read: `codebook`, or `trellis_codebook`."""
+        return (trellis_codebook if self.trellis else codebook)(self.means.device)
 
     @property
     def nbytes(self) -> int:
@@ -105,14 +115,19 @@ class Codes:
         """
         heads, width = self.means.shape
         widths = self.widths()
-        table = codebook(self.means.device).view(-1)
+        book = self.book
         means = (self.means.float() * self.unit[:, None])[..., None]
         scales = (self._scales(widths) * self.unit[:, None])[..., None]
         wide = widths.view(len(self.counts), -1, 1).int()
-        low, first = wide // 2, wide * codebook(self.means.device).shape[1]
+        longer = (wide > 0) & (wide < EVEN_WIDTH)
+        if self.trellis:
+            wide = wide + longer
+        low, table, first = wide // 2, book.view(-1), wide * book.shape[1]
         found = []
         for number, codes in enumerate(unpack_classes(self.planes, widths.view(len(self.counts), -1), self.counts)):
             parts = []
+            if self.trellis:
+                codes = torch.where(longer[number], as_read(codes), codes)
             for each in change(codes, low[number]):
                 numbers = table.index_select(0, (each + first[number]).view(-1))
                 parts.append(numbers.view(heads, width, -1) * scales[number] + means)
@@ -128,7 +143,7 @@ class Codes:
     def map(self, change: Callable[[Tensor], Tensor]) -> Codes:
         """Apply a function to every tensor."""
         changed = {name: change(tensor) for name, tensor in self.tensors().items()}
-        return Codes.of(changed, self.counts)
+        return Codes.of(changed, self.counts, self.trellis)
 
     def split(self, heads: int) -> tuple[Codes, Codes]:
         """Return the codes of the first heads and those of the others, copied; of codes in one class."""
@@ -148,16 +163,17 @@ class Codes:
                     unit=self.unit[own].clone(),
                     planes=(self.planes[0][wide].clone(),),
                     counts=self.counts,
+                    trellis=self.trellis,
                 )
             )
         return parts[0], parts[1]
 
     @classmethod
-    def of(cls, tensors: dict[str, Tensor], counts: Sequence[int]) -> Codes:
+    def of(cls, tensors: dict[str, Tensor], counts: Sequence[int], trellis: bool = False) -> Codes:
         """Put together what `tensors` took apart."""
         planes = tuple(tensors[f"planes{number}"] for number in range(len(counts)))
         plain = {name: tensor for name, tensor in tensors.items() if not name.startswith("planes")}
-        return cls(**plain, planes=planes, counts=tuple(counts))
+        return cls(**plain, planes=planes, counts=tuple(counts), trellis=trellis)
 
 
 def stacked(first: Codes, second: Codes) -> Codes:
@@ -170,6 +186,7 @@ def stacked(first: Codes, second: Codes) -> Codes:
         unit=torch.cat([first.unit, second.unit]),
         planes=(torch.cat([first.planes[0], second.planes[0]]),),
         counts=first.counts,
+        trellis=first.trellis,
     )
 
 
@@ -191,7 +208,7 @@ class Part(NamedTuple):
     largest: Tensor
 
 
-def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
+def encode(parts: Iterable[Part], counts: Sequence[int], trellis: bool = False) -> Codes:
     """Code coordinates by given widths.
 
     Parameters
@@ -200,15 +217,19 @@ def encode(parts: Iterable[Part], counts: Sequence[int]) -> Codes:
         All heads, in order; one part after the other is taken and forgotten.
     counts : sequence of int
         Number of tokens of each class; at least one token in all.
+    trellis : bool
+        Whether to code by a trellis.
     """
-    return codes_from(_coded(parts, counts), counts)
+    return codes_from(_coded(parts, counts, trellis), counts, trellis)
 
 
-def encode_apart(parts: Iterable[Part], counts: Sequence[int], heads: Sequence[int]) -> list[Codes]:
+def encode_apart(
+    parts: Iterable[Part], counts: Sequence[int], heads: Sequence[int], trellis: bool = False
+) -> list[Codes]:
     """Return what `encode` does, for some heads after the other: so many of each."""
-    coded = _coded(parts, counts)
+    coded = _coded(parts, counts, trellis)
     if len(heads) == 1:
-        return [codes_from(coded, counts)]
+        return [codes_from(coded, counts, trellis)]
     levels = torch.split(coded.levels, list(heads), 1)
     widths = _as_tensor(WIDTHS, coded.levels.device)
     numbers = torch.stack([widths[own].sum((1, 2)) for own in levels], dim=1).tolist()
@@ -221,12 +242,14 @@ def encode_apart(parts: Iterable[Part], counts: Sequence[int], heads: Sequence[i
     )
     # Copies: each lives as long as its sequence does.
     return [
-        codes_from(Coded(own, means.clone(), scales, unit.clone(), tuple(each.clone() for each in planes)), counts)
+        codes_from(
+            Coded(own, means.clone(), scales, unit.clone(), tuple(each.clone() for each in planes)), counts, trellis
+        )
         for own, means, scales, unit, planes in zip(*apart, strict=True)
     ]
 
 
-def _coded(parts: Iterable[Part], counts: Sequence[int]) -> Coded:
+def _coded(parts: Iterable[Part], counts: Sequence[int], trellis: bool) -> Coded:
     levels, means, scales, units, planes = [], [], [], [], []
     for coordinates, own, largest in parts:
         scaled, unit = coordinates.float(), _unit(largest.float())
@@ -236,7 +259,7 @@ def _coded(parts: Iterable[Part], counts: Sequence[int]) -> Coded:
         means.append(scaled.mean(1).to(torch.float16))
         rows, centres = scaled.mT.flatten(0, 1), means[-1].flatten().float()
         widths = _as_tensor(WIDTHS, own.device)[own].flatten(1)
-        found = scaled_and_coded(rows, centres, widths, counts, codebooks(rows.device))
+        found = scaled_and_coded(rows, centres, widths, counts, codebooks(rows.device, trellis))
         levels.append(own)
         units.append(unit)
         scales.append(found[0])
@@ -252,8 +275,8 @@ def _coded(parts: Iterable[Part], counts: Sequence[int]) -> Coded:
     )
 
 
-def codes_from(coded: Coded, counts: Sequence[int]) -> Codes:
-    """Return what is stored of codes that were just made; `counts` as for `encode`."""
+def codes_from(coded: Coded, counts: Sequence[int], trellis: bool = False) -> Codes:
+    """Return what is stored of codes that were just made; other parameters as for `encode`."""
     device, used = coded.means.device, torch.nonzero(coded.levels.flatten())[:, 0]
     return Codes(
         levels=to_device(_packed(coded.levels), device),
@@ -262,6 +285,7 @@ def codes_from(coded: Coded, counts: Sequence[int]) -> Codes:
         unit=coded.unit,
         planes=coded.planes,
         counts=tuple(counts),
+        trellis=trellis,
     )
 
 

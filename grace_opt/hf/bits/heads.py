@@ -50,6 +50,8 @@ class StoredHeads:
         Number of tokens of each class.
     bits : Tensor
         ``(H,)`` float64, to be divided among the channels of all classes; on the CPU.
+    trellis : bool
+        Whether to code by a trellis; the same for all that are coded together.
     """
 
     tensor: Tensor
@@ -59,6 +61,7 @@ class StoredHeads:
     energy: Tensor
     sizes: Sequence[int]
     bits: Tensor
+    trellis: bool = False
 
     def divided(self) -> Iterator[Part]:
         """Yield the coordinates of some heads at a time, and the levels that their bits are divided into."""
@@ -66,7 +69,7 @@ class StoredHeads:
             coordinates = self._coordinates(heads)
             largest, squares = self._squares(coordinates, heads)
             costs = squares * self.energy[heads, None]
-            yield Part(coordinates, _divided(costs, self.sizes, self.bits[heads]), largest)
+            yield Part(coordinates, _divided(costs, self.sizes, self.bits[heads], self.trellis), largest)
             del coordinates  # before the next ones are made
 
     def costs(self) -> tuple[Tensor, Tensor]:
@@ -96,7 +99,7 @@ def code_heads(stored: Sequence[StoredHeads]) -> list[Codes]:
     if stored[0].tensor.device.type != "cpu":
         return _coded_elsewhere(stored)
     if not is_compiled(*(each.tensor for each in stored)):
-        return [encode(each.divided(), each.sizes) for each in stored]
+        return [encode(each.divided(), each.sizes, each.trellis) for each in stored]
     from ...kernels.heads.host import code_heads as compiled
 
     kinds = []
@@ -106,9 +109,9 @@ def code_heads(stored: Sequence[StoredHeads]) -> list[Codes]:
         if matrices is None:
             matrices = torch.eye(width, dtype=torch.float32, device=each.tensor.device).expand(heads, -1, -1)
         kinds.append(Heads(each.tensor, each.order, matrices, each.weights, each.energy, each.bits))
-    sizes = stored[0].sizes
-    found = compiled(kinds, _tables(tuple(sizes)), codebooks(stored[0].tensor.device))
-    return [codes_from(coded, sizes) for coded in found]
+    sizes, trellis = stored[0].sizes, stored[0].trellis
+    found = compiled(kinds, _tables(tuple(sizes), trellis), codebooks(stored[0].tensor.device, trellis))
+    return [codes_from(coded, sizes, trellis) for coded in found]
 
 
 def _coded_elsewhere(stored: Sequence[StoredHeads]) -> list[Codes]:
@@ -121,7 +124,7 @@ def _coded_elsewhere(stored: Sequence[StoredHeads]) -> list[Codes]:
     found = []
     for group, (largest, _), own in zip(groups, every, levels, strict=True):
         parts = _together(group).parts(own, largest)
-        found += encode_apart(parts, group[0].sizes, [len(each.tensor) for each in group])
+        found += encode_apart(parts, group[0].sizes, [len(each.tensor) for each in group], group[0].trellis)
     return found
 
 
@@ -132,7 +135,8 @@ def _levels(groups: Sequence[Sequence[StoredHeads]], costs: Sequence[Tensor]) ->
     for size in dict.fromkeys(sizes):
         numbers = [number for number, own in enumerate(sizes) if own == size]
         bits = torch.cat([each.bits for number in numbers for each in groups[number]])
-        levels = _divided(torch.cat([costs[number] for number in numbers]), size[0], bits)
+        trellis = groups[numbers[0]][0].trellis
+        levels = _divided(torch.cat([costs[number] for number in numbers]), size[0], bits, trellis)
         apart = torch.split(levels, [len(costs[number]) for number in numbers], 1)
         found |= zip(numbers, apart, strict=True)
     return [found[number] for number in range(len(groups))]
@@ -167,18 +171,19 @@ def _together(group: Sequence[StoredHeads]) -> StoredHeads:
         torch.cat([each.energy for each in group]),
         group[0].sizes,
         torch.cat([each.bits for each in group]),
+        group[0].trellis,
     )
 
 
 @functools.lru_cache(maxsize=32)
-def _tables(sizes: tuple[int, ...]) -> Tables:
+def _tables(sizes: tuple[int, ...], trellis: bool = False) -> Tables:
     """Return the tables that the compiled loop reads."""
     here = torch.device("cpu")
     return Tables(
         counts=torch.tensor(sizes, device=here),
         costs=_costs(sizes, here),
         widths=torch.tensor(WIDTHS, dtype=torch.uint8, device=here),
-        distortions=torch.tensor(distortions(), dtype=torch.float64, device=here),
+        distortions=torch.tensor(distortions(trellis), dtype=torch.float64, device=here),
         small=SMALL,
         large=LARGE,
         lowest=LOWEST_POWER,
@@ -207,7 +212,7 @@ def _coordinates(tensor: Tensor, order: Tensor, encode: Tensor | None, heads: sl
     return (part.mT.contiguous() if encode is None else encode[heads].mT @ part.mT).mT
 
 
-def _divided(costs: Tensor, sizes: Sequence[int], bits: Tensor) -> Tensor:
+def _divided(costs: Tensor, sizes: Sequence[int], bits: Tensor, trellis: bool = False) -> Tensor:
     """Return the levels that `grace_opt.allocate` chooses within each head's bits ``(H,)``: ``(C, H, d)``.
 
     `costs` ``(H, C, d)`` are those of no bits at all.
@@ -215,7 +220,7 @@ def _divided(costs: Tensor, sizes: Sequence[int], bits: Tensor) -> Tensor:
     By its steps alone: its checks, its bound and its certificate take three times as long, and nobody would read them.
     """
     heads, classes, width = costs.shape
-    losses = costs[..., None] * torch.tensor(distortions(), dtype=torch.float64, device=costs.device)
+    losses = costs[..., None] * torch.tensor(distortions(trellis), dtype=torch.float64, device=costs.device)
     prices = _costs(tuple(sizes), losses.device)[:, None].expand(losses.shape).flatten(1, 2)
     problem = losses.flatten(1, 2), prices, torch.ones_like(prices, dtype=torch.bool)
     levels, _ = within_budget(*problem, bits, lower_hulls(*problem))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...kernels import coded as kernels
 from ..pruned_attention import float32_mask
 from .bitplanes import unpack_bits
-from .codebooks import codebook
+from .codebooks import codebook, trellis_codebook
 from .coded import CodedTokens
 
 
@@ -56,7 +56,8 @@ def attention_in_place(
         return None
     if others.get("dropout") and module.training:
         return None
-    attend = kernels.kernel_for(query, tail, value, old.coded)
+    trellis = any(segment.keys.trellis for row in old.rows for segment in row.segments[:1])
+    attend = kernels.kernel_for(query, tail, value, old.coded, trellis)
     if attend is None:
         return None
     recent = None
@@ -70,7 +71,7 @@ def attention_in_place(
         [row.sequence(old.bases) for row in old.rows],
         tail,
         value,
-        codebook(query.device),
+        (trellis_codebook if trellis else codebook)(query.device),
         waiting + tail.shape[2],
         [waiting - row.waits for row in old.rows],  # without codes, tokens that others have waiting are dense
         recent,
@@ -78,6 +79,7 @@ def attention_in_place(
         softcap,
         getattr(module, "is_causal", True) if is_causal is None else is_causal,
         received,
+        trellis,
     )
     return found
 

@@ -120,13 +120,13 @@ class CodedRow:
         if not self.segments:
             sink_keys, sink_values = torch.cat([self.sink_keys, keys], 1), torch.cat([self.sink_values, values], 1)
             return replace(grown, sink_keys=sink_keys, sink_values=sink_values)
-        made = []
+        made, trellis = [], self.segments[0].keys.trellis
         for number, tensor in enumerate((keys, values)):
             own = (self.key_decode, self.value_decode)[number]
             encode = inverse(own) if own is not None else None if bases is None else bases[number].encode
             moved = tensor.float() if encode is None else tensor.float() @ encode
             before = None if self.waiting is None else self.waiting[number]
-            made.append(waiting_codes(before, moved, waiting_width(number, self.bits[number])))
+            made.append(waiting_codes(before, moved, waiting_width(number, self.bits[number]), trellis))
         return replace(grown, waiting=(made[0], made[1]))
 
     def settled(self, plan: LayerPlan, received: Tensor, bases: tuple[Basis, Basis] | None) -> CodedRow:

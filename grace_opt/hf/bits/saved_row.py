@@ -15,7 +15,6 @@ from torch import Tensor
 
 from .bitplanes import PER_BYTE, unpack_bits
 from .classes import FRACTIONS
-from .codebooks import codebook
 from .coded import CodedTokens
 from .codes import LEVEL_BITS, Codes
 from .row import CodedRow, inverse
@@ -62,6 +61,8 @@ class RowCheck:
         Of tokens that are dense.
     own_bases : bool
         Whether rows have their own bases.
+    trellis : bool
+        Whether codes are those of a trellis.
     """
 
     require: Require
@@ -70,6 +71,7 @@ class RowCheck:
     depth: int
     dtype: torch.dtype
     own_bases: bool
+    trellis: bool
 
     def rows(
         self, said: Mapping[str, Any], found: Mapping[str, Tensor], batch: int, evicted: bool
@@ -182,7 +184,7 @@ class RowCheck:
         self._shaped(f"{where}.levels", parts["levels"], torch.uint8, (LEVEL_BITS, _bytes(places)))
         self._shaped(f"{where}.means", parts["means"], torch.float16, (heads, width))
         self._shaped(f"{where}.unit", parts["unit"], torch.float32, (heads,))
-        codes = Codes.of(parts, counts)
+        codes = Codes.of(parts, counts, self.trellis)
         widths = codes.widths()
         self._shaped(f"{where}.scales", codes.scales, torch.float16, (int((widths > 0).sum()),))
         for number, count in enumerate(counts):
@@ -193,7 +195,7 @@ class RowCheck:
         powers = bool(((mantissa == 0.5) & (codes.unit > 0)).all())  # not true of inf and NaN
         self.require(powers, f"{where}.unit is not made of powers of two")
         largest = codes.scales.float().amax() if len(codes.scales) else codes.unit.new_zeros(())
-        reach = (codes.means.float().abs().amax(1) + largest * float(codebook(codes.unit.device).max())) * codes.unit
+        reach = (codes.means.float().abs().amax(1) + largest * float(codes.book.max())) * codes.unit
         self.require(bool(reach.isfinite().all()), f"{where} has means, scales or units that are not finite")
         return codes
 

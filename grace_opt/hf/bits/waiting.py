@@ -44,7 +44,7 @@ def waiting_width(kind: int, bits: float) -> int:
     return next((width for width in WIDTHS if width >= bits + MORE_BITS[kind]), max(WIDTHS))
 
 
-def waiting_codes(before: Codes | None, coordinates: Tensor, width: int) -> Codes:
+def waiting_codes(before: Codes | None, coordinates: Tensor, width: int, trellis: bool = False) -> Codes:
     """Append a block of waiting tokens to those before, as further heads of the same codes.
 
     Parameters
@@ -54,10 +54,12 @@ def waiting_codes(before: Codes | None, coordinates: Tensor, width: int) -> Code
         ``(H, n, d)``; n is the same for every block.
     width : int
         Bits of every number.
+    trellis : bool
+        Whether to code by a trellis.
     """
     heads, count, channels = coordinates.shape
     levels = torch.full((1, heads, channels), WIDTHS.index(width), dtype=torch.int64, device="cpu")
-    made = encode([Part(coordinates, levels, coordinates.abs().amax((1, 2)))], (count,))
+    made = encode([Part(coordinates, levels, coordinates.abs().amax((1, 2)))], (count,), trellis)
     return made if before is None else stacked(before, made)
 
 
@@ -123,6 +125,7 @@ def settled(
             energy.double(),
             sizes,
             share * tensor[0].numel(),
+            plan.config.trellis,
         )
         for tensor, weight, energy, share in zip(waiting, token_weights(first, second), energies, shares, strict=True)
     ]

@@ -85,6 +85,7 @@ def coded_attention(
     softcap: float | None = None,
     causal: bool = True,
     before: Tensor | None = None,
+    trellis: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over sinks, coded tokens and a dense tail.
 
@@ -99,7 +100,7 @@ def coded_attention(
     tail_keys, tail_values : Tensor
         ``(B, H, S_t, d)`` and ``(B, H, S_t, d_v)``.
     books : Tensor
-        ``(9, 256)`` float32: row b has the numbers that codes of b bits stand for.
+        ``(9, 256)`` float32: row b has the numbers that codes of b bits stand for, as they are read.
     newest : int
         Number of tokens, the last ones, whose attention received is returned.
     attention_mask : Tensor or None
@@ -113,6 +114,9 @@ def coded_attention(
         What ``attention_mask=None`` means.
     before : Tensor or None
         ``(B, H, 3, n)``: what the first of the newest tokens have received before.
+    trellis : bool
+        Whether codes are those of a trellis, which are read as one bit more
+        (:mod:`grace_opt.kernels.coding.trellis`).
 
     Returns
     -------
@@ -134,7 +138,10 @@ def coded_attention(
     )
     plan = given.plan
     loops.prepare_at(given.at)
-    attend = loops.attend_three_at if plan.by_three else loops.attend_at
+    if trellis:
+        attend = loops.attend_three_longer_at if plan.by_three else loops.attend_longer_at
+    else:
+        attend = loops.attend_three_at if plan.by_three else loops.attend_at
     call_in_threads(attend, given.at, len(plan.table.items), alone=plan.alone)
     output = given.output if query.dtype == torch.float32 else given.output.to(query.dtype)
     return output, given.received

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..._util.arrays import to_device
+from .trellis import walked
 
 #: Columns in a byte of a plane.
 PER_BYTE = 8
@@ -34,11 +35,21 @@ class Codebooks(NamedTuple):
         Between neighbouring levels, then infinity.
     even : int
         The number of bits whose levels are evenly spaced up to the largest entry; other scales are fitted.
+    trellis : Tensor (M, 256), float32, or None
+        With it, codes of up to M - 2 bits but `even` are those of a trellis: row b has the levels of codes that are
+        read as b bits, one more than they take (:mod:`grace_opt.kernels.coding.trellis`). Scales are fitted by `levels`
+        and `edges` first.
     """
 
     levels: Tensor
     edges: Tensor
     even: int
+    trellis: Tensor | None = None
+
+
+def levels_read(books: Codebooks) -> Tensor:
+    """Return the levels of a trellis; none without one."""
+    return books.levels[:0] if books.trellis is None else books.trellis
 
 
 def scaled_and_coded(
@@ -57,7 +68,18 @@ def scaled_and_coded(
         scales.append(_fitted(centred, there[number], upper, books.even))
         scaled = centred / positive(scales[-1].float())[:, None]
         codes.append(torch.searchsorted(edges[number], scaled, out_int32=True).to(torch.uint8))
+        of_trellis = is_read_longer(widths[number], books)
+        if bool(of_trellis.any()):
+            some = to_device(torch.nonzero(of_trellis)[:, 0], rows.device)
+            wide = there[number, some]
+            better, own = walked(centred[some], scales[-1][some], levels_read(books)[wide + 1], wide)
+            scales[-1][some], codes[-1][some] = better, own
     return torch.stack(scales), tuple(pack_classes(codes, widths))
+
+
+def is_read_longer(widths: Tensor, books: Codebooks) -> Tensor:
+    """Return which rows of some bits have the codes of a trellis."""
+    return (widths > 0) & (widths != books.even) & (widths + 1 < len(levels_read(books)))
 
 
 def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -7,39 +7,18 @@ import numpy as np
 
 from .._shared.jit import c_function, part
 from .._shared.lanes import WIDEST, add_one, load_one, transpose_widest
-from .._shared.memory import array_at, empty, start_of, view, zeros
+from .._shared.memory import array_at, empty, start_of, zeros
 from .._shared.products import BYTES, ROWS, TILE, multiply
 from .._shared.whole import sorted_places
 from ..coding.cpu import code, fit, largest_bits, mean, weighted
-from ..coding.reference import LARGEST
+from ..coding.cpu.halves import round_to_half
 from ..steps.cpu import hulls, spend
 from . import forms
 
-#: Below, float16 has fewer digits: a multiple of its smallest number.
-LEAST_NORMAL = np.float32(2.0**-14)
-#: Adding this to a smaller number, and taking it away, rounds to a multiple of float16's smallest number.
-MAGIC = np.float32(0.75)
-MOST = np.float32(LARGEST)
 #: Bytes of an address.
 ADDRESS = 8
 #: Numbers in a row of the codebooks.
 MOST_LEVELS = 256
-#: The bits that a float16 does not have of a float32, and half of their worth less one.
-SPARE, HALF = np.int32(13), np.int32(0xFFF)
-
-
-@part
-def round_to_half(numbers):
-    """Round to the nearest float16, ties to even; what is too large becomes the largest."""
-    bits = view(numbers, np.int32)
-    for i in range(numbers.shape[0]):
-        x = min(max(numbers[i], -MOST), MOST)
-        if abs(x) < LEAST_NORMAL:
-            numbers[i] = (x + MAGIC) - MAGIC
-        else:
-            numbers[i] = x
-            rounded = bits[i] + HALF + ((bits[i] >> SPARE) & np.int32(1))
-            bits[i] = (rounded >> SPARE) << SPARE
 
 
 @part
@@ -108,7 +87,7 @@ def unit_of(largest, small, large, lowest):
 @part(error_model="numpy")
 def code_head(block, weights, energy, bits, tables, outputs):
     """Code the coordinates of a head; return its unit."""
-    counts, costs, widths, distortions, small, large, lowest, books, edges, even = tables
+    counts, costs, widths, distortions, small, large, lowest, books, edges, even, trellis = tables
     levels, means, scales, planes = outputs
     classes, width = levels.shape
     large_bits, squares = zeros((1,), np.int32), empty((classes, width), np.float64)
@@ -143,7 +122,7 @@ def code_head(block, weights, energy, bits, tables, outputs):
     fit(rows, means, wide, counts, books, edges, even, scales)
     for c in range(classes):
         round_to_half(scales[c])
-    code(rows, means, wide, counts, edges, scales, planes)
+    code(rows, means, wide, counts, edges, trellis, even, scales, planes)
     return unit
 
 
@@ -157,7 +136,7 @@ def code_heads(taken, records, shared):
         Number of heads taken so far, and of threads.
     records : (K, 17) int64
         See `forms`.
-    shared : (12,) int64
+    shared : (14,) int64
     """
     if add_one(taken[1:]) >= forms.AT_ONCE:
         return
@@ -174,6 +153,7 @@ def code_heads(taken, records, shared):
         array_at(shared[forms.BOOKS], (books, MOST_LEVELS), np.float32),
         array_at(shared[forms.EDGES], (books, MOST_LEVELS - 1), np.float32),
         shared[forms.EVEN],
+        array_at(shared[forms.TRELLIS], (shared[forms.ROWS_OF_TRELLIS], MOST_LEVELS), np.float32),
     )
     room, widest = 0, 0
     for given in records:
@@ -216,5 +196,5 @@ def code_heads_at(data):
     code_heads(
         array_at(given[0], (2,), np.int64),
         array_at(given[1], (given[3], 17), np.int64),
-        array_at(given[2], (12,), np.int64),
+        array_at(given[2], (14,), np.int64),
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._shared.threads import call_in_threads
-from ..coding.reference import PER_BYTE, Codebooks
+from ..coding.reference import PER_BYTE, Codebooks, levels_read
 from . import forms
 from .parts import Coded, Heads, Tables
 
@@ -32,8 +32,9 @@ def code_heads(kinds: Sequence[Heads], tables: Tables, books: Codebooks) -> list
     here = torch.device("cpu")
     classes, counts = len(tables.counts), tables.counts.tolist()
     limits = torch.tensor([tables.small, tables.large], dtype=torch.float32, device=here)
-    held = [part.contiguous() for part in (*tables[:4], limits, books.levels, books.edges)]
-    sizes = classes, len(tables.widths), len(books.levels), books.even, tables.lowest
+    trellis = levels_read(books)
+    held = [part.contiguous() for part in (*tables[:4], limits, books.levels, books.edges, trellis)]
+    sizes = classes, len(tables.widths), len(books.levels), len(trellis), books.even, tables.lowest
     shared = np.array([*(part.data_ptr() for part in held), *sizes], np.int64)
     records, outputs = np.zeros((len(kinds), 17), np.int64), []
     whole_bytes = sum(-(-count // PER_BYTE) for count in counts)

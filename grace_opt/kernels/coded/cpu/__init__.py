@@ -36,7 +36,8 @@ from ...decode.cpu.rows import BYTES, WHOLE
 from ...decode.cpu.values import add_values as add_dense_values
 from ...decode.forms import ADDITIVE, BOOL, CAUSAL
 from ..forms import COUNT, END, FIELDS, KEYS, LANES, NEWEST, ROWS, VALUES, WIDTHS
-from .channels import copy_rest, part_of, sort_channels
+from .channels import ALL, copy_rest, part_of, sort_channels
+from .longer import read_longer
 from .octet_lists import make_octets
 from .products import BLOCK, BLOCK_STEP, VECTORS, no_sums_of_four, no_sums_of_three
 from .rows import add_products, add_rows, clear, scale_queries, share_out
@@ -148,23 +149,28 @@ def safe_part(count, offset, stride, behind, end):
 
 
 @part
-def open_unit(units, unit, tensor, width, run, place, room):
+def open_unit(units, unit, tensor, width, run, place, room, longer):
     """Sort the channels of what a run ``(column of the unit's first token, first column, last)`` reads of a unit.
 
-    `tensor` is `KEYS` or `VALUES`, `place` the first token's among the run's. Returns the first token and the one after
-    the last, the place of what follows, the bytes of a plane, and how many tokens are read where they lie.
+    `tensor` is `KEYS` or `VALUES`, `place` the first token's among the run's; `longer` as for `attend_coded`. Returns
+    the first token and the one after the last, the place of what follows, the byte of each plane from which on it is
+    read, the bytes of a plane, and how many tokens are read in place.
     """
     levels, order, addresses, scales, means, starts = room[:6]
     count = units[unit, COUNT]
     a, b = part_of(run[0], count, run[1], run[2])
-    stride = (count + 7) // 8
-    if a < b:
-        given = units[unit, tensor:], stride, width, a // 8, (b - a + 7) // 8
-        behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
-        whole = safe_part(b - a, a // 8, stride, behind, units[unit, tensor + END])
-    else:
-        whole = b - a
-    return a, b, place + (b - a + BLOCK - 1) // BLOCK * BLOCK, stride, whole
+    stride, offset, size = (count + 7) // 8, a // 8, (b - a + 7) // 8
+    end = place + (b - a + BLOCK - 1) // BLOCK * BLOCK
+    more = offset * 0
+    if longer is not None:  # bits are read once, when they are copied
+        size, more = size * 0, more + 1
+    if a == b:
+        return a, b, end, offset, stride, b - a
+    given = units[unit, tensor:], stride, width, offset, size, more
+    behind = sort_channels(*given, levels, order, addresses, scales, means, starts)
+    if longer is not None:
+        return a, b, end, offset * 0, read_longer(addresses, starts, offset, stride, b - a, longer), end - place
+    return a, b, end, offset, stride, safe_part(b - a, offset, stride, behind, units[unit, tensor + END])
 
 
 @part
@@ -184,7 +190,7 @@ def coming_of(units, first, last, tensor, column, start, stop):
 
 @part
 def attend_coded(
-    units, limits, widths, turned, books, softcap, outer, logits, newest, state, room, none, sizes, items, turn
+    units, limits, widths, turned, books, softcap, outer, logits, newest, state, room, none, sizes, items, turn, longer
 ):
     """Attend with a few rows to a run of one head's columns.
 
@@ -209,6 +215,8 @@ def attend_coded(
         As in `attend`.
     turn : (1,) int64
         If `UNKNOWN`, the next item is taken before the last values are read, so that its keys are asked for meanwhile.
+    longer : (bytes,) uint8, or None
+        Room for planes of a trellis as they are read; none without a trellis.
     """
     rows = len(none) // VECTORS
     largest, sums, products = state
@@ -220,7 +228,8 @@ def attend_coded(
     column = place = nowhere
     book_step, keys, values = nowhere + BOOK, nowhere + KEYS, nowhere + VALUES
     for unit in range(first, last):
-        a, b, end, stride, whole = open_unit(units, unit, keys, width, (column, start, stop), place, room)
+        run = column, start, stop
+        a, b, end, offset, stride, whole = open_unit(units, unit, keys, width, run, place, room, longer)
         column += units[unit, COUNT]
         if a == b:
             continue
@@ -230,14 +239,14 @@ def attend_coded(
         scale_queries(turned, width, order, scales, means, constants, scaled)
         to = start_of(logits) + place * BYTES
         of_rows = start_of(scaled), query_step, constants, books, book_step
-        at, offset, step, some = start_of(addresses), a // 8, stride, whole
+        at, step, some = start_of(addresses), stride, whole
         for rest in range(2):  # one call is one copy of the loops
             if rest and whole < b - a:
                 copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
                 at, offset, step, some, to = start_of(bits_at), 0, BLOCK_STEP, BLOCK, to + whole * BYTES
             elif rest:
                 break
-            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none, (octets, coming))
+            add_logits(at, starts, offset, step, some, *of_rows, to, logit_step, none, (octets, coming), longer)
         for row in range(rows):
             line = logits[row]
             if softcap:
@@ -254,7 +263,8 @@ def attend_coded(
     column = place = nowhere
     clear(made, value_width)
     for unit in range(first, last):
-        a, b, end, stride, whole = open_unit(units, unit, values, value_width, (column, start, stop), place, room)
+        run = column, start, stop
+        a, b, end, offset, stride, whole = open_unit(units, unit, values, value_width, run, place, room, longer)
         column += units[unit, COUNT]
         if a == b:
             continue
@@ -268,14 +278,14 @@ def attend_coded(
         clear(totals, value_width)
         shares = start_of(logits) + place * BYTES
         of_rows = logit_step, books, book_step, start_of(totals)
-        at, offset, step, some = start_of(addresses), a // 8, stride, whole
+        at, step, some = start_of(addresses), stride, whole
         for rest in range(2):
             if rest and whole < b - a:
                 copy_rest(addresses, starts, (a + whole) // 8, stride, (b - a - whole + 7) // 8, WIDTHS, bits, bits_at)
                 at, offset, step, some, shares = start_of(bits_at), 0, BLOCK_STEP, BLOCK, shares + whole * BYTES
             elif rest:
                 break
-            add_values(at, starts, offset, step, some, shares, *of_rows, none, (octets, coming))
+            add_values(at, starts, offset, step, some, shares, *of_rows, none, (octets, coming), longer)
         add_products(logits[:rows], place, end, totals, value_width, order, scales, means, made)
         place = end
     add_rows(made, value_width, products)
@@ -333,7 +343,7 @@ def make_room(width):
         empty((width,), np.int64),
         empty((width,), np.float32),
         empty((width,), np.float32),
-        empty((9,), np.int64),
+        empty((ALL + 1,), np.int64),
         empty((width * MOST_PLANES * BLOCK_STEP,), np.uint8),
         empty((width,), np.int64),
         empty((ROWS, width), np.float32),
@@ -356,8 +366,8 @@ def make_rooms(sizes):
 
 
 @part
-def attend_item(item, arrays, books, rooms, none, turn):
-    """Process one item; as many query rows at a time as `none` has sums of."""
+def attend_item(item, arrays, books, rooms, none, turn, longer):
+    """Process one item; as many query rows at a time as `none` has sums of; `longer` as for `attend_coded`."""
     sizes, items, units, scales, queries, newest, ends, products = arrays
     logits, room, masks, last_columns = rooms
     heads, group, length, tail, kind = sizes[HEADS], sizes[GROUP], sizes[LENGTH], sizes[IN_TAIL], sizes[KIND]
@@ -389,9 +399,8 @@ def attend_item(item, arrays, books, rooms, none, turn):
         else:
             limits = items[item, 1], items[item, 2], items[item, 3], items[item, 4]
             few = queries[1, pair, row:upto]
-            attend_coded(
-                units, limits, widths, few, books, softcap, outer, logits, written, own, room, none, sizes, items, turn
-            )
+            rest = softcap, outer, logits, written, own, room, none, sizes, items, turn, longer
+            attend_coded(units, limits, widths, few, books, *rest)
 
 
 @part
@@ -466,7 +475,7 @@ def join(given, arrays, pair, first, last):
 
 
 @part
-def attend(given, none):
+def attend(given, none, longer):
     """Process the items not taken yet; write to their rows of maxima, sums and products. Who is done with the last one
     of a pair joins them.
 
@@ -485,7 +494,7 @@ def attend(given, none):
     item = add_one(sizes)
     while item < items.shape[0]:
         turn[0] = UNKNOWN
-        attend_item(item, arrays, given[16], rooms, none, turn)
+        attend_item(item, arrays, given[16], rooms, none, turn, longer)
         pair = items[item, 0]
         first, last = items_of(items, item)
         if add_one(sizes[SEQUENCES + given[1] * OF_SEQUENCE + pair :]) == last - first - 1:
@@ -496,13 +505,34 @@ def attend(given, none):
 @c_function("void(intp)")
 def attend_at(data):
     """`attend`, as threads call it."""
-    attend(array_at(data, (19,), np.int64), no_sums_of_four())
+    attend(array_at(data, (19,), np.int64), no_sums_of_four(), None)
 
 
 @c_function("void(intp)")
 def attend_three_at(data):
     """The same with three rows at a time, of which groups of three query heads make as many as of four."""
-    attend(array_at(data, (19,), np.int64), no_sums_of_three())
+    attend(array_at(data, (19,), np.int64), no_sums_of_three(), None)
+
+
+@part
+def room_for_planes(given):
+    """Room for a run's planes as they are read, of as many channels as keys or values have."""
+    sizes = arrays_at(given)[0]
+    return empty((max(sizes[WIDTH], sizes[VALUE_WIDTH]) * MOST_PLANES * (sizes[SPACE] // 8),), np.uint8)
+
+
+@c_function("void(intp)")
+def attend_longer_at(data):
+    """`attend_at`, where codes are those of a trellis."""
+    given = array_at(data, (19,), np.int64)
+    attend(given, no_sums_of_four(), room_for_planes(given))
+
+
+@c_function("void(intp)")
+def attend_three_longer_at(data):
+    """`attend_three_at`, where codes are those of a trellis."""
+    given = array_at(data, (19,), np.int64)
+    attend(given, no_sums_of_three(), room_for_planes(given))
 
 
 @c_function("void(intp)")

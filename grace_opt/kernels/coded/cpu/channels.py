@@ -12,12 +12,18 @@ from ..forms import LEVEL, LEVEL_BYTES, LEVELS, MEANS, PLANES, SCALES, UNIT, WID
 from .levels import load_half
 from .products import BLOCK, BLOCK_STEP
 
+#: Bits of a code by the place of its width: those of `WIDTHS`, then seven, which no code has, but one of a trellis is
+#: read as. Where the channels of all end.
+READ_BITS = (*WIDTHS, 7)
+ALL = len(READ_BITS)
+#: Of `READ_BITS`, the last one that a code of a trellis has, and what it is read as.
+LAST, LAST_READ = 6, 8
 #: Bytes of a float16, and of a line of the processor's caches.
 HALF, CACHE_LINE = 2, 64
 
 
 @part
-def sort_channels(fields, stride, width, offset, size, levels, order, places, scales, means, starts):
+def sort_channels(fields, stride, width, offset, size, longer, levels, order, places, scales, means, starts):
     """Sort the channels of keys, or values, by their widths; fetch the bits that are read next.
 
     Parameters
@@ -28,14 +34,16 @@ def sort_channels(fields, stride, width, offset, size, levels, order, places, sc
         Bytes of a plane, and number of channels.
     offset, size : int
         Where in each plane reading begins, and how many bytes are read; none are fetched if 0.
+    longer : int
+        1 if codes are those of a trellis, which are read as one bit more; else 0.
     levels : (d,) int64
-        Room for the index of each channel's width.
+        Room for the place of each channel's width.
     order, places, scales : (d,)
         Written: the channel, the address of its first plane and its scale, by widths.
     means : (d,) float32
         Written: of each channel, in their own order.
-    starts : (9,) int64
-        Written: where channels of each width begin.
+    starts : (10,) int64
+        Written: where channels of each of `READ_BITS` begin, as they are read.
 
     Returns
     -------
@@ -43,20 +51,21 @@ def sort_channels(fields, stride, width, offset, size, levels, order, places, sc
         The address behind the unit's last plane.
     """
     bits, skip, first, unit = fields[LEVELS], fields[LEVEL_BYTES], fields[LEVEL], load_one(fields[UNIT])
-    for level in range(9):
+    for level in range(ALL + 1):
         starts[level] = 0
     for c in range(width):
         level = level_of(bits, skip, first + c)
         levels[c] = level
-        starts[level + 1] += 1
+        starts[read_as(level, longer) + 1] += 1
         means[c] = load_half(fields[MEANS] + c * HALF) * unit
-    for level in range(8):
+    for level in range(ALL):
         starts[level + 1] += starts[level]
     planes, scale = 0, fields[SCALES]
     for c in range(width):
         level = levels[c]
-        place = starts[level]
-        starts[level] += 1
+        read = read_as(level, longer)
+        place = starts[read]
+        starts[read] += 1
         order[place], places[place] = c, fields[PLANES] + planes * stride
         if level > 0:
             scales[place] = load_half(scale) * unit
@@ -64,12 +73,20 @@ def sort_channels(fields, stride, width, offset, size, levels, order, places, sc
         else:
             scales[place] = ZERO  # by which sums are multiplied that nothing was added to
         planes += WIDTHS[level]
-    for level in range(8, 0, -1):
+    for level in range(ALL, 0, -1):
         starts[level] = starts[level - 1]
     starts[0] = 0
     if size > 0:
         fetch(fields[PLANES] + offset, size, stride, planes)
     return fields[PLANES] + planes * stride
+
+
+@part
+def read_as(level, longer):
+    """The place in `READ_BITS` of how codes of a width are read."""
+    if longer == 0 or level == 0 or level > LAST:
+        return level
+    return level + longer if level < LAST else level * 0 + LAST_READ
 
 
 @part

@@ -2,7 +2,7 @@
 
 Bit p of the code of every token stands in plane p, eight tokens to a byte (:mod:`grace_opt.hf.bits.bitplanes`), so
 sixteen tokens take two bytes per plane, which AVX-512 loads as a mask. Codes of 1, 2 and 8 bits stand for numbers that
-are sums over their bits: one masked addition per plane. The others (3 to 6 bits) are looked up: with AVX-512 by a
+are sums over their bits: one masked addition per plane. The others (3 to 7 bits) are looked up: with AVX-512 by a
 permutation of registers, elsewhere number by number. Newer processors (Intel's since Ice Lake, AMD's since Zen 4) turn
 the planes of sixty-four tokens into codes at once, which takes fewer instructions from 3 bits on.
 
@@ -87,7 +87,7 @@ def call(builder, name, result, *arguments):
 
 
 def _permuted(builder, truths, codes, table):
-    """Two registers of sixteen numbers at a time are looked up in; a sixth bit chooses between two results."""
+    """Two registers of sixteen numbers at a time are looked up in; further bits choose between two results."""
 
     def of_two(first):
         parts = vector_at(builder, table, first), vector_at(builder, table, first + 1)
@@ -97,7 +97,10 @@ def _permuted(builder, truths, codes, table):
         return call(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, vector_at(builder, table, 0), codes)
     if len(truths) == 5:
         return of_two(0)
-    return builder.select(truths[5], of_two(2), of_two(0))
+    if len(truths) == 6:
+        return builder.select(truths[5], of_two(2), of_two(0))
+    low, high = (builder.select(truths[5], of_two(first + 2), of_two(first)) for first in (0, 4))
+    return builder.select(truths[6], high, low)
 
 
 def transposed(builder, addresses):

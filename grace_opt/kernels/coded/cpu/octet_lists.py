@@ -1,8 +1,8 @@
 """Which planes are read together: octets of a unit's keys, or values, in the order in which they are read.
 
 First, for keys, planes of channels of one and two bits, whose numbers are sums over their bits: a plane is a weight,
-added or taken away. Then two channels of up to four bits each. Then one channel of five, six or eight bits. Planes that
-an octet lacks are some that it has, with numbers that take no account of them: nothing else is read.
+added or taken away. Then two channels of up to four bits each. Then one channel of five, six, eight or seven bits.
+Planes that an octet lacks are some that it has, with numbers that take no account of them: nothing else is read.
 
 When: :mod:`grace_opt.kernels.coded.cpu.octet_loops`.
 """
@@ -15,11 +15,12 @@ from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_one, load_place, spread_widest, store
 from ..._shared.memory import empty, start_of
 from ...decode.cpu import ZERO
-from ..forms import ROWS, WIDTHS
+from ..forms import ROWS
+from .channels import ALL, READ_BITS
 from .octets import CURSOR, ENTRY, HALF, PLACE, PLANES, TABLES, WHOLE, put_planes, store_sums_of_signs, store_tables
 
-#: Bytes of a float32; the last width of which two channels make an octet, as its place among `WIDTHS`; kinds of octets.
-BYTES, LAST_OF_TWO, KINDS = 4, WIDTHS.index(HALF), 5
+#: Bytes of a float32; place among `READ_BITS` of the last width of which two channels make an octet; kinds of octets.
+BYTES, LAST_OF_TWO, KINDS = 4, READ_BITS.index(HALF), 6
 #: Tables that `store_tables` writes: zeros, and ones.
 NO_NUMBERS, ONES, COUNT_OF_TABLES = 0, 5, 6
 
@@ -105,8 +106,8 @@ def list_channels(places, starts, step, books, book_step, first, count, octets):
         for i in range(starts[level], starts[level + 1]):
             to, place = start_of(entries[count]), load_place(places + i * PLACE)
             put_planes(to, place, step, count * 0 + HALF)
-            put_planes(to + HALF * PLACE, place + HALF * step, step, WIDTHS[level] - HALF)
-            entries[count, TABLES] = books + WIDTHS[level] * book_step
+            put_planes(to + HALF * PLACE, place + HALF * step, step, READ_BITS[level] - HALF)
+            entries[count, TABLES] = books + READ_BITS[level] * book_step
             count += 1
         ends[kind] = count
 
@@ -125,7 +126,7 @@ def list_keys(places, starts, step, books, book_step, queries, query_step, rows,
                 query = load_one(queries + row * query_step + min(channel, last) * BYTES)
                 store(to, spread_widest(query))
                 to += WHOLE
-    for i in range(last + 1, starts[8]):
+    for i in range(last + 1, starts[ALL]):
         for row in range(rows):
             query = load_one(queries + row * query_step + i * BYTES)
             store(to + row * WHOLE, spread_widest(query))

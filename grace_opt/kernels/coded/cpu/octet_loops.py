@@ -11,6 +11,7 @@ from ..._shared.jit import part
 from ..._shared.lanes import WIDEST, load_four, store
 from ..._shared.memory import start_of
 from ..forms import ROWS
+from .channels import ALL
 from .octet_lists import KINDS, LAST_OF_TWO, begin, list_keys, list_values
 from .octets import (
     ENTRY,
@@ -19,6 +20,7 @@ from .octets import (
     add_sums_of_signs,
     keys_of_eight,
     keys_of_five,
+    keys_of_seven,
     keys_of_six,
     keys_of_two,
     load_shares,
@@ -26,6 +28,7 @@ from .octets import (
     store_totals,
     values_of_eight,
     values_of_five,
+    values_of_seven,
     values_of_six,
     values_of_two,
 )
@@ -38,9 +41,13 @@ SIZE = ENTRY * PLACE
 
 @part
 def add_logits(
-    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none, room
-):
-    """Write the logits of some rows with `count` keys, whole blocks; `room` has octets, and what is read afterwards."""
+    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none,
+    room, longer,
+):  # fmt: skip
+    """Write the logits of some rows with `count` keys, whole blocks; `room` has octets, and what is read afterwards.
+
+    `longer` is None if no channel has seven bits.
+    """
     octets, coming = room
     rows = len(none) // VECTORS
     list_keys(places, starts, step, books, book_step, queries, query_step, rows, octets)
@@ -71,12 +78,18 @@ def add_logits(
             ahead = read_next(cursor)
             sums = keys_of_eight(at + i * SIZE, octet, factors + i * more, sums)
             octet = ahead
+        if longer is not None:
+            for i in range(ends[4], ends[5]):
+                ahead = read_next(cursor)
+                sums = keys_of_seven(at + i * SIZE, octet, factors + i * more, sums)
+                octet = ahead
         store_rows(out + t * BYTES, out_step, sums)
 
 
 @part
-def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room):
-    """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, whole blocks; `room` as above."""
+def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room, longer):
+    """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, whole blocks; `room` and
+    `longer` as above."""
     if count == 0:
         return
     octets, coming = room
@@ -105,10 +118,15 @@ def add_values(places, starts, offset, step, count, shares, share_step, books, b
                 ahead = read_next(cursor)
                 values_of_eight(at + i * SIZE, octet, totals + i * more, given, t)
                 octet = ahead
+            if longer is not None:
+                for i in range(max(first, ends[4]), min(last, ends[5])):
+                    ahead = read_next(cursor)
+                    values_of_seven(at + i * SIZE, octet, totals + i * more, given, t)
+                    octet = ahead
     for sixteen in range(0, every * 2 * ROWS, WIDEST):
         store_totals(totals + sixteen * WHOLE, totals + sixteen * BYTES)
     of_two = starts[LAST_OF_TWO + 1] - starts[1]
-    for i in range(starts[1], starts[8]):
+    for i in range(starts[1], starts[ALL]):
         half = i - starts[1]
         half = half if half < of_two else of_two + of_two % 2 + (half - of_two) * 2
         to = sums + i * ROWS * BYTES

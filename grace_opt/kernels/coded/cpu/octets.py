@@ -93,15 +93,18 @@ def _of_sixteen(builder, table, code):
 
 
 def _of_more(builder, table, code, width):
-    """Two registers at a time are looked up in; a sixth bit chooses between two results."""
+    """Two registers at a time are looked up in; further bits choose between two results."""
     found = []
     for first in range(0, 2**width // WIDEST, 2):
         parts = vector_at(builder, table, first), vector_at(builder, table, first + 1)
         found.append(call(builder, "llvm.x86.avx512.vpermi2var.ps.512", _VECTOR, parts[0], code, parts[1]))
-    if len(found) == 1:
-        return found[0]
-    bit = builder.and_(code, ir.Constant(_WHOLES, [32] * WIDEST))
-    return builder.select(builder.icmp_unsigned("!=", bit, ir.Constant(_WHOLES, [0] * WIDEST)), found[1], found[0])
+    place = 2 * WIDEST
+    while len(found) > 1:
+        bit = builder.and_(code, ir.Constant(_WHOLES, [place] * WIDEST))
+        is_set = builder.icmp_unsigned("!=", bit, ir.Constant(_WHOLES, [0] * WIDEST))
+        found = [builder.select(is_set, b, a) for a, b in zip(found[::2], found[1::2], strict=True)]
+        place *= 2
+    return found[0]
 
 
 def _spaced(builder, table, code):
@@ -176,8 +179,8 @@ def _for_values(width):
 
 #: Add to sums what an octet of keys makes with rows' queries, each in all lanes; or to totals what an octet of values
 #: makes with rows' shares: of two channels of up to four bits, or of one.
-keys_of_two, keys_of_five, keys_of_six, keys_of_eight = (_for_keys(width) for width in (HALF, 5, 6, EVEN))
-values_of_two, values_of_five, values_of_six, values_of_eight = (_for_values(width) for width in (HALF, 5, 6, EVEN))
+keys_of_two, keys_of_five, keys_of_six, keys_of_eight, keys_of_seven = map(_for_keys, (HALF, 5, 6, EVEN, 7))
+values_of_two, values_of_five, values_of_six, values_of_eight, values_of_seven = map(_for_values, (HALF, 5, 6, EVEN, 7))
 
 
 @intrinsic

@@ -85,6 +85,7 @@ _keys1, _keys2, _keys3, _keys4, _keys5, _keys6, _keys8 = (adding(width, of_chann
 _values1, _values2, _values3, _values4, _values5, _values6, _values8 = (
     adding(width, _of_tokens) for width in WIDTHS[1:]
 )
+_keys7, _values7 = adding(7, of_channel), adding(7, _of_tokens)
 
 
 @intrinsic
@@ -158,14 +159,16 @@ def add_totals(typing_context, found, sums):
 
 @part
 def add_logits(
-    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none, room
-):
+    places, starts, offset, step, count, queries, query_step, constants, books, book_step, out, out_step, none,
+    room, longer,
+):  # fmt: skip
     """Write the logits of some rows with `count` keys, a multiple of `BLOCK`: their constants, and products with codes.
 
     `places` has the address of each channel's first plane, channels in the order of their widths, of which width number
     w has those from ``starts[w]`` to ``starts[w + 1]``; `offset` is that of the first token, `step` that of the next
     plane. `queries` are in the same order; `books` has a row of numbers for each width. `none` are sums of no terms, of
-    as many rows. `room` is not used here: loops that take these' place need it.
+    as many rows. `room` is not used here: loops that take these' place need it. `longer` is None if no channel has
+    seven bits; these come last.
     """
     for t in range(0, count, BLOCK):
         sums = add_to_rows(start_of(constants), none)
@@ -191,11 +194,15 @@ def add_logits(
         for i in range(starts[7], starts[8]):
             place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
             sums = _keys8(place, step, books + 8 * book_step, query, query_step, sums)
+        if longer is not None:
+            for i in range(starts[8], starts[9]):
+                place, query = load_place(places + i * PLACE) + at, queries + i * BYTES
+                sums = _keys7(place, step, books + 7 * book_step, query, query_step, sums)
         store_rows(out + t * BYTES, out_step, sums)
 
 
 @part
-def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room):
+def add_values(places, starts, offset, step, count, shares, share_step, books, book_step, sums, none, room, longer):
     """Add to `ROWS` sums per channel the shares of some rows times `count` numbers, a multiple of `BLOCK`.
 
     Parameters as for `add_logits`; `sums` is the address of `ROWS` numbers for each channel, in the order of widths.
@@ -242,3 +249,10 @@ def add_values(places, starts, offset, step, count, shares, share_step, books, b
             found = _values8(place, step, books + 8 * book_step, share, share_step, found)
             place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
         add_totals(found, sums + ROWS * i * BYTES)
+    if longer is not None:
+        for i in range(starts[8], starts[9]):
+            place, share, found = load_place(places + i * PLACE) + offset, shares, none
+            for _ in range(0, count, BLOCK):
+                found = _values7(place, step, books + 7 * book_step, share, share_step, found)
+                place, share = place + BLOCK_STEP, share + VECTORS * WHOLE
+            add_totals(found, sums + ROWS * i * BYTES)

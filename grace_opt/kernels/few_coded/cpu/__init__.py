@@ -147,7 +147,7 @@ def attend_few(phase, arrays, books, sequences, segments, firsts, ranges, limits
                 own = scores[pair], upper[pair], reach[piece], (room, absolute)
                 score_run(run, units, firsts, widths[0], turned, ranges, softcap, outer, *own)
             else:
-                attend_item(piece, arrays, books, rooms, no_sums_of_four(), turn)
+                attend_item(piece, arrays, books, rooms, no_sums_of_four(), turn, None)
                 if first >= 0:
                     reach_of(first, items[piece, 2], units, widths[0], ranges, reach[piece], room)
         else:

@@ -33,7 +33,7 @@ def score_run(run, units, firsts, width, turned, ranges, softcap, outer, scores,
             continue
         fields = units[unit, KEYS:]
         behind = sort_channels(
-            fields, stride, width, a // 8, (b - a + 7) // 8, levels, order, addresses, scales, means, starts
+            fields, stride, width, a // 8, (b - a + 7) // 8, count * 0, levels, order, addresses, scales, means, starts
         )
         whole = safe_part(b - a, a // 8, stride, behind, units[unit, KEYS + END])
         one = a, b, stride, whole, first + a
@@ -47,7 +47,8 @@ def reach_of(first, last, units, width, ranges, reach, room):
     nothing = first * 0  # no literal: the part would be compiled for it, too
     for unit in range(first, last):
         fields = units[unit, KEYS:]
-        sort_channels(fields, nothing, width, nothing, nothing, levels, order, addresses, scales, means, starts)
+        none = nothing, width, nothing, nothing, nothing
+        sort_channels(fields, *none, levels, order, addresses, scales, means, starts)
         raise_to(order, scales, means, starts, ranges, reach)
 
 
@@ -84,7 +85,8 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
                 continue
             find_moves(chosen[word : word + words], moves)
             fields, size = units[unit, tensor:], (b - a + 7) // 8
-            behind = sort_channels(fields, stride, wide, a // 8, size, levels, order, addresses, scales, means, starts)
+            read = stride, wide, a // 8, size, size * 0
+            behind = sort_channels(fields, *read, levels, order, addresses, scales, means, starts)
             planes = fields[PLANES_AT], (behind - fields[PLANES_AT]) // stride
             step = squeeze_planes(planes, a // 8, stride, fields[END], words, moves, offsets, bits, few)
             for i in range(wide):
@@ -96,7 +98,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
                 if tensor == KEYS:
                     scale_queries(four, width, order, scales, means, constants, scaled)
                     given = start_of(scaled), query_step, constants, books, step_of_book
-                    add_logits(at, starts, at_start, step, some, *given, to, logit_step, none, (octets, nothing))
+                    add_logits(at, starts, at_start, step, some, *given, to, logit_step, none, (octets, nothing), None)
                     for r in range(row, row + ROWS):
                         if softcap:
                             cap(logits[r, place:end], outer)
@@ -105,7 +107,7 @@ def read_run(run, units, firsts, widths, turned, books, softcap, outer, chosen, 
                     clear(totals, value_width)
                     clear(made, value_width)
                     given_values = to, logit_step, books, step_of_book, start_of(totals)
-                    add_values(at, starts, at_start, step, some, *given_values, none, (octets, nothing))
+                    add_values(at, starts, at_start, step, some, *given_values, none, (octets, nothing), None)
                     mine = logits[row : row + ROWS], place, end, totals, value_width
                     add_products(*mine, order, scales, means, made)
                     add_rows(made, value_width, products[row : row + ROWS])

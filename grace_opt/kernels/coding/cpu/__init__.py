@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._shared.jit import c_function, jit, part
-from .._shared.memory import array_at, empty, view, zeros
-from .._shared.threads import array_of, call_with
-from .reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, positive
+from ..._shared.jit import c_function, jit, part
+from ..._shared.memory import array_at, empty, view, zeros
+from ..._shared.threads import array_of, call_with
+from ..reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, levels_read, positive
+from .trellis import walk
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
 COUNTED = 6
@@ -28,6 +29,7 @@ def scaled_and_coded(
     given, means_array, levels, edges = (
         array_of(tensor, torch.float32) for tensor in (rows, means, books.levels, books.edges)
     )
+    trellis = array_of(levels_read(books), torch.float32)
     wide, sizes = array_of(widths, torch.uint8), np.array(counts, dtype=np.int64)
     found = np.zeros(wide.shape, dtype=np.float32)
     arrays = given, means_array, wide, sizes, levels, edges, found
@@ -36,13 +38,14 @@ def scaled_and_coded(
     numbers = wide.sum(1, dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(numbers * -(-sizes // PER_BYTE))])
     every = np.empty(starts[-1], dtype=np.uint8)
-    arrays = given, means_array, wide, sizes, edges, array_of(scales, torch.float32), every
-    call_with(code_at, arrays, (*given.shape, len(sizes), *edges.shape, len(every)))
+    better = array_of(scales, torch.float32)
+    to_code = given, means_array, wide, sizes, edges, trellis, better, every
+    call_with(code_at, to_code, (*given.shape, len(sizes), *edges.shape, *trellis.shape, books.even, len(every)))
     planes = (
         torch.from_numpy(every[starts[c] : starts[c + 1]].reshape(numbers[c], -(-size // PER_BYTE)))
         for c, size in enumerate(counts)
     )
-    return scales, tuple(planes)
+    return torch.from_numpy(better).to(torch.float16), tuple(planes)
 
 
 def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -199,8 +202,9 @@ def fit(rows, means, widths, counts, levels, edges, even, scales):
 
 
 @part(error_model="numpy")
-def code(rows, means, widths, counts, edges, scales, planes):
-    """Fill the planes of all classes, one class after the other."""
+def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
+    """Fill the planes of all classes, one class after the other; improve the scales of codes that `trellis`, levels as
+    they are read, has a row for."""
     longest = longest_of(counts)
     centred, scaled = empty((longest,), np.float32), empty((longest,), np.float32)
     eights = zeros(((longest + PER_BYTE - 1) // PER_BYTE,), np.uint64)
@@ -214,7 +218,10 @@ def code(rows, means, widths, counts, edges, scales, planes):
             if bits and count:
                 part = centred[:count]
                 centre(rows[r, first : first + count], means[r], part)
-                nearest(part, scale if scale > 0 else np.float32(1.0), edges[bits], bits, scaled, codes[:count])
+                if bits != even and bits + 1 < trellis.shape[0]:
+                    scales[c, r] = walk(part, scale, trellis[bits + 1], bits, codes[:count])
+                else:
+                    nearest(part, scale if scale > 0 else np.float32(1.0), edges[bits], bits, scaled, codes[:count])
                 for t in range(count, size * PER_BYTE):
                     codes[t] = 0
                 for p in range(bits):
@@ -261,14 +268,16 @@ def fit_at(data):
 @c_function("void(intp)")
 def code_at(data):
     """`code`."""
-    given = array_at(data, (13,), np.int64)
-    rows, columns, classes, widest, between, size = given[7], given[8], given[9], given[10], given[11], given[12]
+    given = array_at(data, (17,), np.int64)
+    rows, columns, classes, widest, between = given[8], given[9], given[10], given[11], given[12]
     code(
         array_at(given[0], (rows, columns), np.float32),
         array_at(given[1], (rows,), np.float32),
         array_at(given[2], (classes, rows), np.uint8),
         array_at(given[3], (classes,), np.int64),
         array_at(given[4], (widest, between), np.float32),
-        array_at(given[5], (classes, rows), np.float32),
-        array_at(given[6], (size,), np.uint8),
+        array_at(given[5], (given[13], given[14]), np.float32),
+        given[15],
+        array_at(given[6], (classes, rows), np.float32),
+        array_at(given[7], (given[16],), np.uint8),
     )

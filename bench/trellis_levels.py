@@ -1,0 +1,68 @@
+"""Fit the levels of a trellis to a Gaussian, and measure the error that they leave; what `grace_opt/data` ships.
+
+Lloyd's iteration (Marcellin and Fischer, 1990): code numbers by Viterbi's algorithm, move every level to the mean of
+the numbers that are coded by it, and again. Levels stay symmetric.
+
+    python -m bench.trellis_levels grace_opt/data/trellis.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from grace_opt._util.files import write_file
+from grace_opt.hf.bits.codebooks import gaussian_levels
+from grace_opt.kernels.coding.cpu.trellis import nearest_of_subsets, search, walk_back
+from grace_opt.kernels.coding.trellis import as_read
+
+#: Bits of codes; those that are read have one more.
+WIDTHS = (1, 2, 3, 4, 5, 6)
+ROWS, COLUMNS, STEPS, SEED = 200, 4000, 40, 0
+
+
+def main() -> None:
+    """Write the file."""
+    made = {}
+    draws = np.random.default_rng(SEED)
+    for bits in WIDTHS:
+        levels = np.array(gaussian_levels(bits + 1), dtype=np.float32)
+        for _ in range(STEPS):
+            rows = draws.standard_normal((ROWS, COLUMNS), dtype=np.float32)
+            levels = fitted(rows, levels, bits)
+        levels = np.round(levels, 5)
+        rows = draws.standard_normal((ROWS, COLUMNS), dtype=np.float32)
+        read = np.concatenate([coded(row, levels, bits) for row in rows])
+        error = float(np.square(rows.ravel() - levels[read]).mean(dtype=np.float64))
+        made[str(bits)] = {"levels": [round(float(level), 5) for level in levels], "distortion": float(f"{error:.4g}")}
+        print(bits, made[str(bits)], file=sys.stderr)
+    write_file(Path(sys.argv[1]), json.dumps(made, indent=1) + "\n")
+
+
+def coded(row: npt.NDArray[np.float32], levels: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.int64]:
+    """Return the codes of a row as they are read."""
+    errors, nearest = np.empty((4, len(row)), np.float32), np.empty((4, len(row)), np.uint8)
+    ways, codes = np.empty(len(row), np.uint8), np.empty(len(row), np.uint8)
+    nearest_of_subsets(row, levels, bits, errors, nearest)
+    walk_back(row, np.float32(1), levels, nearest, ways, search(errors, len(row), ways), codes)
+    found: Tensor = as_read(torch.from_numpy(codes))
+    return found.long().numpy()
+
+
+def fitted(rows: npt.NDArray[np.float32], levels: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:
+    """Return better levels."""
+    read = np.concatenate([coded(row, levels, bits) for row in rows])
+    sums = np.bincount(read, rows.ravel().astype(np.float64), len(levels))
+    counts = np.bincount(read, minlength=len(levels))
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), levels)
+    return np.sort((means - means[::-1]) / 2).astype(np.float32)
+
+
+if __name__ == "__main__":
+    main()

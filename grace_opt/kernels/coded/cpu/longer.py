@@ -1,0 +1,55 @@
+"""Codes of a trellis as they are read: one bit longer, so that the loops over bit planes need not know of a trellis.
+
+Of each channel, the lowest plane becomes two, and the others are copied, into room that stays in the processor's
+caches: some dozen instructions for each 512 tokens, where products take thousands.
+
+When: units whose codes are those of a trellis. Source: as for :mod:`grace_opt.kernels.coding.trellis`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..._shared.jit import part
+from ..._shared.lanes import load_byte
+from ..._shared.memory import array_at, start_of
+from .channels import ALL, LAST, READ_BITS
+from .products import BLOCK, BLOCK_STEP
+
+
+@part
+def lengthen(own, before, low, high):
+    """Write the two planes that a plane is read as; `before` is its byte before the first, or 0."""
+    count, last = own.shape[0], np.uint8(before)
+    for i in range(min(count, 1)):
+        low[i] = own[i] << 1 | last >> 7
+        high[i] = own[i] ^ (own[i] << 2 | last >> 6) ^ (own[i] << 3 | last >> 5)
+    for i in range(1, count):
+        here, last = own[i], own[i - 1]
+        low[i] = np.uint8(here << 1) | np.uint8(last >> 7)
+        high[i] = here ^ (np.uint8(here << 2) | np.uint8(last >> 6)) ^ (np.uint8(here << 3) | np.uint8(last >> 5))
+
+
+@part
+def read_longer(places, starts, offset, stride, count, room):
+    """Write the planes of `count` tokens, from a byte of each plane on, as they are read; change the channels' places.
+
+    Returns the bytes of a plane that is written.
+    """
+    size, step = (count + 7) // 8, (count + BLOCK - 1) // BLOCK * BLOCK_STEP
+    to = start_of(room)
+    for slot in range(1, ALL):
+        for i in range(starts[slot], starts[slot + 1]):
+            at, planes = places[i] + offset, READ_BITS[slot]
+            places[i] = to
+            if slot != LAST + 1:
+                before = np.int64(load_byte(at - 1)) if offset > 0 else offset * 0
+                own = array_at(at, (size,), np.uint8)
+                lengthen(own, before, array_at(to, (size,), np.uint8), array_at(to + step, (size,), np.uint8))
+                to, at, planes = to + 2 * step, at + stride, planes - 2
+            for _ in range(planes):
+                own, other = array_at(at, (size,), np.uint8), array_at(to, (size,), np.uint8)
+                for byte in range(size):
+                    other[byte] = own[byte]
+                to, at = to + step, at + stride
+    return step
