@@ -11,16 +11,17 @@ from torch import Tensor
 from grace_opt.kernels.coded.forms import WIDTHS
 from grace_opt.kernels.coded.table import CodedSequence, table_of, units_of
 from grace_opt.kernels.coded.trial import StoredCodes
+from tests.oracle import read_of_trellis
 
 #: A class of so many tokens, or several, are a segment.
 Segments = tuple[tuple[int, ...], ...]
 
 
-def books_of(device: str = "cpu") -> Tensor:
+def books_of(device: str = "cpu", trellis: bool = False) -> Tensor:
     """Numbers that codes stand for, symmetric and only with 8 bits evenly spaced; codes that a width does not have are
-    NaN."""
+    NaN. Of a trellis those of codes as they are read."""
     books = torch.full((9, 256), float("nan"))
-    for width in WIDTHS[1:]:
+    for width in range(2, 9) if trellis else WIDTHS[1:]:
         levels = torch.linspace(-2, 2, 2**width)
         books[width, : 2**width] = levels if width == 8 else levels * levels.abs().sqrt()
     return books.to(device)
@@ -32,7 +33,13 @@ def packed(bits: np.ndarray, device: str) -> Tensor:
 
 
 def codes(
-    generator: torch.Generator, heads: int, d: int, counts: tuple[int, ...], widths: Sequence[int], device: str = "cpu"
+    generator: torch.Generator,
+    heads: int,
+    d: int,
+    counts: tuple[int, ...],
+    widths: Sequence[int],
+    device: str = "cpu",
+    trellis: bool = False,
 ) -> tuple[StoredCodes, Tensor]:
     """Random codes of `widths` only, and the coordinates that they stand for, (heads, tokens, d) float64."""
     shape = len(counts), heads, d
@@ -40,13 +47,16 @@ def codes(
     means = torch.randn(heads, d, generator=generator).half()
     scales = ((torch.randn(shape, generator=generator).abs() + 0.3) * (wide > 0)).half()
     unit = torch.tensor([4.0, 1.0, 0.5]).repeat(heads)[:heads]
-    planes, found = [], []
+    planes, found, books = [], [], books_of(trellis=trellis)
     for number, count in enumerate(counts):
         of_class, rows, numbers = wide[number].flatten().tolist(), [], []
         for width in of_class:
             code = torch.randint(2**width, (count,), generator=generator)
             rows += [(code >> place & 1).numpy() for place in range(width)]
-            numbers.append(books_of()[width, code] if width else torch.zeros(count))
+            read = width
+            if trellis and 0 < width < 8:
+                code, read = torch.tensor(read_of_trellis(code.tolist()), dtype=torch.int64), width + 1
+            numbers.append(books[read, code] if width else torch.zeros(count))
         bits = np.stack(rows) if rows else np.zeros((0, count))
         planes.append(packed(bits, device))
         every = torch.stack(numbers).view(heads, d, count).double()
@@ -88,17 +98,18 @@ class Coded:
         widths: Sequence[int] = WIDTHS,
         bases: bool = True,
         device: str = "cpu",
+        trellis: bool = False,
     ) -> None:
-        self.books, self.waits, self.kept = books_of(device), waiting * size, []
+        self.books, self.waits, self.kept, self.trellis = books_of(device, trellis), waiting * size, [], trellis
         units, found, own = [], ([], []), []
         for counts in segments:
-            pair = [codes(generator, heads, width, counts, widths, device) for width in (d, d_v)]
+            pair = [codes(generator, heads, width, counts, widths, device, trellis) for width in (d, d_v)]
             units.append(units_of(pair[0][0], pair[1][0], heads))
             for number, each in enumerate(pair):
                 found[number].append(each[1])
             self.kept.append(pair)
         if waiting:  # one block after the other, each with all heads
-            pair = [codes(generator, heads * waiting, width, (size,), widths, device) for width in (d, d_v)]
+            pair = [codes(generator, heads * waiting, width, (size,), widths, device, trellis) for width in (d, d_v)]
             units.append(units_of(pair[0][0], pair[1][0], heads, newest=True))
             for number, each in enumerate(pair):
                 blocks = each[1].view(waiting, heads, size, -1).transpose(0, 1)

@@ -128,18 +128,22 @@ def in_place(every: bool) -> None:
     read_codes(half, 64, length=2, mask=torch.bool, softcap=30.0)
     read_codes(bfloat16, 128)
     read_codes(torch.float32, 256, mask=torch.float32)
+    read_codes(bfloat16, 128, trellis=True)
     if every:
         for d, dtype in product((32, 64, 128, 256), decode._DTYPES):
             read_codes(dtype, d)
+            read_codes(dtype, d, trellis=True)
             read_codes(dtype, d, length=8, mask=dtype)
 
 
-def read_codes(dtype, d, length=1, mask=None, softcap=None):
-    stored = Coded(torch.Generator(), 2, d, d, ((100, 400),), dtype)
+def read_codes(dtype, d, length=1, mask=None, softcap=None, trellis=False):
+    stored = Coded(torch.Generator(), 2, d, d, ((100, 400),), dtype, trellis=trellis)
     tails = torch.zeros(2, 1, 2, 33, d, dtype=dtype)
     shown = None if mask is None else torch.ones(1, 1, length, 33, dtype=mask)
     query = torch.zeros(1, 8, length, d, dtype=dtype)
-    coded.coded_attention(query, [stored.sequence], *tails, stored.books, 33, [0], shown, softcap=softcap)
+    coded.coded_attention(
+        query, [stored.sequence], *tails, stored.books, 33, [0], shown, softcap=softcap, trellis=trellis
+    )
 
 
 def selecting(every: bool) -> None:

@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from grace_opt.errors import CacheError
-from grace_opt.hf.bits.codebooks import WIDTHS, codebook
+from grace_opt.hf.bits.codebooks import WIDTHS, codebook, trellis_codebook
 from grace_opt.hf.bits.codes import Part, encode
 from grace_opt.kernels import coded as kernels
 from grace_opt.kernels._shared import dispatch
@@ -88,6 +88,7 @@ class Case:
             self.scaling,
             self.softcap,
             self.causal,
+            trellis=self.stored[0].trellis,
             piece=128,
             runs=self.runs,
         )
@@ -186,19 +187,24 @@ RAGGED: Segments = ((5, 0, 43), (1, 24))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trellis", [False, True])
 @pytest.mark.parametrize(
     ("group", "length", "dtype"), [(1, 1, torch.float32), (3, 2, torch.float16), (4, 8, torch.bfloat16)]
 )
-def test_ragged_classes_of_every_width(group, length, dtype, generator):
-    sequence = {"segments": RAGGED, "sinks": 3, "waiting": 2}
+def test_ragged_classes_of_every_width(group, length, dtype, trellis, generator):
+    sequence = {"segments": RAGGED, "sinks": 3, "waiting": 2, "trellis": trellis}
     case = draw(generator, sequence, heads=2, group=group, length=length, d=13, d_v=21, tail=9, dtype=dtype, runs=3)
     assert case.error(case.run()) <= 1
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trellis", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_channels_of_one_width(width, generator):
-    case = draw(generator, {"segments": ((19,),), "widths": [width]}, d=8, d_v=8)
+def test_channels_of_one_width(width, trellis, generator):
+    """In several pieces, with a trellis: the first bits of the second one follow the last ones of the first."""
+    case = draw(
+        generator, {"segments": ((300 if trellis else 19,),), "widths": [width], "trellis": trellis}, d=8, d_v=8
+    )
     assert case.error(case.run()) <= 1
 
 
@@ -289,17 +295,19 @@ def test_not_a_number_does_not_get_lost(generator):
 
 
 @pytest.mark.slow
-def test_codes_of_the_library(generator):
+@pytest.mark.parametrize("trellis", [False, True])
+def test_codes_of_the_library(trellis, generator):
     """What `encode` makes, and what `decode` says that it stands for."""
     made = []
     for _ in range(2):
         coordinates = torch.randn(2, 70, 16, generator=generator)
         levels = torch.randint(8, (2, 2, 16), generator=generator)
-        made.append(encode([Part(coordinates, levels, coordinates.abs().amax((1, 2)))], (30, 40)))
+        made.append(encode([Part(coordinates, levels, coordinates.abs().amax((1, 2)))], (30, 40), trellis))
     case = draw(generator, heads=2)
     stored, own = case.stored[0], [codes.map(lambda tensor: tensor.to(DEVICE)) for codes in made]
     stored.dense = made[0].decode().double(), made[1].decode().double()
-    stored.books, none = codebook(torch.device(DEVICE)), torch.zeros(2, 0, 16, device=DEVICE)
+    book, stored.trellis = (trellis_codebook if trellis else codebook), trellis
+    stored.books, none = book(torch.device(DEVICE)), torch.zeros(2, 0, 16, device=DEVICE)
     stored.sequence = CodedSequence(table_of([units_of(own[0], own[1], 2)], 2), none, none, None, None)
     assert case.error(case.run()) <= 1
 
@@ -310,13 +318,15 @@ def beside_a_guard() -> None:
 
     generator = torch.Generator().manual_seed(7)
     for count, level in product((1, 9, 64, 129), range(1, len(WIDTHS))):
+        trellis = count == 9
         coordinates = torch.randn(1, count, 16, generator=generator)
         part = Part(coordinates, torch.full((1, 1, 16), level), coordinates.abs().amax((1, 2)))
-        made = encode([part], (count,)), encode([part], (count,))
+        made = encode([part], (count,), trellis), encode([part], (count,), trellis)
         case = draw(generator)
         stored, own = case.stored[0], [codes.map(at_the_end) for codes in made]
         stored.dense = made[0].decode().double(), made[1].decode().double()
-        stored.books, none = codebook(torch.device("cpu")), torch.zeros(1, 0, 16)
+        book, stored.trellis = (trellis_codebook if trellis else codebook), trellis
+        stored.books, none = book(torch.device("cpu")), torch.zeros(1, 0, 16)
         stored.sequence = CodedSequence(table_of([units_of(own[0], own[1], 1)], 1), none, none, None, None)
         assert case.error(case.run()) <= 1, (count, level)
 
@@ -441,7 +451,7 @@ def whole():
         (keys, "c, a ^ b ^ c, weights", "c, a ^ b, weights"),
         (keys, "weights += 4 * THREE_BITS * N", "weights += 2 * THREE_BITS * N"),
         (coded, "token // W\n", "token // 32\n"),
-        (values, "        book = tl.where(number < some, 0, BOOK)", "        book = 0"),
+        (values, "        book = tl.where(few, 0, BOOK)", "        book = 0"),
         (values, "(3, 1, 4, 2, 0, 5)", "(3, 1, 4, 0, 2, 5)"),
         (coded, "* factor[None, :] + constant", "+ constant"),
         (values, "+ mean[:, None] * added[None, :]", ""),
@@ -460,6 +470,40 @@ def whole():
     ],
 )  # fmt: skip
 def test_a_wrong_version_would_be_noticed(module, old, new, whole, monkeypatch, tmp_path):
+    check_noticed(whole, module, old, new, monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole_of_trellis():
+    sequence = {"segments": ((7, 5, 300),), "trellis": True}
+    case = draw(torch.Generator().manual_seed(6), sequence, d=20, d_v=18, scaling=0.1)
+    assert case.error(case.run()) <= 1
+    return case
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels remember what they call")
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        (numbers, "bits = tl.where((bits > 0) & (bits < 8), bits + 1, bits)", "bits = bits + 0"),
+        (numbers, "begins = (words == 0) & (first == 0)", "begins = words == 0"),
+        (numbers, "before = tl.where(begins, 0, before)", "before = before + 0"),
+        (numbers, "before >> 30", "before >> 31"),
+        (numbers, "before >> 29", "before >> 31"),
+        (numbers, "(own << 1) | (before >> 31)", "own << 1"),
+        (codes, "offset -= tl.where(longer, stride, 0)", "offset -= 0"),
+        (codes, "tl.where(bits == 7, 0xFFFFFFFF, p7)", "p7"),
+        (keys, "(1 if TRELLIS else 2) * stride", "2 * stride"),
+        (values, "(1 if TRELLIS else 2) * stride", "2 * stride"),
+        (values, "planes, stride, first, words, few, TRELLIS)", "planes, stride, first, words, True, TRELLIS)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_trellis_would_be_noticed(module, old, new, whole_of_trellis, monkeypatch, tmp_path):
+    check_noticed(whole_of_trellis, module, old, new, monkeypatch, tmp_path)
+
+
+def check_noticed(whole, module, old, new, monkeypatch, tmp_path):
     wrong = mutant(module, old, new, tmp_path)
     for each in whole.stored:  # of the version before
         each.sequence.table.on_device.clear()

@@ -54,6 +54,11 @@ class CodedTokens:
         object.__setattr__(self, "waiting", max((row.waits for row in self.rows), default=0))
 
     @property
+    def trellis(self) -> bool:
+        """Whether codes are those of a trellis: all of them, or none."""
+        return any(segment.keys.trellis for row in self.rows for segment in row.segments[:1])
+
+    @property
     def stored(self) -> int:
         """Number of places stored per KV head, padding included."""
         return self.rows[0].length

@@ -56,8 +56,7 @@ def attention_in_place(
         return None
     if others.get("dropout") and module.training:
         return None
-    trellis = any(segment.keys.trellis for row in old.rows for segment in row.segments[:1])
-    attend = kernels.kernel_for(query, tail, value, old.coded, trellis)
+    attend = kernels.kernel_for(query, tail, value, old.coded)
     if attend is None:
         return None
     recent = None
@@ -65,7 +64,7 @@ def attention_in_place(
         older, recent = attention_mask[..., : old.stored], float32_mask(attention_mask[..., old.stored :])
         if not all_seen(older, old):
             return None
-    waiting = old.waiting
+    waiting, trellis = old.waiting, old.trellis
     found: tuple[Tensor, Tensor] = attend(
         query,
         [row.sequence(old.bases) for row in old.rows],

@@ -37,17 +37,15 @@ OPERATION = Operation(
 )
 
 
-def kernel_for(
-    query: Tensor, tail_keys: Tensor, tail_values: Tensor, stored: int, trellis: bool = False
-) -> Callable[..., Any] | None:
+def kernel_for(query: Tensor, tail_keys: Tensor, tail_values: Tensor, stored: int) -> Callable[..., Any] | None:
     """Return the `coded_attention` that supports these tensors, or None.
 
-    None as well if making `stored` coded tokens dense may be faster, and on a GPU if some are those of a trellis.
+    None as well if making `stored` coded tokens dense may be faster.
     """
     if torch.compiler.is_compiling():
         return None
     if query.device.type == dispatch.DEVICE_TYPE:
-        return None if trellis else _on_gpu(query, tail_keys, tail_values)
+        return _on_gpu(query, tail_keys, tail_values)
     if stored < CPU_MIN_TOKENS:
         return None
     return coded_attention if unsupported_reason(query, tail_keys, tail_values) is None else None

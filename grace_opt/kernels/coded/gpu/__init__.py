@@ -90,6 +90,7 @@ def coded_attention(
     softcap: float | None = None,
     causal: bool = True,
     before: Tensor | None = None,
+    trellis: bool = False,
     *,
     piece: int | None = None,
     runs: int | None = None,
@@ -102,6 +103,8 @@ def coded_attention(
         As for `grace_opt.kernels.coded.host.coded_attention`; all on one device.
     before
         As there; on any device.
+    trellis
+        As there.
     piece, runs : int or None
         Tokens per piece of coded ones (128 or 256), and runs of dense ones per head, for measurements; None chooses.
 
@@ -121,7 +124,7 @@ def coded_attention(
     if reason is not None:
         raise CacheError(f"the kernel for coded tokens cannot be used: {reason}; make keys and values dense")
     _check(query, sequences, tail_keys, tail_values, books)
-    levels = levels_of(books)
+    levels = levels_of(books, trellis)
     if not len(query) or not query.shape[2]:
         output = query.new_empty(len(query), query.shape[2], query.shape[1], tail_values.shape[3])
         received = query.new_zeros(len(query), tail_keys.shape[1], 3, newest, dtype=torch.float32)
@@ -130,9 +133,9 @@ def coded_attention(
         inner, outer = scales_of(query.shape[3] ** -0.5 if scaling is None else scaling, softcap)
         factors, capped = (float(inner), float(outer)), softcap is not None
         with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
-            batch = batch_of(sequences, dense_newest)
+            batch = batch_of(sequences, dense_newest, trellis)
             output, received = launch(
-                query, batch, tail_keys, tail_values, levels, newest, mask, factors, capped, piece, runs
+                query, batch, tail_keys, tail_values, levels, newest, mask, factors, capped, piece, runs, trellis
             )
     if before is not None:
         received[..., : before.shape[3]] += before.to(received.device)

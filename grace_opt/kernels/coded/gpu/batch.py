@@ -79,7 +79,7 @@ class Batch(NamedTuple):
         return named | {f"copy{number}": tensor for number, tensor in enumerate(self.copies)}
 
 
-def batch_of(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int]) -> Batch:
+def batch_of(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int], trellis: bool = False) -> Batch:
     """Return the table of a batch; made once, and again only for other sequences.
 
     Parameters
@@ -88,15 +88,17 @@ def batch_of(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int]) ->
         At least one, all with the same number of heads and widths, on the current device.
     newest_sinks : sequence of int
         How many sinks of each, the last ones, are among the newest tokens.
+    trellis : bool
+        Whether codes are those of a trellis.
     """
     first = sequences[0].table
     places = [tensor.data_ptr() for each in sequences for tensor in (each.sink_keys, each.sink_values)]
     # The first table keeps the batch, which must not keep that table in turn.
     parts = [None if part is first else part for each in sequences for part in (each.table, *each.tensors())]
-    key = (*places, *newest_sinks, *parts)
+    key = (*places, *newest_sinks, int(trellis), *parts)
     found: Batch | None = first.on_device[0] if first.on_device else None
     if found is None or not _same(found.key, key):
-        found = _made(sequences, newest_sinks, key)
+        found = _made(sequences, newest_sinks, trellis, key)
         first.on_device[:] = [found]
     return found
 
@@ -108,7 +110,9 @@ def _same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
     )
 
 
-def _made(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int], key: tuple[object, ...]) -> Batch:
+def _made(
+    sequences: Sequence[CodedSequence], newest_sinks: Sequence[int], trellis: bool, key: tuple[object, ...]
+) -> Batch:
     heads = len(sequences[0].sink_keys)
     table = batched([each.table for each in sequences], heads)
     types = {tensor.dtype for each in sequences for tensor in (each.sink_keys, each.sink_values)}
@@ -141,7 +145,8 @@ def _made(sequences: Sequence[CodedSequence], newest_sinks: Sequence[int], key: 
     chunks = torch.empty(count, 2, CHUNKS.value, dtype=torch.int32, device=device)
     if count:
         width = triton.next_power_of_2(max(widths))
-        list_channels[(count, 2)](units, slots, chunks, *widths, WIDTH=width, SLOTS=most_slots, num_warps=4)
+        sizes = {"WIDTH": width, "SLOTS": most_slots, "TRELLIS": trellis}
+        list_channels[(count, 2)](units, slots, chunks, *widths, **sizes, num_warps=4)
     most, most_sinks = max(map(len, counts)), max(each.sink_keys.shape[1] for each in sequences)
     of_pairs = both[: pairs.size].view(-1, PAIR_FIELDS)
     return Batch(of_pairs, units, slots, chunks, tuple(copies), dtype, tuple(counts), most, most_sinks, key, {})

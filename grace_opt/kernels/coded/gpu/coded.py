@@ -26,7 +26,7 @@ def attend_codes(
     pairs, units, slots, chunks, weights, constants, factors, pieces, levels, low_levels, signs, newest_out,
     largest_out, sums_out, products_out, heads, value_width, newest, every, pieces_per_head, weight_rows, outer,
     SOFTCAP: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
-    SLOTS: tl.constexpr, VALUE_WIDTH: tl.constexpr, ASSEMBLY: tl.constexpr,
+    SLOTS: tl.constexpr, VALUE_WIDTH: tl.constexpr, ASSEMBLY: tl.constexpr, TRELLIS: tl.constexpr,
 ):  # fmt: skip
     """One piece of one pair, and up to R of its query rows: their logits, and what the piece adds to their sums."""
     N: tl.constexpr = 2 * R
@@ -56,6 +56,7 @@ def attend_codes(
         x = coded_logits(
             tl.zeros([T, N], tl.float32), fields + KEYS, slots + unit * 2 * SLOTS, chunks + unit * 2 * CHUNKS,
             weights + at * weight_rows * N, levels, low_levels, first, stride, N, W, T, EXACT, ASSEMBLY,
+            TRELLIS,
         )  # fmt: skip
         factor, constant = tl.load(factors + at * R + tl.arange(0, R)), tl.load(constants + at * R + tl.arange(0, R))
         x = joined_limbs(x, T, R) * factor[None, :] + constant[None, :]
@@ -77,5 +78,5 @@ def attend_codes(
         shares = by_values(tl.reshape(tl.join(high, low), [T, N]), N, W, T)
         store_values(
             added, shares, fields + VALUES, slots + (unit * 2 + 1) * SLOTS, chunks + (unit * 2 + 1) * CHUNKS, levels,
-            low_levels, signs, first, stride, products, row_exists, R, W, T, EXACT, ASSEMBLY,
+            low_levels, signs, first, stride, products, row_exists, R, W, T, EXACT, ASSEMBLY, TRELLIS,
         )  # fmt: skip

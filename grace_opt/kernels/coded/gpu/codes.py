@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .numbers import read_words
+from .numbers import read_low_planes, read_words
 
 
 @triton.jit
@@ -39,21 +39,28 @@ def transposed(p0, p1, p2, p3, p4, p5, p6, p7):
 
 
 @triton.jit
-def read_codes(numbers, last, place, bits, planes, stride, words):
-    """Codes of four to eight bits, as `transposed` puts them together; with fewer than eight, the next bit is set."""
+def read_codes(numbers, last, place, bits, planes, stride, first, words, longer, TRELLIS: tl.constexpr):
+    """Codes of four to eight bits, as `transposed` puts them together; with fewer than eight, the next bit is set.
+
+    `first`, `longer` and `TRELLIS` as for `read_low_planes`.
+    """
     offset = planes * stride
+    p0, p1 = read_low_planes(numbers, last, place, offset, stride, first, words, longer, TRELLIS)
+    if TRELLIS:  # the third plane that is read is the second that is stored
+        offset -= tl.where(longer, stride, 0)
     p4 = read_words(numbers, tl.where(bits > 4, last, 0), place, offset + 4 * stride, words)
     p5 = read_words(numbers, tl.where(bits > 5, last, 0), place, offset + 5 * stride, words)
     p6 = read_words(numbers, tl.where(bits > 6, last, 0), place, offset + 6 * stride, words)
+    p7 = read_words(numbers, tl.where(bits > 7, last, 0), place, offset + 7 * stride, words)
     return transposed(
-        read_words(numbers, last, place, offset, words),
-        read_words(numbers, last, place, offset + stride, words),
+        p0,
+        p1,
         read_words(numbers, last, place, offset + 2 * stride, words),
         read_words(numbers, last, place, offset + 3 * stride, words),
         tl.where(bits == 4, 0xFFFFFFFF, p4),
         tl.where(bits == 5, 0xFFFFFFFF, p5),
         tl.where(bits == 6, 0xFFFFFFFF, p6),
-        read_words(numbers, tl.where(bits > 7, last, 0), place, offset + 7 * stride, words),
+        tl.where(bits == 7, 0xFFFFFFFF, p7),
     )
 
 

@@ -10,7 +10,17 @@ import triton.language as tl
 
 from .codes import look_up, read_codes
 from .levels import BOOK
-from .numbers import MORE_BITS, ONE_BIT, THREE_BITS, TWO_BITS, halves, planes_of, read_words, where_planes
+from .numbers import (
+    MORE_BITS,
+    ONE_BIT,
+    THREE_BITS,
+    TWO_BITS,
+    halves,
+    planes_of,
+    read_low_planes,
+    read_words,
+    where_planes,
+)
 
 #: A bit at either place is a float16 of 2; so two bits, sixteen apart, are two numbers.
 TWOS = tl.constexpr(0x40004000)
@@ -36,6 +46,7 @@ def add_signs(x, a, b, weights, N: tl.constexpr, W: tl.constexpr, CHANNELS: tl.c
 def coded_logits(
     x, fields, slots, chunks, weights, levels, low_levels, first, stride,
     N: tl.constexpr, W: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr,
+    TRELLIS: tl.constexpr,
 ):  # fmt: skip
     """Sums over the channels of keys, by group: of signs by `add_signs`, of numbers of more bits from their levels."""
     words, eight = tl.arange(0, W)[:, None], tl.arange(0, 8)
@@ -51,17 +62,15 @@ def coded_logits(
     for _ in range(tl.load(chunks + 1)):
         _b, planes = planes_of(tl.load(slots + eight))
         offset = (planes * stride)[None, :]
-        a = read_words(numbers, last, place, offset, words)
-        b = read_words(numbers, last, place, offset + stride, words)
+        a, b = read_low_planes(numbers, last, place, offset, stride, first, words, True, TRELLIS)
         x = add_signs(x, a, b, weights, N, W, 8, T)
         slots += TWO_BITS
         weights += 2 * TWO_BITS * N
     for _ in range(tl.load(chunks + 2)):
         _b, planes = planes_of(tl.load(slots + eight))
         offset = (planes * stride)[None, :]
-        a = read_words(numbers, last, place, offset, words)
-        b = read_words(numbers, last, place, offset + stride, words)
-        c = read_words(numbers, last, place, offset + 2 * stride, words)
+        a, b = read_low_planes(numbers, last, place, offset, stride, first, words, True, TRELLIS)
+        c = read_words(numbers, last, place, offset + (1 if TRELLIS else 2) * stride, words)
         x = add_signs(x, a, b, weights, N, W, 8, T)
         x = add_signs(x, c, a ^ b ^ c, weights + 2 * THREE_BITS * N, N, W, 8, T)
         slots += THREE_BITS
@@ -71,9 +80,10 @@ def coded_logits(
     for number in range(some + tl.load(chunks + 4)):
         one, one_planes = planes_of(tl.load(slots + 2 * eight))
         other, other_planes = planes_of(tl.load(slots + 2 * eight + 1))
-        a = read_codes(numbers, last, place, one[None, :], one_planes[None, :], stride, words)
-        b = read_codes(numbers, last, place, other[None, :], other_planes[None, :], stride, words)
-        of_row, book = tl.load(weights + sixteen[:, None] * N + column[None, :]), tl.where(number < some, 0, BOOK)
+        few, planes, others = number < some, one_planes[None, :], other_planes[None, :]
+        a = read_codes(numbers, last, place, one[None, :], planes, stride, first, words, few, TRELLIS)
+        b = read_codes(numbers, last, place, other[None, :], others, stride, first, words, few, TRELLIS)
+        of_row, book = tl.load(weights + sixteen[:, None] * N + column[None, :]), tl.where(few, 0, BOOK)
         x = tl.dot(levels_of_keys(levels + book, a, b, T, ASSEMBLY), of_row, x)
         if EXACT:
             x = tl.dot(levels_of_keys(low_levels + book, a, b, T, ASSEMBLY), of_row, x)

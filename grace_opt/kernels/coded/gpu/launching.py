@@ -42,12 +42,13 @@ def launch(
     softcap: bool,
     piece: int | None,
     runs: int | None,
+    trellis: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return output and attention received; all tensors are on the current device, and as they were checked to be.
 
     Parameters
     ----------
-    query, tail_keys, tail_values, newest, piece, runs
+    query, tail_keys, tail_values, newest, piece, runs, trellis
         As for `grace_opt.kernels.coded.gpu.coded_attention`.
     batch : Batch
     levels : Levels
@@ -108,7 +109,7 @@ def launch(
             batch.pairs, batch.units, batch.slots, batch.chunks, weights, *constants, pieces, *levels, new_logits,
             largest, sums, products, heads, value_width, newest, every, coded, stored, factors[1], SOFTCAP=softcap,
             EXACT=exact, ROWS=rows, R=at_once, T=piece, SLOTS=slots, VALUE_WIDTH=value_block, ASSEMBLY=assembly,
-            num_warps=1 if at_once == FEWEST_ROWS else 4, num_stages=1,
+            TRELLIS=trellis, num_warps=1 if at_once == FEWEST_ROWS else 4, num_stages=1,
         )  # fmt: skip
     join_coded_runs[(pairs, rows, triton.cdiv(value_width, CHUNK))](
         largest, sums, products, joined, ends, every, coded, value_width,

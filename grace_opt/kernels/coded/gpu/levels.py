@@ -42,7 +42,7 @@ class Levels(NamedTuple):
 _made: dict[int, tuple[weakref.ref[Tensor], Levels]] = {}
 
 
-def levels_of(books: Tensor) -> Levels:
+def levels_of(books: Tensor, trellis: bool = False) -> Levels:
     """Return the tables of codebooks; waits for the device at the first call with these.
 
     Raises
@@ -55,15 +55,15 @@ def levels_of(books: Tensor) -> Levels:
         return found[1]
     if tuple(books.shape) != (9, 256) or books.dtype != torch.float32:
         raise CacheError(f"codebooks are {books.dtype} of shape {tuple(books.shape)}; (9, 256) float32 is needed")
-    made, key = _tables(books), id(books)
+    made, key = _tables(books, trellis), id(books)
     _made[key] = weakref.ref(books, lambda _: _made.pop(key, None)), made
     return made
 
 
-def _tables(books: Tensor) -> Levels:
+def _tables(books: Tensor, trellis: bool) -> Levels:
     own = books.cpu().double()
     used = torch.arange(256, device="cpu") < 2 ** torch.arange(9, device="cpu")[:, None]
-    used[0] = used[7] = False
+    used[0] = used[1 if trellis else 7] = False  # as codes are read, with a trellis one bit longer
     own = own.where(used, 0.0)
     small = [own[bits, : 2**bits] for bits in (1, 2, 3)]
     if any(not torch.equal(levels, -levels.flip(0)) for levels in small) or not own.abs().amax() <= LARGEST:
@@ -80,7 +80,7 @@ def _tables(books: Tensor) -> Levels:
     signs[3, 2], signs[3, 3] = (v7 + v6 + v5 + v4) / 4, (v7 - v6 - v5 + v4) / 4
     signs[:, MOST.value] = signs.abs().amax(1)
     every = torch.zeros(2, BOOK.value, dtype=torch.float64, device="cpu")
-    for bits in (1, 2, 3, 4, 5, 6):
+    for bits in range(1, 8):
         every[0, 2**bits : 2 ** (bits + 1)] = own[bits, : 2**bits]
     every[1] = own[8]
     high = every.half()

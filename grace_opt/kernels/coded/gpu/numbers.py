@@ -23,7 +23,7 @@ PLANES, END, LEVELS, LEVEL_BYTES, LEVEL, SCALES, MEANS, UNIT = (
 FIELDS, KEYS, VALUES = (tl.constexpr(field) for field in (forms.FIELDS, forms.KEYS, forms.VALUES))
 #: Bits of an index into `forms.WIDTHS`, and the only index that is not the width itself: 7 means 8 bits.
 LEVEL_BITS, EIGHT_BITS = tl.constexpr(3), tl.constexpr(7)
-#: Groups of channels: of 1, 2 and 3 bits, of 4 to 6, of 8, and of none; how many of each are read together.
+#: Groups of channels: of 1, 2 and 3 bits, of 4 to 7, of 8, and of none; how many of each are read together.
 SIZES = (16, 8, 8, 16, 16, 16)
 #: Numbers that `list_channels` stores of a unit's keys, or values: of each group, how often that many are read.
 CHUNKS = tl.constexpr(8)
@@ -38,8 +38,13 @@ ONE_BIT, TWO_BITS, THREE_BITS, MORE_BITS, MOST_BITS, NO_BITS = _SIZES
 
 
 @triton.jit
-def list_channels(units, slots, chunks, width, value_width, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
-    """Give the channels of one unit's keys, or values, slots: (all units, 2, SLOTS) int32, which are `EMPTY` before."""
+def list_channels(
+    units, slots, chunks, width, value_width, WIDTH: tl.constexpr, SLOTS: tl.constexpr, TRELLIS: tl.constexpr
+):
+    """Give the channels of one unit's keys, or values, slots: (all units, 2, SLOTS) int32, which are `EMPTY` before.
+
+    A slot has the bits of codes as they are read, with a trellis one more than their planes.
+    """
     unit, of_values = tl.program_id(0).to(tl.int64), tl.program_id(1)
     fields = units + unit * FIELDS + tl.where(of_values == 0, KEYS, VALUES)
     channels = tl.arange(0, WIDTH)
@@ -54,6 +59,8 @@ def list_channels(units, slots, chunks, width, value_width, WIDTH: tl.constexpr,
     bits = tl.where(level == EIGHT_BITS, 8, level)
     has_scale = (level > 0).to(tl.int32)  # only these are stored
     planes_before, scales_before = tl.cumsum(bits, 0) - bits, tl.cumsum(has_scale, 0) - has_scale
+    if TRELLIS:
+        bits = tl.where((bits > 0) & (bits < 8), bits + 1, bits)
     listed = channels | (bits << BITS_SHIFT) | (planes_before << PLANE_SHIFT) | (scales_before << SCALE_SHIFT)
     first, place = 0, (unit * 2 + of_values) * CHUNKS
     slot = tl.zeros([WIDTH], tl.int32)
@@ -120,6 +127,23 @@ def read_words(numbers, last, place, offset, words):
     low = tl.load(numbers + word, mask=word < last, other=0)
     high = tl.load(numbers + word + 1, mask=word < last - 1, other=0)
     return (low >> shift) | ((high << 1) << (shift ^ 31))
+
+
+@triton.jit
+def read_low_planes(numbers, last, place, offset, stride, first, words, longer, TRELLIS: tl.constexpr):
+    """The two lowest planes of codes as they are read, of a unit's tokens from `first` on: those that are stored or,
+    with a trellis and where `longer`, what the lowest one becomes (`grace_opt.kernels.coding.trellis`)."""
+    own = read_words(numbers, last, place, offset, words)
+    if TRELLIS:
+        begins = (words == 0) & (first == 0)
+        before = read_words(numbers, tl.where(longer, last, 0), place, offset, tl.where(begins, words, words - 1))
+        before = tl.where(begins, 0, before)
+        high = own ^ ((own << 2) | (before >> 30)) ^ ((own << 3) | (before >> 29))
+        next_plane = read_words(numbers, tl.where(longer, 0, last), place, offset + stride, words)
+        low, high = tl.where(longer, (own << 1) | (before >> 31), own), tl.where(longer, high, next_plane)
+    else:
+        low, high = own, read_words(numbers, last, place, offset + stride, words)
+    return low, high
 
 
 @triton.jit

@@ -11,7 +11,18 @@ import triton.language as tl
 from .codes import look_up, read_codes
 from .keys import TWOS
 from .levels import BOOK, SIGNS
-from .numbers import MORE_BITS, NO_BITS, ONE_BIT, THREE_BITS, TWO_BITS, halves, read_slots, read_words, where_planes
+from .numbers import (
+    MORE_BITS,
+    NO_BITS,
+    ONE_BIT,
+    THREE_BITS,
+    TWO_BITS,
+    halves,
+    read_low_planes,
+    read_slots,
+    read_words,
+    where_planes,
+)
 
 #: What shares, of at most 1, are multiplied by: small ones lose nothing to the least float16.
 SHARE = tl.constexpr(1024.0)
@@ -56,6 +67,7 @@ def levels_of_values(levels, codes, T: tl.constexpr, ASSEMBLY: tl.constexpr):
 def store_values(
     added, shares, fields, slots, chunks, levels, low_levels, signs, first, stride, products, row_exists,
     R: tl.constexpr, W: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr, ASSEMBLY: tl.constexpr,
+    TRELLIS: tl.constexpr,
 ):  # fmt: skip
     """Store the sums of values, by group of channels; `products` has the addresses of the rows."""
     words = 4 * tl.arange(0, W // 4)[None, :, None] + tl.arange(0, 4)[None, None, :]
@@ -70,8 +82,7 @@ def store_values(
     for _ in range(tl.load(chunks + 1)):
         exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + eight))
         offset = (planes * stride)[:, None, None]
-        a = read_words(numbers, last, place, offset, words)
-        b = read_words(numbers, last, place, offset + stride, words)
+        a, b = read_low_planes(numbers, last, place, offset, stride, first, words, True, TRELLIS)
         w = tl.reshape(tl.permute(tl.join(a, b), (3, 0, 1, 2)), [16, W // 4, 4])
         found = tl.reshape(sums_of_signs(w, shares, 16, R, W, T) / SHARE - added[None, :], [2, 8, R])
         factor = tl.load(signs + 2 * SIGNS + tl.arange(0, 2))
@@ -81,9 +92,8 @@ def store_values(
     for _ in range(tl.load(chunks + 2)):
         exists, channels, _b, planes, scale, mean = read_slots(fields, tl.load(slots + eight))
         offset = (planes * stride)[:, None, None]
-        a = read_words(numbers, last, place, offset, words)
-        b = read_words(numbers, last, place, offset + stride, words)
-        c = read_words(numbers, last, place, offset + 2 * stride, words)
+        a, b = read_low_planes(numbers, last, place, offset, stride, first, words, True, TRELLIS)
+        c = read_words(numbers, last, place, offset + (1 if TRELLIS else 2) * stride, words)
         w = tl.join(tl.join(a, b), tl.join(c, a ^ b ^ c))  # the last axis has the two pairs
         w = tl.reshape(tl.permute(w, (4, 3, 0, 1, 2)), [32, W // 4, 4])
         found = tl.reshape(sums_of_signs(w, shares, 32, R, W, T) / SHARE - added[None, :], [4, 8, R])
@@ -94,8 +104,9 @@ def store_values(
     some = tl.load(chunks + 3)
     for number in range(some + tl.load(chunks + 4)):
         exists, channels, bits, planes, scale, mean = read_slots(fields, tl.load(slots + sixteen))
-        codes = read_codes(numbers, last, place, bits[:, None, None], planes[:, None, None], stride, words)
-        book = tl.where(number < some, 0, BOOK)
+        few, bits, planes = number < some, bits[:, None, None], planes[:, None, None]
+        codes = read_codes(numbers, last, place, bits, planes, stride, first, words, few, TRELLIS)
+        book = tl.where(few, 0, BOOK)
         found = joined_limbs(tl.dot(levels_of_values(levels + book, codes, T, ASSEMBLY), shares), 16, R)
         if EXACT:
             low = levels_of_values(low_levels + book, codes, T, ASSEMBLY)
