@@ -32,6 +32,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from grace_opt.kernels.coded import gpu as coded
+from grace_opt.kernels.coding import gpu as trellis
 from grace_opt.kernels.decode import gpu as decode
 from grace_opt.kernels.exchange import gpu as exchange
 from grace_opt.kernels.gather import gpu as gather
@@ -147,12 +148,13 @@ def read_codes(dtype, d, length=1, mask=None, softcap=None, trellis=False):
 
 
 def selecting(every: bool) -> None:
-    """Interaction matrices, MIES, exchanges and gathering."""
+    """Interaction matrices, MIES, exchanges, gathering and codes of a trellis."""
     for d, dtype in product((64, 128, 256) if every else (128,), (torch.float32, torch.bfloat16)):
         queries, keys = (torch.zeros(1, heads, 300, d, dtype=dtype) for heads in (4, 2))
         interaction.interaction_matrix(queries[:, :, :32], keys, torch.ones(1, 300, dtype=torch.bool))
         for channel_major in (False, True):
             gather.gather_channels(keys, torch.arange(d // 2).expand(1, 2, -1), channel_major)
+    trellis.searched(torch.zeros(70, 500), torch.zeros(70, 256), torch.ones(70))
     for n, dtype in product((64, 128, 256) if every else (128,), (torch.float32, torch.float64)):
         W, k, vertices = torch.zeros(2, n, n, dtype=dtype), torch.full((2,), n // 2), torch.ones(2, n, dtype=torch.bool)
         greedy.greedy_order(W, W[:, 0], k, n // 2)

@@ -27,6 +27,7 @@ from grace_opt.testing import instance
 
 triton = pytest.importorskip("triton")
 from grace_opt.kernels.coded import gpu as coded  # noqa: E402
+from grace_opt.kernels.coding import gpu as coding  # noqa: E402
 from grace_opt.kernels.decode import gpu as decode  # noqa: E402
 from grace_opt.kernels.exchange import gpu as exchange  # noqa: E402
 from grace_opt.kernels.gather import gpu as gather  # noqa: E402
@@ -231,6 +232,7 @@ def test_trials_pass(kernel):
         ("mies", greedy, "greedy_order", lambda taken: taken._replace(order=taken.order.flip(-1))),
         ("exchanges", exchange, "swap_refine", lambda mask: mask.flip(-1)),
         ("gather", gather, "gather_channels", lambda narrow: narrow.flip(-1)),
+        ("codes of a trellis", coding, "searched", lambda codes: codes.flip(-1)),
         ("weights", interaction, "interaction_matrix", lambda W: W * 1.0001),
         ("decoding", decode, "decode_attention", lambda output: output * 1.01),
         ("decoding in few bits", decode, "decode_attention", lambda output: output * 1.01),

@@ -59,7 +59,7 @@ def test_no_codes_have_a_smaller_error(drawn):
     levels = BOOK[bits + 1]
     for factor in trellis.FACTORS:
         scaled = torch.from_numpy(row / np.float32(factor))[None]
-        (codes,) = trellis._searched(scaled, levels[None], torch.tensor([bits]))
+        (codes,) = trellis.searched(scaled, levels[None], torch.tensor([bits]))
         error = float((scaled[0].double() - numbers(codes, bits)).square().sum())
         best = oracle.least_of_trellis(scaled[0].tolist(), levels.tolist(), bits)
         assert error == pytest.approx(best, rel=1e-6, abs=1e-9)
@@ -102,11 +102,11 @@ def test_the_best_of_the_scales_is_taken(bits):
     """By the sum of errors to the fourth, of what the codes stand for."""
     row = torch.randn(1, 200, generator=torch.Generator().manual_seed(bits))
     start, levels, wide = torch.tensor([0.9]).half(), BOOK[bits + 1][None], torch.tensor([bits])
-    scale, (codes,) = trellis.walked(row, start, levels, wide)
+    scale, (codes,) = trellis.walked(row, start, levels, wide, trellis.searched)
     errors = {}
     for factor in trellis.FACTORS:
         tried = (start.float() * factor).half()
-        (own,) = trellis._searched(row / tried.float(), levels, wide)
+        (own,) = trellis.searched(row / tried.float(), levels, wide)
         errors[float(tried)] = float((row[0].double() - float(tried) * numbers(own, bits)).pow(4).sum())
     best = min(errors, key=errors.__getitem__)
     assert float(scale) == best

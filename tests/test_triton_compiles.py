@@ -35,6 +35,7 @@ def test_every_kernel_compiles_and_fits():
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     expected = {"_gram_kernel", "_product_kernel", "_gather_kernel", "_greedy_kernel", "_swap_kernel"}
+    expected |= {"_search"}
     expected |= {"attend_run", "join_runs"}
     expected |= {"list_channels", "prepare", "attend_codes", "join_coded_runs", "turn_values", "receive"}
     assert {entry["kernel"] for entry in found} == expected

@@ -1,8 +1,9 @@
 """Code rows of numbers in a few bits each: their weighted variances, scales, nearest levels, and these as bit planes.
 
 In torch, or compiled for the CPU: variances, scales and planes each read a row once from memory, where torch takes a
-pass for every operation and width. Both give the same scales and planes. (Sums are in float64,
-in any order; a scale that lies within their rounding of a tie between two numbers of 16 bits could differ.)
+pass for every operation and width. Both give the same scales and planes. (Sums are in float64, in any order; a scale
+that lies within their rounding of a tie between two numbers of 16 bits could differ.) On a GPU, codes of a trellis are
+found by Triton.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .._shared.operation import Compiled, Operation, trial_of
+from .._shared.dispatch import use_triton
+from .._shared.operation import Compiled, Operation, Triton, trial_of
 from .._shared.threads import COMPILE_FROM, worth_compiling
 from . import reference
 from .reference import Codebooks as Codebooks
 from .reference import fitted as fitted
 from .reference import pack_bits as pack_bits
 from .reference import pack_codes as pack_codes
+from .trellis import searched
 
+KERNEL = Triton("codes of a trellis", "with trellis=True", trial_of(__name__, "gpu"))
 OPERATION = Operation(
     "coding",
     "codes of keys and values in a few bits each",
     cpu=Compiled(f"once a process has coded {COMPILE_FROM:,} numbers", trial_of(__name__, "cpu")),
+    gpu=(KERNEL,),
 )
 
 
@@ -54,7 +59,10 @@ def scaled_and_coded(
         from .cpu import scaled_and_coded as compiled
 
         return compiled(rows, means, widths, counts, books)
-    return reference.scaled_and_coded(rows, means, widths, counts, books)
+    search = searched
+    if books.trellis is not None and use_triton(KERNEL, rows.device):
+        from .gpu import searched as search
+    return reference.scaled_and_coded(rows, means, widths, counts, books, search)
 
 
 def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -6,14 +6,14 @@ Barreto and Selesnick, IEEE Trans. Signal Processing 42, 1994).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._util.arrays import to_device
-from .trellis import walked
+from .trellis import searched, walked
 
 #: Columns in a byte of a plane.
 PER_BYTE = 8
@@ -53,9 +53,14 @@ def levels_read(books: Codebooks) -> Tensor:
 
 
 def scaled_and_coded(
-    rows: Tensor, means: Tensor, widths: Tensor, counts: Sequence[int], books: Codebooks
+    rows: Tensor,
+    means: Tensor,
+    widths: Tensor,
+    counts: Sequence[int],
+    books: Codebooks,
+    search: Callable[[Tensor, Tensor, Tensor], Tensor] = searched,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """See `grace_opt.kernels.coding.scaled_and_coded`.
+    """See `grace_opt.kernels.coding.scaled_and_coded`; `search` as for `grace_opt.kernels.coding.trellis.walked`.
 
     In operations on all rows of a class, each with the edges of its own width: on a GPU every operation has to be
     started.
@@ -72,7 +77,7 @@ def scaled_and_coded(
         if bool(of_trellis.any()):
             some = to_device(torch.nonzero(of_trellis)[:, 0], rows.device)
             wide = there[number, some]
-            better, own = walked(centred[some], scales[-1][some], levels_read(books)[wide + 1], wide)
+            better, own = walked(centred[some], scales[-1][some], levels_read(books)[wide + 1], wide, search)
             scales[-1][some], codes[-1][some] = better, own
     return torch.stack(scales), tuple(pack_classes(codes, widths))
 

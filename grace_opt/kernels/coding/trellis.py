@@ -16,6 +16,8 @@ Information Theory 28, 1982).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -55,7 +57,9 @@ def as_read(codes: Tensor) -> Tensor:
     return third | (own ^ second ^ first) << 1 | codes >> 1 << 2
 
 
-def walked(rows: Tensor, scales: Tensor, levels: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+def walked(
+    rows: Tensor, scales: Tensor, levels: Tensor, bits: Tensor, search: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """Return better scales, and the codes of rows.
 
     Parameters
@@ -68,6 +72,8 @@ def walked(rows: Tensor, scales: Tensor, levels: Tensor, bits: Tensor) -> tuple[
         Of each row, as it is read; ascending.
     bits : Tensor (R,)
         Of each row's codes.
+    search : callable
+        `searched`, or another one that returns the same.
 
     Returns
     -------
@@ -80,7 +86,7 @@ def walked(rows: Tensor, scales: Tensor, levels: Tensor, bits: Tensor) -> tuple[
     for factor in FACTORS:
         tried = (scales.float() * factor).clamp(max=most).to(torch.float16)
         unit = torch.where(tried > 0, tried.float(), 1)
-        own = _searched(rows / unit[:, None], levels, bits)
+        own = search(rows / unit[:, None], levels, bits)
         numbers = levels.gather(1, as_read(own).long())
         errors = rows.double() - unit.double()[:, None] * numbers.double()
         total = errors.square_().square_().sum(1)
@@ -90,17 +96,26 @@ def walked(rows: Tensor, scales: Tensor, levels: Tensor, bits: Tensor) -> tuple[
     return found, codes
 
 
-def _searched(scaled: Tensor, levels: Tensor, bits: Tensor) -> Tensor:
-    """Return the codes with the least sum of squared errors, by Viterbi's algorithm."""
+def searched(scaled: Tensor, levels: Tensor, bits: Tensor) -> Tensor:
+    """Return the codes ``(R, n)`` uint8 with the least sum of squared errors, by Viterbi's algorithm.
+
+    Parameters
+    ----------
+    scaled : Tensor (R, n), float32
+        Divided by their scales.
+    levels, bits : Tensor
+        As for `walked`.
+    """
     rows, count = scaled.shape
     errors = torch.full((SUBSETS, rows, count), torch.inf, dtype=torch.float32, device=scaled.device)
     nearest = torch.zeros(errors.shape, dtype=torch.uint8, device=scaled.device)
     used, most = 2 << bits.long(), 2 << int(bits.max()) if len(bits) else 0
     for code in range(most):
         error = (scaled - levels[:, code, None]).square_()
-        own = errors[code % SUBSETS]
+        own, number = errors[code % SUBSETS], nearest[code % SUBSETS]
         closer = (error < own) & (code < used)[:, None]
-        own[closer], nearest[code % SUBSETS][closer] = error[closer], code
+        own.copy_(torch.where(closer, error, own))
+        number.masked_fill_(closer, code)
     before, chosen = (torch.tensor(part, device=scaled.device) for part in (_BEFORE, _CHOSEN))
     costs = torch.full((STATES, rows), torch.inf, dtype=torch.float64, device=scaled.device)
     costs[0], by_column = 0.0, errors.double().permute(2, 0, 1)
