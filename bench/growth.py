@@ -1,8 +1,8 @@
 """What a long generation costs: ``python -m bench.growth``.
 
-A prompt of 1,024 tokens is read, then the next tokens of the text are fed in steps of 32, to a dense cache, to one with
-``bits=2.25`` and to one with int4. Each step's next-token distributions are compared with those of the dense cache; the
-last are also compared with those after a prompt that had all tokens before them.
+A prompt of 1,024 tokens is read, then the next tokens of the text are fed in steps of 32, to a dense cache, to two with
+``bits=2.25`` (without and with a trellis), and to one with int4. Each step's next-token distributions are compared with
+those of the dense cache; the last are also compared with those after a prompt that had all tokens before them.
 
 Later tokens read a compressed cache, so their own keys and values are not those of the dense one: the error is passed
 on. To tell that from the error of coding, another run codes the dense cache's keys and values in place of its own.
@@ -34,7 +34,7 @@ from bench.calibration import calibrated
 from bench.material import MODEL, books, model_path, require_texts
 from bench.provenance import is_clean, refuse, require_clean, write_json
 from bench.real_model import digest, read_record, read_text
-from bench.report import BLACK, BLUE, ORANGE, Page, add_options, read_results, table, write_results
+from bench.report import BLACK, BLUE, GREEN, ORANGE, Page, add_options, read_results, table, write_results
 from grace_opt._util.progress import progress_bar
 from grace_opt.hf import PrunedKeyCache, attention_implementation
 from grace_opt.hf.models import disable_progress_bars, load_model
@@ -46,7 +46,7 @@ BITS, PROMPT, STEP, WINDOW = 2.25, 1024, 32, 256
 #: Windows to a line of the table.
 LINE = 4
 #: Runs of the model for each text.
-RUNS = 5
+RUNS = 8
 
 
 class _ExactCache(PrunedKeyCache):
@@ -83,9 +83,9 @@ def measure_growth(
     Returns
     -------
     dict
-        ``kl``, the mean of each window; ``int4``, that of int4; ``bits``, the report's after each window; ``exact``,
-        each window's KL if the dense cache's keys and values are coded; ``at_once``, the last window's KL if all tokens
-        before it are the prompt.
+        ``kl``, the mean of each window; ``bits``, the report's after each window; ``exact``, each window's KL if the
+        dense cache's keys and values are coded; ``at_once``, the last window's KL if all tokens before it are the
+        prompt; ``trellis``, a dict of these with a trellis; ``int4``, each window's KL of int4.
     """
 
     def fed(cache: Any, start: int) -> tuple[Tensor, list[float]]:
@@ -105,19 +105,21 @@ def measure_growth(
 
     whole = DynamicCache(config=model.config)
     dense, _ = fed(whole, prompt)
-    grown, bits = fed(PrunedKeyCache(model, **settings), prompt)
-    kl = divergence(dense, grown)
+
+    def coded(**changes: Any) -> dict[str, Any]:
+        own = {**settings, **changes}
+        grown, bits = fed(PrunedKeyCache(model, **own), prompt)
+        cache = _ExactCache(model, **own)
+        cache.exact = whole
+        exact, _ = fed(cache, prompt)
+        late, _ = fed(PrunedKeyCache(model, **own), ids.shape[1] - WINDOW)
+        once = divergence(dense[-WINDOW:], late)[0]
+        return {"kl": divergence(dense, grown), "bits": bits, "exact": divergence(dense, exact), "at_once": once}
+
+    plain, woven = coded(), coded(trellis=True)
     windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
     grown, _ = fed(PrunedKeyCache(model, **REFERENCES["int4"], **windows), prompt)
-    int4 = divergence(dense, grown)
-    cache = _ExactCache(model, **settings)
-    cache.exact = whole
-    grown, _ = fed(cache, prompt)
-    exact = divergence(dense, grown)
-    del grown, cache, whole
-    late, _ = fed(PrunedKeyCache(model, **settings), ids.shape[1] - WINDOW)
-    once = divergence(dense[-WINDOW:], late)[0]
-    return {"kl": kl, "int4": int4, "bits": bits, "exact": exact, "at_once": once}
+    return {**plain, "trellis": woven, "int4": divergence(dense, grown)}
 
 
 def page(value: dict[str, Any]) -> Page:
@@ -126,20 +128,25 @@ def page(value: dict[str, Any]) -> Page:
     first, last = (statistics.fmean(one["kl"][place] for one in texts) for place in (0, -1))
     int4 = statistics.fmean(one["int4"][-1] for one in texts)
     once = statistics.fmean(one["at_once"] for one in texts)
+    woven = [one["trellis"] for one in texts]
+    ends = [statistics.fmean(one["kl"][place] for one in woven) for place in (0, -1)]
+    ends.append(statistics.fmean(one["at_once"] for one in woven))
     bits = [each for one in texts for each in one["bits"]]
     rows = []
     for start in range(0, count, LINE):
         stop = min(start + LINE, count)
-        parts = [[x for one in texts for x in one[name][start:stop]] for name in ("kl", "exact", "int4", "bits")]
-        means = [f"{statistics.fmean(part):.4f}" for part in parts[:3]]
-        ends = f"{min(parts[3]):.2f} to {max(parts[3]):.2f}"
-        rows.append([f"{start * WINDOW:,} to {stop * WINDOW:,}", *means, ends])
+        every = [(texts, "kl"), (texts, "exact"), (woven, "kl"), (woven, "exact"), (texts, "int4"), (texts, "bits")]
+        parts = [[x for one in those for x in one[name][start:stop]] for those, name in every]
+        means = [f"{statistics.fmean(part):.4f}" for part in parts[:-1]]
+        range_of_bits = f"{min(parts[-1]):.2f} to {max(parts[-1]):.2f}"
+        rows.append([f"{start * WINDOW:,} to {stop * WINDOW:,}", *means, range_of_bits])
     own = [
         [
-            one["name"],
-            *(f"{x:.4f}" for x in (one["kl"][0], one["kl"][-1], one["exact"][-1], one["int4"][-1], one["at_once"])),
+            one["name"] + ", trellis" * (own is not one),
+            *(f"{x:.4f}" for x in (own["kl"][0], own["kl"][-1], own["exact"][-1], one["int4"][-1], own["at_once"])),
         ]
         for one in texts
+        for own in (one, one["trellis"])
     ]
     return Page(
         title="A long generation",
@@ -149,12 +156,19 @@ def page(value: dict[str, Any]) -> Page:
         asked=f"What becomes of `bits={BITS:g}` while {count * WINDOW:,} tokens come after a prompt of "
         f"{value['prompt']:,}, on {value['model']}?",
         found=f"KL grows from {first:.4f} in the first {WINDOW} tokens to {last:.4f} in the last (int4: {int4:.4f}). "
-        f"After a prompt that has all but these, it is {once:.4f}. With tokens that wait for their classes, the bits "
-        f"are {min(bits):.2f} to {max(bits):.2f}.",
+        f"After a prompt that has all but these, it is {once:.4f}. With a trellis: {ends[0]:.4f}, {ends[1]:.4f} and "
+        f"{ends[2]:.4f}. With tokens that wait for their classes, the bits are {min(bits):.2f} to {max(bits):.2f}.",
         sure=f"This is one small model and {len(texts)} texts, whose own tokens are fed; errors are passed on as in a "
         "generation, but not by other tokens.",
         tables=[
-            *table(["tokens after the prompt", "KL", "of coding alone", "int4", "bits"], rows),
+            *table(
+                [
+                    "tokens after the prompt",
+                    *("KL", "of coding alone", "KL, trellis", "of coding alone, trellis"),
+                    *("int4", "bits"),
+                ],
+                rows,
+            ),
             "",
             *table(
                 ["text", f"KL, first {WINDOW}", f"last {WINDOW}", "of coding alone", "int4", "all but these as prompt"],
@@ -184,10 +198,12 @@ def _draw(figure: Figure, value: dict[str, Any]) -> None:
         ("exact", "of coding alone", BLUE, "--"),
         ("int4", "int4", ORANGE, "-"),
     )
-    for name, label, colour, line in looks:
-        for one in texts:
+    woven = [one["trellis"] for one in texts]
+    drawn = [(texts, *look) for look in looks] + [(woven, looks[0][0], f"{looks[0][1]}, trellis", GREEN, "-")]
+    for those, name, label, colour, line in drawn:
+        for one in those:
             axes.plot(places, one[name], color=colour, linestyle=line, linewidth=0.6, alpha=0.5)
-        means = [statistics.fmean(each) for each in zip(*(one[name] for one in texts), strict=True)]
+        means = [statistics.fmean(each) for each in zip(*(one[name] for one in those), strict=True)]
         axes.plot(places, means, color=colour, linestyle=line, linewidth=2, label=label)
     once = statistics.fmean(one["at_once"] for one in texts)
     axes.plot(places[-1:], [once], "o", color=BLACK, label=f"bits={BITS:g}, all as the prompt")

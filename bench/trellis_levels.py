@@ -24,7 +24,7 @@ from grace_opt.kernels.coding.trellis import as_read
 
 #: Bits of codes; those that are read have one more.
 WIDTHS = (1, 2, 3, 4, 5, 6)
-ROWS, COLUMNS, STEPS, SEED = 200, 4000, 40, 0
+ROWS, COLUMNS, STEPS, SEED = 200, 4000, 150, 0
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def coded(row: npt.NDArray[np.float32], levels: npt.NDArray[np.float32], bits: i
     errors, nearest = np.empty((4, len(row)), np.float32), np.empty((4, len(row)), np.uint8)
     ways, codes = np.empty(len(row), np.uint8), np.empty(len(row), np.uint8)
     nearest_of_subsets(row, levels, bits, errors, nearest)
-    walk_back(row, np.float32(1), levels, nearest, ways, search(errors, len(row), ways), codes)
+    walk_back(nearest, ways, search(errors, len(row), ways), codes)
     found: Tensor = as_read(torch.from_numpy(codes))
     return found.long().numpy()
 

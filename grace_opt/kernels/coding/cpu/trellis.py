@@ -9,12 +9,10 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.memory import empty
-from ..trellis import FACTORS, SUBSETS
+from ..trellis import FACTOR, SUBSETS
 from .halves import round_to_half
 
-#: Multiples of a scale that are tried.
-FACTOR_0, FACTOR_1, FACTOR_2 = (np.float32(factor) for factor in FACTORS)
-INFINITE = np.float32(np.inf)
+SHRUNK, INFINITE = np.float32(FACTOR), np.float32(np.inf)
 
 
 @part(error_model="numpy")
@@ -65,40 +63,28 @@ def search(errors, count, ways):
 
 
 @part(error_model="numpy")
-def walk_back(centred, scale, levels, nearest, ways, state, codes):
-    """Write the codes that lead to a state; return the sum of their errors to the fourth."""
-    total = 0.0
+def walk_back(nearest, ways, state, codes):
+    """Write the codes that lead to a state."""
     for back in range(codes.shape[0]):
         t = codes.shape[0] - 1 - back
         bit = state & 1
-        before = (state >> 1) | ((np.int64(ways[t]) >> state) & 1) << 2
-        level = np.int64(nearest[(before & 1) | (bit ^ (before >> 1 & 1) ^ (before >> 2)) << 1, t])
+        state = (state >> 1) | ((np.int64(ways[t]) >> state) & 1) << 2
+        level = np.int64(nearest[(state & 1) | (bit ^ (state >> 1 & 1) ^ (state >> 2)) << 1, t])
         codes[t] = np.uint8(level >> 2 << 1 | bit)
-        error = np.float64(centred[t]) - np.float64(scale) * np.float64(levels[level])
-        error *= error
-        total += error * error
-        state = before
-    return total
 
 
 @part(error_model="numpy")
 def walk(centred, scale, levels, bits, codes):
-    """Write a row's codes; return a better scale: see `grace_opt.kernels.coding.trellis.walked`."""
+    """Write a row's codes; return its scale: see `grace_opt.kernels.coding.trellis.walked`."""
     count = centred.shape[0]
-    scaled, tried = empty((count,), np.float32), empty((3,), np.float32)
+    scaled, found = empty((count,), np.float32), empty((1,), np.float32)
     errors, nearest = empty((SUBSETS, count), np.float32), empty((SUBSETS, count), np.uint8)
-    ways, own = empty((count,), np.uint8), empty((count,), np.uint8)
-    tried[0], tried[1], tried[2] = scale * FACTOR_0, scale * FACTOR_1, scale * FACTOR_2
-    round_to_half(tried)
-    best, found = np.inf, scale
-    for number in range(3):
-        unit = tried[number] if tried[number] > 0 else np.float32(1.0)
-        for t in range(count):
-            scaled[t] = centred[t] / unit
-        nearest_of_subsets(scaled, levels, bits, errors, nearest)
-        total = walk_back(centred, unit, levels, nearest, ways, search(errors, count, ways), own)
-        if total < best:
-            best, found = total, tried[number]
-            for t in range(count):
-                codes[t] = own[t]
-    return found
+    ways = empty((count,), np.uint8)
+    found[0] = scale * SHRUNK
+    round_to_half(found)
+    unit = found[0] if found[0] > 0 else np.float32(1.0)
+    for t in range(count):
+        scaled[t] = centred[t] / unit
+    nearest_of_subsets(scaled, levels, bits, errors, nearest)
+    walk_back(nearest, ways, search(errors, count, ways), codes)
+    return found[0]
