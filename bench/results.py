@@ -34,6 +34,7 @@ COMMANDS = {
     "factored": "python -m bench.factored",
     "quadratic_zero": "python -m bench.quadratic_zero",
     "bits": "python -m bench.bits",
+    "trellis": "python -m bench.trellis",
     "growth": "python -m bench.growth",
     "reading": "python -m bench.reading",
     "arena": "python -m bench.arena",

@@ -41,6 +41,8 @@ class DecodedBitsPress(BasePress):
         Mean bits per element, as in `grace_opt.hf.attach`.
     basis : str, path or CalibratedBasis
         As in `grace_opt.hf.attach`.
+    trellis : bool
+        As in `grace_opt.hf.attach`.
 
     Raises
     ------
@@ -57,11 +59,12 @@ class DecodedBitsPress(BasePress):
 
     bits: float = 2.25
     basis: str | os.PathLike[str] | CalibratedBasis = CALIBRATED
+    trellis: bool = False
     _cache: PrunedKeyCache | None = field(default=None, init=False, repr=False, compare=False)
 
     def post_init_from_model(self, model: PreTrainedModel) -> None:
         """Prepare for the prompts of a model; makes its basis if there is none yet."""
-        self._cache = PrunedKeyCache(model, bits=self.bits, basis=self.basis)
+        self._cache = PrunedKeyCache(model, bits=self.bits, basis=self.basis, trellis=self.trellis)
 
     @property
     def compression_ratio(self) -> float:

@@ -15,6 +15,8 @@ from tests.elsewhere import elsewhere, here, watched
 HEADS, GROUP, WIDTH = 2, 2, 32
 #: Operations that coding a layer may ask for: at some 10 µs each, 32 layers take less than a fifth of a second.
 MOST = 600
+#: With a trellis so many more: some for each class of keys and of values.
+MOST_OF_TRELLIS = MOST + 40
 #: What a further sequence of the same length may ask for: its queries and its classes are its own, its codes are not.
 MOST_OF_A_ROW = 150
 #: Are its numbers finite, which places are padding, where are the queries, and what would no bits at all cost.
@@ -103,18 +105,21 @@ def test_a_sequence_that_leaves_the_batch_keeps_no_other_in_memory():
                 assert here(tensor).untyped_storage().nbytes() == here(tensor).nbytes, name
 
 
+@pytest.mark.parametrize("trellis", [False, True])
 @pytest.mark.parametrize("padding", [0, 75])
-def test_few_operations_and_waits(padding):
+def test_few_operations_and_waits(padding, trellis, monkeypatch):
     """Each has to be started by the host, and for each wait the device has nothing to do."""
+    # On a GPU a kernel searches the codes of a trellis.
+    monkeypatch.setattr(coding, "searched", lambda scaled, levels, bits: scaled.to(torch.uint8))
     found = []
     for rows in (1, 5):
-        coded(prompt(rows, 700, padding))  # codebooks are made once per process
+        coded(prompt(rows, 700, padding), trellis=trellis)  # codebooks are made once per process
         with watched() as watch:
-            coded(prompt(rows, 700, padding), elsewhere)
+            coded(prompt(rows, 700, padding), elsewhere, trellis=trellis)
         found.append(watch.operations.total())
         assert watch.waits.total() <= WAITS
         assert {*watch.copies} <= {"to_device", "codebooks", "<genexpr>"}
-    assert found[0] <= MOST
+    assert found[0] <= (MOST_OF_TRELLIS if trellis else MOST)
     assert padding or found[1] - found[0] <= 4 * MOST_OF_A_ROW
 
 

@@ -67,24 +67,26 @@ def scaled_and_coded(
     """
     there = to_device(widths.long(), rows.device)
     edges, (above, levels, top) = books.edges[there], _upper(there, books)
+    woven = None if books.trellis is None else _woven(there, books.even, books.trellis)
     scales, codes = [], []
     for number, centred in enumerate(torch.split(rows - means[:, None], list(counts), 1)):
         upper = above[number], levels[number], top[number]
         scales.append(_fitted(centred, there[number], upper, books.even))
         scaled = centred / positive(scales[-1].float())[:, None]
         codes.append(torch.searchsorted(edges[number], scaled, out_int32=True).to(torch.uint8))
-        of_trellis = is_read_longer(widths[number], books)
-        if bool(of_trellis.any()):
-            some = to_device(torch.nonzero(of_trellis)[:, 0], rows.device)
-            wide = there[number, some]
-            better, own = walked(centred[some], scales[-1][some], levels_read(books)[wide + 1], wide, search)
-            scales[-1][some], codes[-1][some] = better, own
+        if woven is not None:
+            own, levels_of_codes, bits = woven[number]
+            found = walked(centred, scales[-1], levels_of_codes, bits, search)
+            scales[-1] = torch.where(own, found[0], scales[-1])
+            codes[-1] = torch.where(own[:, None], found[1], codes[-1])
     return torch.stack(scales), tuple(pack_classes(codes, widths))
 
 
-def is_read_longer(widths: Tensor, books: Codebooks) -> Tensor:
-    """Return which rows of some bits have the codes of a trellis."""
-    return (widths > 0) & (widths != books.even) & (widths + 1 < len(levels_read(books)))
+def _woven(widths: Tensor, even: int, trellis: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return, for every class, which rows have codes of a trellis, their levels as they are read, and their bits."""
+    own = (widths > 0) & (widths != even)
+    bits = torch.where(own, widths, 1)
+    return list(zip(own.unbind(), trellis[bits + 1].unbind(), bits.unbind(), strict=True))
 
 
 def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
