@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..._util.arrays import to_device
-from .trellis import searched, walked
+from .trellis import searched
 
 #: Columns in a byte of a plane.
 PER_BYTE = 8
@@ -36,9 +36,8 @@ class Codebooks(NamedTuple):
     even : int
         The number of bits whose levels are evenly spaced up to the largest entry; other scales are fitted.
     trellis : Tensor (M, 256), float32, or None
-        With it, codes of up to M - 2 bits but `even` are those of a trellis: row b has the levels of codes that are
-        read as b bits, one more than they take (:mod:`grace_opt.kernels.coding.trellis`). Scales are fitted by `levels`
-        and `edges` first.
+        With it, all codes but those of `even` bits are those of a trellis: row b has the levels of codes that are read
+        as b bits, one more than they take (:mod:`grace_opt.kernels.coding.trellis`). Scales are fitted to `levels`.
     """
 
     levels: Tensor
@@ -60,7 +59,8 @@ def scaled_and_coded(
     books: Codebooks,
     search: Callable[[Tensor, Tensor, Tensor], Tensor] = searched,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """See `grace_opt.kernels.coding.scaled_and_coded`; `search` as for `grace_opt.kernels.coding.trellis.walked`.
+    """See `grace_opt.kernels.coding.scaled_and_coded`; `search` is `grace_opt.kernels.coding.trellis.searched`, or
+    another one that returns the same.
 
     In operations on all rows of a class, each with the edges of its own width: on a GPU every operation has to be
     started.
@@ -76,9 +76,7 @@ def scaled_and_coded(
         codes.append(torch.searchsorted(edges[number], scaled, out_int32=True).to(torch.uint8))
         if woven is not None:
             own, levels_of_codes, bits = woven[number]
-            found = walked(centred, scales[-1], levels_of_codes, bits, search)
-            scales[-1] = torch.where(own, found[0], scales[-1])
-            codes[-1] = torch.where(own[:, None], found[1], codes[-1])
+            codes[-1] = torch.where(own[:, None], search(scaled, levels_of_codes, bits), codes[-1])
     return torch.stack(scales), tuple(pack_classes(codes, widths))
 
 

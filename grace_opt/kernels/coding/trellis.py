@@ -16,16 +16,11 @@ Information Theory 28, 1982).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 #: Of the last bits u there are this many, and subsets of levels.
 STATES, SUBSETS = 8, 4
-#: Levels reach further than those of as many bits without a trellis, which a scale is fitted to: by so much it shrinks.
-#: To search with several scales, for the least errors to the fourth, takes as many times as long, for no less KL.
-FACTOR = 0.92
 
 
 def subset(state: int, bit: int) -> int:
@@ -57,33 +52,6 @@ def as_read(codes: Tensor) -> Tensor:
     return third | (own ^ second ^ first) << 1 | codes >> 1 << 2
 
 
-def walked(
-    rows: Tensor, scales: Tensor, levels: Tensor, bits: Tensor, search: Callable[[Tensor, Tensor, Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return the scales of rows, and their codes.
-
-    Parameters
-    ----------
-    rows : Tensor (R, n), float32
-        Around their means.
-    scales : Tensor (R,), float16
-        Fitted for levels without a trellis.
-    levels : Tensor (R, 256), float32
-        Of each row, as it is read; ascending.
-    bits : Tensor (R,)
-        Of each row's codes.
-    search : callable
-        `searched`, or another one that returns the same.
-
-    Returns
-    -------
-    scales : Tensor (R,), float16
-    codes : Tensor (R, n), uint8
-    """
-    found = (scales.float() * FACTOR).to(torch.float16)
-    return found, search(rows / torch.where(found > 0, found.float(), 1)[:, None], levels, bits)
-
-
 def searched(scaled: Tensor, levels: Tensor, bits: Tensor) -> Tensor:
     """Return the codes ``(R, n)`` uint8 with the least sum of squared errors, by Viterbi's algorithm.
 
@@ -91,8 +59,10 @@ def searched(scaled: Tensor, levels: Tensor, bits: Tensor) -> Tensor:
     ----------
     scaled : Tensor (R, n), float32
         Divided by their scales.
-    levels, bits : Tensor
-        As for `walked`.
+    levels : Tensor (R, 256), float32
+        Of each row, as it is read; ascending.
+    bits : Tensor (R,)
+        Of each row's codes.
     """
     rows, count = scaled.shape
     errors = torch.full((SUBSETS, rows, count), torch.inf, dtype=torch.float32, device=scaled.device)

@@ -7,18 +7,39 @@ import numpy as np
 
 from .._shared.jit import c_function, part
 from .._shared.lanes import WIDEST, add_one, load_one, transpose_widest
-from .._shared.memory import array_at, empty, start_of, zeros
+from .._shared.memory import array_at, empty, start_of, view, zeros
 from .._shared.products import BYTES, ROWS, TILE, multiply
 from .._shared.whole import sorted_places
 from ..coding.cpu import code, fit, largest_bits, mean, weighted
-from ..coding.cpu.halves import round_to_half
+from ..coding.reference import LARGEST
 from ..steps.cpu import hulls, spend
 from . import forms
 
+#: Below, float16 has fewer digits: a multiple of its smallest number.
+LEAST_NORMAL = np.float32(2.0**-14)
+#: Adding this to a smaller number, and taking it away, rounds to a multiple of float16's smallest number.
+MAGIC = np.float32(0.75)
+MOST = np.float32(LARGEST)
 #: Bytes of an address.
 ADDRESS = 8
 #: Numbers in a row of the codebooks.
 MOST_LEVELS = 256
+#: The bits that a float16 does not have of a float32, and half of their worth less one.
+SPARE, HALF = np.int32(13), np.int32(0xFFF)
+
+
+@part
+def round_to_half(numbers):
+    """Round to the nearest float16, ties to even; what is too large becomes the largest."""
+    bits = view(numbers, np.int32)
+    for i in range(numbers.shape[0]):
+        x = min(max(numbers[i], -MOST), MOST)
+        if abs(x) < LEAST_NORMAL:
+            numbers[i] = (x + MAGIC) - MAGIC
+        else:
+            numbers[i] = x
+            rounded = bits[i] + HALF + ((bits[i] >> SPARE) & np.int32(1))
+            bits[i] = (rounded >> SPARE) << SPARE
 
 
 @part

@@ -12,7 +12,7 @@ from ..._shared.jit import c_function, jit, part
 from ..._shared.memory import array_at, empty, view, zeros
 from ..._shared.threads import array_of, call_with
 from ..reference import BEYOND, FITTING_STEPS, LARGEST, PART, PER_BYTE, Codebooks, levels_read, positive
-from .trellis import walk
+from .trellis import weave
 
 #: Up to this number of bits, a code is the number of edges below, counted in vectors; with more, bisection is faster.
 COUNTED = 6
@@ -38,14 +38,13 @@ def scaled_and_coded(
     numbers = wide.sum(1, dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(numbers * -(-sizes // PER_BYTE))])
     every = np.empty(starts[-1], dtype=np.uint8)
-    better = array_of(scales, torch.float32)
-    to_code = given, means_array, wide, sizes, edges, trellis, better, every
+    to_code = given, means_array, wide, sizes, edges, trellis, array_of(scales, torch.float32), every
     call_with(code_at, to_code, (*given.shape, len(sizes), *edges.shape, *trellis.shape, books.even, len(every)))
     planes = (
         torch.from_numpy(every[starts[c] : starts[c + 1]].reshape(numbers[c], -(-size // PER_BYTE)))
         for c, size in enumerate(counts)
     )
-    return torch.from_numpy(better).to(torch.float16), tuple(planes)
+    return scales, tuple(planes)
 
 
 def weighted_squares(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -144,10 +143,9 @@ def centre(row, mean, out):
 
 
 @part(error_model="numpy")
-def nearest(row, scale, edges, bits, scaled, codes):
-    """Write the code of every number of a row, divided by the scale."""
+def nearest(scaled, edges, bits, codes):
+    """Write the code of every number of a row."""
     for t in range(codes.shape[0]):
-        scaled[t] = row[t] / scale
         codes[t] = 0
     if bits <= COUNTED:
         for e in range((1 << bits) - 1):
@@ -203,10 +201,9 @@ def fit(rows, means, widths, counts, levels, edges, even, scales):
 
 @part(error_model="numpy")
 def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
-    """Fill the planes of all classes, one class after the other; improve the scales of codes that `trellis`, levels as
-    they are read, has a row for."""
+    """Fill the planes of all classes, one class after the other; `trellis` has no rows, or levels as they are read."""
     longest = longest_of(counts)
-    centred, scaled = empty((longest,), np.float32), empty((longest,), np.float32)
+    scaled = empty((longest,), np.float32)
     eights = zeros(((longest + PER_BYTE - 1) // PER_BYTE,), np.uint64)
     codes = view(eights, np.uint8)
     at, first = 0, 0
@@ -214,14 +211,16 @@ def code(rows, means, widths, counts, edges, trellis, even, scales, planes):
         count = counts[c]
         size = (count + PER_BYTE - 1) // PER_BYTE
         for r in range(rows.shape[0]):
-            bits, scale = widths[c, r], scales[c, r]
+            bits, scale = widths[c, r], scales[c, r] if scales[c, r] > 0 else np.float32(1.0)
             if bits and count:
-                part = centred[:count]
+                part = scaled[:count]
                 centre(rows[r, first : first + count], means[r], part)
-                if bits != even and bits + 1 < trellis.shape[0]:
-                    scales[c, r] = walk(part, scale, trellis[bits + 1], bits, codes[:count])
+                for t in range(count):
+                    part[t] /= scale
+                if bits != even and trellis.shape[0]:
+                    weave(part, trellis[bits + 1], bits, codes[:count])
                 else:
-                    nearest(part, scale if scale > 0 else np.float32(1.0), edges[bits], bits, scaled, codes[:count])
+                    nearest(part, edges[bits], bits, codes[:count])
                 for t in range(count, size * PER_BYTE):
                     codes[t] = 0
                 for p in range(bits):

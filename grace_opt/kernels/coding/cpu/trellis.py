@@ -9,10 +9,9 @@ import numpy as np
 
 from ..._shared.jit import part
 from ..._shared.memory import empty
-from ..trellis import FACTOR, SUBSETS
-from .halves import round_to_half
+from ..trellis import SUBSETS
 
-SHRUNK, INFINITE = np.float32(FACTOR), np.float32(np.inf)
+INFINITE = np.float32(np.inf)
 
 
 @part(error_model="numpy")
@@ -74,17 +73,10 @@ def walk_back(nearest, ways, state, codes):
 
 
 @part(error_model="numpy")
-def walk(centred, scale, levels, bits, codes):
-    """Write a row's codes; return its scale: see `grace_opt.kernels.coding.trellis.walked`."""
-    count = centred.shape[0]
-    scaled, found = empty((count,), np.float32), empty((1,), np.float32)
+def weave(scaled, levels, bits, codes):
+    """Write a row's codes: see `grace_opt.kernels.coding.trellis.searched`."""
+    count = scaled.shape[0]
     errors, nearest = empty((SUBSETS, count), np.float32), empty((SUBSETS, count), np.uint8)
     ways = empty((count,), np.uint8)
-    found[0] = scale * SHRUNK
-    round_to_half(found)
-    unit = found[0] if found[0] > 0 else np.float32(1.0)
-    for t in range(count):
-        scaled[t] = centred[t] / unit
     nearest_of_subsets(scaled, levels, bits, errors, nearest)
     walk_back(nearest, ways, search(errors, count, ways), codes)
-    return found[0]
