@@ -369,7 +369,7 @@ def _check_read(config: PruningConfig) -> None:
             'read=TopTokens(by="sampling") hashes keys as they are stored, and with bits= they are codes; write '
             'by="pages" or by="channels", or leave out one of the two settings'
         )
-    if config.trellis:
+    if config.trellis and config.is_coded:
         raise OptionError(
             "read= finds tokens by the high bits of their codes, and with trellis=True every code depends on those "
             "before it; leave out one of the two settings"

@@ -202,6 +202,8 @@ class TestBasis:
     def test_without_bits(self):
         with pytest.raises(OptionError, match=r"trellis=True is for bits=: write bits=2.25 as well, or leave"):
             PruningConfig(trellis=True)
+        with pytest.raises(OptionError, match="trellis=True is for bits="):
+            PruningConfig(trellis=True, read="pages")
         with pytest.raises(OptionError, match="trellis='yes': write True or False"):
             PruningConfig(bits=2, trellis="yes")
         with pytest.raises(OptionError, match="read= finds tokens by the high bits of their codes"):
