@@ -84,6 +84,16 @@ def test_compiled_codes_are_the_reference_s(counts, scale):
     assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
 
 
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_among_equal_ones_compiled_codes_are_the_reference_s_too(bits):
+    """Whole numbers lie between two levels of a subset, and on another."""
+    levels = np.arange(2 << bits, dtype=np.float32)
+    row = np.random.default_rng(bits).integers(-2, len(levels) + 2, 60).astype(np.float32)
+    table = torch.from_numpy(np.pad(levels, (0, 256 - len(levels))))[None]
+    codes = trellis.searched(torch.from_numpy(row)[None], table, torch.tensor([bits]))
+    assert trellis_levels.coded(row, levels, bits).tolist() == trellis.as_read(codes)[0].tolist()
+
+
 def test_codes_of_eight_bits_know_no_trellis():
     given, means, widths, counts = cases((40, 90), 1.0, 0)
     found = [coding.reference.scaled_and_coded(given, means, widths, counts, codebooks(CPU, each)) for each in (0, 1)]
