@@ -175,8 +175,8 @@ def page(value: dict[str, Any]) -> Page:
                 [
                     f"Passages of {value['tokens']:,} tokens, of which the last {value['later']} are fed at once on "
                     f"the compressed cache and stay dense; {SINKS} sink tokens, recent window {WINDOW}. Times: caches "
-                    f"with `bits={TIMED:g}` and the dense one take turns; {len(value['read'][DENSE])} prompts, "
-                    f"{len(value['decoded'][DENSE])} steps, the first of each for warming up."
+                    f"with `bits={TIMED:g}` and the dense one take turns, {len(value['read'][DENSE])} times with a "
+                    f"prompt, after once for warming up, and for {len(value['decoded'][DENSE])} steps."
                 ],
             )
         ],

@@ -40,6 +40,8 @@ class CodedTokens:
         ``(B, H, stored)`` int32: positions of the stored tokens in the sequence; None means all tokens, in order.
     coded, waiting : int
         Largest number of coded tokens of a row, and number of newest tokens that wait for their classes.
+    trellis : bool
+        Whether codes are those of a trellis: all of them, or none.
     """
 
     length: int
@@ -48,15 +50,13 @@ class CodedTokens:
     positions: Tensor | None = None
     coded: int = field(init=False)
     waiting: int = field(init=False)
+    trellis: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coded", max((row.tokens for row in self.rows), default=0))
         object.__setattr__(self, "waiting", max((row.waits for row in self.rows), default=0))
-
-    @property
-    def trellis(self) -> bool:
-        """Whether codes are those of a trellis: all of them, or none."""
-        return any(segment.keys.trellis for row in self.rows for segment in row.segments[:1])
+        woven = any(segment.keys.trellis for row in self.rows for segment in row.segments)
+        object.__setattr__(self, "trellis", woven)
 
     @property
     def stored(self) -> int:
