@@ -1,8 +1,9 @@
 """What a long generation costs: ``python -m bench.growth``.
 
 A prompt of 1,024 tokens is read, then the next tokens of the text are fed in steps of 32, to a dense cache, to two with
-``bits=2.25`` (without and with a trellis), and to one with int4. Each step's next-token distributions are compared with
-those of the dense cache; the last are also compared with those after a prompt that had all tokens before them.
+``bits=2.25`` (with a trellis and without, ``trellis=False``), and to one with int4. Each step's next-token
+distributions are compared with those of the dense cache; the last are also compared with those after a prompt that had
+all tokens before them.
 
 Later tokens read a compressed cache, so their own keys and values are not those of the dense one: the error is passed
 on. To tell that from the error of coding, another run codes the dense cache's keys and values in place of its own.
@@ -116,37 +117,40 @@ def measure_growth(
         once = divergence(dense[-WINDOW:], late)[0]
         return {"kl": divergence(dense, grown), "bits": bits, "exact": divergence(dense, exact), "at_once": once}
 
-    plain, woven = coded(), coded(trellis=True)
+    plain, woven = coded(trellis=False), coded()
     windows = {"recent_window": RECENT, "sink_tokens": SINKS, "tail_block": 64}
     grown, _ = fed(PrunedKeyCache(model, **REFERENCES["int4"], **windows), prompt)
     return {**plain, "trellis": woven, "int4": divergence(dense, grown)}
 
 
+def _ends(texts: list[dict[str, Any]]) -> tuple[float, ...]:
+    """Means over texts: the KL of the first tokens, of the last, and of these after a prompt with all before them."""
+    found = [(one["kl"][0], one["kl"][-1], one["at_once"]) for one in texts]
+    return tuple(statistics.fmean(each) for each in zip(*found, strict=True))
+
+
 def page(value: dict[str, Any]) -> Page:
     """What the page says of the numbers."""
     texts, count = value["texts"], len(value["texts"][0]["kl"])
-    first, last = (statistics.fmean(one["kl"][place] for one in texts) for place in (0, -1))
-    int4 = statistics.fmean(one["int4"][-1] for one in texts)
-    once = statistics.fmean(one["at_once"] for one in texts)
     woven = [one["trellis"] for one in texts]
-    ends = [statistics.fmean(one["kl"][place] for one in woven) for place in (0, -1)]
-    ends.append(statistics.fmean(one["at_once"] for one in woven))
+    (first, last, once), ends = _ends(woven), _ends(texts)
+    int4 = statistics.fmean(one["int4"][-1] for one in texts)
     bits = [each for one in texts for each in one["bits"]]
     rows = []
     for start in range(0, count, LINE):
         stop = min(start + LINE, count)
-        every = [(texts, "kl"), (texts, "exact"), (woven, "kl"), (woven, "exact"), (texts, "int4"), (texts, "bits")]
+        every = [(woven, "kl"), (woven, "exact"), (texts, "kl"), (texts, "exact"), (texts, "int4"), (texts, "bits")]
         parts = [[x for one in those for x in one[name][start:stop]] for those, name in every]
         means = [f"{statistics.fmean(part):.4f}" for part in parts[:-1]]
         range_of_bits = f"{min(parts[-1]):.2f} to {max(parts[-1]):.2f}"
         rows.append([f"{start * WINDOW:,} to {stop * WINDOW:,}", *means, range_of_bits])
     own = [
         [
-            one["name"] + ", trellis" * (own is not one),
+            one["name"] + ", `trellis=False`" * (own is one),
             *(f"{x:.4f}" for x in (own["kl"][0], own["kl"][-1], own["exact"][-1], one["int4"][-1], own["at_once"])),
         ]
         for one in texts
-        for own in (one, one["trellis"])
+        for own in (one["trellis"], one)
     ]
     return Page(
         title="A long generation",
@@ -156,15 +160,15 @@ def page(value: dict[str, Any]) -> Page:
         asked=f"What becomes of `bits={BITS:g}` while {count * WINDOW:,} tokens come after a prompt of "
         f"{value['prompt']:,}, on {value['model']}?",
         found=f"KL grows from {first:.4f} in the first {WINDOW} tokens to {last:.4f} in the last (int4: {int4:.4f}). "
-        f"After a prompt that has all but these, it is {once:.4f}. With a trellis: {ends[0]:.4f}, {ends[1]:.4f} and "
-        f"{ends[2]:.4f}. With tokens that wait for their classes, the bits are {min(bits):.2f} to {max(bits):.2f}.",
+        f"After a prompt that has all but these, it is {once:.4f}. With `trellis=False`: {ends[0]:.4f}, {ends[1]:.4f} "
+        f"and {ends[2]:.4f}. With tokens that wait for their classes, the bits are {min(bits):.2f} to {max(bits):.2f}.",
         sure=f"This is one small model and {len(texts)} texts, whose own tokens are fed; errors are passed on as in a "
         "generation, but not by other tokens.",
         tables=[
             *table(
                 [
                     "tokens after the prompt",
-                    *("KL", "of coding alone", "KL, trellis", "of coding alone, trellis"),
+                    *("KL", "of coding alone", "KL, `trellis=False`", "of coding alone, `trellis=False`"),
                     *("int4", "bits"),
                 ],
                 rows,
@@ -199,13 +203,14 @@ def _draw(figure: Figure, value: dict[str, Any]) -> None:
         ("int4", "int4", ORANGE, "-"),
     )
     woven = [one["trellis"] for one in texts]
-    drawn = [(texts, *look) for look in looks] + [(woven, looks[0][0], f"{looks[0][1]}, trellis", GREEN, "-")]
+    drawn = [(texts if look[0] == "int4" else woven, *look) for look in looks]
+    drawn.append((texts, looks[0][0], f"{looks[0][1]}, trellis=False", GREEN, "-"))
     for those, name, label, colour, line in drawn:
         for one in those:
             axes.plot(places, one[name], color=colour, linestyle=line, linewidth=0.6, alpha=0.5)
         means = [statistics.fmean(each) for each in zip(*(one[name] for one in those), strict=True)]
         axes.plot(places, means, color=colour, linestyle=line, linewidth=2, label=label)
-    once = statistics.fmean(one["at_once"] for one in texts)
+    once = statistics.fmean(one["at_once"] for one in woven)
     axes.plot(places[-1:], [once], "o", color=BLACK, label=f"bits={BITS:g}, all as the prompt")
     axes.set_yscale("log")
     axes.set_xlabel(f"tokens after a prompt of {value['prompt']:,}")

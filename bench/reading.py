@@ -82,7 +82,7 @@ def made(model: PreTrainedModel, name: str, basis: Path) -> PrunedKeyCache:
     if name == ALL:
         return PrunedKeyCache(model, ratio=0.0, **windows)
     if name in CODED:
-        return PrunedKeyCache(model, bits=BITS, basis=basis, read=CODED[name], **windows)
+        return PrunedKeyCache(model, bits=BITS, basis=basis, trellis=False, read=CODED[name], **windows)
     way = SETTINGS[name]
     given = {"ratio": RATIO} if way.by == "channels" and name != USUAL else {}
     return PrunedKeyCache(model, read=way, **given, **windows)
@@ -235,9 +235,9 @@ def page(value: dict[str, Any]) -> Page:
                     f"counted. Channels: a share {RATIO:g} of them, chosen by GRACE, gives no scores; *as usual* is "
                     f'`read="channels"`: {DEFAULT_RATIO:g}, with `top_p={SETTINGS[USUAL].top_p}`. *Sampling*: tables, '
                     "and bits of a code (MagicPIG's are 150 and 10); each bound holds at "
-                    f"{SETTINGS[SAMPLED[0]].confidence:.0%} confidence. With bits, the basis is calibrated. *Bound*: "
-                    "mean over heads, layers and steps of what the unread tokens' share of the attention can be at "
-                    "most; *true share*: what it was, of the first tokens."
+                    f"{SETTINGS[SAMPLED[0]].confidence:.0%} confidence. With bits, the basis is calibrated, and "
+                    "numbers are coded one by one (`trellis=False`), as `read=` needs them. *Bound*: mean over "
+                    "heads, layers and steps of what the unread tokens' share of the attention can be at most; *true share*: what it was, of the first tokens."
                 ],
             )
         ],

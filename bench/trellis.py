@@ -1,9 +1,9 @@
 """What a trellis buys, and what it takes: ``python -m bench.trellis``.
 
-Caches with ``bits=``, with and without ``trellis=True``, of the same bytes: the KL of next-token distributions from
-those of a dense cache on passages of half B (`bench.passages`), words that were hidden in a text, seconds of reading a
-prompt, and of a decoding step after a long one. Prompts are read once, and caches filled with what their layers had
-(`bench.bits`); caches that are timed take turns.
+Caches with ``bits=``, with a trellis and without (``trellis=False``), of the same bytes: the KL of next-token
+distributions from those of a dense cache on passages of half B (`bench.passages`), words that were hidden in a text,
+seconds of reading a prompt, and of a decoding step after a long one. Prompts are read once, and caches filled with what
+their layers had (`bench.bits`); caches that are timed take turns.
 
 Writes docs/results/trellis.{json,md,png}. If they are missing, the model, SmolLM2-135M-Instruct in 4 bits, and the
 texts are downloaded (`bench.material`).
@@ -46,7 +46,7 @@ ROOT = Path(__file__).parent.parent
 #: Bits of the passages, of hidden words, and of what is timed.
 BITS, ASKED, TIMED = (1.0, 1.5, 2.0, 2.25, 3.0, 4.0), 2.0, 2.25
 #: The two kinds of codes, as the page names them, and their settings.
-KINDS: dict[str, dict[str, Any]] = {"one by one": {}, "trellis": {"trellis": True}}
+KINDS: dict[str, dict[str, Any]] = {"one by one": {"trellis": False}, "trellis": {}}
 
 Advance = Callable[[], None]
 
@@ -146,7 +146,8 @@ def page(value: dict[str, Any]) -> Page:
         picture="KL divergence from the dense cache's next-token distributions by bits, on a logarithmic scale, with "
         "and without a trellis; thin lines are passages",
         draw=lambda figure: _draw(figure, value),
-        asked="What do codes of a trellis (`trellis=True`) buy in the same bytes, and what do they take?",
+        asked="What do codes of a trellis buy in the same bytes beside codes of single numbers (`trellis=False`), and "
+        "what do they take?",
         found=f"{said['1']:.2f} times the KL at 1 bit, {said['2.25']:.2f} times at 2.25, {said['3']:.2f} times at 3. "
         f"Reading a prompt of {counts[0]:,} tokens takes {slower[0]:.2f} times as long, a decoding step after "
         f"{counts[1]:,} tokens {slower[1]:.2f} times.",

@@ -59,7 +59,7 @@ class DecodedBitsPress(BasePress):
 
     bits: float = 2.25
     basis: str | os.PathLike[str] | CalibratedBasis = CALIBRATED
-    trellis: bool = False
+    trellis: bool = True
     _cache: PrunedKeyCache | None = field(default=None, init=False, repr=False, compare=False)
 
     def post_init_from_model(self, model: PreTrainedModel) -> None:

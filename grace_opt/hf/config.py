@@ -102,8 +102,8 @@ class PruningConfig:
         With ``bits``: "calibrated" (the model's own, made once and kept), "prompt" (from each prompt, stored and
         counted), "none", or a file that ``grace-opt basis`` wrote.
     trellis : bool
-        With ``bits``: code the numbers of a channel together, by a trellis, rather than one by one. Less error in the
-        same bytes, for more time while a prompt is coded.
+        With ``bits``: code the numbers of a channel together, by a trellis, which leaves less error in the same bytes;
+        the default unless ``read`` is given. False codes them one by one, which takes less time while a prompt is read.
     read : TopTokens or str, optional
         Read few of the old tokens in each step, with a bound on the attention of the others; "pages", "channels" and
         "sampling" stand for the ways with their defaults. Sets ``sink_tokens`` to 4 unless it is given. With channels,
@@ -145,7 +145,7 @@ class PruningConfig:
     value_bits: float | None = None
     total_bytes: int | None = None
     basis: str | os.PathLike[str] = CALIBRATED
-    trellis: bool = False
+    trellis: bool = None  # type: ignore[assignment]  # known once it is known what else is given
     read: TopTokens | None = None  # a name is replaced by what it stands for
 
     def __post_init__(self) -> None:
@@ -157,6 +157,8 @@ class PruningConfig:
             object.__setattr__(self, "read", reading_named(self.read))
         if self.ratio is RATIO:
             object.__setattr__(self, "ratio", self.usual_ratio)
+        if self.trellis is None:
+            object.__setattr__(self, "trellis", self.is_coded and self.read is None)
         if self.read is not None:
             _check_read(self)
         check_bits(self)
@@ -372,7 +374,7 @@ def _check_read(config: PruningConfig) -> None:
     if config.trellis and config.is_coded:
         raise OptionError(
             "read= finds tokens by the high bits of their codes, and with trellis=True every code depends on those "
-            "before it; leave out one of the two settings"
+            "before it; leave trellis out, or write trellis=False"
         )
     if config.fused is False:
         raise OptionError("read= needs fused=True: other attention functions read every token; leave out fused=False")

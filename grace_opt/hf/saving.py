@@ -22,6 +22,7 @@ from ..attention.masks import is_fingerprint
 from ..errors import CacheError
 from .bits.coded import CodedTokens
 from .bits.saved_row import taken_apart
+from .bits.settings import BUDGETS
 from .by_heads import ByHeads
 from .layer import PrunedKeyLayer
 from .quantization import QuantizedTokens
@@ -81,6 +82,8 @@ def load_about(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
         raise CacheError(
             f"{path}: {wrong[0]!r} in the metadata is missing, unknown or of the wrong type; save it again"
         )
+    if any(about["pruning"].get(name) is not None for name in BUDGETS):
+        about["pruning"].setdefault("trellis", False)  # from before there were trellises
     return about, tensors
 
 

@@ -18,7 +18,7 @@ from tests.hf.matrix import PADDING, pruning_attention
 
 #: The seventeenth step moves a block.
 LENGTH, STEPS = 150, 21
-SETTINGS = {"bits": 2.5, "basis": "none", "recent_window": 8, "tail_block": 16}
+SETTINGS = {"bits": 2.5, "trellis": False, "basis": "none", "recent_window": 8, "tail_block": 16}
 WAYS = {
     "pages": TopTokens(0.4, page_size=8),
     "tokens": TopTokens(0.4, "channels"),
