@@ -237,7 +237,8 @@ def page(value: dict[str, Any]) -> Page:
                     "and bits of a code (MagicPIG's are 150 and 10); each bound holds at "
                     f"{SETTINGS[SAMPLED[0]].confidence:.0%} confidence. With bits, the basis is calibrated, and "
                     "numbers are coded one by one (`trellis=False`), as `read=` needs them. *Bound*: mean over "
-                    "heads, layers and steps of what the unread tokens' share of the attention can be at most; *true share*: what it was, of the first tokens."
+                    "heads, layers and steps of what the unread tokens' share of the attention can be at most; *true "
+                    "share*: what it was, of the first tokens."
                 ],
             )
         ],

@@ -246,6 +246,13 @@ def test_trials_notice(kernel, module, name, spoil, monkeypatch):
     assert not KERNELS[kernel].trial(CPU)
 
 
+@pytest.mark.slow
+def test_trial_notices_a_trellis_that_is_read_as_it_is_stored(monkeypatch):
+    original = coded.coded_attention
+    monkeypatch.setattr(coded, "coded_attention", lambda *a, **kw: original(*a, **{**kw, "trellis": False}))
+    assert not KERNELS["decoding on coded tokens"].trial(CPU)
+
+
 class TestNothingWaits:
     """Tensors without numbers on a device that is not the CPU: whoever asks for a number raises."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .. import registry
-from .._util.parameters import check_fields, integer, plain, shown
+from .._util.parameters import check_fields, flag, integer, plain, shown
 from ..attention.provider import DEFAULT_RATIO, MaskProvider
 from ..attention.weights import check_protection, prune_count
 from ..errors import OptionError
@@ -145,7 +145,7 @@ class PruningConfig:
     value_bits: float | None = None
     total_bytes: int | None = None
     basis: str | os.PathLike[str] = CALIBRATED
-    trellis: bool = None  # type: ignore[assignment]  # known once it is known what else is given
+    trellis: bool = None  # type: ignore[assignment]  # known once it is known what is read
     read: TopTokens | None = None  # a name is replaced by what it stands for
 
     def __post_init__(self) -> None:
@@ -158,7 +158,8 @@ class PruningConfig:
         if self.ratio is RATIO:
             object.__setattr__(self, "ratio", self.usual_ratio)
         if self.trellis is None:
-            object.__setattr__(self, "trellis", self.is_coded and self.read is None)
+            object.__setattr__(self, "trellis", self.read is None)
+        check_fields(self, flag, "fused", "trellis")
         if self.read is not None:
             _check_read(self)
         check_bits(self)
@@ -389,8 +390,6 @@ _WRITE: tuple[tuple[str, Any, str], ...] = (
     ("options", Mapping, "a dict from names to values"),
     ("method", str, 'a name, for instance "grace"; the share to prune is another argument, ratio='),
     ("weight", str, 'a name, for instance "frobenius"'),
-    ("fused", bool, "True or False"),
-    ("trellis", bool, "True or False"),
     ("quantize", Quantization | None, 'a Quantization, for instance Quantization(keys=4), or a name such as "int4"'),
 )
 

@@ -200,11 +200,11 @@ class TestBasis:
         assert len(str(raised.value)) < 400
 
     def test_without_bits(self):
-        with pytest.raises(OptionError, match=r"trellis=True is for bits=: write bits=2.25 as well, or leave"):
-            PruningConfig(trellis=True)
+        with pytest.raises(OptionError, match=r"trellis=False is for bits=: write bits=2.25 as well, or leave"):
+            PruningConfig(trellis=False)
         with pytest.raises(OptionError, match="trellis=True is for bits="):
             PruningConfig(trellis=True, read="pages")
-        with pytest.raises(OptionError, match="trellis='yes': write True or False"):
+        with pytest.raises(OptionError, match="trellis='yes': give True or False"):
             PruningConfig(bits=2, trellis="yes")
         with pytest.raises(OptionError, match="read= finds tokens by the high bits of their codes"):
             PruningConfig(bits=2, trellis=True, read="pages")

@@ -195,7 +195,7 @@ class TestValues:
             ("options", "start", "options='start': write a dict from names to values"),
             ("options", {"no_such_option": 1}, "no_such_option"),
             ("options", {"path": True}, r"path=True is for solve\(\): .* leave path out"),
-            ("fused", "no", "fused='no': write True or False"),
+            ("fused", "no", "fused='no': give True or False"),
             ("evict", "snap", r"evict='snap': write one of 'snapkv', .*Did you mean 'snapkv'"),
             ("evict", SimpleNamespace(scores=print), r"one of your own has queries_needed, tokens\(\) and scores\(\)"),
             ("quantize", 4, r"quantize=4: write .* Quantization\(keys=4\)"),

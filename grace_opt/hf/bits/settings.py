@@ -65,8 +65,8 @@ def check_bits(config: Any) -> None:
     if not given:
         if config.basis != CALIBRATED:
             raise OptionError(f"basis={config.basis!r} is for bits=: write bits=2.25 as well, or leave basis out")
-        if config.trellis:
-            raise OptionError("trellis=True is for bits=: write bits=2.25 as well, or leave trellis out")
+        if config.trellis != (config.read is None):
+            raise OptionError(f"trellis={config.trellis} is for bits=: write bits=2.25 as well, or leave trellis out")
         return
     for name in ("bits", "key_bits", "value_bits"):
         value = number(name, getattr(config, name), above=0, at_most=MAX_BITS, optional=True)

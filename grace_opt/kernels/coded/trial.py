@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._shared.cases import draw
 from ..coding.reference import pack_bits
+from ..coding.trellis import as_read
 from .forms import WIDTHS
 from .host import coded_attention
 from .table import CodedSequence, table_of, units_of
@@ -19,32 +20,36 @@ COUNTS = (5, 43, 77)
 
 def cpu() -> bool:
     """Compare the compiled loops, to 1e-5."""
-    return _agrees(coded_attention, torch.device("cpu"), torch.float32, 1e-5)
+    return all(_agrees(coded_attention, torch.device("cpu"), torch.float32, 1e-5, trellis) for trellis in (False, True))
 
 
 def gpu(device: torch.device) -> bool:
     """Compare Triton's kernels, to 1e-5 in float32 and 5e-3 in float16, where factors are rounded."""
     from . import gpu as on_chip
 
-    cases = ((torch.float32, 1e-5), (torch.float16, 5e-3))
+    cases = ((torch.float32, 1e-5, False), (torch.float32, 1e-5, True), (torch.float16, 5e-3, True))
     return all(_agrees(on_chip.coded_attention, device, *case) for case in cases)
 
 
 def _agrees(
-    attend: Callable[..., tuple[Tensor, Tensor]], device: torch.device, dtype: torch.dtype, tolerance: float
+    attend: Callable[..., tuple[Tensor, Tensor]],
+    device: torch.device,
+    dtype: torch.dtype,
+    tolerance: float,
+    trellis: bool,
 ) -> bool:
     """Compare output and attention received of two heads, with every width."""
     books = torch.zeros(9, 256, dtype=torch.float32, device=device)
-    for width in WIDTHS[1:]:
+    for width in range(2, 9) if trellis else WIDTHS[1:]:  # as codes are read
         levels = torch.linspace(-2, 2, 2**width, device=device)
         books[width, : 2**width] = levels if width == 8 else levels * levels.abs().sqrt()
     query, bases = draw(device, 1, 4, 2, 20), draw(device, 2, 2, 20, 20)
     sinks, tails = draw(device, 2, 2, 3, 20), draw(device, 2, 1, 2, 9, 20)
     query, sinks, tails = query.to(dtype), sinks.to(dtype), tails.to(dtype)
-    (keys, dense_keys), (values, dense_values) = (codes(device, books, seed) for seed in (0, 1))
+    (keys, dense_keys), (values, dense_values) = (codes(device, books, seed, trellis=trellis) for seed in (0, 1))
     table = table_of([units_of(keys, values, 2)], 2)
     sequence = CodedSequence(table, sinks[0], sinks[1], bases[0], bases[1])
-    output, received = attend(query, [sequence], tails[0], tails[1], books, 9, [0])
+    output, received = attend(query, [sequence], tails[0], tails[1], books, 9, [0], trellis=trellis)
     every = [
         torch.cat([part.double(), dense @ basis.double(), tail[0].double()], dim=1)
         for part, dense, basis, tail in zip(sinks, (dense_keys, dense_values), bases, tails, strict=True)
@@ -85,8 +90,12 @@ def codes(
     books: Tensor,
     seed: int,
     change: Callable[[Tensor, Tensor], Tensor] = lambda code, width: code,
+    trellis: bool = False,
 ) -> tuple[StoredCodes, Tensor]:
-    """Return codes, and what they stand for, or these changed ones, ``(2, all tokens, 20)`` float64."""
+    """Return codes, and what they stand for, or these changed ones, ``(2, all tokens, 20)`` float64.
+
+    With `trellis`, they are those of a trellis, and `books` has what they are read as.
+    """
     shape = len(COUNTS), 2, 20
     choice = (torch.arange(120, device=device) * 7 + seed).remainder(len(WIDTHS)).view(shape)
     wide = torch.tensor(WIDTHS, dtype=torch.uint8, device=device)[choice]
@@ -99,6 +108,9 @@ def codes(
         code = noise % (1 << flat)[:, None]
         rows = [code[row] >> place & 1 for row, width in enumerate(flat.tolist()) for place in range(width)]
         planes.append(pack_bits(torch.stack(rows)))
+        if trellis:
+            longer = (flat > 0) & (flat < 8)
+            code, flat = torch.where(longer[:, None], as_read(code), code), flat + longer
         numbers = books[flat.long()].gather(1, change(code, flat[:, None]).long()).view(2, 20, count).double()
         found.append((numbers * scales[number, ..., None] + means[..., None].double()) * unit[:, None, None])
     bits = choice.flatten()

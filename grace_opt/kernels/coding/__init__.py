@@ -22,7 +22,7 @@ from .reference import pack_bits as pack_bits
 from .reference import pack_codes as pack_codes
 from .trellis import searched
 
-KERNEL = Triton("codes of a trellis", "with trellis=True", trial_of(__name__, "gpu"))
+KERNEL = Triton("codes of a trellis", "with bits=, unless trellis=False", trial_of(__name__, "gpu"))
 OPERATION = Operation(
     "coding",
     "codes of keys and values in a few bits each",
